@@ -1,0 +1,58 @@
+"""Time, handed in: the only module below the shell that reads a clock.
+
+Two clocks that are never mixed: `monotonic` for deadlines (seconds, never goes back), `wall_ns` for message
+timestamps, due times of delays and retention (nanoseconds since 1970, may jump).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, Protocol
+
+
+class Now(NamedTuple):
+    """One reading of both clocks, so that a decision uses one moment."""
+
+    mono: float
+    wall_ns: int
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds; for deadlines and intervals."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970; for timestamps and due times."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+
+class ManualClock:
+    """A clock that moves only when told; for tests and simulation."""
+
+    def __init__(self, mono: float = 1000.0, wall_ns: int = 1_700_000_000_000_000_000) -> None:
+        self.mono = mono
+        self.wall = wall_ns
+
+    def monotonic(self) -> float:
+        return self.mono
+
+    def wall_ns(self) -> int:
+        return self.wall
+
+    def advance(self, seconds: float) -> None:
+        self.mono += seconds
+        self.wall += round(seconds * 1e9)
+
+
+def read(clock: Clock) -> Now:
+    """Both clocks at once."""
+    return Now(clock.monotonic(), clock.wall_ns())
