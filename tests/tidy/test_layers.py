@@ -1,0 +1,108 @@
+"""An import may only go down (ARCHITECTURE.md, "Layers"), and only the shell knows about loops and networks."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The longest prefix that matches decides.
+LAYERS = {
+    "nsqha": 0,
+    "nsqha.wire": 1,
+    "nsqha.cursor": 1,
+    "nsqha.replication": 1,
+    "nsqha.election": 1,
+    "lookupd.registry": 1,
+    "lookupd.lookup_v1": 1,
+    "nsqha.commitlog": 2,
+    "nsqha.cursor.lmdb_cache": 2,
+    "nsqha.election.embedded": 2,
+    "nsqha.pb": 2,
+    "nsqha.server": 3,
+    "nsqha.admin": 3,
+    "lookupd": 3,
+    "nsqha.cli": 4,
+    "nsqha.__main__": 4,
+    "lookupd.__main__": 4,
+}
+SHELL_ONLY = {"asyncio", "uvloop", "grpc", "aiohttp", "socket", "ssl", "selectors", "threading", "concurrent"}
+IMPURE = SHELL_ONLY | {"os", "time", "lmdb", "etcd3", "random", "fcntl"}
+# Module -> what it alone may import although its layer may not, and why.
+ALLOWED = {
+    "nsqha.clock": {"time"},  # the one reader of clocks
+    "nsqha.hot": {"os"},  # NSQHA_NO_EXT
+    "nsqha.commitlog.storage": {"os", "fcntl"},  # the one user of files
+    "nsqha.cursor.lmdb_cache": {"lmdb", "os"},
+    "nsqha.options": {"os"},  # NSQHA_* and the host name
+    "nsqha.goflags": {"os"},
+    "nsqha.nsqlog": {"time"},
+}
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for package in ("nsqha", "lookupd"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if "pb" in path.relative_to(ROOT).parts:
+                continue
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found.append((name, path))
+    return found
+
+
+def layer(module: str) -> int:
+    parts = module.split(".")
+    for n in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:n])
+        if prefix in LAYERS:
+            return LAYERS[prefix]
+    raise AssertionError(f"{module} has no layer")
+
+
+def imports(path: Path, module: str) -> set[str]:
+    tree = ast.parse(path.read_text())
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{module}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_imports_only_go_down(module: str, path: Path) -> None:
+    mine = layer(module)
+    for name in imports(path, module):
+        if name.split(".")[0] in ("nsqha", "lookupd"):
+            assert layer(name) <= mine, f"{module} (L{mine}) imports {name} (L{layer(name)})"
+    if module.startswith("nsqha.") and mine <= 2:
+        assert not any(name.split(".")[0] == "lookupd" for name in imports(path, module))
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_only_the_shell_knows_loops_networks_and_clocks(module: str, path: Path) -> None:
+    if layer(module) >= 3:
+        return
+    used = {name.split(".")[0] for name in imports(path, module)}
+    forbidden = (IMPURE - {"random"}) - ALLOWED.get(module, set())
+    assert not used & forbidden, f"{module} imports {sorted(used & forbidden)}"
+    if "random" in used:
+        tree = ast.parse(path.read_text())
+        attributes = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random"
+        }
+        assert attributes <= {"Random"}, f"{module} uses the global random generator"
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_module_opens_with_its_idea(module: str, path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text()))
+    assert doc, f"{module} has no docstring"
