@@ -1,0 +1,77 @@
+"""The commit rule: min over the effective ISR, never back, nothing below the floor of members."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqha.replication.leader import LeaderReplica
+
+
+def leader(*, sync_always: bool = False, isr: tuple[int, ...] = (1,), min_isr: int = 1) -> LeaderReplica:
+    return LeaderReplica(node=1, epoch=7, isr=isr, min_isr=min_isr, sync_always=sync_always, end=0, durable=0)
+
+
+def test_one_replica_commits_what_it_wrote() -> None:
+    core = leader()
+    assert core.written(3)
+    assert core.committed == 3
+    assert core.durable == 0
+
+
+def test_sync_always_waits_for_the_disk_round() -> None:
+    core = leader(sync_always=True)
+    assert not core.written(3)
+    assert core.committed == 0
+    assert core.acked(1, end=3, durable=2)
+    assert core.committed == 2
+
+
+def test_a_second_replica_is_one_more_acknowledgement() -> None:
+    core = leader(isr=(1, 2), min_isr=2)
+    assert not core.written(5)
+    assert core.acked(2, end=4, durable=0)
+    assert core.committed == 4
+
+
+def test_nothing_commits_below_the_floor_of_members() -> None:
+    core = leader(isr=(1,), min_isr=2)
+    assert not core.written(5)
+    assert core.committed == 0
+    core.set_effective_isr((1, 2))
+    assert core.acked(2, end=5, durable=5)
+    assert core.committed == 5
+
+
+def test_a_member_that_left_no_longer_holds_back() -> None:
+    core = leader(isr=(1, 2, 3), min_isr=2)
+    core.written(9)
+    core.acked(2, end=9, durable=0)
+    assert core.committed == 0
+    core.set_effective_isr((1, 2))
+    assert core.acked(2, end=9, durable=0)
+    assert core.committed == 9
+
+
+def test_an_unknown_node_changes_nothing() -> None:
+    core = leader()
+    assert not core.acked(9, end=100, durable=100)
+    assert core.committed == 0
+
+
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 30), st.integers(0, 30)), max_size=40),
+)
+def test_committed_is_the_minimum_and_never_falls(sync_always: bool, acks: list[tuple[int, int, int]]) -> None:
+    core = leader(sync_always=sync_always, isr=(1, 2, 3), min_isr=2)
+    known = {1: [0, 0], 2: [0, 0], 3: [0, 0]}
+    before = 0
+    for node, end, durable in acks:
+        durable = min(durable, end)
+        known[node] = [max(known[node][0], end), max(known[node][1], durable)]
+        moved = core.acked(node, end=end, durable=durable)
+        expected = min(k[1 if sync_always else 0] for k in known.values())
+        assert core.committed == max(before, expected)
+        assert moved == (core.committed > before)
+        before = core.committed
