@@ -1,0 +1,45 @@
+# The verbs of the project. Nothing needs to be installed first but Python 3.11+ (gcc makes it faster; without, a pure
+# Python twin is used).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+HOT := nsqha/hot/_hot.pyx
+
+.PHONY: dev install test lint fmt types proto bench crash mutants clean
+
+dev: install  ## broker and lookup in one process, nothing to configure
+	@$(BIN)/nsqha dev $(ARGS)
+
+install: $(VENV)/.runtime
+
+$(VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit("nsqha needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade pip setuptools wheel
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.pip pyproject.toml $(HOT)
+	@echo "installing nsqha into $(VENV)" >&2
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime pyproject.toml
+	@echo "installing what tests and linters need" >&2
+	@$(PIP) install --group dev
+	@touch $@
+
+test: $(VENV)/.dev  ## everything that must pass; about ten minutes
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict, the layer test
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/tidy
+
+fmt: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build *.egg-info nsqha/hot/*.so nsqha/hot/_hot.c
