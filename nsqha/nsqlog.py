@@ -1,0 +1,133 @@
+"""Log lines as NSQ writes them, or the same events as JSON.
+
+    [nsqd] 2026/11/20 22:10:51.812898 INFO: TCP: listening on [::]:4150
+    {"time":"2026-11-20T22:10:51.812898Z","level":"info","event":"tcp_listening","message":"TCP: listening on ...",...}
+
+The text form is parsed by people's tools (and by client test suites that look for `TCP: listening on`), so its shape
+and NSQ's wording are kept. Each line also has a stable event name: machines read `event` and the fields of the JSON
+form, never the wording. One line stays one line: control characters, which may come from a peer, are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+"""What --log-level accepts."""
+
+_NSQ_NAME = {10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "FATAL"}
+_ROOT = "nsqha"
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {9: "\\t", 10: "\\n", 13: "\\r"}
+
+
+class Log:
+    """Events of one program. `text` and `args` make the line, `fields` go into the JSON form."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, part: str = "") -> None:
+        self._logger = logging.getLogger(f"{_ROOT}.{part}" if part else _ROOT)
+
+    def debug(self, event: str, text: str, *args: object, **fields: object) -> None:
+        self._write(logging.DEBUG, event, text, args, fields)
+
+    def info(self, event: str, text: str, *args: object, **fields: object) -> None:
+        self._write(logging.INFO, event, text, args, fields)
+
+    def warning(self, event: str, text: str, *args: object, **fields: object) -> None:
+        self._write(logging.WARNING, event, text, args, fields)
+
+    def error(self, event: str, text: str, *args: object, error: BaseException | None = None, **fields: object) -> None:
+        """`error` adds its traceback."""
+        self._write(logging.ERROR, event, text, args, fields, error)
+
+    def fatal(self, event: str, text: str, *args: object, **fields: object) -> None:
+        """Only says it; ending the process is the caller's."""
+        self._write(logging.CRITICAL, event, text, args, fields)
+
+    def _write(
+        self,
+        level: int,
+        event: str,
+        text: str,
+        args: tuple[object, ...],
+        fields: dict[str, object],
+        error: BaseException | None = None,
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, text, *args, extra={"event": event, "fields": fields}, exc_info=error)
+
+
+def configure(*, prefix: str, level: str, format: str = "text", stream: TextIO | None = None) -> None:
+    """Send every event of this process to `stream` (standard error). Replaces an earlier configuration."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(prefix) if format == "json" else NsqFormatter(prefix))
+    logging.raiseExceptions = False  # a closed stderr must not become a traceback per line
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)  # what libraries have to say
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Change the level of our own events while running (PUT /config/log_level). KeyError for an unknown name."""
+    logging.getLogger(_ROOT).setLevel(LEVELS[level.lower()])
+
+
+class NsqFormatter(logging.Formatter):
+    """`PREFIXyyyy/mm/dd hh:mm:ss.ffffff LEVEL: text`, local time; a traceback follows on lines of its own."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds, micros = _whole_and_micros(record)
+        stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(seconds))
+        level = _NSQ_NAME.get(record.levelno, record.levelname)
+        line = f"{self._prefix}{stamp}.{micros:06d} {level}: {one_line(record.getMessage())}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, UTC; fields of the event stand beside `event`, and can not hide the fixed keys."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._program = prefix.strip(" []")
+
+    def format(self, record: logging.LogRecord) -> str:
+        seconds, micros = _whole_and_micros(record)
+        out: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{micros:06d}Z",
+            "level": _NSQ_NAME.get(record.levelno, record.levelname).lower(),
+            "program": self._program,
+            "event": getattr(record, "event", "library"),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            out["traceback"] = self.formatException(record.exc_info)
+        for key, value in getattr(record, "fields", {}).items():
+            out.setdefault(key, value)
+        return json.dumps(out, separators=(",", ":"), default=str)
+
+
+def one_line(text: str) -> str:
+    """`text` without anything that could end a line or move the cursor of a terminal."""
+    return text if text.isprintable() else text.translate(_CONTROL)
+
+
+def _whole_and_micros(record: logging.LogRecord) -> tuple[int, int]:
+    micros = int(record.created * 1e6)
+    return micros // 1_000_000, micros % 1_000_000

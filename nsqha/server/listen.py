@@ -1,0 +1,117 @@
+"""Listening sockets with nsqd's idea of an address, and the text of a peer's address.
+
+`host:port` or, without a colon, the path of a unix socket. A wildcard (`:4150`, `0.0.0.0:4150`) takes IPv4 and IPv6,
+as nsqd's does; the log then says `[::]:4150`. Peers that came over IPv4 are shown as IPv4.
+
+Accepted sockets inherit from the listener: keep-alive probes every 15 s, and TCP_USER_TIMEOUT, so that a peer that
+vanished or stopped reading costs its memory for half a minute and not for hours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+
+from nsqha.errors import ConfigError
+
+BACKLOG = 1024
+KEEPALIVE_S = 15
+UNACKNOWLEDGED_MS = 30_000
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+def listen(address: str, *, flag: str) -> socket.socket:
+    """A bound, listening, non-blocking socket. ConfigError names `flag` when that can not be."""
+    try:
+        return _tcp(*split_host_port(address)) if is_tcp(address) else _unix(address)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"--{flag}={address}: cannot listen: {reason}") from error
+
+
+def is_tcp(address: str) -> bool:
+    return ":" in address
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """`host:port`, `[v6]:port`, `:port`. ValueError if it is none of them."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f'"{address}" is not host:port')
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], int(port)
+    if ":" in host:
+        raise ValueError(f'"{address}": write an IPv6 address as [address]:port')
+    return host, int(port)
+
+
+def bound_address(sock: socket.socket) -> str:
+    """Where it listens, for the log: `127.0.0.1:4150`, `[::]:4150` or a path."""
+    return address_text(sock.getsockname())
+
+
+def bound_port(sock: socket.socket) -> int:
+    """The port, or -1 for a unix socket (what /info then says)."""
+    return -1 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
+
+
+def address_text(name: object) -> str:
+    """`1.2.3.4:5`, `[::1]:5`, or the path of a unix socket (`@` for a peer without name)."""
+    if not isinstance(name, tuple):
+        return str(name) if name else "@"
+    host, port = str(name[0]), name[1]
+    if host.startswith("::ffff:") and "." in host:
+        host = host[7:]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    if host in _WILDCARDS and socket.has_dualstack_ipv6():
+        try:
+            return _prepared(socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True))
+        except OSError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+            # IPv6 is compiled in but switched off on this host
+    family = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return _prepared(socket.create_server((host, port), family=family))
+
+
+def _prepared(sock: socket.socket) -> socket.socket:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_NODELAY", 1),
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S),
+        ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
+    ):
+        if hasattr(socket, option):  # macOS lacks some of them
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def _unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            if stat.S_ISSOCK(os.stat(path).st_mode) and not _answers(path):
+                os.unlink(path)  # left behind by a killed process
+        except FileNotFoundError:
+            pass
+        sock.bind(path)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(path) == 0
