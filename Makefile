@@ -43,3 +43,6 @@ fmt: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) build *.egg-info nsqha/hot/*.so nsqha/hot/_hot.c
+
+proto: $(VENV)/.dev  ## regenerate nsqha/pb
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python proto/generate.py
