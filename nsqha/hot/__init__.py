@@ -1,0 +1,118 @@
+"""The functions that touch every message: compiled when the extension is there, a pure-Python twin otherwise.
+
+A message is stored, replicated and delivered as one and the same frame, big endian, HEADER = 34 bytes and the body:
+
+    [size u32 = 30 + len(body)][frame type u32 = 2][timestamp ns i64][attempts u16 = 1][id 16 lowercase hex][body]
+
+and control frames of the log have the same outer shape: `[size u32 = 4 + len(payload)][frame type u32 >= 16][payload]`.
+
+    pub_run, mpub_body, frame    commands of a client -> frames whose id and timestamp are blank
+    stamp                        blank frames -> frames of a partition, when the batch is written
+    walk, skip_control           where the frames of a batch end
+    patch_attempts               one frame for a redelivery
+    fins_end, Ring               FIN commands -> slots of the in-flight ring
+
+`_hot.pyx` and `_hot_py.py` behave identically, one test suite runs over both. ACTIVE says which one serves; it is shown
+at start and in /stats because it is worth a factor of five in CPU. NSQHA_NO_EXT=1 forces the twin. A machine without a
+compiler installs all the same (the extension is optional in pyproject.toml) and runs the twin.
+
+What comes from a client (commands, lengths, ids) is never trusted: a run stops before what is wrong. What comes from
+our own side and does not fit (positions outside the buffer, frames that do not tile a batch, a ring used out of order)
+is a ValueError. Positions, offsets and ids are 64-bit numbers; beyond that the compiled functions raise OverflowError.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsqha.hot._hot import (
+        DEFERRED,
+        FINISHED,
+        FREE,
+        HEADER,
+        IN_FLIGHT,
+        SINGLE,
+        WAITING,
+        Ring,
+        crc32,
+        fins_end,
+        frame,
+        mpub_body,
+        patch_attempts,
+        pub_run,
+        skip_control,
+        stamp,
+        walk,
+    )
+
+    ACTIVE: str
+else:
+    try:
+        if os.environ.get("NSQHA_NO_EXT", "") not in ("", "0"):
+            raise ImportError("NSQHA_NO_EXT is set")
+        from nsqha.hot._hot import (
+            DEFERRED,
+            FINISHED,
+            FREE,
+            HEADER,
+            IN_FLIGHT,
+            SINGLE,
+            WAITING,
+            Ring,
+            crc32,
+            fins_end,
+            frame,
+            mpub_body,
+            patch_attempts,
+            pub_run,
+            skip_control,
+            stamp,
+            walk,
+        )
+
+        ACTIVE = "compiled"
+    except ImportError:
+        from nsqha.hot._hot_py import (
+            DEFERRED,
+            FINISHED,
+            FREE,
+            HEADER,
+            IN_FLIGHT,
+            SINGLE,
+            WAITING,
+            Ring,
+            crc32,
+            fins_end,
+            frame,
+            mpub_body,
+            patch_attempts,
+            pub_run,
+            skip_control,
+            stamp,
+            walk,
+        )
+
+        ACTIVE = "pure"
+
+__all__ = [
+    "ACTIVE",
+    "DEFERRED",
+    "FINISHED",
+    "FREE",
+    "HEADER",
+    "IN_FLIGHT",
+    "SINGLE",
+    "WAITING",
+    "Ring",
+    "crc32",
+    "fins_end",
+    "frame",
+    "mpub_body",
+    "patch_attempts",
+    "pub_run",
+    "skip_control",
+    "stamp",
+    "walk",
+]
