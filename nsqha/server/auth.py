@@ -1,0 +1,284 @@
+"""AUTH: what a secret may do is said by an HTTP server of the operator's.
+
+    GET http://HOST/auth?common_name=&remote_ip=10.0.0.7&secret=S&tls=false
+    POST the same as JSON, each value a list of one string     (--auth-http-request-method=post)
+    200 {"ttl": 3600, "identity": "joe", "identity_url": "...",
+         "authorizations": [{"topic": REGEX, "channels": [REGEX], "permissions": ["subscribe", "publish"]}]}
+
+The answer holds for `ttl` seconds; the first check after that asks again with the same secret. Servers are tried from a
+random one on until one gives a usable answer; none, and the client hears only "AUTH failed", never why.
+
+Expressions are not anchored and are written for Go's RE2. Python's `re` reads what is common to both; `[[:alpha:]]` and
+`\\z` are translated, and what does not compile counts as a failed answer. A publish is checked with an empty channel
+name, so some channel expression must match the empty string.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote_plus
+
+import msgspec
+
+from nsqha.clock import Clock
+from nsqha.nsqlog import Log
+
+if TYPE_CHECKING:
+    import aiohttp
+
+ANSWER_BYTES_MAX = 1 << 20
+_ACCEPT = "application/vnd.nsq; version=1.0"
+_PERMISSIONS = frozenset(("subscribe", "publish"))
+_POSIX = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "ascii": r"\x00-\x7f",
+    "blank": r"\t ",
+    "cntrl": r"\x00-\x1f\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r"\t\n\v\f\r ",
+    "upper": "A-Z",
+    "word": r"\w",
+    "xdigit": "0-9A-Fa-f",
+}
+_RE2_TOKEN = re.compile(r"\\.|\[:\^?[a-z]+:\]|\[\^?\]?|.", re.DOTALL)
+
+
+class AuthFailed(Exception):
+    """No server gave an answer that can be used. The text is for the log, not for the client."""
+
+
+# ---- the decisions
+
+
+@dataclass(frozen=True, slots=True)
+class Authorization:
+    topic: re.Pattern[str]
+    channels: tuple[re.Pattern[str], ...]
+    permissions: frozenset[str]
+
+    def allows(self, topic: str, channel: str) -> bool:
+        if ("subscribe" if channel else "publish") not in self.permissions:
+            return False
+        return self.topic.search(topic) is not None and any(c.search(channel) for c in self.channels)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthState:
+    """What one connection may do, until `expires_at` (monotonic)."""
+
+    identity: str
+    identity_url: str
+    authorizations: tuple[Authorization, ...]
+    expires_at: float
+
+    def expired(self, now: float) -> bool:
+        return now > self.expires_at
+
+    def allows(self, topic: str, channel: str = "") -> bool:
+        """Without a channel: may it publish? With one: may it subscribe?"""
+        return any(a.allows(topic, channel) for a in self.authorizations)
+
+    def reply_json(self) -> bytes:
+        """The response to a successful AUTH."""
+        return msgspec.json.encode(
+            {
+                "identity": self.identity,
+                "identity_url": self.identity_url,
+                "permission_count": len(self.authorizations),
+            }
+        )
+
+
+def denial(state: AuthState | None, command: str, topic: str, channel: str = "") -> bytes | None:
+    """The text of the fatal error for `command`, or None if it is allowed. `state` must not be expired."""
+    if state is None:
+        return f"E_AUTH_FIRST AUTH required before {command}".encode()
+    if not state.allows(topic, channel):
+        return f'E_UNAUTHORIZED AUTH failed for {command} on "{topic}" "{channel}"'.encode()
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Who asks for what."""
+
+    secret: bytes
+    remote_ip: str
+    tls: bool = False
+    common_name: str = ""
+
+    def query(self) -> str:
+        """As URL parameters, by name. The secret is bytes and stays what it is."""
+        secret, name, ip = quote_plus(self.secret), quote_plus(self.common_name), quote_plus(self.remote_ip)
+        return f"common_name={name}&remote_ip={ip}&secret={secret}&tls={self._tls}"
+
+    def json(self) -> bytes:
+        fields = {
+            "common_name": [self.common_name],
+            "remote_ip": [self.remote_ip],
+            "secret": [self.secret.decode("utf-8", "replace")],
+            "tls": [self._tls],
+        }
+        return msgspec.json.encode(fields)
+
+    @property
+    def _tls(self) -> str:
+        return "true" if self.tls else "false"
+
+
+def endpoint(address: str) -> str:
+    """`host:port` means its /auth; anything with a scheme is taken as it is."""
+    return address if "://" in address else f"http://{address}/auth"
+
+
+class _AuthorizationWire(msgspec.Struct):
+    topic: str = ""
+    channels: list[str] | None = None
+    permissions: list[str] | None = None
+
+
+class _AnswerWire(msgspec.Struct):
+    ttl: int = 0
+    identity: str = ""
+    identity_url: str = ""
+    authorizations: list[_AuthorizationWire] | None = None
+
+
+def read_answer(body: bytes, now: float) -> AuthState:
+    """The state that an auth server's 200 describes; AuthFailed says what is wrong with it."""
+    try:
+        answer = msgspec.json.decode(body, type=_AnswerWire)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise AuthFailed(f"the answer is not understood: {error}") from error
+    if answer.ttl <= 0:
+        raise AuthFailed(f"invalid TTL {answer.ttl} (must be >0)")
+    found = tuple(_authorization(a) for a in answer.authorizations or ())
+    return AuthState(answer.identity, answer.identity_url, found, now + answer.ttl)
+
+
+def _authorization(wire: _AuthorizationWire) -> Authorization:
+    permissions = frozenset(wire.permissions or ())
+    if unknown := permissions - _PERMISSIONS:
+        raise AuthFailed(f"unknown permission {min(unknown)}")
+    return Authorization(_expression(wire.topic), tuple(map(_expression, wire.channels or ())), permissions)
+
+
+def _expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(_translated(text), re.ASCII)
+    except (re.error, KeyError, OverflowError, RecursionError) as error:
+        raise AuthFailed(f'can not use the expression "{text}": {error}') from error
+
+
+def _translated(re2: str) -> str:
+    """`re2` as Python writes it. KeyError for a class that can not be written, such as [[:^alpha:]]."""
+    out = []
+    in_brackets = False
+    for token in _RE2_TOKEN.findall(re2):
+        if in_brackets and token.startswith("[:"):
+            out.append(_POSIX[token[2:-2]])
+        elif in_brackets and token[0] == "[":
+            out.append("\\" + token)  # a plain character there, but Python warns of sets within sets
+            in_brackets = token[-1] != "]"
+        elif token[0] == "[":
+            out.append(token)
+            in_brackets = not token.startswith("[:")  # alone, [:abc:] is an ordinary set of characters
+        elif token == r"\z" and not in_brackets:
+            out.append(r"\Z")
+        else:
+            out.append(token)
+            in_brackets = in_brackets and token != "]"
+    return "".join(out)
+
+
+# ---- asking
+
+
+class AuthClient:
+    """Asks the configured servers."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        clock: Clock,
+        rng: random.Random,
+        post: bool = False,
+        connect_seconds: float = 2.0,
+        request_seconds: float = 5.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._clock = clock
+        self._rng = rng
+        self._post = post
+        self._seconds = (connect_seconds, request_seconds)
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+        self._log = Log("auth")
+
+    async def ask(self, question: Question) -> AuthState:
+        """The first usable answer; AuthFailed, after a line in the log, if there is none."""
+        start = self._rng.randrange(len(self._addresses))
+        failures = []
+        for address in self._addresses[start:] + self._addresses[:start]:
+            try:
+                return read_answer(await self._fetch(endpoint(address), question), self._clock.monotonic())
+            except AuthFailed as error:
+                failures.append(f"{address}: {error}")
+        reasons = "; ".join(failures)
+        self._log.warning("auth_failed", "AUTH: no usable answer for %s: %s", question.remote_ip, reasons)
+        raise AuthFailed(reasons)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _fetch(self, url: str, question: Question) -> bytes:
+        import aiohttp
+        from yarl import URL
+
+        if self._session is None:
+            connect, total = self._seconds
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=total, sock_connect=connect),
+                headers={"Accept": _ACCEPT},
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        method, body, content_type = "GET", None, {}
+        if self._post:
+            method, body, content_type = "POST", question.json(), {"Content-Type": "application/json"}
+        else:
+            url = f"{url}{'&' if '?' in url else '?'}{question.query()}"
+        try:
+            # encoded: the secret's bytes must arrive as they are, not as yarl would write them.
+            request = self._session.request(
+                method, URL(url, encoded=True), data=body, headers=content_type, ssl=self._tls or True
+            )
+            async with request as response:
+                if response.status != 200:
+                    raise AuthFailed(f"status {response.status}")
+                return await _bounded(response)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise AuthFailed(f"{type(error).__name__}: {error}") from error
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > ANSWER_BYTES_MAX:
+            raise AuthFailed(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
+        parts.append(part)
+    return b"".join(parts)
