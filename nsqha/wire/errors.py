@@ -1,0 +1,64 @@
+"""Error texts of the protocol that do not come from decoding, as whole frames.
+
+All errors close the connection except E_FIN_FAILED, E_REQ_FAILED and E_TOUCH_FAILED. What the decoder itself refuses
+is worded where it is decoded (`session`, `mpub`, `identify`).
+"""
+
+from __future__ import annotations
+
+from nsqha.wire.encoder import error
+from nsqha.wire.words import quote
+
+NOT_IN_FLIGHT = "ID not in flight"
+NOT_OWNER = "client does not own message"
+EXITING = "exiting"
+
+BAD_PROTOCOL = error(b"E_BAD_PROTOCOL")
+AUTH_DISABLED = error(b"E_AUTH_DISABLED AUTH disabled")
+AUTH_ALREADY_SET = error(b"E_INVALID AUTH already set")
+AUTH_FAILED = error(b"E_AUTH_FAILED AUTH failed")
+AUTH_NOTHING_ALLOWED = error(b"E_UNAUTHORIZED AUTH no authorizations found")
+
+
+def fin_failed(message_id: bytes, why: str) -> bytes:
+    return error(b"E_FIN_FAILED FIN %b failed %b" % (message_id, why.encode()))
+
+
+def req_failed(message_id: bytes, why: str) -> bytes:
+    return error(b"E_REQ_FAILED REQ %b failed %b" % (message_id, why.encode()))
+
+
+def touch_failed(message_id: bytes, why: str) -> bytes:
+    return error(b"E_TOUCH_FAILED TOUCH %b failed %b" % (message_id, why.encode()))
+
+
+def publish_failed(command: str, why: str) -> bytes:
+    """PUB, MPUB or DPUB was well formed but is not stored, or nobody knows whether it is."""
+    return error(f"E_{command}_FAILED {command} failed {why}".encode())
+
+
+def sub_failed(why: str) -> bytes:
+    return error(f"E_SUB_FAILED SUB failed {why}".encode())
+
+
+def consumers_exceeded(topic: str, channel: str, consumers_max: int) -> bytes:
+    """SUB beyond --max-channel-consumers."""
+    return sub_failed(f"consumers for {topic}:{channel} exceeds limit of {consumers_max}")
+
+
+def auth_first(command: str) -> bytes:
+    """A command that needs AUTH came before it."""
+    return error(f"E_AUTH_FIRST AUTH required before {command}".encode())
+
+
+def unauthorized(command: str, topic: str, channel: str = "") -> bytes:
+    """The authorizations of this connection do not cover the command."""
+    return error(
+        b"E_UNAUTHORIZED AUTH failed for %b on %b %b"
+        % (command.encode(), quote(topic.encode()), quote(channel.encode()))
+    )
+
+
+def identify_failed(why: str) -> bytes:
+    """An upgrade that IDENTIFY had agreed to did not happen."""
+    return error(f"E_IDENTIFY_FAILED IDENTIFY failed {why}".encode())

@@ -1,0 +1,123 @@
+"""A handler that writes down what a session asks of it, for all tests of the wire."""
+
+from __future__ import annotations
+
+from nsqha import hot
+from nsqha.wire.identify import Request
+from nsqha.wire.limits import Limits
+from nsqha.wire.session import MAGIC, Session
+
+Call = tuple[object, ...]
+
+
+def i32(number: int) -> bytes:
+    return number.to_bytes(4, "big", signed=True)
+
+
+def sized(body: bytes) -> bytes:
+    return i32(len(body)) + body
+
+
+def mpub_body(*bodies: bytes) -> bytes:
+    return i32(len(bodies)) + b"".join(map(sized, bodies))
+
+
+def bodies_of(frames: bytes) -> list[bytes]:
+    """The message bodies in a run of blank frames; every frame is checked on the way."""
+    bodies, pos = [], 0
+    while pos < len(frames):
+        size = int.from_bytes(frames[pos : pos + 4], "big")
+        body = frames[pos + hot.HEADER : pos + 4 + size]
+        assert frames[pos : pos + 4 + size] == hot.frame(body)
+        bodies.append(body)
+        pos += 4 + size
+    return bodies
+
+
+class Recorder:
+    """Every call as a tuple. Runs are written as single messages and single FINs, so that a transcript does not
+    depend on how the bytes were cut."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.session: Session | None = None
+        self.blocked = False
+        self.block_on: set[str] = set()  # names of calls after which the handler is blocked
+        self.refuse_publish = False
+
+    def _call(self, name: str, *arguments: object) -> None:
+        self.calls.append((name, *arguments))
+        if name in self.block_on:
+            self.blocked = True
+
+    def fatal(self, data: bytes) -> None:
+        assert data[:8] == i32(len(data) - 4) + i32(1)
+        self._call("fatal", data[8:])
+
+    def close(self) -> None:
+        self._call("close")
+
+    def check_publish(self, command: str, topic: str) -> bool:
+        return not self.refuse_publish
+
+    def ensure_topic(self, topic: str) -> None:
+        self._call("ensure_topic", topic)
+
+    def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
+        bodies = bodies_of(frames)
+        assert len(bodies) == count > 0
+        if command == "PUB":
+            for body in bodies:
+                self._call("pub", topic, body)
+        else:
+            self._call("mpub", topic, bodies)
+
+    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
+        (body,) = bodies_of(frame)
+        self._call("dpub", topic, body, delay_ms)
+
+    def subscribe(self, topic: str, channel: str) -> None:
+        self._call("sub", topic, channel)
+
+    def ready(self, count: int) -> None:
+        self._call("rdy", count)
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> None:
+        assert end > pos and (end - pos) % 21 == 0
+        for at in range(pos, end, 21):
+            assert data[at : at + 4] == b"FIN " and data[at + 20 : at + 21] == b"\n"
+            self._call("fin", data[at + 4 : at + 20])
+
+    def req(self, message_id: bytes, delay_ms: int) -> None:
+        self._call("req", message_id, delay_ms)
+
+    def touch(self, message_id: bytes) -> None:
+        self._call("touch", message_id)
+
+    def cls(self) -> None:
+        self._call("cls")
+
+    def identify(self, request: Request) -> None:
+        self._call("identify", request)
+
+    def auth(self, secret: bytes) -> None:
+        self._call("auth", secret)
+
+
+def start(limits: Limits | None = None) -> tuple[Session, Recorder]:
+    """A session that has seen the magic."""
+    handler = Recorder()
+    session = Session(limits or Limits(), handler)
+    handler.session = session
+    session.receive(MAGIC)
+    return session, handler
+
+
+def calls(*data: bytes, limits: Limits | None = None, eof: bool = False) -> list[Call]:
+    """What a session makes of these reads."""
+    session, handler = start(limits)
+    for piece in data:
+        session.receive(piece)
+    if eof:
+        session.eof()
+    return handler.calls
