@@ -16,9 +16,10 @@ Durations are integers of nanoseconds inside, `1m30s` outside.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from nsqha.errors import ConfigError
@@ -31,7 +32,7 @@ _FALSE = ("0", "f", "F", "false", "FALSE", "False")
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of `1h2m3.5s`. ValueError for anything that Go does not take: no unit, a blank, more than 292 years."""
+    """Nanoseconds of `1h2m3.5s`. ValueError for what Go does not take: no unit, a blank, more than 292 years."""
     sign, rest = (-1, text[1:]) if text[:1] == "-" else (1, text[1:] if text[:1] == "+" else text)
     if rest == "0":
         return 0
@@ -66,3 +67,251 @@ def format_duration(ns: int) -> str:
 def _decimal(value: int, unit: int) -> str:
     whole, rest = divmod(value, unit)
     return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0") if rest else str(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How values of one type are read; the readers raise ValueError with the reason."""
+
+    word: str
+    from_text: Callable[[str], Any]
+    from_toml: Callable[[Any], Any]
+    is_bool: bool = False
+    many: bool = False
+
+    def of_file(self, value: object) -> Any:
+        """A value from the config file: text is read as on the command line, the rest as TOML has it."""
+        return self.from_text(value) if isinstance(value, str) else self.from_toml(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting of a program."""
+
+    name: str
+    kind: Kind
+    default: Any
+    usage: str
+    key: str
+    """Its name in the config file; "" if it belongs on the command line only."""
+    inert: str = ""
+    """Why it is accepted though it changes nothing here; said once when somebody sets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a program was started with: a value for every flag, and where it came from."""
+
+    values: Mapping[str, Any]
+    sources: Mapping[str, str]
+    """flag name -> "flag", "env" or "file"; a flag at its default is not in it."""
+    notices: Sequence[str] = ()
+    """Lines worth logging once: flags that mean nothing here, keys that nobody knows."""
+
+
+class UsageError(ConfigError):
+    """The command line is wrong; the exit status is 2, as Go's."""
+
+
+class HelpWanted(Exception):
+    """-h or --help."""
+
+
+class VersionWanted(Exception):
+    """--version."""
+
+
+def load(
+    flags: Iterable[Flag],
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    env_prefix: str,
+    read_toml: Callable[[str], Mapping[str, Any]],
+) -> Settings:
+    """Read all sources. `read_toml` gets the path that the flag `config` names, if it is set."""
+    table = {flag.name: flag for flag in flags}
+    given = parse_arguments(table, argv)
+    if given.get("version"):
+        raise VersionWanted
+    sources = dict.fromkeys(given, "flag")
+    for name, value in _from_environment(table, environ, env_prefix).items():
+        if name not in given:
+            given[name], sources[name] = value, "env"
+    notices: list[str] = []
+    if path := given.get("config"):
+        for name, value in _from_file(table, path, read_toml(path), notices).items():
+            if name not in given:
+                given[name], sources[name] = value, "file"
+    notices += [f"--{name} has no effect: {table[name].inert}" for name in given if table[name].inert]
+    defaults = {name: flag.default for name, flag in table.items()}
+    return Settings(defaults | given, sources, tuple(notices))
+
+
+def parse_arguments(table: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, Any]:
+    """The values of the flags in `argv`, which does not start with the program's name. UsageError, HelpWanted."""
+    found: dict[str, Any] = {}
+    rest = list(reversed(argv))
+    while rest:
+        word = rest.pop()
+        name, equals, text = word.lstrip("-").partition("=")
+        dashes = len(word) - len(word.lstrip("-"))
+        if dashes == 0 or word in ("-", "--"):
+            raise UsageError(f'unexpected argument "{word}": flags are -name=value, a boolean takes no separate value')
+        if dashes > 2 or not name:
+            raise UsageError(f"bad flag syntax: {word}")
+        flag = table.get(name)
+        if flag is None:
+            if name in ("h", "help"):
+                raise HelpWanted
+            raise UsageError(f"flag provided but not defined: -{name}{_meant(name, table)}")
+        if not equals and flag.kind.is_bool:
+            text = "true"
+        elif not equals:
+            if not rest:
+                raise UsageError(f"flag needs an argument: -{name}")
+            text = rest.pop()
+        value = _read(flag, text)
+        found[name] = found.get(name, ()) + value if flag.kind.many else value
+    return found
+
+
+def _read(flag: Flag, text: str) -> Any:
+    try:
+        return flag.kind.from_text(text)
+    except ValueError as error:
+        what = "invalid boolean value" if flag.kind is BOOL else "invalid value"
+        raise UsageError(f'{what} "{text}" for flag -{flag.name}: {error}') from None
+
+
+def _meant(name: str, table: Mapping[str, Flag]) -> str:
+    close = difflib.get_close_matches(name, table, 1, 0.75)
+    return f" (did you mean -{close[0]}?)" if close else ""
+
+
+def _from_environment(table: Mapping[str, Flag], environ: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    found = {}
+    for name, flag in table.items():
+        variable = prefix + name.upper().replace("-", "_")
+        if flag.key and variable in environ:
+            try:
+                found[name] = flag.kind.from_text(environ[variable])
+            except ValueError as error:
+                raise ConfigError(f'{variable}="{environ[variable]}" in the environment: {error}') from None
+    return found
+
+
+def _from_file(table: Mapping[str, Flag], path: str, data: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
+    by_key = {flag.key: flag for flag in table.values() if flag.key and flag.name != "config"}
+    found = {}
+    for key, value in data.items():
+        flag = by_key.get(key)
+        if flag is None:
+            notices.append(f"{path}: {key} is unknown and ignored")
+            continue
+        try:
+            found[flag.name] = flag.kind.of_file(value)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {key} = {value!r}: {error}") from None
+    return found
+
+
+def usage(program: str, flags: Iterable[Flag]) -> str:
+    """The text of --help, in Go's layout."""
+    lines = [f"Usage of {program}:"]
+    for flag in flags:
+        lines.append(f"  -{flag.name}" + ("" if flag.kind.is_bool else f" {flag.kind.word}"))
+        shown = _show(flag)
+        text = f"accepted, without effect: {flag.inert}" if flag.inert else flag.usage
+        lines.append(f"    \t{text}" + (f" (default {shown})" if shown else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _show(flag: Flag) -> str:
+    if flag.kind is DURATION:
+        return format_duration(flag.default) if flag.default else ""
+    if flag.kind is BOOL:
+        return "true" if flag.default else ""
+    return str(flag.default) if flag.default not in ("", 0, ()) else ""
+
+
+def parse_bool(text: str) -> bool:
+    """Go's booleans: 1, t, true, 0, f, false, and their capitals."""
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("parse error")
+
+
+def _integer(text: str) -> int:
+    """Base 10, or 0x, 0o, 0b; within 64 bits."""
+    if len(text) > 70 or not re.fullmatch(r"[+-]?(0[xX][0-9a-fA-F]+|0[oO]?[0-7]*|0[bB][01]+|[1-9][0-9]*)", text):
+        raise ValueError("parse error")
+    digits = text.lstrip("+-")
+    value = int(digits, 8 if re.fullmatch("0[0-7]+", digits) else 0)
+    return _in_range(-value if text[0] == "-" else value)
+
+
+def _in_range(value: int) -> int:
+    if not -_INT64_MAX - 1 <= value <= _INT64_MAX:
+        raise ValueError("value out of range")
+    return value
+
+
+def _strings(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("parse error") from None
+
+
+def _exactly(type_: type, word: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not type_:
+            raise ValueError(f"expected {word}")
+        return value
+
+    return check
+
+
+def _toml_duration(value: Any) -> int:
+    """A bare number is milliseconds, as nsqd has it."""
+    if type(value) is not int:
+        raise ValueError('expected a duration, for example "1m30s" or milliseconds')
+    return _in_range(value * 10**6)
+
+
+def _toml_list(of: type[str] | type[float]) -> Callable[[Any], tuple[Any, ...]]:
+    def check(value: Any) -> tuple[Any, ...]:
+        items = value if isinstance(value, list) else [value]
+        if of is float:
+            items = [float(item) if type(item) is int else item for item in items]
+        if not all(type(item) is of for item in items):
+            raise ValueError(f"expected a list of {'numbers' if of is float else 'strings'}")
+        return tuple(items)
+
+    return check
+
+
+STRING = Kind("string", str, _exactly(str, "a string"))
+INT = Kind("int", _integer, lambda value: _in_range(_exactly(int, "a whole number")(value)))
+BOOL = Kind("", parse_bool, _exactly(bool, "true or false"), is_bool=True)
+DURATION = Kind("duration", parse_duration, _toml_duration)
+STRINGS = Kind("value", _strings, _toml_list(str), many=True)
+FLOATS = Kind("value", lambda text: tuple(_float(part) for part in _strings(text)), _toml_list(float), many=True)
+
+
+def choice(*words: str) -> Kind:
+    """One of these words; capitals do not matter."""
+
+    def check(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError("must be one of " + ", ".join(word for word in words if word))
+        return text.lower()
+
+    return Kind("string", check, _exactly(str, "a string"))

@@ -1,0 +1,387 @@
+"""Every flag of nsqd and nsqlookupd, once: name, key in the config file, default, limits, meaning.
+
+A dataclass is the table: a field `msg_timeout_ns` is the flag --msg-timeout and the key msg_timeout. Names, keys,
+defaults and refusals are nsqd's; the last block of Options is our own. Durations are integers of nanoseconds (`_ns`).
+Flags that tune something this broker does not have are accepted, so that existing start scripts work; they say so once.
+
+    loaded = nsqd_command_line(sys.argv[1:], os.environ)      # or SystemExit: --version, --help, a wrong flag
+    loaded.options.msg_timeout_ns
+    for line in loaded.notices: log.info(...)
+
+Precedence: flag > environment (NSQHA_MSG_TIMEOUT; NSQLOOKUPD_TCP_ADDRESS for the lookup daemon) > file > default.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import tomllib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from hashlib import md5
+from typing import Any, Generic, TypeVar
+
+from nsqha import NSQ_VERSION
+from nsqha.errors import ConfigError
+from nsqha.goflags import (
+    BOOL,
+    DURATION,
+    FLOATS,
+    INT,
+    STRING,
+    STRINGS,
+    Flag,
+    HelpWanted,
+    Kind,
+    UsageError,
+    VersionWanted,
+    choice,
+    load,
+    parse_bool,
+    usage,
+)
+
+SECOND = 10**9
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+KIB = 1 << 10
+MIB = 1 << 20
+
+DELAY_NS_MAX = 8760 * HOUR
+"""A year: the most that --max-req-timeout takes."""
+LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
+TLS_VERSIONS = {"": 0x0301, "tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+
+
+class TlsRequired(enum.IntEnum):
+    """Which listeners insist on TLS; the numbers are what GET /config/tls_required answers."""
+
+    NO = 0
+    EXCEPT_HTTP = 1
+    YES = 2
+
+
+def _tls_required(text: str) -> TlsRequired:
+    if text.lower() == "tcp-https":
+        return TlsRequired.EXCEPT_HTTP
+    return TlsRequired.YES if parse_bool(text) else TlsRequired.NO
+
+
+def _tls_required_toml(value: object) -> TlsRequired:
+    if not isinstance(value, bool):
+        raise ValueError('expected true, false or "tcp-https"')
+    return TlsRequired.YES if value else TlsRequired.NO
+
+
+_TLS_REQUIRED = Kind("", _tls_required, _tls_required_toml, is_bool=True)
+_LEVEL = choice(*LOG_LEVELS)
+_LOG_FORMAT = choice("text", "json")
+_NO_SCAN = "time-outs and delays have exact deadlines, nothing is scanned for them"
+
+
+def _flag(kind: Kind, default: Any, usage: str, *, name: str = "", key: str = "", inert: str = "") -> Any:
+    return field(default=default, metadata={"kind": kind, "usage": usage, "name": name, "key": key, "inert": inert})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one nsqd was started with. `replace` it to change what PUT /config may change."""
+
+    config: str = _flag(STRING, "", "path to a config file")
+    node_id: int = _flag(INT, 0, "unique part for message IDs, 0-1023 (default: from the host name)", key="id")
+    log_level: str = _flag(_LEVEL, "info", "debug, info, warn, error or fatal")
+    log_prefix: str = _flag(STRING, "[nsqd] ", "log message prefix")
+    log_format: str = _flag(_LOG_FORMAT, "text", "text: as nsqd writes it; json: one object per line")
+    verbose: bool = _flag(BOOL, False, "", inert="--log-level decides")
+    worker_id: bool = _flag(BOOL, False, "", inert="long gone from nsqd; --node-id replaced it")
+
+    tcp_address: str = _flag(STRING, "0.0.0.0:4150", "<addr>:<port> or the path of a unix socket, for TCP clients")
+    http_address: str = _flag(STRING, "0.0.0.0:4151", "<addr>:<port> for HTTP clients; empty: none")
+    https_address: str = _flag(STRING, "0.0.0.0:4152", "<addr>:<port> for HTTPS clients; only with a certificate")
+    broadcast_address: str = _flag(STRING, "", "address that is registered with lookupd (default: the host name)")
+    broadcast_tcp_port: int = _flag(INT, 0, "TCP port that is registered with lookupd (default: the real one)")
+    broadcast_http_port: int = _flag(INT, 0, "HTTP port that is registered with lookupd (default: the real one)")
+    lookupd_tcp_addresses: tuple[str, ...] = _flag(
+        STRINGS, (), "lookupd TCP address (may be given several times)",
+        name="lookupd-tcp-address", key="nsqlookupd_tcp_addresses",
+    )  # fmt: skip
+    auth_http_addresses: tuple[str, ...] = _flag(
+        STRINGS, (), "<addr>:<port> or URL of an auth server (may be given several times)", name="auth-http-address"
+    )
+    auth_http_request_method: str = _flag(choice("get", "post"), "get", "HTTP method for the auth server: get or post")
+    http_client_connect_timeout_ns: int = _flag(DURATION, 2 * SECOND, "timeout for HTTP connects")
+    http_client_request_timeout_ns: int = _flag(DURATION, 5 * SECOND, "timeout for HTTP requests")
+    topology_region: str = _flag(STRING, "", "region of this host, for clients that prefer near ones")
+    topology_zone: str = _flag(STRING, "", "zone of this host, for clients that prefer near ones")
+
+    data_path: str = _flag(STRING, "", "folder of everything stored (default: the current one)")
+    mem_queue_size: int = _flag(INT, 10_000, "unread messages that an #ephemeral topic or channel keeps")
+    max_bytes_per_file: int = _flag(INT, 100 * MIB, "bytes per segment file before rolling, unless --segment-bytes")
+    sync_every: int = _flag(INT, 2500, "messages per fsync with --sync=interval")
+    sync_timeout_ns: int = _flag(DURATION, 2 * SECOND, "time between fsyncs with --sync=interval")
+    queue_scan_worker_pool_max: int = _flag(INT, 4, "", inert=_NO_SCAN)
+    queue_scan_selection_count: int = _flag(INT, 20, "", inert=_NO_SCAN)
+
+    msg_timeout_ns: int = _flag(DURATION, MINUTE, "default time to answer a message before it is requeued")
+    max_msg_timeout_ns: int = _flag(DURATION, 15 * MINUTE, "longest such time that a client may ask for")
+    max_msg_size: int = _flag(INT, MIB, "largest message in bytes")
+    max_req_timeout_ns: int = _flag(DURATION, HOUR, "longest delay of REQ and DPUB, up to 8760h")
+    max_body_size: int = _flag(INT, 5 * MIB, "largest command body in bytes")
+
+    max_heartbeat_interval_ns: int = _flag(DURATION, MINUTE, "longest heartbeat interval that a client may ask for")
+    max_rdy_count: int = _flag(INT, 2500, "largest RDY count of a client")
+    max_output_buffer_size: int = _flag(INT, 64 * KIB, "largest output buffer that a client may ask for")
+    max_output_buffer_timeout_ns: int = _flag(DURATION, 30 * SECOND, "longest output buffer timeout of a client")
+    min_output_buffer_timeout_ns: int = _flag(DURATION, 25_000_000, "shortest output buffer timeout of a client")
+    output_buffer_timeout_ns: int = _flag(DURATION, 250_000_000, "default upper bound for buffering output")
+    max_channel_consumers: int = _flag(INT, 0, "consumers per channel on this node; 0: no limit")
+
+    statsd_address: str = _flag(STRING, "", "UDP <addr>:<port> of a statsd daemon")
+    statsd_interval_ns: int = _flag(DURATION, MINUTE, "time between pushes to statsd")
+    statsd_mem_stats: bool = _flag(BOOL, True, "send memory statistics to statsd")
+    statsd_prefix: str = _flag(STRING, "nsq.%s", "prefix of statsd keys; %s is the host")
+    statsd_udp_packet_size: int = _flag(INT, 508, "bytes per statsd packet")
+    statsd_exclude_ephemeral: bool = _flag(BOOL, False, "leave #ephemeral topics and channels out of statsd")
+    e2e_processing_latency_percentiles: tuple[float, ...] = _flag(
+        FLOATS, (), "message age at FIN to report, as a fraction (may be given several times)",
+        name="e2e-processing-latency-percentile",
+    )  # fmt: skip
+    e2e_processing_latency_window_time_ns: int = _flag(DURATION, 10 * MINUTE, "window of those percentiles")
+
+    tls_cert: str = _flag(STRING, "", "path to the certificate file")
+    tls_key: str = _flag(STRING, "", "path to the key file")
+    tls_client_auth_policy: str = _flag(
+        choice("", "require", "require-verify"), "", "client certificates: require or require-verify"
+    )
+    tls_root_ca_file: str = _flag(STRING, "", "path to the certificates that client certificates are verified against")
+    tls_required: TlsRequired = _flag(  # noqa: RUF009 - an enumeration does not change
+        _TLS_REQUIRED, TlsRequired.NO, "refuse connections without TLS: true, false, tcp-https (plain HTTP may stay)"
+    )
+    tls_min_version: str = _flag(choice(*TLS_VERSIONS), "tls1.0", "lowest TLS version: tls1.0, tls1.1, tls1.2, tls1.3")
+    deflate: bool = _flag(BOOL, True, "allow deflate")
+    max_deflate_level: int = _flag(INT, 6, "highest deflate level that a client may ask for, 1-9")
+    snappy: bool = _flag(BOOL, True, "allow snappy")
+    enable_experiments: tuple[str, ...] = _flag(
+        STRINGS, (), "experimental feature of nsqd (may be given several times)",
+        name="enable-experiment", key="enable_experiment", inert="none of nsqd's experiments is in this broker",
+    )  # fmt: skip
+
+    sync: str = _flag(
+        choice("always", "interval", "none"), "always",
+        "what OK means for new topics: always: on disk; interval, none: written, fsync later or never",
+    )  # fmt: skip
+    grpc_address: str = _flag(STRING, "127.0.0.1:0", "<addr>:<port> for administration over gRPC; port 0: a free one")
+    segment_bytes: int = _flag(INT, 0, "bytes per segment file before rolling (default: --max-bytes-per-file)")
+    tail_cache_bytes: int = _flag(INT, 16 * MIB, "memory for the newest batches, of all topics")
+    disk_low_bytes: int = _flag(INT, 256 * MIB, "refuse publishes while the disk has less free space; 0: never")
+    retention_ns: int = _flag(DURATION, 24 * HOUR, "keep finished messages so long, for replay")
+    retention_bytes: int = _flag(INT, 1 << 30, "... and at most so many bytes per partition; -1: no limit")
+    topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it")
+    auto_create_topics: bool = _flag(BOOL, True, "PUB and SUB create the topic they name")
+    publish_queue_bytes: int = _flag(INT, 64 * MIB, "waiting publishes; beyond it sockets are not read")
+    publish_wait_ns: int = _flag(DURATION, 5 * SECOND, "a publish that waited so long without being written fails")
+    publish_outcome_wait_ns: int = _flag(DURATION, 30 * SECOND, "a written publish without outcome after so long fails")
+
+    @property
+    def segment_bytes_or_default(self) -> int:
+        return self.segment_bytes or self.max_bytes_per_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupdOptions:
+    """What one nsqlookupd was started with."""
+
+    config: str = _flag(STRING, "", "path to a config file")
+    log_level: str = _flag(_LEVEL, "info", "debug, info, warn, error or fatal")
+    log_prefix: str = _flag(STRING, "[nsqlookupd] ", "log message prefix")
+    log_format: str = _flag(_LOG_FORMAT, "text", "text: as nsqlookupd writes it; json: one object per line")
+    verbose: bool = _flag(BOOL, False, "", inert="--log-level decides")
+    tcp_address: str = _flag(STRING, "0.0.0.0:4160", "<addr>:<port> for TCP clients")
+    http_address: str = _flag(STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP clients")
+    broadcast_address: str = _flag(STRING, "", "address of this lookupd node (default: the host name)")
+    inactive_producer_timeout_ns: int = _flag(
+        DURATION, 300 * SECOND, "how long a producer stays in the list after its last ping"
+    )
+    tombstone_lifetime_ns: int = _flag(DURATION, 45 * SECOND, "how long a tombstone hides a producer of a topic")
+
+
+T = TypeVar("T", Options, LookupdOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """Options, the flags that were set anywhere, and lines to log once the log is there."""
+
+    options: T
+    given: frozenset[str]
+    notices: tuple[str, ...]
+
+
+def nsqd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[Options]:
+    """Options of nsqd; SystemExit after --version, --help or an error, which is printed."""
+    return _or_exit("nsqd", lambda: load_nsqd(argv, environ), Options)
+
+
+def nsqlookupd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[LookupdOptions]:
+    """Options of nsqlookupd; SystemExit after --version, --help or an error, which is printed."""
+    return _or_exit("nsqlookupd", lambda: load_nsqlookupd(argv, environ), LookupdOptions)
+
+
+def load_nsqd(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[Options]:
+    """ConfigError (UsageError for the command line itself) when it can not be used."""
+    loaded = _load(Options, "NSQHA_", argv, environ)
+    options = loaded.options
+    if "node-id" not in loaded.given:
+        options = replace(options, node_id=default_node_id(host_name()))
+    return replace(loaded, options=checked(options))
+
+
+def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[LookupdOptions]:
+    """ConfigError (UsageError for the command line itself) when it can not be used."""
+    loaded = _load(LookupdOptions, "NSQLOOKUPD_", argv, environ)
+    options = loaded.options
+    _at_least(options, 1, "inactive_producer_timeout_ns", "tombstone_lifetime_ns")
+    return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
+
+
+def checked(options: Options) -> Options:
+    """With what other flags and the host imply filled in; ConfigError for what nsqd refuses at its start."""
+    if options.tls_client_auth_policy and options.tls_required == TlsRequired.NO:
+        options = replace(options, tls_required=TlsRequired.YES)
+    options = replace(options, broadcast_address=options.broadcast_address or host_name())
+    _check_ranges(options)
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise ConfigError("--tls-cert and --tls-key go together")
+    if options.tls_required and not options.tls_cert:
+        raise ConfigError("cannot require TLS client connections without --tls-cert and --tls-key")
+    if options.tls_client_auth_policy == "require-verify" and not options.tls_root_ca_file:
+        raise ConfigError("--tls-client-auth-policy=require-verify needs --tls-root-ca-file")
+    for fraction in options.e2e_processing_latency_percentiles:
+        if not 0 < fraction <= 1:
+            raise ConfigError(f"--e2e-processing-latency-percentile={fraction}: must be above 0 and at most 1")
+    return options
+
+
+_POSITIVE = (
+    "http_client_connect_timeout_ns", "http_client_request_timeout_ns", "max_bytes_per_file", "sync_every",
+    "sync_timeout_ns", "msg_timeout_ns", "max_msg_timeout_ns", "max_msg_size", "max_body_size",
+    "max_heartbeat_interval_ns", "max_rdy_count", "max_output_buffer_size", "max_output_buffer_timeout_ns",
+    "min_output_buffer_timeout_ns", "output_buffer_timeout_ns", "statsd_interval_ns", "statsd_udp_packet_size",
+    "e2e_processing_latency_window_time_ns", "topic_partitions", "publish_queue_bytes", "publish_wait_ns",
+    "publish_outcome_wait_ns",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
+    "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port",
+)  # fmt: skip
+
+
+def _check_ranges(options: Options) -> None:
+    if not 0 <= options.node_id < 1024:
+        raise ConfigError(f"--node-id={options.node_id}: must be 0-1023")
+    if not 1 <= options.max_deflate_level <= 9:
+        raise ConfigError(f"--max-deflate-level={options.max_deflate_level}: must be 1-9")
+    _at_least(options, 1, *_POSITIVE)
+    _at_least(options, 0, *_NOT_NEGATIVE)
+    _at_least(options, -1, "retention_bytes")
+    _at_most(options, 65535, "broadcast_tcp_port", "broadcast_http_port", "statsd_udp_packet_size")
+    _at_most(options, 1 << 30, "max_msg_size", "max_body_size")
+    _at_most(options, 1023, "topic_partitions")
+    if options.max_req_timeout_ns > DELAY_NS_MAX:
+        raise ConfigError("--max-req-timeout: must be at most 8760h (a year)")
+
+
+def _at_least(options: Options | LookupdOptions, low: int, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < low:
+            raise ConfigError(f"--{_flag_name(name)}: must be at least {low}")
+
+
+def _at_most(options: Options, high: int, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) > high:
+            raise ConfigError(f"--{_flag_name(name)}: must be at most {high}")
+
+
+def config_value(options: Options, key: str) -> Any:
+    """What GET /config/<key> answers: text, a number (durations in ns, enumerations by number) or a list.
+
+    KeyError for a key that is no option.
+    """
+    for item in fields(options):
+        if _key(item.name, item.metadata["key"]) == key and key != "config":
+            value = getattr(options, item.name)
+            if key == "log_level":
+                return LOG_LEVELS.index(value) + 1
+            if key == "tls_min_version":
+                return TLS_VERSIONS[value]
+            return list(value) if isinstance(value, tuple) else value
+    raise KeyError(key)
+
+
+def version_line(program: str) -> str:
+    """What --version prints and the log begins with: `nsqd v1.3.0 (built w/python3.11)`."""
+    return f"{program} v{NSQ_VERSION} (built w/python{sys.version_info.major}.{sys.version_info.minor})"
+
+
+def host_name() -> str:
+    return os.uname().nodename
+
+
+def default_node_id(host: str) -> int:
+    """nsqd's choice, so that a host keeps its ids when it changes brokers."""
+    return zlib.crc32(md5(host.encode(), usedforsecurity=False).digest()) % 1024
+
+
+def flags_of(options: type[Options] | type[LookupdOptions]) -> list[Flag]:
+    """The table as goflags wants it, and --version."""
+    table = [Flag("version", BOOL, False, "print the version and exit", "")]
+    for item in fields(options):
+        meta = item.metadata
+        name = meta["name"] or _flag_name(item.name)
+        table.append(Flag(name, meta["kind"], item.default, meta["usage"], _key(item.name, meta["key"]), meta["inert"]))
+    return table
+
+
+def _flag_name(field_name: str) -> str:
+    return field_name.removesuffix("_ns").replace("_", "-")
+
+
+def _key(field_name: str, key: str) -> str:
+    return key or field_name.removesuffix("_ns")
+
+
+def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[T]:
+    settings = load(flags_of(kind), argv, environ=environ, env_prefix=prefix, read_toml=_read_toml)
+    names = {item.name: item.metadata["name"] or _flag_name(item.name) for item in fields(kind)}
+    options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
+    return Loaded(options, frozenset(settings.sources), tuple(settings.notices))
+
+
+def _read_toml(path: str) -> Mapping[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config={path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config={path}: not a TOML file: {error}") from None
+
+
+def _or_exit(program: str, read: Callable[[], Loaded[T]], kind: type[Options] | type[LookupdOptions]) -> Loaded[T]:
+    try:
+        return read()
+    except VersionWanted:
+        print(version_line(program))
+        raise SystemExit(0) from None
+    except HelpWanted:
+        print(usage(program, flags_of(kind)), end="")
+        raise SystemExit(0) from None
+    except UsageError as error:
+        print(f"{error}\nRun '{program} --help' for usage.", file=sys.stderr)
+        raise SystemExit(2) from None
+    except ConfigError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
