@@ -1,0 +1,451 @@
+"""The node journal: what one data directory has promised, and what it may believe of itself after a crash.
+
+It holds, per partition, the highest leader epoch this node promised to, the log_uid of its log, up to where the log
+is known to be on this disk (`local_durable`) and a cut that was begun; and for the node who it is, which cluster it
+belongs to, whether the last stop was clean, under which kernel boot it ran, and whether a failed fsync closed the
+directory (poison). One lock file keeps a second process out.
+
+It is a `recordfile` of JSON texts, preallocated, made anew at every start and whenever it passes 1 MiB. One record
+is one round for all partitions, with one crc, one write and one fdatasync:
+
+    {"format": 1, "node": {all of NodeState}, "partitions": {"<topic uid, hex>-<partition>": {changed fields} | null}}
+
+The node's state is complete in every record, so any valid record tells who this is. The first record of a file has
+every field of every partition. null: the partition is no longer here.
+
+What is found at start:
+- a torn last record is ordinary, but it may have held promises: `promise_trusted` is False for every partition until a
+  promise is staged again (first promise the epoch that the metadata names). The rest of the valid records stands.
+- damage (a bad record that is not a torn last one) may hide anything: also `log_uid_trusted` is False for every
+  partition until a log_uid is staged. With more than one replica recovery draws a new one then.
+Both outlive further crashes, as does `host_restarted`, which only `recovered()` ends.
+
+Two threads, never at the same time in the same half: the loop thread stages and takes, one worker at a time writes.
+`record()` shows what is staged; it counts only after the `write` of a later `take` has returned.
+
+    loop      stage(...) stage(...)  take() ──►                stage(...)  take() ──► ...
+    worker                            write(taken) ── durable ──►
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from nsqha.commitlog.recordfile import RecordFile
+from nsqha.errors import AppendFailed, ConfigError
+from nsqha.ids import new_uid
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.storage import Storage
+
+FORMAT = 1
+REWRITE_BYTES = 1 << 20  # made anew when it has grown past this, or past four times the state if that is more
+SLACK_BYTES = 64 << 10  # preallocated behind that, to go on in the old file if a full disk refuses the new one
+POISON_TEXT_MAX = 400
+
+JOURNAL = "journal"
+LOCK = "lock"
+
+
+class Key(NamedTuple):
+    """A partition of one life of a topic. A plain tuple (topic_uid, partition) is as good."""
+
+    topic_uid: int
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutIntent:
+    """The log is to end here; replayed only if the first entry cut is absent, unreadable or this one."""
+
+    log_id: int  # the new end: this entry and all behind it go
+    offset: int
+    position: int
+    epoch: int  # of the first entry cut
+    chain: int  # of the first entry cut
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """What the journal knows of one partition."""
+
+    promise: int = 0  # no append of a lower leader epoch is accepted
+    log_uid: int = 0  # 0: none is known, recovery has to draw one
+    local_durable: int = 0  # what `PartitionLog.synced` last reported
+    cut: CutIntent | None = None
+    promise_trusted: bool = True
+    log_uid_trusted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this data directory is."""
+
+    node_uid: int
+    cluster_id: int = 0  # 0: not in a cluster yet
+    etcd_cluster_id: int = 0  # 0: never used etcd
+    revision_seen: int = 0  # highest metadata revision that this node has acted on
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What every record repeats."""
+
+    identity: Identity
+    boot_id: str  # kernel boot under which the writer ran
+    clean: bool  # the last thing a clean stop writes
+    host_restarted: bool
+    poison: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One round on its way to the disk."""
+
+    partitions: Mapping[Key, PartitionRecord | None]
+    node: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class JournalContents:
+    """What a journal file says, for start and for tools that only look."""
+
+    node: NodeState
+    partitions: Mapping[Key, PartitionRecord]
+    torn: bool
+    damaged: bool
+
+
+def inspect(storage: Storage, directory: str) -> JournalContents:
+    """Read a journal without taking it over."""
+    file, contents = RecordFile.load(storage, f"{directory}/{JOURNAL}")
+    file.close()
+    return _decode(contents.payloads, contents.torn, contents.damaged, directory)
+
+
+class NodeJournal:
+    """The journal of the data directory that this process owns."""
+
+    def __init__(
+        self,
+        lock: Any,
+        file: RecordFile,
+        node: NodeState,
+        records: dict[Key, PartitionRecord],
+        found: JournalContents | None,
+    ) -> None:
+        """Use `open`."""
+        self.found = found  # what was read at start; None: the journal is new
+        self._lock = lock
+        # The loop thread's half.
+        self._records = records
+        self._node = node
+        self._changed: dict[Key, PartitionRecord | None] = {}
+        self._taken_node = node
+        # The worker's half.
+        self._file = file
+        self._written = dict(records)
+        self._written_node = node
+        self._owed: dict[Key, PartitionRecord | None] = {}
+        self._rewrite_at = _rewrite_at(file.end)
+
+    @classmethod
+    def open(cls, storage: Storage, directory: str, rng: random.Random, *, boot_id: str = "") -> NodeJournal:
+        """Lock the data directory and read its journal, or begin one. `boot_id` is the kernel's (empty: unknown)."""
+        storage.make_dirs(directory)
+        lock = _locked(storage, directory)
+        try:
+            path = f"{directory}/{JOURNAL}"
+            found = inspect(storage, directory) if storage.exists(path) else None
+            node, records = _starting_state(found, rng, boot_id)
+            payload = _encode(node, records, {})
+            # Always made anew: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
+            file = RecordFile.create(storage, path, payload, allocate=_rewrite_at(len(payload)) + SLACK_BYTES)
+        except BaseException:
+            lock.close()
+            raise
+        return cls(lock, file, node, records, found)
+
+    def close(self) -> None:
+        """Let go of the directory. What is staged and not written is lost: see `stop`."""
+        self._file.close()
+        self._lock.close()
+
+    # What is known
+
+    @property
+    def identity(self) -> Identity:
+        return self._node.identity
+
+    @property
+    def created(self) -> bool:
+        """The directory had no journal before."""
+        return self.found is None
+
+    @property
+    def poisoned(self) -> str:
+        """Why the directory is closed; empty if it is not."""
+        return self._node.poison
+
+    @property
+    def host_restarted(self) -> bool:
+        """What was not synced may be gone: unclean stop, then another kernel boot, and no finished recovery since."""
+        return self._node.host_restarted
+
+    @property
+    def promises_trusted(self) -> bool:
+        """False while any partition's promise may have been higher than its record says."""
+        return all(record.promise_trusted for record in self._records.values())
+
+    @property
+    def damaged(self) -> bool:
+        """Records were lost in the middle, and not every partition has a new log_uid yet."""
+        return not all(record.log_uid_trusted for record in self._records.values())
+
+    def record(self, key: tuple[int, int]) -> PartitionRecord | None:
+        """What is known of a partition, staged changes included; None if it was never heard of."""
+        return self._records.get(Key(*key))
+
+    def records(self) -> Mapping[Key, PartitionRecord]:
+        """All partitions."""
+        return dict(self._records)
+
+    # Stage: the loop thread changes memory
+
+    def stage(
+        self,
+        key: tuple[int, int],
+        *,
+        promise: int | None = None,
+        log_uid: int | None = None,
+        local_durable: int | None = None,
+    ) -> None:
+        """Change fields of a partition's record; a partition that is new begins with an empty one."""
+        old = self._records.get(Key(*key), PartitionRecord())
+        new = old
+        if promise is not None:
+            assert promise >= old.promise, f"{key}: promise {promise} is below {old.promise}"
+            new = replace(new, promise=promise, promise_trusted=True)
+        if log_uid is not None:
+            assert log_uid, f"{key}: log_uid 0"
+            new = replace(new, log_uid=log_uid, log_uid_trusted=True)
+        if local_durable is not None:
+            # A log that begins anew has a new log_uid; any other way down is a cut.
+            assert local_durable >= old.local_durable or new.log_uid != old.log_uid, (
+                f"{key}: local_durable {local_durable} is below {old.local_durable}"
+            )
+            new = replace(new, local_durable=local_durable)
+        self._put(Key(*key), new)
+
+    def stage_cut(self, key: tuple[int, int], intent: CutIntent) -> None:
+        """The log is about to be cut; has to be written before the files are touched."""
+        self._put(Key(*key), replace(self._records[Key(*key)], cut=intent))
+
+    def stage_cut_done(self, key: tuple[int, int]) -> None:
+        """The files are cut and synced; has to be written before the next append."""
+        record = self._records[Key(*key)]
+        assert record.cut is not None, f"{key}: no cut was begun"
+        self._put(Key(*key), replace(record, cut=None, local_durable=min(record.local_durable, record.cut.log_id)))
+
+    def forget(self, key: tuple[int, int]) -> None:
+        """The partition's files are gone."""
+        if self._records.pop(Key(*key), None) is not None:
+            self._changed[Key(*key)] = None
+
+    def stage_revision(self, revision_seen: int) -> None:
+        """The metadata was read at this revision."""
+        if revision_seen > self.identity.revision_seen:
+            self._set_identity(revision_seen=revision_seen)
+
+    def join(self, cluster_id: int, *, etcd_cluster_id: int = 0) -> None:
+        """Belong to this cluster from now on; refuses another one than before."""
+        mine = self.identity
+        other_etcd = etcd_cluster_id != 0 and mine.etcd_cluster_id not in (0, etcd_cluster_id)
+        if mine.cluster_id not in (0, cluster_id) or other_etcd:
+            raise ConfigError(
+                f"this data directory belongs to cluster {mine.cluster_id:016x} (etcd {mine.etcd_cluster_id:x}), not "
+                f"to {cluster_id:016x} (etcd {etcd_cluster_id:x}); use the metadata it was made with, or another folder"
+            )
+        self._set_identity(cluster_id=cluster_id, etcd_cluster_id=etcd_cluster_id or mine.etcd_cluster_id)
+
+    def accept_metadata(self, *, cluster_id: int, etcd_cluster_id: int, revision_seen: int) -> None:
+        """An operator vouched for other metadata than before (import, accept-metadata)."""
+        self._set_identity(cluster_id=cluster_id, etcd_cluster_id=etcd_cluster_id, revision_seen=revision_seen)
+
+    def poison(self, reason: str) -> None:
+        """Nothing more is trusted in this directory; the first reason stays."""
+        if not self._node.poison:
+            self._node = replace(self._node, poison=(" ".join(reason.split()) or "unknown")[:POISON_TEXT_MAX])
+
+    def clear_poison(self) -> None:
+        """Only for a recovery that has verified the files again."""
+        self._node = replace(self._node, poison="")
+
+    def recovered(self) -> None:
+        """Every partition is recovered, with a new log_uid staged where one was due: the host restart is dealt with."""
+        self._node = replace(self._node, host_restarted=False)
+
+    # Write: the worker makes it durable
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was staged since the last `take`."""
+        return bool(self._changed) or self._node is not self._taken_node
+
+    def take(self) -> Taken:
+        """Everything staged so far, to be written by a worker."""
+        changed, self._changed = self._changed, {}
+        self._taken_node = self._node
+        return Taken(changed, self._node)
+
+    def write(self, taken: Taken) -> None:
+        """Make a round durable. Rounds are written in the order they were taken, one at a time.
+
+        `AppendFailed`: nothing was stored, and the next write includes this round. `Poisoned`: a sync failed; final.
+        """
+        self._owed.update(taken.partitions)
+        if not self._owed and taken.node == self._written_node:
+            return
+        payload = _encode(taken.node, self._owed, self._written)
+        self._store(payload, taken.node)
+        for key, record in self._owed.items():
+            if record is None:
+                self._written.pop(key, None)
+            else:
+                self._written[key] = record
+        self._owed = {}
+        self._written_node = taken.node
+
+    def commit(self) -> None:
+        """Take and write at once, where no loop must be kept running."""
+        self.write(self.take())
+
+    def stop(self) -> None:
+        """Mark the stop clean, durably, and close. Only after every log is synced and its end journalled."""
+        self._node = replace(self._node, clean=True)
+        self.commit()
+        self.close()
+
+    def _store(self, payload: bytes, node: NodeState) -> None:
+        if self._file.end + len(payload) > self._rewrite_at:
+            state = {key: r for key, r in {**self._written, **self._owed}.items() if r is not None}
+            whole = _encode(node, state, {})
+            rewrite_at = _rewrite_at(len(whole))
+            try:
+                self._file.replace(whole, allocate=rewrite_at + SLACK_BYTES)
+            except AppendFailed:
+                pass  # a full disk: go on in the old file as long as that has room
+            else:
+                self._rewrite_at = rewrite_at
+                return
+        self._file.append(payload)
+
+    def _put(self, key: Key, record: PartitionRecord) -> None:
+        if self._records.get(key) != record:
+            self._records[key] = self._changed[key] = record
+
+    def _set_identity(self, **changes: int) -> None:
+        identity = replace(self._node.identity, **changes)
+        if identity != self._node.identity:
+            self._node = replace(self._node, identity=identity)
+
+    def __repr__(self) -> str:
+        return f"NodeJournal(node {self.identity.node_uid:016x}, {len(self._records)} partitions)"
+
+
+def _rewrite_at(state_bytes: int) -> int:
+    return max(REWRITE_BYTES, 4 * state_bytes)
+
+
+def _locked(storage: Storage, directory: str) -> Any:
+    try:
+        return storage.lock(f"{directory}/{LOCK}")
+    except (BlockingIOError, PermissionError, ConfigError) as error:
+        raise ConfigError(
+            f"data directory {directory} is in use by another process; stop that one, or choose another folder"
+        ) from error
+
+
+def _starting_state(
+    found: JournalContents | None, rng: random.Random, boot_id: str
+) -> tuple[NodeState, dict[Key, PartitionRecord]]:
+    if found is None:
+        return NodeState(Identity(new_uid(rng)), boot_id, False, False, ""), {}
+    before = found.node
+    # An unknown boot id counts as another one: that costs a new log_uid, the opposite could cost messages.
+    lost = not before.clean and (not boot_id or before.boot_id != boot_id)
+    node = replace(before, boot_id=boot_id, clean=False, host_restarted=before.host_restarted or lost)
+    promises_lost = found.torn or found.damaged
+    records = {
+        key: replace(
+            record,
+            promise_trusted=record.promise_trusted and not promises_lost,
+            log_uid_trusted=record.log_uid_trusted and not found.damaged,
+        )
+        for key, record in found.partitions.items()
+    }
+    return node, records
+
+
+def _encode(
+    node: NodeState, changed: Mapping[Key, PartitionRecord | None], before: Mapping[Key, PartitionRecord]
+) -> bytes:
+    partitions = {
+        f"{key[0]:016x}-{key[1]}": None if record is None else _difference(before.get(key), record)
+        for key, record in changed.items()
+    }
+    return msgspec.json.encode({"format": FORMAT, "node": asdict(node), "partitions": partitions})
+
+
+_FIELDS = tuple(field.name for field in fields(PartitionRecord))
+
+
+def _difference(old: PartitionRecord | None, new: PartitionRecord) -> dict[str, Any]:
+    changed = {name: getattr(new, name) for name in _FIELDS if old is None or getattr(old, name) != getattr(new, name)}
+    if changed.get("cut") is not None:
+        changed["cut"] = asdict(changed["cut"])
+    return changed
+
+
+class _Round(msgspec.Struct):
+    """A record as it is read; fields that a later version of this format adds are skipped."""
+
+    node: NodeState
+    partitions: dict[str, dict[str, Any] | None]
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _decode(payloads: tuple[bytes, ...], torn: bool, damaged: bool, directory: str) -> JournalContents:
+    partitions: dict[Key, PartitionRecord] = {}
+    last: _Round | None = None
+    for payload in payloads:
+        number = msgspec.json.decode(payload, type=_Format).format
+        if number > FORMAT:
+            raise ConfigError(
+                f"{directory}/{JOURNAL} has format {number}, this version reads up to {FORMAT}; start a newer version"
+            )
+        last = msgspec.json.decode(payload, type=_Round)
+        for name, values in last.partitions.items():
+            uid, _, partition = name.partition("-")
+            key = Key(int(uid, 16), int(partition))
+            if values is None:
+                partitions.pop(key, None)
+            else:
+                known = {k: v for k, v in values.items() if k in _FIELDS}
+                if known.get("cut") is not None:
+                    known["cut"] = msgspec.convert(known["cut"], CutIntent)
+                partitions[key] = replace(partitions.get(key, PartitionRecord()), **known)
+    if last is None:
+        raise ConfigError(
+            f"{directory}/{JOURNAL} is unreadable, so this node no longer knows who it is; restore it from a backup, "
+            "or move it away to start as a new node that keeps its logs"
+        )
+    return JournalContents(last.node, partitions, torn, damaged)

@@ -1,0 +1,157 @@
+"""The metadata of a node that is alone, in one file: a `MemoryStore` whose changes are on disk before they are made.
+
+The file is a `recordfile` of JSON texts, one per change, made anew when it has grown past 1 MiB or four times its
+content. The first record holds everything, each later one what its change put (null: removed):
+
+    {"format": 1, "revision": 7, "cluster": [version, {ClusterRecord}] | null,
+     "topics": {"<name>": [version, {TopicRecord}] | null}, "tombstones": {"<uid>": {Tombstone} | null}}
+
+After a crash the last change, if it was never acknowledged, is there whole or not at all. A file that is damaged is
+refused: guessing here could give a topic a second life under the same ids. It can be moved away; the node then puts its
+topics together again from its logs, which name topics, channels and uids (`put_recovered`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nsqha.commitlog.recordfile import RecordFile
+from nsqha.election.codec import FORMAT, from_plain, to_plain
+from nsqha.election.model import FEATURE_LEVEL, ClusterRecord, Tombstone, TopicRecord, Versioned
+from nsqha.election.store import Change, MemoryStore, State
+from nsqha.errors import AppendFailed, ConfigError, LogCorrupt
+from nsqha.ids import is_ephemeral, new_uid
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.storage import Storage
+
+REWRITE_BYTES = 1 << 20
+
+
+class EmbeddedStore(MemoryStore):
+    """One file, one process, one thread at a time."""
+
+    def __init__(
+        self, storage: Storage, path: str, rng: random.Random, *, cluster_id: int = 0, revision_seen: int = 0
+    ) -> None:
+        """Open the file, or begin one (`created`) for `cluster_id`, drawn if 0.
+
+        The folder has to be there and locked. ConfigError: the file is of another cluster, of a newer version, or older
+        than `revision_seen`, a revision that the caller knows was reached. LogCorrupt: it is damaged.
+        """
+        self.created = not storage.exists(path)
+        if self.created:
+            state = State(Versioned(ClusterRecord(cluster_id or new_uid(rng)), 1))
+            self._file = RecordFile.create(storage, path, _encode(_everything(state)))
+        else:
+            self._file, state = _load(storage, path, cluster_id, revision_seen)
+        super().__init__(rng, state=state)
+        self._rewrite_at = _rewrite_at(self._file.end)
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+    def _save(self, change: Change) -> None:
+        stored = {name: topic for name, topic in change.topics.items() if not is_ephemeral(name)}
+        payload = _encode(replace(change, topics=stored), cluster_version=change.revision)
+        if self._file.end + len(payload) > self._rewrite_at:
+            after = State(self._state.cluster, 0, dict(self._state.topics), dict(self._state.tombstones))
+            after.apply(change)
+            whole = _encode(_everything(after), cluster_version=after.cluster.version)
+            try:
+                self._file.replace(whole)
+            except AppendFailed:
+                pass  # no room for a second file; the old one may still have some
+            else:
+                self._rewrite_at = _rewrite_at(len(whole))
+                return
+        self._file.append(payload)
+
+
+def _rewrite_at(state_bytes: int) -> int:
+    return max(REWRITE_BYTES, 4 * state_bytes)
+
+
+def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> tuple[RecordFile, State]:
+    file, contents = RecordFile.load(storage, path)
+    try:
+        if contents.damaged:
+            raise LogCorrupt(
+                f"{path} is damaged; restore it from a backup, or move it away to rebuild it from the logs"
+            )
+        state = _decode(contents.payloads, path)
+        cluster = state.cluster.record
+        if cluster_id not in (0, cluster.cluster_id):
+            raise ConfigError(
+                f"{path} is the metadata of cluster {cluster.cluster_id:016x}, this data directory belongs to "
+                f"{cluster_id:016x}; put the right file back or use another data directory"
+            )
+        if cluster.feature_level > FEATURE_LEVEL:
+            raise ConfigError(
+                f"{path} needs feature level {cluster.feature_level}, this version has {FEATURE_LEVEL}; "
+                "start a newer version"
+            )
+        if state.revision < revision_seen:
+            raise ConfigError(
+                f"{path} is at revision {state.revision}, this node has seen {revision_seen}: it is an old copy; "
+                "restore the newer one, or move it away to rebuild it from the logs"
+            )
+    except BaseException:
+        file.close()
+        raise
+    if contents.torn:
+        file.replace(_encode(_everything(state), cluster_version=state.cluster.version))
+    return file, state
+
+
+def _everything(state: State) -> Change:
+    topics = {name: topic for name, topic in state.topics.items() if not is_ephemeral(name)}
+    return Change(state.revision, state.cluster.record, topics, state.tombstones)
+
+
+def _encode(change: Change, *, cluster_version: int = 1) -> bytes:
+    topics = {n: None if t is None else [t.version, to_plain(t.record)] for n, t in change.topics.items()}
+    tombstones = {str(uid): None if t is None else to_plain(t) for uid, t in change.tombstones.items()}
+    return msgspec.json.encode(
+        {
+            "format": FORMAT,
+            "revision": change.revision,
+            "cluster": None if change.cluster is None else [cluster_version, to_plain(change.cluster)],
+            "topics": topics,
+            "tombstones": tombstones,
+        }
+    )
+
+
+class _Stored(msgspec.Struct):
+    """A record as it is read."""
+
+    revision: int
+    cluster: tuple[int, dict[str, Any]] | None
+    topics: Mapping[str, tuple[int, dict[str, Any]] | None]
+    tombstones: Mapping[int, dict[str, Any] | None]
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _decode(payloads: tuple[bytes, ...], path: str) -> State:
+    state = State(Versioned(ClusterRecord(0), 0))
+    for payload in payloads:
+        number = msgspec.json.decode(payload, type=_Format).format
+        if number > FORMAT:
+            raise ConfigError(f"{path} has format {number}, this version reads up to {FORMAT}; start a newer version")
+        stored = msgspec.json.decode(payload, type=_Stored)
+        topics = {n: t and Versioned(from_plain(TopicRecord, t[1]), t[0]) for n, t in stored.topics.items()}
+        tombstones = {uid: None if t is None else from_plain(Tombstone, t) for uid, t in stored.tombstones.items()}
+        state.apply(Change(stored.revision, topics=topics, tombstones=tombstones))
+        if stored.cluster is not None:
+            state.cluster = Versioned(from_plain(ClusterRecord, stored.cluster[1]), stored.cluster[0])
+    return state

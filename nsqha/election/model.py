@@ -1,0 +1,219 @@
+"""The records that the whole cluster agrees on. Frozen: a change is a new record that is put by compare-and-set.
+
+    cluster                 ClusterRecord     id, salt counter, feature level
+    nodes/<node uid>        NodeInfo          lives as long as its node does
+    topics/<name>           TopicRecord       uid, salt, settings, channel list
+                              PartitionMeta   per partition: leader, epoch, ISR (etcd keeps it under a key of its own)
+    tombstones/<topic uid>  Tombstone         a deleted topic whose files may still be somewhere
+
+Two counters that are never mixed: `epoch` rises when a partition's leader changes and is stamped on every batch;
+`version` is the revision of the last change to a record and guards compare-and-set.
+
+Units are in the names. Node ids, topic, channel and log uids are 64-bit integers, 0 = none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, TypeVar, get_args
+
+from nsqha.errors import Conflict, NotFound
+from nsqha.ids import PARTITIONS_MAX, SALT_BITS, is_ephemeral, topic_salt, valid_name
+
+FEATURE_LEVEL = 1  # what this version understands; a cluster at a higher level is refused
+
+Sync = Literal["always", "interval", "none"]
+UNLIMITED = -1
+DELAY_MS_MAX = 365 * 24 * 3600 * 1000
+REPLICAS_MAX = 15
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[R]):
+    """A record as it was read; give `version` back to change it."""
+
+    record: R
+    version: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """What all stored records share: fields written by a newer version are carried along, not dropped."""
+
+    unknown: Mapping[str, object] = field(default_factory=dict, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class TopicSettings(Record):
+    """What an operator may choose for a topic. None = the node's (or cluster's) default at the time of use."""
+
+    sync: Sync | None = None  # what OK means: on disk, in the page cache, or the same without the timer
+    retention_ms: int | None = None  # finished messages are kept for replay this long; UNLIMITED: for ever
+    retention_bytes: int | None = None  # ... and at most this much per partition; UNLIMITED: no limit
+    # Retention never passes an unread message of a channel, unless the channel counts as abandoned:
+    abandoned_after_ms: int | None = None  # no consumer and nothing finished for so long; None: never
+    abandoned_over_bytes: int | None = None  # more than so much of a partition unread; None: never
+    ordered: bool = False  # a message is delivered only after the one before it is finished, per partition
+    partitions: int = 1
+    replicas: int | None = None  # None: min(3, nodes)
+    min_isr: int | None = None  # None: replicas // 2 + 1
+    max_req_timeout_ms: int | None = None  # longest delay of REQ and DPUB
+
+    def __post_init__(self) -> None:
+        if self.sync is not None and self.sync not in get_args(Sync):
+            raise ValueError(f"sync is {self.sync!r}; it must be always, interval or none")
+        _check("partitions", self.partitions, 1, PARTITIONS_MAX)
+        _check("retention_ms", self.retention_ms, UNLIMITED)
+        _check("retention_bytes", self.retention_bytes, UNLIMITED)
+        _check("abandoned_after_ms", self.abandoned_after_ms, 1)
+        _check("abandoned_over_bytes", self.abandoned_over_bytes, 1)
+        _check("replicas", self.replicas, 1, REPLICAS_MAX)
+        _check("min_isr", self.min_isr, 1, REPLICAS_MAX)
+        _check("max_req_timeout_ms", self.max_req_timeout_ms, 0, DELAY_MS_MAX)
+        if self.replicas is not None and self.min_isr is not None and self.min_isr > self.replicas:
+            raise ValueError(f"min_isr is {self.min_isr}; it can not be more than replicas, {self.replicas}")
+
+
+@dataclass(frozen=True)
+class ChannelInfo(Record):
+    """One channel of a topic. The uid is drawn by whoever creates it and never used again."""
+
+    uid: int
+    paused: bool = False
+
+
+@dataclass(frozen=True)
+class ChannelList(Record):
+    """The durable channels of a topic; `version` counts the changes, so that logs can tell old copies from new."""
+
+    version: int = 0
+    paused: bool = False  # the topic
+    channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
+
+    def with_channel(self, name: str, uid: int) -> ChannelList:
+        if not valid_name(name) or is_ephemeral(name):
+            raise ValueError(f"{name!r} is not a name for a durable channel")
+        if name in self.channels:
+            raise Conflict(f"channel {name} exists already")
+        return self._next(channels={**self.channels, name: ChannelInfo(uid)})
+
+    def without_channel(self, name: str) -> ChannelList:
+        self._existing(name)
+        return self._next(channels={n: info for n, info in self.channels.items() if n != name})
+
+    def with_channel_paused(self, name: str, paused: bool) -> ChannelList:
+        info = self._existing(name)
+        if info.paused == paused:
+            return self
+        return self._next(channels={**self.channels, name: replace(info, paused=paused)})
+
+    def with_topic_paused(self, paused: bool) -> ChannelList:
+        return self if self.paused == paused else self._next(paused=paused)
+
+    def above(self, version: int) -> ChannelList:
+        """The same list, newer than every copy up to `version`: after an import or a rebuild from logs."""
+        return replace(self, version=max(self.version, version) + 1)
+
+    def _existing(self, name: str) -> ChannelInfo:
+        if name not in self.channels:
+            raise NotFound(f"there is no channel {name}")
+        return self.channels[name]
+
+    def _next(self, *, channels: Mapping[str, ChannelInfo] | None = None, paused: bool | None = None) -> ChannelList:
+        return replace(
+            self,
+            version=self.version + 1,
+            channels=self.channels if channels is None else channels,
+            paused=self.paused if paused is None else paused,
+        )
+
+
+@dataclass(frozen=True)
+class PartitionMeta(Record):
+    """Who leads a partition and who must hold a message before it is acknowledged."""
+
+    leader: int = 0  # node uid; 0: nobody yet
+    epoch: int = 1  # of the leader
+    isr: Mapping[int, int] = field(default_factory=dict)  # node uid -> log_uid that counts there (0: not reported yet)
+    replicas: tuple[int, ...] = ()  # node uids, the preferred leader first
+    min_isr: int = 1
+    sync: Sync | None = None  # None: as the topic's settings say
+    version: int = 0  # revision of the last change to this partition; set by the store
+
+    def led_by(self, node: int, log_uid: int = 0) -> PartitionMeta:
+        """The same epoch with this node alone: how a single node creates its partitions."""
+        return replace(self, leader=node, isr={node: log_uid}, replicas=(node,), min_isr=1)
+
+
+@dataclass(frozen=True)
+class TopicRecord(Record):
+    """A topic, for the length of one life: delete and create again gives another uid and salt."""
+
+    name: str
+    uid: int
+    salt: int  # in the wire ids of its messages, see nsqha.ids
+    settings: TopicSettings = field(default_factory=TopicSettings)
+    channels: ChannelList = field(default_factory=ChannelList)
+    partitions: Mapping[int, PartitionMeta] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tombstone(Record):
+    """A deleted topic. Only this lets a node remove files; it goes when every node in `nodes` has done so."""
+
+    name: str
+    uid: int
+    partitions: int
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClusterRecord(Record):
+    """What exists once."""
+
+    cluster_id: int
+    salt_counter: int = 0  # topics created so far; raised in the transaction that creates one
+    feature_level: int = FEATURE_LEVEL
+
+    @property
+    def salt_constant(self) -> int:
+        """Part of every salt. Taken from the id, which every node's journal keeps, so a rebuild finds it again."""
+        return self.cluster_id & ((1 << SALT_BITS) - 1)
+
+    def next_salt(self) -> int:
+        return topic_salt(self.salt_counter, self.salt_constant)
+
+    def past_salt(self, salt: int) -> ClusterRecord:
+        """With the counter above the one that gave `salt`, so that it is not given again."""
+        # Bit reversal is its own inverse.
+        counter = topic_salt(salt ^ self.salt_constant, 0)
+        return replace(self, salt_counter=max(self.salt_counter, counter + 1))
+
+
+@dataclass(frozen=True)
+class NodeInfo(Record):
+    """A node that is alive, as it announced itself."""
+
+    node_uid: int
+    name: str = ""
+    host: str = ""  # replicas of a partition are never on the same host
+    zone: str = ""
+    tcp_address: str = ""
+    http_address: str = ""
+    grpc_address: str = ""
+    boot_id: str = ""
+    registration: int = 0  # one process life; set by the store, never used again
+    feature_level: int = FEATURE_LEVEL
+    version: str = ""
+    poisoned: str = ""  # why its data directory is closed; empty: it is not
+
+
+def _check(name: str, value: int | None, lowest: int, highest: int | None = None) -> None:
+    if value is None:
+        return
+    if value < lowest or (highest is not None and value > highest):
+        upto = "" if highest is None else f" to {highest}"
+        raise ValueError(f"{name} is {value}; it must be {lowest}{upto}{' or more' if highest is None else ''}")
