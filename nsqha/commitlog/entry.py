@@ -1,0 +1,200 @@
+"""The commitlog entry: what one batch is, where it lies and how it follows from the batch before.
+
+Big endian, 80 bytes:
+
+     0  log_id        u64   dense ordinal of entries; the first batch of a partition has 1
+     8  epoch         u64   leader epoch that wrote it
+    16  first_offset  u64   offset of its first message
+    24  position      u64   of its first byte, counted since the partition began
+    32  timestamp_ns  u64   one per batch; never falls, also across epochs
+    40  count         u32   messages
+    44  size          u32   bytes of frames
+    48  crc           u32   of the frames
+    52  flags         u32   HAS_...
+    56  version       u16   of this layout: 1
+    58  crc_kind      u16   how `crc` is computed: 1 = zlib.crc32
+    60  chain         u64   BLAKE2b-64 of the previous entry's chain and bytes 0..59
+    68  durable       u64   end of the log ids that were durable on every in-sync replica when this was written
+    76  entry_crc     u32   zlib.crc32 of bytes 0..75
+
+The chain makes an entry name its whole past: two logs that agree on (log_id, chain) agree on everything before. It
+begins with a hash of topic uid, partition and version, so entries of another partition never fit. It leaves out
+`durable`, which says something about replicas and nothing about the batch: so a lost entry that is rebuilt from its
+neighbours and frames is proven, or refuted, by the chain of the entry that follows.
+
+Entry 0, the *genesis*, is computed, describes nothing and begins the chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from nsqha.errors import LogCorrupt
+
+VERSION = 1
+CRC_ZLIB = 1
+
+HAS_EVENTS = 1
+HAS_ATTRIBUTES = 2
+HAS_CHECKPOINT = 4
+HAS_CARRY = 8
+# Recovery could not restore this entry (one replica only): it stands for bytes and messages that can not be read, and
+# the chain of the entry after it is not expected to fit.
+FAULTY = 1 << 31
+
+_CHAINED = struct.Struct(">QQQQQIIIIHH")
+_REST = struct.Struct(">QQ")
+_CRC = struct.Struct(">I")
+_WHOLE = struct.Struct(">QQQQQIIIIHHQQI")
+_CHAIN = struct.Struct(">Q")
+ENTRY_BYTES = _WHOLE.size
+CRC_AT = ENTRY_BYTES - 4
+
+_crc32 = zlib.crc32
+_blake2b = hashlib.blake2b
+
+
+class Entry(NamedTuple):
+    """One batch of the log, in the order of the bytes on disk."""
+
+    log_id: int
+    epoch: int
+    first_offset: int
+    position: int
+    timestamp_ns: int
+    count: int  # type: ignore[assignment]  # shadows tuple.count, which nobody wants here
+    size: int
+    crc: int
+    flags: int
+    version: int
+    crc_kind: int
+    chain: int
+    durable: int
+
+    @property
+    def end_offset(self) -> int:
+        return self.first_offset + self.count
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.size
+
+    def encode(self) -> bytes:
+        """The 80 bytes on disk."""
+        head = _CHAINED.pack(*self[:11]) + _REST.pack(self.chain, self.durable)
+        return head + _CRC.pack(_crc32(head))
+
+    def follows(self, previous: Entry) -> bool:
+        """Whether ordinals and positions go on where `previous` ends (the chain is another question)."""
+        return (
+            self.log_id == previous.log_id + 1
+            and self.first_offset == previous.first_offset + previous.count
+            and self.position == previous.position + previous.size
+            and self.timestamp_ns >= previous.timestamp_ns
+            and self.epoch >= previous.epoch
+        )
+
+    def chained_to(self, previous: Entry) -> bool:
+        """Whether the chain says that this is what came after `previous`."""
+        return bool(previous.flags & FAULTY) or self.chain == next_chain(previous.chain, self)
+
+
+class Place(NamedTuple):
+    """A border between two batches: where the log starts, or where it ends."""
+
+    log_id: int
+    offset: int
+    position: int
+
+
+class BatchCorrupt(LogCorrupt):
+    """A range of the log can not be read; reading may go on at `end_log_id` and `end_offset`."""
+
+    def __init__(self, first: Place, end: Place, why: str) -> None:
+        super().__init__(
+            f"log ids [{first.log_id}, {end.log_id}), offsets [{first.offset}, {end.offset}), "
+            f"positions [{first.position}, {end.position}) can not be read: {why}"
+        )
+        self.first = first
+        self.end = end
+        self.why = why
+
+    @property
+    def end_log_id(self) -> int:
+        return self.end.log_id
+
+    @property
+    def first_offset(self) -> int:
+        return self.first.offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.end.offset
+
+
+def crc_of(data: bytes | bytearray | memoryview) -> int:
+    """The checksum of a batch's frames, of kind CRC_ZLIB."""
+    return _crc32(data)
+
+
+def next_entry(
+    previous: Entry, data: bytes | bytearray, *, count: int, flags: int, timestamp_ns: int, epoch: int, durable: int
+) -> tuple[Entry, bytes]:
+    """The entry of a batch that follows `previous`, and its bytes on disk. Once per batch, so written for speed."""
+    log_id, _, offset, position, _, previous_count, previous_size, *_ = previous
+    log_id += 1
+    offset += previous_count
+    position += previous_size
+    size = len(data)
+    crc = _crc32(data)
+    head = _CHAINED.pack(
+        log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB
+    )  # fmt: skip
+    chained = _blake2b(_CHAIN.pack(previous[11]) + head, digest_size=8).digest()
+    chain = int.from_bytes(chained, "big")
+    head += _REST.pack(chain, durable)
+    entry = Entry(
+        log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB, chain, durable
+    )
+    return entry, head + _CRC.pack(_crc32(head))
+
+
+def next_chain(chain: int, entry: Entry) -> int:
+    """The chain of `entry` behind one whose chain is `chain`."""
+    hashed = _blake2b(_CHAIN.pack(chain) + _CHAINED.pack(*entry[:11]), digest_size=8)
+    return int.from_bytes(hashed.digest(), "big")
+
+
+def genesis(topic_uid: int, partition: int) -> Entry:
+    """Entry 0: what the first batch of a partition follows."""
+    seed = struct.pack(">QIH", topic_uid, partition, VERSION)
+    chain = int.from_bytes(_blake2b(seed, digest_size=8, person=b"nsqha log").digest(), "big")
+    return Entry(0, 0, 0, 0, 0, 0, 0, 0, 0, VERSION, CRC_ZLIB, chain, 0)
+
+
+def decode(raw: bytes | memoryview) -> Entry | None:
+    """The entry in these 80 bytes; None if they do not verify."""
+    if len(raw) != ENTRY_BYTES:
+        return None
+    *fields, crc = _WHOLE.unpack(raw)
+    if crc != _crc32(raw[:CRC_AT]):
+        return None
+    return Entry(*fields)
+
+
+def decode_all(raw: bytes) -> list[Entry | None]:
+    """Every whole slot of `raw`; None for one that does not verify."""
+    entries: list[Entry | None] = []
+    add = entries.append
+    view = memoryview(raw)
+    make: Callable[..., Entry] = Entry._make
+    at = 0
+    whole = len(raw) - len(raw) % ENTRY_BYTES
+    for fields in _WHOLE.iter_unpack(view[:whole]):
+        add(make(fields[:13]) if fields[13] == _crc32(view[at : at + CRC_AT]) else None)
+        at += ENTRY_BYTES
+    return entries

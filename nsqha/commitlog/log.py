@@ -1,0 +1,231 @@
+"""The log of one partition: append batches, make them durable, roll and cut; reading is in `lookup`.
+
+A batch is two writes: its frames to the segment, then its entry to the commitlog. Both go to the page cache; nothing
+is acknowledged on their account before a `SyncTicket` has run over both files (sync=always), so their order on disk
+does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
+
+    append -> page cache -> unsynced() -> [worker thread: ticket.run()] -> synced(ticket) -> local_durable
+
+- All ends are exclusive: `end.log_id` is the next entry's, `local_durable` the end of what is on this disk.
+- An append that fails is cut back from both files: the log is as it was before (`AppendFailed`). If that fails too,
+  or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
+- A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
+- `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `roll` as long as
+  nobody appends. `drop_pairs` and `truncate_to` need the log for themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, genesis, next_entry
+from nsqha.commitlog.journal import CutIntent
+from nsqha.commitlog.lookup import LogIdentity, LogReader, PairInfo, verifies
+from nsqha.commitlog.pairs import Pair
+from nsqha.commitlog.reader import Batch, BatchCache
+from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.storage import File, Storage
+
+__all__ = ["LogIdentity", "LogLimits", "PairInfo", "PartitionLog", "Place", "SyncTicket"]
+
+SEGMENT_BYTES = 128 << 20
+COMMITLOG_BYTES = 16 << 20  # 200,000 entries: bounds what recovery reads when batches are tiny
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """When a new pair of files begins."""
+
+    segment_bytes: int = SEGMENT_BYTES
+    commitlog_bytes: int = COMMITLOG_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTicket:
+    """What has to reach the disk so that everything below `log_id` is durable."""
+
+    log_id: int
+    files: tuple[File, ...]
+
+    def run(self) -> None:
+        """fdatasync; in any thread. Poisoned if it fails."""
+        for file in self.files:
+            file.sync()
+
+
+class PartitionLog(LogReader):
+    """One partition's log, open for appending."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        directory: str,
+        identity: LogIdentity,
+        pairs: list[Pair],
+        last: Entry,
+        cache: BatchCache,
+        *,
+        limits: LogLimits,
+        local_durable: int,
+    ) -> None:
+        """Use `create`, or `recovery.recover` for a directory that exists. `last` is the last entry, or the genesis."""
+        super().__init__(storage, directory, identity, pairs, last, cache)
+        self.limits = limits
+        self.local_durable = local_durable
+        self.poisoned: str | None = None
+        self._active = pairs[-1]
+
+    @classmethod
+    def create(
+        cls,
+        storage: Storage,
+        directory: str,
+        identity: LogIdentity,
+        *,
+        cache: BatchCache,
+        limits: LogLimits | None = None,
+    ) -> PartitionLog:
+        """An empty log in a new or empty directory; durable when this returns."""
+        storage.make_dirs(directory)
+        first = genesis(identity.topic_uid, identity.partition)
+        pair = Pair.create(storage, directory, first)
+        return cls(storage, directory, identity, [pair], first, cache, limits=limits or LogLimits(), local_durable=1)
+
+    # ---- writing
+
+    def next_timestamp(self, wall_ns: int) -> int:
+        """The timestamp of a batch that is flushed now: time in a log never goes back."""
+        return max(self._last.timestamp_ns, wall_ns)
+
+    def append(
+        self, data: bytes | bytearray, *, count: int, flags: int, timestamp_ns: int, epoch: int, durable: int
+    ) -> Entry:
+        """Write one batch, stamped already, behind the last one. Nobody may change `data` from now on."""
+        last = self._last
+        assert data, "a batch without bytes"
+        assert timestamp_ns >= last.timestamp_ns and epoch >= last.epoch, "time or epoch went back"
+        entry, raw = next_entry(
+            last, data, count=count, flags=flags, timestamp_ns=timestamp_ns, epoch=epoch, durable=durable
+        )
+        self._write(entry, raw, data)
+        return entry
+
+    def append_copy(self, entry: Entry, data: bytes | bytearray) -> None:
+        """Write a batch that the leader wrote as `entry`. LogCorrupt if it does not follow, or is not what it says."""
+        if not (entry.follows(self._last) and entry.chained_to(self._last)):
+            raise LogCorrupt(f"{entry} does not follow {self._last}")
+        if not verifies(entry, data):
+            raise LogCorrupt(f"the bytes that came with {entry} are not its own")
+        self._write(entry, entry.encode(), data)
+
+    def _write(self, entry: Entry, raw: bytes, data: bytes | bytearray) -> None:
+        if self.poisoned is not None:
+            raise Poisoned(self.poisoned)
+        pair = self._active
+        anchor = pair.anchor
+        try:
+            pair.segment.pwrite(data, entry.position - anchor.position - anchor.size)
+            pair.commitlog.pwrite(raw, (entry.log_id - anchor.log_id) * ENTRY_BYTES)
+        except OSError as error:
+            self._cut_back(error)
+        self._last = entry
+        self.end = Place(entry.log_id + 1, entry.first_offset + entry.count, entry.position + entry.size)
+        self._shelf.append(Batch.of(entry, data))
+
+    def _cut_back(self, error: OSError) -> None:
+        pair = self._active
+        try:
+            pair.segment.truncate(self.end.position - pair.position)
+            pair.commitlog.truncate(pair.slot(self.end.log_id))
+        except OSError as second:
+            self.poisoned = f"{self.directory}: a failed write could not be cut back: {error}; then {second}"
+            raise Poisoned(self.poisoned) from second
+        raise AppendFailed(f"{self.directory}: {error}") from error
+
+    # ---- durability
+
+    def unsynced(self) -> SyncTicket | None:
+        """What to sync so that the log is durable to its present end; None if it is. Asking changes nothing."""
+        if self.local_durable >= self.end.log_id:
+            return None
+        return SyncTicket(self.end.log_id, (self._active.segment, self._active.commitlog))
+
+    def synced(self, ticket: SyncTicket) -> int:
+        """The ticket has run. The end of what is durable here."""
+        if ticket.log_id > self.local_durable:
+            self.local_durable = ticket.log_id
+        return self.local_durable
+
+    @property
+    def needs_roll(self) -> bool:
+        """Whether the next batch should go into new files."""
+        anchor, end, limits = self._active.anchor, self.end, self.limits
+        return (
+            end.position - anchor.position - anchor.size >= limits.segment_bytes
+            or (end.log_id - anchor.log_id) * ENTRY_BYTES >= limits.commitlog_bytes
+        )
+
+    def roll(self) -> None:
+        """Begin a new pair of files. Blocks: the old files are synced first, then the new ones and their names.
+
+        AppendFailed: there is no new pair and the old one is still good.
+        """
+        old, last = self._active, self._last
+        if last is old.anchor:
+            return  # nothing in it: a new pair would have the same name
+        old.segment.sync()
+        old.commitlog.sync()
+        try:
+            new = Pair.create(self._storage, self.directory, last)
+        except OSError as error:
+            raise AppendFailed(f"{self.directory}: no new files: {error}") from error
+        self.local_durable = max(self.local_durable, last.log_id + 1)
+        self._pairs.append(new)
+        self._active = new
+        self._opened(old)
+
+    # ---- shortening
+
+    def drop_pairs(self, up_to: Place) -> int:
+        """Unlink the pairs that end at or below `up_to`; how many. The pair being written always stays."""
+        dropped = 0
+        while len(self._pairs) > 1:
+            end = self._pairs[1].first
+            if end.offset > up_to.offset or end.position > up_to.position:
+                break
+            self._pairs.pop(0).remove()
+            dropped += 1
+        if dropped:
+            self._storage.sync_dir(self.directory)
+        return dropped
+
+    def cut_intent(self, log_id: int) -> CutIntent:
+        """What to journal before `truncate_to(log_id)`."""
+        entry = self.entry(log_id)
+        return CutIntent(log_id, entry.first_offset, entry.position, entry.epoch, entry.chain)
+
+    def truncate_to(self, log_id: int) -> None:
+        """End the log before `log_id`, durably. Its intent must be in the journal; clear it before the next append."""
+        assert self.start.log_id <= log_id <= self.end.log_id, f"{log_id} is not in {self}"
+        pair = self._pair_of(log_id)
+        last = pair.anchor if log_id == pair.first.log_id else self.entry(log_id - 1)
+        self._shelf.cut(log_id)
+        while self._pairs[-1] is not pair:
+            self._pairs.pop().remove()
+        self._storage.sync_dir(self.directory)
+        self._active = pair
+        self._last = last
+        self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
+        self.local_durable = min(self.local_durable, log_id)
+        cut_files(pair, self.end)
+
+
+def cut_files(pair: Pair, end: Place) -> None:
+    """Make `end` the end of both files of the last pair, durably."""
+    pair.segment.truncate(end.position - pair.position)
+    pair.commitlog.truncate(pair.slot(end.log_id))
+    pair.segment.sync()
+    pair.commitlog.sync()

@@ -1,0 +1,291 @@
+"""Finding and reading batches of one partition's log: by log id, by offset, by time, and in runs for a backlog.
+
+The commitlog is the index: entries have a fixed size and a dense ordinal, offsets and times rise with it, so a look-up
+is a bisection over the pairs (in memory: one anchor each) and then over the slots of one commitlog. Nothing else is
+kept in memory, however long the log is.
+
+An entry or a batch that does not verify raises `BatchCorrupt`, which says where reading may go on. It does not stand
+in the way of look-ups that do not need it. Entries without messages are never the answer to an offset or a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry, Place
+from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
+from nsqha.commitlog.reader import RUN_BYTES, Batch, BatchCache
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.storage import Storage
+
+OPEN_PAIRS = 4  # old pairs whose files stay open
+FIRST_SLOTS = 16  # entries that a run looks at first: enough unless batches are small
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Whose log it is; the chain begins with it."""
+
+    topic_uid: int
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairInfo:
+    """One pair of files, for retention and statistics. `newest_ns` is the timestamp of its last batch."""
+
+    first: Place
+    end: Place
+    size: int
+    newest_ns: int
+
+
+class LogReader:
+    """The reading side of a partition's log."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        directory: str,
+        identity: LogIdentity,
+        pairs: list[Pair],
+        last: Entry,
+        cache: BatchCache,
+    ) -> None:
+        """`last` is the last entry; the anchor of the last pair if that one is empty."""
+        self.directory = directory
+        self.identity = identity
+        self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
+        self._storage = storage
+        self._pairs = pairs
+        self._last = last
+        self._cache = cache
+        self._shelf = cache.shelf()
+        self._open_old: list[Pair] = []
+
+    @property
+    def last(self) -> Entry | None:
+        """The last entry, even if its files are gone; None in a log that never had one."""
+        return self._last if self._last.log_id else None
+
+    @property
+    def start(self) -> Place:
+        """Where the oldest batch that is still here begins."""
+        return self._pairs[0].first
+
+    @property
+    def pairs(self) -> list[PairInfo]:
+        """All pairs, oldest first; the last one is being written."""
+        ends = [(pair.first, pair.anchor.timestamp_ns) for pair in self._pairs[1:]]
+        ends.append((self.end, self._last.timestamp_ns))
+        return [
+            PairInfo(pair.first, end, end.position - pair.position, newest_ns)
+            for pair, (end, newest_ns) in zip(self._pairs, ends, strict=False)
+        ]
+
+    # ---- entries
+
+    def entry(self, log_id: int) -> Entry:
+        """One entry. LogCorrupt if it does not verify; it must be in [start, end)."""
+        batch = self._shelf.by_log_id(log_id)
+        if batch is not None:
+            return batch.entry
+        assert self.start.log_id <= log_id < self.end.log_id, f"log id {log_id} is not in {self}"
+        entry = self._pair_of(log_id).read_entry(log_id)
+        if entry is None:
+            raise self._hole(log_id)
+        return entry
+
+    def entries(self, first_log_id: int, end_log_id: int) -> Iterator[Entry]:
+        """The entries of [first, end) that are here. LogCorrupt at one that does not verify."""
+        log_id = max(first_log_id, self.start.log_id)
+        while log_id < (end := min(end_log_id, self.end.log_id)):
+            pair = self._pair_of(log_id)
+            block = pair.read_entries(log_id, min(end, self._end_of(pair).log_id, log_id + BLOCK_SLOTS) - log_id)
+            if not block:
+                raise self._hole(log_id)
+            for entry in block:
+                if entry is None:
+                    raise self._hole(log_id)
+                yield entry
+                log_id += 1
+
+    def entry_for_offset(self, offset: int) -> Entry | None:
+        """The entry of the batch that holds message `offset`; None if it is not here."""
+        if not self.start.offset <= offset < self.end.offset:
+            return None
+        found = self._shelf.entry_by_offset(offset)
+        if found is not None:
+            return found
+        pairs = self._pairs
+        pair = pairs[bisect_right(pairs, offset, key=lambda p: p.first.offset) - 1]
+        log_id, entry = self._first_where(pair, lambda entry: entry.end_offset > offset)
+        if entry is None or entry.first_offset > offset:
+            raise self._hole(log_id - 1)
+        return entry
+
+    def entry_for_time(self, timestamp_ns: int) -> Entry | None:
+        """The first batch with messages at or after this time; None if there is none yet."""
+        pairs = self._pairs
+        # An anchor has the newest time of the pair before, so the last pair whose anchor is older holds the answer.
+        pair = pairs[max(bisect_right(pairs, timestamp_ns - 1, key=lambda p: p.anchor.timestamp_ns) - 1, 0)]
+        _, entry = self._first_where(pair, lambda entry: entry.timestamp_ns >= timestamp_ns)
+        return None if entry is None else self.entry_for_offset(entry.first_offset)
+
+    def _first_where(self, pair: Pair, wanted: Callable[[Entry], bool]) -> tuple[int, Entry | None]:
+        """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None)."""
+        low, high = pair.first.log_id, self._end_of(pair).log_id
+        best: tuple[int, Entry | None] = (high, None)
+        while low < high:
+            middle = probe = (low + high) // 2
+            # An entry that does not verify can not answer; the next one that does, answers for it.
+            while (entry := pair.read_entry(probe)) is None and probe + 1 < high:
+                probe += 1
+            if entry is None:
+                high = middle
+            elif wanted(entry):
+                best = (probe, entry)
+                high = middle
+            else:
+                low = probe + 1
+        return best
+
+    def _pair_of(self, log_id: int) -> Pair:
+        pairs = self._pairs
+        pair = pairs[bisect_right(pairs, log_id, key=lambda p: p.first.log_id) - 1]
+        if pair is not pairs[-1] and not pair.is_open:
+            self._opened(pair)
+        return pair
+
+    def _opened(self, pair: Pair) -> None:
+        """An old pair's files are in use: keep only a few open."""
+        self._open_old.append(pair)
+        if len(self._open_old) > OPEN_PAIRS:
+            self._open_old.pop(0).release()
+
+    def _end_of(self, pair: Pair) -> Place:
+        pairs = self._pairs
+        i = bisect_right(pairs, pair.position, key=lambda p: p.position)
+        return pairs[i].first if i < len(pairs) else self.end
+
+    def _hole(self, log_id: int) -> BatchCorrupt:
+        """The error for an entry that does not verify: the damage reaches from valid neighbour to valid neighbour."""
+        pair = self._pair_of(log_id)
+        end = self._end_of(pair)
+        before: Entry | None = pair.anchor
+        for first in range(log_id, pair.first.log_id, -1):
+            if (before := pair.read_entry(first - 1)) is not None:
+                break
+        before = before or pair.anchor
+        for after_id in range(log_id + 1, end.log_id):
+            if (after := pair.read_entry(after_id)) is not None:
+                end = Place(after_id, after.first_offset, after.position)
+                break
+        first_place = Place(before.log_id + 1, before.end_offset, before.end_position)
+        return BatchCorrupt(first_place, end, "commitlog entries do not verify")
+
+    # ---- frames
+
+    def read(self, entry: Entry) -> bytes | bytearray:
+        """The frames of one batch, verified. LogCorrupt if they are not what the entry says."""
+        batch = self._shelf.by_log_id(entry.log_id)
+        if batch is not None and batch.entry == entry:
+            return batch.data
+        data = self._pair_of(entry.log_id).read_data(entry.position, entry.size)
+        if not verifies(entry, data):
+            raise bad_data(entry)
+        return data
+
+    def batch_at(self, offset: int) -> Batch | None:
+        """A batch, or a run of neighbouring ones, that holds message `offset`; None if it is not here."""
+        batch = self._shelf.by_offset(offset)
+        if batch is not None:
+            return batch
+        log_id = self._shelf.log_id_after_run(offset)
+        if log_id is None:
+            entry = self.entry_for_offset(offset)
+            if entry is None:
+                return None
+            log_id = entry.log_id
+        while log_id < self.end.log_id:
+            run = self._read_run(log_id)
+            if offset < run.end_offset:
+                self._cache.keep_run(self._shelf, run)
+                return run
+            log_id = run.end_log_id
+        return None
+
+    def _read_run(self, log_id: int) -> Batch:
+        """The batch `log_id` and those behind it in the same pair, as far as they verify, up to RUN_BYTES."""
+        pair = self._pair_of(log_id)
+        entries, size = self._entries_of_run(pair, log_id)
+        if not entries:
+            raise self._bad(log_id)
+        data = pair.read_data(entries[0].position, size)
+        if len(entries) == 1:
+            if not verifies(entries[0], data):
+                raise bad_data(entries[0])
+            return Batch.of(entries[0], data)
+        at = good = flags = 0
+        with memoryview(data) as view:
+            for entry in entries:
+                end = at + entry.size
+                if crc32(view[at:end]) != entry.crc or end > len(data):
+                    break
+                flags |= entry.flags
+                at = end
+                good += 1
+        if not good:
+            raise bad_data(entries[0])
+        if at < len(data):
+            data = data[:at]
+        last = entries[good - 1]
+        return Batch(entries[0], data, end_log_id=last.log_id + 1, end_offset=last.end_offset, flags=flags)
+
+    def _entries_of_run(self, pair: Pair, log_id: int) -> tuple[list[Entry], int]:
+        entries: list[Entry] = []
+        size = 0
+        end = self._end_of(pair).log_id
+        slots = FIRST_SLOTS
+        while log_id < end:
+            block = pair.read_entries(log_id, min(slots, end - log_id))
+            for entry in block:
+                if entry is None or entry.flags & FAULTY or (entries and size + entry.size > RUN_BYTES):
+                    return entries, size
+                entries.append(entry)
+                size += entry.size
+            if not block:
+                break
+            log_id += len(block)
+            slots = BLOCK_SLOTS
+        return entries, size
+
+    def _bad(self, log_id: int) -> BatchCorrupt:
+        entry = self._pair_of(log_id).read_entry(log_id)
+        return self._hole(log_id) if entry is None else bad_data(entry)
+
+    def close(self) -> None:
+        """Close the files. Nothing is synced."""
+        self._shelf.clear()
+        for pair in self._pairs:
+            pair.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.directory!r}, {self.start} to {self.end})"
+
+
+def verifies(entry: Entry, data: bytes | bytearray | memoryview) -> bool:
+    """Whether these are the frames that the entry describes."""
+    return not entry.flags & FAULTY and len(data) == entry.size and crc32(data) == entry.crc
+
+
+def bad_data(entry: Entry) -> BatchCorrupt:
+    """The error for a batch whose entry is good and whose frames are not."""
+    end = Place(entry.log_id + 1, entry.end_offset, entry.end_position)
+    why = "lost before, marked by recovery" if entry.flags & FAULTY else "the bytes in the segment do not verify"
+    return BatchCorrupt(Place(entry.log_id, entry.first_offset, entry.position), end, why)

@@ -1,0 +1,163 @@
+"""The files of a partition: pairs of a segment and its commitlog, named by the position of their first byte.
+
+    00000000000000000000.segment     frames, back to back
+    00000000000000000000.commitlog   slot 0: the anchor; slot n: the n-th entry of this pair
+    00000000000134217893.segment
+    00000000000134217893.commitlog
+
+The **anchor** is a copy of the last entry of the pair before (in the first pair ever: the genesis). It says where the
+pair starts (log id, offset, position, chain, timestamp) without any other file, so a pair can be read, checked and
+appended to although all older ones are gone, and a pair that has no batch yet still knows its place.
+
+A pair's files are opened when they are first used. Old ones are closed again by `close`; a handle that a worker
+thread still syncs stays alive until that thread lets go of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode, decode_all
+from nsqha.errors import LogCorrupt
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.storage import File, Storage
+
+SEGMENT = ".segment"
+COMMITLOG = ".commitlog"
+# A commitlog of this name says that its pair is being unlinked (see `PartitionLog.drop_pairs`).
+DROPPING = ".dropping"
+BLOCK_SLOTS = 512  # entries read at a time: 40 KB
+
+
+class Pair:
+    """One segment and its commitlog."""
+
+    __slots__ = ("_commitlog", "_segment", "_storage", "anchor", "directory", "read_only")
+
+    def __init__(self, storage: Storage, directory: str, anchor: Entry, *, read_only: bool = False) -> None:
+        self.anchor = anchor
+        self.directory = directory
+        self.read_only = read_only
+        self._storage = storage
+        self._segment: File | None = None
+        self._commitlog: File | None = None
+
+    @classmethod
+    def create(cls, storage: Storage, directory: str, anchor: Entry) -> Pair:
+        """A new empty pair behind `anchor`; durable, its names included, when this returns."""
+        pair = cls(storage, directory, anchor)
+        pair._segment = storage.open(pair.path(SEGMENT), create=True)
+        pair._commitlog = storage.open(pair.path(COMMITLOG), create=True)
+        # What a crash may have left under these names was never acknowledged.
+        pair._segment.truncate(0)
+        pair._commitlog.truncate(0)
+        pair._commitlog.pwrite(anchor.encode(), 0)
+        pair._segment.sync()
+        pair._commitlog.sync()
+        storage.sync_dir(directory)
+        return pair
+
+    @property
+    def position(self) -> int:
+        """Of the first byte: the name."""
+        return self.anchor.end_position
+
+    @property
+    def first(self) -> Place:
+        """Where the pair starts."""
+        anchor = self.anchor
+        return Place(anchor.log_id + 1, anchor.end_offset, anchor.end_position)
+
+    def path(self, suffix: str) -> str:
+        return f"{self.directory}/{file_name(self.position, suffix)}"
+
+    @property
+    def segment(self) -> File:
+        if self._segment is None:
+            self._segment = self._storage.open(self.path(SEGMENT), read_only=self.read_only)
+        return self._segment
+
+    @property
+    def commitlog(self) -> File:
+        if self._commitlog is None:
+            self._commitlog = self._storage.open(self.path(COMMITLOG), read_only=self.read_only)
+        return self._commitlog
+
+    @property
+    def is_open(self) -> bool:
+        return self._segment is not None or self._commitlog is not None
+
+    def release(self) -> None:
+        """Let go of the handles; they close when a sync in another thread has also let go."""
+        self._segment = self._commitlog = None
+
+    def close(self) -> None:
+        """Close the files now."""
+        for file in (self._segment, self._commitlog):
+            if file is not None:
+                file.close()
+        self.release()
+
+    def slot(self, log_id: int) -> int:
+        """Byte address of an entry in the commitlog."""
+        return (log_id - self.anchor.log_id) * ENTRY_BYTES
+
+    def read_entries(self, log_id: int, n: int) -> list[Entry | None]:
+        """Up to `n` slots from `log_id`; None for one that does not verify or names another log id."""
+        raw = self.commitlog.pread(n * ENTRY_BYTES, self.slot(log_id))
+        entries = decode_all(raw)
+        for i, entry in enumerate(entries):
+            if entry is not None and entry.log_id != log_id + i:
+                entries[i] = None
+        return entries
+
+    def read_entry(self, log_id: int) -> Entry | None:
+        """The entry in one slot; None if it does not verify."""
+        entry = decode(self.commitlog.pread(ENTRY_BYTES, self.slot(log_id)))
+        return entry if entry is not None and entry.log_id == log_id else None
+
+    def read_data(self, position: int, size: int) -> bytes:
+        """Bytes of the segment, not verified; fewer if the file ends before."""
+        return self.segment.pread(size, position - self.position)
+
+    def remove(self) -> None:
+        """Unlink both files so that a crash in between is recognised; the directory is not synced."""
+        marker = self.path(DROPPING)
+        self._storage.rename(self.path(COMMITLOG), marker)
+        self._storage.remove(self.path(SEGMENT))
+        self._storage.remove(marker)
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"Pair({self.first})"
+
+
+def file_name(position: int, suffix: str) -> str:
+    return f"{position:020d}{suffix}"
+
+
+def parse_name(name: str) -> tuple[int, str] | None:
+    """(position, suffix) of a file of a partition; None for any other name."""
+    stem, dot, suffix = name.partition(".")
+    suffix = dot + suffix
+    if len(stem) != 20 or not (stem.isascii() and stem.isdigit()) or suffix not in (SEGMENT, COMMITLOG, DROPPING):
+        return None
+    return int(stem), suffix
+
+
+def read_anchor(storage: Storage, directory: str, position: int) -> Entry | None:
+    """Slot 0 of the commitlog at `position`; None if it is missing, does not verify or belongs elsewhere."""
+    try:
+        file = storage.open(f"{directory}/{file_name(position, COMMITLOG)}", read_only=True)
+    except FileNotFoundError:
+        return None
+    try:
+        anchor = decode(file.pread(ENTRY_BYTES, 0))
+    finally:
+        file.close()
+    return anchor if anchor is not None and anchor.end_position == position else None
+
+
+def corrupt(where: str, why: str) -> LogCorrupt:
+    return LogCorrupt(f"{where}: {why}")

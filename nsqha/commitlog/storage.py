@@ -1,0 +1,333 @@
+"""Disk, handed in: the few operations that logs, journal and metadata need, and the only user of `os`.
+
+    Storage   a name space of directories and files; paths are plain strings with "/"
+    File      positional reads and writes of one file; `sync` is fdatasync
+    OsStorage   the machine's file system
+    MemStorage  bytes in memory: #ephemeral topics and tests
+
+What callers may rely on, and `tests/sim` takes away when it is not asked for:
+- Bytes written are durable after `File.sync` of that file. Writes are not ordered among each other, and any 512-byte
+  sector of an unsynced write may survive a crash without the rest.
+- A created, renamed or removed name is durable after `sync_dir` of its directory. `make_dirs` is durable on return.
+- A failed `sync` raises `Poisoned`, and so does every later one of that file: which pages were lost is unknowable, and
+  the kernel reports the error only once. Every other failure is an `OSError`.
+- A File is closed when it is closed or when nobody refers to it any more, so a sync that runs in a worker thread may
+  be the last user of a file that has been rolled or dropped meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from typing import Protocol
+
+from nsqha.errors import ConfigError, Poisoned
+
+Data = bytes | bytearray | memoryview
+
+
+class File(Protocol):
+    """One open file."""
+
+    def size(self) -> int:
+        """Bytes in the file now."""
+
+    def pwrite(self, data: Data, position: int) -> None:
+        """Write all of `data` at `position`; a gap before it reads as zeros. OSError: any part may have been written."""
+
+    def pread(self, n: int, position: int) -> bytes:
+        """Up to `n` bytes from `position`; fewer only at the end of the file."""
+
+    def truncate(self, n: int) -> None:
+        """Make the file `n` bytes long."""
+
+    def sync(self) -> None:
+        """fdatasync. Poisoned if it fails, now and for ever after."""
+
+    def drop_cache(self) -> None:
+        """Forget clean cached pages, so that the next read shows what the disk has."""
+
+    def allocate(self, n: int) -> None:
+        """Reserve space for `n` bytes; the file becomes at least that long, zeros at the end."""
+
+    def close(self) -> None:
+        """Let go of the file; harmless when repeated."""
+
+
+class Lock(Protocol):
+    def close(self) -> None:
+        """Release."""
+
+
+class Storage(Protocol):
+    """A file system."""
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
+        """FileNotFoundError unless it is there or `create` is set."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory has this name."""
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted. FileNotFoundError."""
+
+    def make_dirs(self, path: str) -> None:
+        """Make a directory and its parents, durably; fine if it is there."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomically give `old` the name `new`, replacing a file of that name."""
+
+    def remove(self, path: str) -> None:
+        """Unlink one file. FileNotFoundError."""
+
+    def remove_tree(self, path: str) -> None:
+        """Unlink a directory and everything in it; fine if it is not there."""
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable. Poisoned if that fails."""
+
+    def lock(self, path: str) -> Lock:
+        """Hold `path` against every other process. ConfigError if it is held."""
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_failed", "_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._failed: str | None = None
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def pwrite(self, data: Data, position: int) -> None:
+        n = os.pwrite(self._fd, data, position)
+        if n != len(data):
+            self._write_rest(memoryview(data), n, position)
+
+    def _write_rest(self, data: memoryview, done: int, position: int) -> None:
+        while done < len(data):
+            n = os.pwrite(self._fd, data[done:], position + done)
+            if n == 0:
+                raise OSError(errno.EIO, "write wrote nothing", self.path)
+            done += n
+
+    def pread(self, n: int, position: int) -> bytes:
+        data = os.pread(self._fd, n, position)
+        if len(data) == n or not data:
+            return data
+        parts = [data]
+        have = len(data)
+        # A short read is the end of the file, or a signal; ask until it says so.
+        while have < n and (data := os.pread(self._fd, n - have, position + have)):
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
+
+    def truncate(self, n: int) -> None:
+        os.ftruncate(self._fd, n)
+
+    def sync(self) -> None:
+        if self._failed is None:
+            try:
+                os.fdatasync(self._fd)
+            except OSError as error:
+                self._failed = f"fdatasync of {self.path} failed: {error}"
+        if self._failed is not None:
+            raise Poisoned(self._failed)
+
+    def drop_cache(self) -> None:
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def allocate(self, n: int) -> None:
+        os.posix_fallocate(self._fd, 0, n)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"OsFile({self.path!r})"
+
+
+class OsLock:
+    """An exclusive flock; the kernel releases it when the process ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class OsStorage:
+    """The machine's file system."""
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
+        flags = (os.O_RDONLY if read_only else os.O_RDWR) | (os.O_CREAT if create else 0)
+        return OsFile(path, os.open(path, flags, 0o640))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list_dir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_dirs(self, path: str) -> None:
+        missing = []
+        while path and not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for new in reversed(missing):
+            try:
+                os.mkdir(new, 0o750)
+            except FileExistsError:
+                pass
+            self.sync_dir(os.path.dirname(new) or ".")
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise Poisoned(f"fsync of directory {path} failed: {error}") from error
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> Lock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise ConfigError(f"{path} is locked: another process uses this folder; stop it first") from None
+        return OsLock(fd)
+
+
+class MemFile:
+    """A file in memory; handles of one name share the bytes."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def pwrite(self, data: Data, position: int) -> None:
+        gap = position - len(self._data)
+        if gap > 0:
+            self._data += bytes(gap)
+        self._data[position : position + len(data)] = data
+
+    def pread(self, n: int, position: int) -> bytes:
+        with memoryview(self._data) as view:
+            return bytes(view[position : position + n])
+
+    def truncate(self, n: int) -> None:
+        del self._data[n:]
+        self._data += bytes(n - len(self._data))
+
+    def sync(self) -> None:
+        pass
+
+    def drop_cache(self) -> None:
+        pass
+
+    def allocate(self, n: int) -> None:
+        self._data += bytes(max(0, n - len(self._data)))
+
+    def close(self) -> None:
+        pass
+
+
+class MemLock:
+    def __init__(self, held: set[str], path: str) -> None:
+        self._held = held
+        self._path = path
+
+    def close(self) -> None:
+        self._held.discard(self._path)
+
+
+class MemStorage:
+    """A file system in memory, lost with the process."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytearray] = {}
+        self._dirs: set[str] = set()
+        self._locks: set[str] = set()
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
+        data = self._files.get(path)
+        if data is None:
+            if not create or parent(path) not in self._dirs:
+                raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
+            data = self._files[path] = bytearray()
+        return MemFile(data)
+
+    def exists(self, path: str) -> bool:
+        return path in self._files or path in self._dirs
+
+    def list_dir(self, path: str) -> list[str]:
+        if path not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return sorted(name.rpartition("/")[2] for name in {*self._files, *self._dirs} if parent(name) == path)
+
+    def make_dirs(self, path: str) -> None:
+        while path and path not in self._dirs:
+            self._dirs.add(path)
+            path = parent(path)
+
+    def rename(self, old: str, new: str) -> None:
+        if old not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", old)
+        self._files[new] = self._files.pop(old)
+
+    def remove(self, path: str) -> None:
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        del self._files[path]
+
+    def remove_tree(self, path: str) -> None:
+        inside = path + "/"
+        self._files = {name: data for name, data in self._files.items() if not name.startswith(inside)}
+        self._dirs = {name for name in self._dirs if name != path and not name.startswith(inside)}
+
+    def sync_dir(self, path: str) -> None:
+        pass
+
+    def lock(self, path: str) -> Lock:
+        if path in self._locks:
+            raise ConfigError(f"{path} is locked: another process uses this folder; stop it first")
+        self._locks.add(path)
+        return MemLock(self._locks, path)
+
+
+def parent(path: str) -> str:
+    """The directory of a path; "" at the top."""
+    return path.rpartition("/")[0]
