@@ -1,0 +1,167 @@
+"""TLS from nsqd's flags, and nsqd's words for what was negotiated.
+
+Certificates of test suites and of old installations (signed with SHA-1, keys of 1024 bits, TLS 1.0) work: with the
+default --tls-min-version=tls1.0 the security level of OpenSSL is lowered, as without that neither the version nor such
+a certificate is possible. From tls1.2 on OpenSSL's own judgement stands, unless the operator's certificate fails it.
+
+--tls-client-auth-policy=require wants a certificate but looks at nothing in it (require-verify does). Python's ssl
+always verifies what it asks for, so the verification callback of the context is replaced below it, through ctypes;
+where that is not possible the start fails with a ConfigError instead of checking less or more than was asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from nsqha.errors import ConfigError
+from nsqha.options import TLS_VERSIONS, Options
+
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:ECDHE+AES:DHE+AES:AES:!aNULL:!eNULL:!MD5"
+_WEAK = ("TOO_WEAK", "TOO_SMALL")
+_VERIFY_PEER_OR_FAIL = 0x01 | 0x02  # SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT
+
+_VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+
+
+_accept_any = _VerifyCallback(lambda _verified, _store: 1)
+
+
+def server_context(options: Options) -> ssl.SSLContext | None:
+    """For the TCP and HTTPS listeners; None without a certificate. ConfigError names the flag that does not work."""
+    if not options.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if TLS_VERSIONS[options.tls_min_version] < ssl.TLSVersion.TLSv1_2:
+        _lower_security(context)
+    context.minimum_version = ssl.TLSVersion(TLS_VERSIONS[options.tls_min_version])
+    try:
+        _load_certificate(context, options)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-cert={options.tls_cert} --tls-key={options.tls_key}: {_reason(error)}") from error
+    if options.tls_client_auth_policy:
+        if options.tls_root_ca_file:
+            _load_roots(context, options.tls_root_ca_file)
+        if options.tls_client_auth_policy == "require-verify":
+            context.verify_mode = ssl.CERT_REQUIRED
+        else:
+            _require_any_certificate(context)
+    return context
+
+
+def client_context(options: Options) -> ssl.SSLContext | None:
+    """For https to an auth server; None means the system's certificates and defaults."""
+    if not options.tls_root_ca_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion(TLS_VERSIONS[options.tls_min_version])
+    _load_roots(context, options.tls_root_ca_file)
+    return context
+
+
+def _lower_security(context: ssl.SSLContext) -> None:
+    context.set_ciphers(f"{_CIPHERS}:@SECLEVEL=0")
+
+
+def _load_certificate(context: ssl.SSLContext, options: Options) -> None:
+    # An encrypted key would make OpenSSL ask on the terminal; refuse instead.
+    def no_password() -> str:
+        raise ConfigError(f"--tls-key={options.tls_key}: the key is encrypted")
+
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key, password=no_password)
+    except ssl.SSLError as error:
+        if not any(word in (error.reason or "") for word in _WEAK):
+            raise
+        _lower_security(context)
+        context.load_cert_chain(options.tls_cert, options.tls_key, password=no_password)
+
+
+def _load_roots(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-root-ca-file={path}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or getattr(error, "reason", None) or str(error)
+
+
+def _require_any_certificate(context: ssl.SSLContext) -> None:
+    try:
+        import _ssl
+
+        library = ctypes.CDLL(_ssl.__file__)
+        set_verify = library.SSL_CTX_set_verify
+    except (ImportError, AttributeError, OSError, TypeError) as error:
+        raise ConfigError(
+            "--tls-client-auth-policy=require is not possible with this Python's ssl module; use require-verify"
+        ) from error
+    set_verify.argtypes = [ctypes.c_void_p, ctypes.c_int, _VerifyCallback]
+    set_verify.restype = None
+    # The first field of an SSLContext object is its SSL_CTX pointer.
+    pointer = ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
+    set_verify(pointer, _VERIFY_PEER_OR_FAIL, _accept_any)
+    if context.verify_mode != ssl.CERT_REQUIRED:
+        raise ConfigError("--tls-client-auth-policy=require had no effect on this Python's ssl module")
+
+
+# ---- what was negotiated
+
+
+@dataclass(frozen=True, slots=True)
+class TlsInfo:
+    """As /stats shows it."""
+
+    cipher_suite: str = ""
+    version: str = ""
+    negotiated_protocol: str = ""
+    negotiated_protocol_is_mutual: bool = False
+
+
+NO_TLS = TlsInfo()
+
+_VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
+_KEY_EXCHANGES = (("ECDHE-ECDSA", "ECDHE_ECDSA"), ("ECDHE-RSA", "ECDHE_RSA"), ("DHE-RSA", "DHE_RSA"))
+_DIGESTS = ("SHA", "SHA256", "SHA384", "MD5")
+
+
+def describe(tls: ssl.SSLObject | ssl.SSLSocket | None) -> TlsInfo:
+    """After the handshake; NO_TLS for a connection in clear."""
+    if tls is None:
+        return NO_TLS
+    cipher = tls.cipher()
+    version = tls.version() or ""
+    # Go calls it mutual whenever it is a server; the field is a relic.
+    return TlsInfo(
+        cipher_suite(cipher[0]) if cipher else "",
+        _VERSIONS.get(version, version),
+        tls.selected_alpn_protocol() or "",
+        True,
+    )
+
+
+def cipher_suite(openssl: str) -> str:
+    """The standard's name: ECDHE-RSA-AES128-GCM-SHA256 -> TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256."""
+    if openssl.startswith("TLS_"):
+        return openssl
+    exchange, rest = "RSA", openssl
+    for name, standard in _KEY_EXCHANGES:
+        if openssl.startswith(name + "-"):
+            exchange, rest = standard, openssl[len(name) + 1 :]
+    parts = rest.replace("AES128", "AES-128").replace("AES256", "AES-256").split("-")
+    if "AES" in parts and not {"GCM", "CCM", "CCM8", "CBC"} & set(parts):
+        parts.insert(2, "CBC")
+    if parts[-1] == "POLY1305":
+        parts.append("SHA256")
+    return f"TLS_{exchange}_WITH_{'_'.join(parts)}"
+
+
+def common_name(tls: ssl.SSLObject | ssl.SSLSocket | None) -> str:
+    """Of the client's certificate, for the auth server; empty without one."""
+    certificate: Any = tls.getpeercert() if tls is not None else None
+    subject = certificate.get("subject", ()) if certificate else ()
+    return next((value for names in subject for name, value in names if name == "commonName"), "")
