@@ -144,7 +144,7 @@ def _reframe(data: bytes, pos: int, end: int, prefix: bytes, size_max: int, coun
         stride = lead + size
         fitting = min(probe, (end - pos) // stride, count_max - count)
         n = _repeats(data, pos, stride, fitting, data[pos:body])
-        bodies = [b for b, in struct.iter_unpack(f"{lead}x{size}s", memoryview(data)[pos : pos + n * stride])]
+        bodies = [b for (b,) in struct.iter_unpack(f"{lead}x{size}s", memoryview(data)[pos : pos + n * stride])]
         parts += (blank, blank.join(bodies))
         pos += n * stride
         count += n
