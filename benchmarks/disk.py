@@ -1,0 +1,105 @@
+"""The disk under the data directory: how long a sync takes, and how to make its page cache forget.
+
+*T*, the time of one disk round, is what bounds a broker that answers only after fdatasync: with N commands waiting
+on one disk, half of them ride each round while the other half gathers. It is measured in the same run, on the same
+filesystem and with the same shape of work: a data file and its index grow by one batch, then both are synced at the
+same time by two threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+BATCH_BYTES = 400 * 134  # half of 4 x 200 waiting messages of 100 bytes, framed
+INDEX_BYTES = 128
+
+
+@dataclass(frozen=True)
+class SyncTime:
+    """Medians over the rounds of a probe."""
+
+    round_s: float  # both files, in parallel
+    single_s: float  # the data file alone
+
+
+def probe(directory: Path, *, rounds: int = 60) -> SyncTime:
+    """Measure the disk round in `directory`. Takes about a tenth of a second on a fast disk, five at most."""
+    data = os.open(directory / "probe.data", os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+    index = os.open(directory / "probe.index", os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+    both: list[float] = []
+    single: list[float] = []
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            give_up = time.perf_counter() + 5.0
+            for number in range(rounds):
+                os.pwrite(data, b"d" * BATCH_BYTES, 2 * number * BATCH_BYTES)
+                os.pwrite(index, b"i" * INDEX_BYTES, number * INDEX_BYTES)
+                begun = time.perf_counter()
+                list(threads.map(os.fdatasync, (data, index)))
+                both.append(time.perf_counter() - begun)
+                os.pwrite(data, b"d" * BATCH_BYTES, (2 * number + 1) * BATCH_BYTES)
+                begun = time.perf_counter()
+                os.fdatasync(data)
+                single.append(time.perf_counter() - begun)
+                if begun > give_up:
+                    break
+    finally:
+        for descriptor, name in ((data, "probe.data"), (index, "probe.index")):
+            os.close(descriptor)
+            (directory / name).unlink()
+    return SyncTime(statistics.median(both), statistics.median(single))
+
+
+def files_below(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def make_cold(directory: Path) -> float:
+    """Write back and forget every page of the files below; the share of pages that stayed."""
+    for path in files_below(directory):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    stayed = resident_share(directory)
+    if stayed > 0.05 and os.geteuid() == 0:
+        # Pages that are mapped or on a per-CPU list survive the advice. This empties the caches of the whole machine.
+        Path("/proc/sys/vm/drop_caches").write_text("1\n")
+        stayed = resident_share(directory)
+    return stayed
+
+
+def resident_share(directory: Path) -> float:
+    """How much of the files below is in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    resident = total = 0
+    for path in files_below(directory):
+        size = path.stat().st_size
+        if size == 0:
+            continue
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
+            pages = (size + mmap.PAGESIZE - 1) // mmap.PAGESIZE
+            present = (ctypes.c_ubyte * pages)()
+            start = ctypes.c_char.from_buffer(mapped)
+            try:
+                if libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), present) != 0:
+                    raise OSError(ctypes.get_errno(), "mincore")
+            finally:
+                del start
+            resident += sum(byte & 1 for byte in bytes(present))
+            total += pages
+    return resident / total if total else 0.0
+
+
+def bytes_below(directory: Path) -> int:
+    """What the files below occupy, holes not counted."""
+    return sum(path.stat().st_blocks * 512 for path in files_below(directory))
