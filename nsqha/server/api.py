@@ -46,6 +46,10 @@ class BrokerApi(Protocol):
     def ports(self) -> Ports: ...
 
     @property
+    def start_time_ns(self) -> int:
+        """When this process began to serve, nanoseconds since 1970."""
+
+    @property
     def exiting(self) -> bool:
         """A stop has begun: publishes are refused."""
 
@@ -73,10 +77,10 @@ class BrokerApi(Protocol):
     async def pause_channel(self, topic: str, channel: str, paused: bool) -> None: ...
 
     def set_lookupds(self, addresses: Sequence[str]) -> None:
-        """Announce this node to these lookup daemons from now on, and to no others."""
+        """Announce this node to these lookup daemons from now on, and to no others; `options` shows it afterwards."""
 
     def set_log_level(self, level: str) -> None:
-        """One of debug, info, warn, error, fatal."""
+        """One of debug, info, warn, error, fatal; `options` shows it afterwards."""
 
     # ---- questions
 

@@ -1,0 +1,343 @@
+"""nsqd's HTTP API: publishing, administration, statistics, options; and /metrics and the health endpoints of ours.
+
+    POST /pub?topic=T[&defer=MS]       POST /mpub?topic=T[&binary=true][&defer=MS]
+    POST /topic/{create,delete,empty,pause,unpause}?topic=T
+    POST /channel/{create,delete,empty,pause,unpause}?topic=T&channel=C
+    GET /ping   /info   /stats   /config/:opt          PUT /config/{nsqlookupd_tcp_addresses,log_level}
+    GET /healthz   /readyz[?verbose]   /startupz   /metrics   /debug/pprof/...
+
+Manners (headers, error bodies, redirects) are `http_envelope`'s. The order of the checks is nsqd's, and visible: /pub
+looks at the body first and at the topic after, /mpub the other way round, and creates the topic before it reads.
+
+What nsqd does not know: 503 UNAVAILABLE (not stored, try again: disk low, queue full), 504 OUTCOME_UNKNOWN (may be
+stored), 500 INTERNAL_ERROR for a disk that refuses. All carry the reason beside `message`, as `detail`.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nsqha import NSQ_VERSION, hot
+from nsqha.clock import Clock
+from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
+from nsqha.server import http_debug
+from nsqha.server.http_envelope import ApiError, HttpApi, HttpServer, Reply, Request, Route
+from nsqha.server.process import memory_stats
+from nsqha.server.stats import Selection, stats_json
+from nsqha.server.stats_text import stats_text
+
+if TYPE_CHECKING:
+    from nsqha.server.api import BrokerApi
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_HEALTH_PLAIN = "text/plain; charset=utf-8"
+
+
+class NsqdHttp:
+    """The handlers; `api` is what they make together."""
+
+    def __init__(self, broker: BrokerApi, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+
+    def api(self) -> HttpApi:
+        api = HttpApi()
+        api.add("GET", "/ping", self.ping, plain=True)
+        api.add("GET", "/info", self.info)
+        api.add("GET", "/stats", self.stats)
+        api.add("POST", "/pub", self.pub, quiet=True)
+        api.add("POST", "/mpub", self.mpub, quiet=True)
+        for verb in ("create", "delete", "empty", "pause", "unpause"):
+            api.add("POST", f"/topic/{verb}", getattr(self, f"topic_{verb}"))
+            api.add("POST", f"/channel/{verb}", getattr(self, f"channel_{verb}"))
+        api.add("GET", "/config/:opt", self.read_option)
+        api.add("PUT", "/config/:opt", self.write_option)
+        api.add("GET", "/healthz", self.healthz, plain=True, quiet=True)
+        api.add("GET", "/startupz", self.startupz, plain=True, quiet=True)
+        api.add("GET", "/readyz", self.readyz, plain=True, quiet=True)
+        api.add("GET", "/metrics", self.metrics, plain=True, quiet=True)
+        http_debug.add_to(api)
+        return api
+
+    # ---- publishing
+
+    async def pub(self, request: Request) -> object:
+        body = await request.body(self._broker.options.max_msg_size)
+        if body is None:
+            raise ApiError(413, "MSG_TOO_BIG")
+        if not body:
+            raise ApiError(400, "MSG_EMPTY")
+        topic = request.query.require_name("topic", "INVALID_TOPIC")
+        delay_ms = self._delay_ms(request)
+        self._refuse_unless_creatable(topic)
+        await _done(self._broker.publish(topic, hot.frame(body), 1, deliver_in_ms=delay_ms), self._broker)
+        return "OK"
+
+    async def mpub(self, request: Request) -> object:
+        options = self._broker.options
+        if (request.content_length or 0) > options.max_body_size:
+            raise ApiError(413, "BODY_TOO_BIG")
+        topic = request.query.require_name("topic", "INVALID_TOPIC")
+        binary = request.query.flag("binary", False)
+        delay_ms = self._delay_ms(request)
+        self._refuse_unless_creatable(topic)
+        if not self._broker.has_topic(topic):
+            await _done(self._broker.create_topic(topic), self._broker)
+        body = await request.body(options.max_body_size)
+        if body is None:
+            raise ApiError(413, "BODY_TOO_BIG")
+        count, frames = (self._counted if binary else self._lines)(body)
+        if count:
+            await _done(self._broker.publish(topic, frames, count, deliver_in_ms=delay_ms), self._broker)
+        return "OK"
+
+    def _lines(self, body: bytes) -> tuple[int, bytes]:
+        """One message per line; empty lines are none."""
+        messages = [line for line in body.split(b"\n") if line]
+        if len(max(messages, key=len, default=b"")) > self._broker.options.max_msg_size:
+            raise ApiError(413, "MSG_TOO_BIG")
+        return len(messages), b"".join(map(hot.frame, messages))
+
+    def _counted(self, body: bytes) -> tuple[int, bytes]:
+        """The body of an MPUB: count, then size and bytes of each message."""
+        options = self._broker.options
+        count = int.from_bytes(body[:4], "big", signed=True)
+        if len(body) < 4 or not 0 < count <= (options.max_body_size - 4) // 5:
+            raise ApiError(413, "BAD_BODY")
+        run = hot.mpub_body(body, 0, len(body), options.max_msg_size)
+        if run is None:
+            raise ApiError(413, "BAD_MESSAGE")
+        return run
+
+    def _delay_ms(self, request: Request) -> int | None:
+        text = request.query.get("defer")
+        if text is None:
+            return None
+        if not _INTEGER.fullmatch(text) or not 0 <= int(text) * 1_000_000 <= self._broker.options.max_req_timeout_ns:
+            raise ApiError(400, "INVALID_DEFER")
+        return int(text) or None
+
+    def _refuse_unless_creatable(self, topic: str) -> None:
+        if self._broker.exiting:
+            raise ApiError(503, "EXITING")
+        if not self._broker.options.auto_create_topics and not self._broker.has_topic(topic):
+            raise ApiError(404, "TOPIC_NOT_FOUND")
+
+    # ---- topics and channels
+
+    async def topic_create(self, request: Request) -> None:
+        topic = request.query.require_name("topic", "INVALID_TOPIC")
+        await _done(self._broker.create_topic(topic), self._broker)
+
+    async def topic_delete(self, request: Request) -> None:
+        await _done(self._broker.delete_topic(self._existing(request)), self._broker)
+
+    async def topic_empty(self, request: Request) -> None:
+        request.query.require_name("topic", "INVALID_TOPIC")
+        await _done(self._broker.empty_topic(self._existing(request)), self._broker)
+
+    async def topic_pause(self, request: Request) -> None:
+        await _done(self._broker.pause_topic(self._existing(request), True), self._broker)
+
+    async def topic_unpause(self, request: Request) -> None:
+        await _done(self._broker.pause_topic(self._existing(request), False), self._broker)
+
+    def _existing(self, request: Request) -> str:
+        topic = request.query.require("topic")
+        if not self._broker.has_topic(topic):
+            raise ApiError(404, "TOPIC_NOT_FOUND")
+        return topic
+
+    async def channel_create(self, request: Request) -> None:
+        topic, channel = self._named(request)
+        await _done(self._broker.create_channel(topic, channel), self._broker)
+
+    async def channel_delete(self, request: Request) -> None:
+        topic, channel = self._existing_channel(request)
+        await _done(self._broker.delete_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+
+    async def channel_empty(self, request: Request) -> None:
+        topic, channel = self._existing_channel(request)
+        await _done(self._broker.empty_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+
+    async def channel_pause(self, request: Request) -> None:
+        topic, channel = self._existing_channel(request)
+        await _done(self._broker.pause_channel(topic, channel, True), self._broker, "CHANNEL_NOT_FOUND")
+
+    async def channel_unpause(self, request: Request) -> None:
+        topic, channel = self._existing_channel(request)
+        await _done(self._broker.pause_channel(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
+
+    def _named(self, request: Request) -> tuple[str, str]:
+        topic = request.query.require_name("topic")
+        channel = request.query.require_name("channel")
+        if not self._broker.has_topic(topic):
+            raise ApiError(404, "TOPIC_NOT_FOUND")
+        return topic, channel
+
+    def _existing_channel(self, request: Request) -> tuple[str, str]:
+        topic, channel = self._named(request)
+        if not self._broker.has_channel(topic, channel):
+            raise ApiError(404, "CHANNEL_NOT_FOUND")
+        return topic, channel
+
+    # ---- what it is and how it goes
+
+    async def ping(self, _request: Request) -> object:
+        health = self._broker.health()
+        if health != "OK":
+            raise ApiError(500, health)
+        return "OK"
+
+    async def info(self, _request: Request) -> object:
+        options = self._broker.options
+        tcp_port, http_port = announced_ports(self._broker)
+        return {
+            "version": NSQ_VERSION,
+            "broadcast_address": options.broadcast_address,
+            "hostname": host_name(),
+            "http_port": http_port,
+            "tcp_port": tcp_port,
+            "start_time": self._broker.start_time_ns // 1_000_000_000,
+            "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+            "max_output_buffer_size": options.max_output_buffer_size,
+            "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+            "max_deflate_level": options.max_deflate_level,
+            "topology_zone": options.topology_zone,
+            "topology_region": options.topology_region,
+        }
+
+    async def stats(self, request: Request) -> object:
+        query = request.query
+        wanted = Selection(query.get("topic") or "", query.get("channel") or "", query.flag("include_clients", True))
+        memory = memory_stats() if query.flag("include_mem", True) else None
+        stats = self._broker.snapshot(wanted.topic, wanted.clients)
+        if query.get("format") == "json":
+            return stats_json(stats, wanted, memory, extra=query.flag("include_nsqha", False))
+        return stats_text(stats, wanted, memory, self._clock.wall_ns())
+
+    async def healthz(self, _request: Request) -> object:
+        """Alive: this answer shows that the loop turns; what can not heal by itself is a check marked `live`."""
+        return self._checked(live_only=True, verbose=False)
+
+    async def startupz(self, _request: Request) -> object:
+        """Recovery is over before anything listens."""
+        return "OK"
+
+    async def readyz(self, request: Request) -> object:
+        return self._checked(live_only=False, verbose=request.query.get("verbose") is not None)
+
+    def _checked(self, *, live_only: bool, verbose: bool) -> Reply:
+        checks = [check for check in self._broker.checks() if check.live or not live_only]
+        ok = all(check.ok for check in checks)
+        lines = ["OK" if ok else "NOK"]
+        for check in checks:
+            if verbose or not check.ok:
+                lines.append(f"[{'+' if check.ok else '-'}] {check.name}{': ' if check.detail else ''}{check.detail}")
+        text = "\n".join(lines) if len(lines) > 1 else lines[0]
+        return Reply(text.encode(), _HEALTH_PLAIN, 200 if ok else 503)
+
+    async def metrics(self, request: Request) -> object:
+        from nsqha.server import metrics  # not needed before somebody scrapes
+
+        body, content_type = metrics.render(self._broker.snapshot(clients=False), request.headers.get("Accept", ""))
+        return Reply(body, content_type)
+
+    # ---- options
+
+    async def read_option(self, request: Request) -> object:
+        try:
+            return config_value(self._broker.options, request.param)
+        except KeyError:
+            raise ApiError(400, "INVALID_OPTION") from None
+
+    async def write_option(self, request: Request) -> object:
+        body = await request.body(self._broker.options.max_msg_size)
+        if not body:
+            raise ApiError(413, "INVALID_VALUE")
+        try:
+            if request.param == "nsqlookupd_tcp_addresses":
+                self._broker.set_lookupds(msgspec.json.decode(body, type=list[str] | None) or [])
+            elif request.param == "log_level":
+                level = body.decode().lower()
+                if level not in LOG_LEVELS:
+                    raise ValueError(level)
+                self._broker.set_log_level(level)
+            else:
+                raise ApiError(400, "INVALID_OPTION")
+        except ValueError:
+            raise ApiError(400, "INVALID_VALUE") from None
+        return await self.read_option(request)
+
+
+def announced_ports(broker: BrokerApi) -> tuple[int, int]:
+    """TCP and HTTP ports as others are told: what is bound, unless the flags say otherwise."""
+    options, ports = broker.options, broker.ports
+    return options.broadcast_tcp_port or ports.tcp, options.broadcast_http_port or ports.http
+
+
+async def _done(change: Awaitable[None], broker: BrokerApi, not_found: str = "TOPIC_NOT_FOUND") -> None:
+    """Await a change; refuse in NSQ's words, with the reason beside them."""
+    try:
+        await change
+    except NotFound:
+        raise ApiError(404, not_found) from None
+    except (Unavailable, AppendFailed) as error:
+        if broker.exiting:
+            raise ApiError(503, "EXITING") from error
+        raise ApiError(503, "UNAVAILABLE", detail=str(error)) from error
+    except OutcomeUnknown as error:
+        raise ApiError(504, "OUTCOME_UNKNOWN", detail=str(error)) from error
+    except StorageError as error:
+        raise ApiError(500, "INTERNAL_ERROR", detail=str(error)) from error
+
+
+class _TlsOnly(HttpApi):
+    """What plain HTTP answers when TLS is required: always the same, whatever the path."""
+
+    def __init__(self, https_port: int) -> None:
+        super().__init__()
+        body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'.encode()
+        headers = {"X-Nsq-Content-Type": "nsq; version=1.0"}
+        self._refusal = Reply(body, "application/json; charset=utf-8", 403, headers)
+
+    def find(self, request: Request) -> Route | Reply:
+        return self._refusal
+
+
+class NsqdHttpServer:
+    """The HTTP and HTTPS listeners of one broker. `broker.ports` must be known before they start."""
+
+    def __init__(self, broker: BrokerApi, clock: Clock) -> None:
+        self._broker = broker
+        self._log = Log("http")
+        self._api = NsqdHttp(broker, clock).api()
+        self._servers: list[HttpServer] = []
+
+    async def listen_http(self, sock: socket.socket) -> str:
+        """Serve plain HTTP, or refuse it where TLS is required; returns the address."""
+        refuse = self._broker.options.tls_required == TlsRequired.YES
+        server = HttpServer(_TlsOnly(self._broker.ports.https) if refuse else self._api, self._log)
+        return await self._listen("HTTP", server, sock, None)
+
+    async def listen_https(self, sock: socket.socket, context: ssl.SSLContext) -> str:
+        return await self._listen("HTTPS", HttpServer(self._api, self._log), sock, context)
+
+    async def _listen(self, name: str, server: HttpServer, sock: socket.socket, tls: ssl.SSLContext | None) -> str:
+        self._servers.append(server)
+        address = await server.listen(sock, tls)
+        self._log.info(f"{name.lower()}_listening", "%s: listening on %s", name, address)
+        return address
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.close()
+        self._servers.clear()
