@@ -1,0 +1,98 @@
+"""One lookup daemon: sockets, registry and API with one beginning and one end.
+
+lookupd = Lookupd(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0"))
+await lookupd.start()
+lookupd.tcp_address, lookupd.http_address        # "127.0.0.1:43121", "127.0.0.1:40233"
+await lookupd.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+
+import uvloop
+
+from lookupd.http_api import LookupdApi
+from lookupd.registry import Registry
+from lookupd.tcp import TcpServer, identity
+from nsqha import nsqlog
+from nsqha.clock import Clock, SystemClock
+from nsqha.errors import ConfigError
+from nsqha.nsqlog import Log
+from nsqha.options import SECOND, Loaded, LookupdOptions, host_name, version_line
+from nsqha.server.http_envelope import HttpServer
+from nsqha.server.listen import bound_address, bound_port, listen
+
+
+class Lookupd:
+    """The daemon as an object, so that `nsqha dev` and tests run it in their own process."""
+
+    def __init__(self, options: LookupdOptions, *, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        inactive_s = options.inactive_producer_timeout_ns / SECOND
+        self._options = options
+        self._log = Log("lookupd")
+        self.registry = Registry(
+            inactive_timeout_s=inactive_s, tombstone_lifetime_s=options.tombstone_lifetime_ns / SECOND
+        )
+        self._tcp = TcpServer(self.registry, clock, self._log, silence_s=inactive_s)
+        self._http = HttpServer(LookupdApi(self.registry, clock).routes(), self._log)
+        self.tcp_address = ""
+        self.http_address = ""
+
+    async def start(self) -> None:
+        """Listen on both addresses; ConfigError if one can not be had, and then on neither."""
+        options = self._options
+        tcp = listen(options.tcp_address, flag="tcp-address")
+        try:
+            http = listen(options.http_address, flag="http-address")
+        except ConfigError:
+            tcp.close()
+            raise
+        self.tcp_address, self.http_address = bound_address(tcp), bound_address(http)
+        await self._tcp.start(tcp, self._identity(tcp, http))
+        await self._http.listen(http)
+        self._log.info("tcp_listening", "TCP: listening on %s", self.tcp_address, address=self.tcp_address)
+        self._log.info("http_listening", "HTTP: listening on %s", self.http_address, address=self.http_address)
+
+    async def stop(self) -> None:
+        self._tcp.stop()
+        await self._http.close()
+
+    def _identity(self, tcp: socket.socket, http: socket.socket) -> bytes:
+        host = host_name()
+        return identity(
+            broadcast_address=self._options.broadcast_address or host,
+            hostname=host,
+            http_port=bound_port(http),
+            tcp_port=bound_port(tcp),
+        )
+
+
+def serve(loaded: Loaded[LookupdOptions]) -> int:
+    """Run until SIGINT or SIGTERM; returns the exit status."""
+    options = loaded.options
+    nsqlog.configure(prefix=options.log_prefix, level=options.log_level, format=options.log_format)
+    log = Log("lookupd")
+    log.info("starting", "%s", version_line("nsqlookupd"))
+    for notice in loaded.notices:
+        log.info("option_notice", "%s", notice)
+    try:
+        uvloop.run(_until_signal(Lookupd(options)))
+    except ConfigError as error:
+        log.fatal("refused", "failed to start nsqlookupd - %s", error)
+        return 1
+    log.info("stopped", "bye")
+    return 0
+
+
+async def _until_signal(lookupd: Lookupd) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    await lookupd.start()
+    await told.wait()
+    await lookupd.stop()

@@ -1,0 +1,247 @@
+"""The lookup protocol V1 as nsqd speaks it, without a socket: bytes in, bytes out.
+
+    peer    -> "  V1"                                          once
+    peer    -> line "\\n"                                       words separated by single blanks, the line trimmed
+    peer    -> "IDENTIFY\\n" [size i32][JSON]
+    daemon  -> [size i32][text]                                no frame type; OK, JSON, or an error
+
+Commands: IDENTIFY (once, before any registration), REGISTER topic [channel], UNREGISTER topic [channel], PING. Replies
+leave in command order. Every error is fatal: it is sent, then the connection closes.
+
+A size or a line is checked against its limit before anything of it is kept; the buffer never holds more than one
+line or one IDENTIFY body that is not complete yet.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from lookupd.registry import Peer, PeerInfo, Registry
+from nsqha.clock import Now
+from nsqha.ids import valid_name
+
+MAGIC = b"  V1"
+LINE_BYTES_MAX = 4096
+"""nsqd's longest line is UNREGISTER with two names of 64."""
+IDENTIFY_BYTES_MAX = 64 * 1024
+
+_SIZE = struct.Struct(">i")
+_INT = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None
+
+
+class _IdentifyBody(msgspec.Struct):
+    """Unknown fields are ignored, a wrong type is an error, null counts as absent: as Go's decoder has it."""
+
+    version: str | None = None
+    hostname: str | None = None
+    broadcast_address: str | None = None
+    tcp_port: _INT = None
+    http_port: _INT = None
+    topology_zone: str | None = None
+    topology_region: str | None = None
+
+
+_decode_identify = msgspec.json.Decoder(_IdentifyBody)
+
+
+class _Fatal(Exception):
+    """The reply after which the connection closes."""
+
+
+class _Expect(enum.Enum):
+    MAGIC = enum.auto()
+    LINE = enum.auto()
+    SIZE = enum.auto()
+    BODY = enum.auto()
+    NOTHING = enum.auto()
+
+
+Say = Callable[[str, str], None]
+"""Told what happened: a stable event name, and a line for people."""
+
+
+class Session:
+    """One connection of one nsqd.
+
+    `identity` is the reply to IDENTIFY: what this daemon says of itself. `say` hears what happens.
+    """
+
+    def __init__(self, registry: Registry, peer_id: str, identity: bytes, say: Say) -> None:
+        self._registry = registry
+        self._peer_id = peer_id
+        self._identity = identity
+        self._say = say
+        self._buffer = bytearray()
+        self._expect = _Expect.MAGIC
+        self._body_size = 0
+        self._peer: Peer | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more is read; the connection is to be closed once the replies are out."""
+        return self._expect is _Expect.NOTHING
+
+    @property
+    def identified(self) -> bool:
+        return self._peer is not None
+
+    def receive(self, data: bytes, now: Now) -> bytes:
+        """Take what the peer sent; returns the replies."""
+        self._buffer += data
+        replies = bytearray()
+        try:
+            while self._step(replies, now):
+                pass
+        except _Fatal as error:
+            text = str(error)
+            self._say("lookup_refused", f"CLIENT({self._peer_id}): {text}")
+            replies += _reply(text.encode("utf-8", "surrogateescape"))
+            self._stop()
+        return bytes(replies)
+
+    def eof(self) -> bytes:
+        """The peer sends no more; a body that is cut off is an error like any other."""
+        cut_off = self._expect in (_Expect.SIZE, _Expect.BODY)
+        what = "body size" if self._expect is _Expect.SIZE else "body"
+        self._stop()
+        return _reply(f"E_BAD_BODY IDENTIFY failed to read {what}".encode()) if cut_off else b""
+
+    def leave(self) -> None:
+        """The connection is gone."""
+        self._stop()
+        if self._peer is not None:
+            self._registry.leave(self._peer)
+            self._peer = None
+
+    def _stop(self) -> None:
+        self._expect = _Expect.NOTHING
+        self._buffer.clear()
+
+    def _step(self, replies: bytearray, now: Now) -> bool:
+        """One piece of input, if it is complete."""
+        match self._expect:
+            case _Expect.LINE:
+                line = self._take_line()
+                if line is None:
+                    return False
+                if reply := self._command(line, now):
+                    replies += _reply(reply)
+            case _Expect.MAGIC:
+                if len(self._buffer) < len(MAGIC):
+                    return False
+                if self._take(len(MAGIC)) != MAGIC:
+                    raise _Fatal("E_BAD_PROTOCOL")
+                self._expect = _Expect.LINE
+            case _Expect.SIZE:
+                if len(self._buffer) < _SIZE.size:
+                    return False
+                self._body_size = _checked_size(_SIZE.unpack(self._take(_SIZE.size))[0])
+                self._expect = _Expect.BODY
+            case _Expect.BODY:
+                if len(self._buffer) < self._body_size:
+                    return False
+                replies += _reply(self._identify(self._take(self._body_size), now))
+                self._expect = _Expect.LINE
+            case _Expect.NOTHING:
+                self._buffer.clear()
+                return False
+        return True
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    def _take_line(self) -> str | None:
+        end = self._buffer.find(b"\n", 0, LINE_BYTES_MAX)
+        if end < 0:
+            if len(self._buffer) >= LINE_BYTES_MAX:
+                raise _Fatal(f"E_INVALID line is longer than {LINE_BYTES_MAX} bytes")
+            return None
+        return self._take(end + 1).decode("utf-8", "surrogateescape").strip()
+
+    # ---- commands
+
+    def _command(self, line: str, now: Now) -> bytes | None:
+        name, *params = line.split(" ")
+        match name:
+            case "PING":
+                return self._ping(now)
+            case "REGISTER":
+                return self._register(params)
+            case "UNREGISTER":
+                return self._unregister(params)
+            case "IDENTIFY":
+                if self._peer is not None:
+                    raise _Fatal("E_INVALID cannot IDENTIFY again")
+                self._expect = _Expect.SIZE
+                return None
+        raise _Fatal(f"E_INVALID invalid command {name}")
+
+    def _ping(self, now: Now) -> bytes:
+        if self._peer is not None:
+            self._peer.heard = now
+        return b"OK"
+
+    def _register(self, params: list[str]) -> bytes:
+        peer, topic, channel = self._named("REGISTER", params)
+        if not self._registry.register(peer, topic, channel):
+            raise _Fatal("E_INVALID REGISTER too many topics and channels are registered")
+        self._say("lookup_register", f"DB: client({self._peer_id}) REGISTER topic:{topic} channel:{channel}")
+        return b"OK"
+
+    def _unregister(self, params: list[str]) -> bytes:
+        peer, topic, channel = self._named("UNREGISTER", params)
+        self._registry.unregister(peer, topic, channel)
+        self._say("lookup_unregister", f"DB: client({self._peer_id}) UNREGISTER topic:{topic} channel:{channel}")
+        return b"OK"
+
+    def _named(self, command: str, params: list[str]) -> tuple[Peer, str, str]:
+        if self._peer is None:
+            raise _Fatal("E_INVALID client must IDENTIFY")
+        if not params:
+            raise _Fatal(f"E_INVALID {command} insufficient number of params")
+        topic, channel = params[0], params[1] if len(params) > 1 else ""
+        if not valid_name(topic):
+            raise _Fatal(f"E_BAD_TOPIC {command} topic name '{topic}' is not valid")
+        if channel and not valid_name(channel):
+            raise _Fatal(f"E_BAD_CHANNEL {command} channel name '{channel}' is not valid")
+        return self._peer, topic, channel
+
+    def _identify(self, body: bytes, now: Now) -> bytes:
+        try:
+            said = _decode_identify.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _Fatal("E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+        if not (said.broadcast_address and said.tcp_port and said.http_port and said.version):
+            raise _Fatal("E_BAD_BODY IDENTIFY missing fields")
+        info = PeerInfo(
+            hostname=said.hostname or "",
+            broadcast_address=said.broadcast_address,
+            tcp_port=said.tcp_port,
+            http_port=said.http_port,
+            version=said.version,
+            topology_zone=said.topology_zone or "",
+            topology_region=said.topology_region or "",
+        )
+        self._peer = self._registry.join(self._peer_id, info, now)
+        ports = f"TCP:{info.tcp_port} HTTP:{info.http_port} Version:{info.version}"
+        self._say("lookup_identify", f"CLIENT({self._peer_id}): IDENTIFY Address:{info.broadcast_address} {ports}")
+        return self._identity
+
+
+def _checked_size(size: int) -> int:
+    if size > IDENTIFY_BYTES_MAX:
+        raise _Fatal(f"E_BAD_BODY IDENTIFY body too big {size} > {IDENTIFY_BYTES_MAX}")
+    if size < 0:
+        raise _Fatal(f"E_BAD_BODY IDENTIFY invalid body size {size}")
+    return size
+
+
+def _reply(text: bytes) -> bytes:
+    return _SIZE.pack(len(text)) + text

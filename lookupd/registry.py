@@ -1,0 +1,238 @@
+"""Who produces which topic: the lookup daemon's whole memory, and the rules by which it shows it.
+
+A *peer* is one nsqd connection that said IDENTIFY; its id is its remote `ip:port`. It registers topics and channels,
+and leaves all of them when it disconnects. The *names* stay, without producers, until somebody deletes them: a topic
+keeps its channels, so that a new nsqd can create them before the first message. Only #ephemeral names go with their
+last producer.
+
+A *tombstone* hides one peer from /lookup of one topic for a while, so that its topic can be deleted there without
+clients coming back in between; registering afresh (UNREGISTER, REGISTER) lifts it. A peer that has not been heard of
+for the inactive timeout is not shown at all.
+
+Nothing is stored and lookup daemons do not know each other: clients ask all of them. Invariants: a peer is in
+`topic.producers` exactly when the topic is in `peer.topics`, the same for channels; a channel's topic exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nsqha.clock import Now
+from nsqha.ids import is_ephemeral
+
+NAMES_MAX = 1_000_000
+"""Topics and channels together; a registration beyond it is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerInfo:
+    """What a peer says of itself with IDENTIFY."""
+
+    hostname: str = ""
+    broadcast_address: str
+    tcp_port: int
+    http_port: int
+    version: str
+    topology_zone: str = ""
+    topology_region: str = ""
+
+    @property
+    def node(self) -> str:
+        """How POST /topic/tombstone names it."""
+        return f"{self.broadcast_address}:{self.http_port}"
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One connected nsqd."""
+
+    id: str
+    info: PeerInfo
+    heard: Now
+    topics: set[str] = field(default_factory=set)
+    channels: set[tuple[str, str]] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Production:
+    """One peer's registration of one topic."""
+
+    peer: Peer
+    tombstone: Now | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Topic:
+    producers: dict[str, Production] = field(default_factory=dict)
+    channels: dict[str, dict[str, Peer]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The answer for one topic."""
+
+    channels: list[str]
+    producers: list[Peer]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One peer with its topics, each with whether it is tombstoned there."""
+
+    peer: Peer
+    topics: list[tuple[str, bool]]
+
+
+class Registry:
+    """The names, the peers, and who produces what. Peers stand in the order in which they came."""
+
+    def __init__(self, *, inactive_timeout_s: float, tombstone_lifetime_s: float) -> None:
+        self._inactive_timeout_s = inactive_timeout_s
+        self._tombstone_lifetime_s = tombstone_lifetime_s
+        self._topics: dict[str, Topic] = {}
+        self._peers: dict[str, Peer] = {}
+        self._names = 0
+
+    # ---- what peers do
+
+    def join(self, peer_id: str, info: PeerInfo, now: Now) -> Peer:
+        peer = self._peers[peer_id] = Peer(peer_id, info, now)
+        return peer
+
+    def leave(self, peer: Peer) -> None:
+        """The peer is gone: out of every registration, at once."""
+        for topic, channel in list(peer.channels):
+            self._drop_channel_producer(peer, topic, channel)
+        for topic in list(peer.topics):
+            self.unregister(peer, topic)
+        if self._peers.get(peer.id) is peer:
+            del self._peers[peer.id]
+
+    def register(self, peer: Peer, topic: str, channel: str = "") -> bool:
+        """Add the peer to the topic and, if given, to its channel. False: NAMES_MAX is reached."""
+        if not self.create(topic, channel):
+            return False
+        entry = self._topics[topic]
+        if peer.id not in entry.producers:
+            entry.producers[peer.id] = Production(peer)
+            peer.topics.add(topic)
+        if channel:
+            entry.channels[channel][peer.id] = peer
+            peer.channels.add((topic, channel))
+        return True
+
+    def unregister(self, peer: Peer, topic: str, channel: str = "") -> None:
+        """Take the peer out of the channel, or out of the topic and all its channels. Unknown names are fine."""
+        if channel:
+            self._drop_channel_producer(peer, topic, channel)
+            return
+        entry = self._topics.get(topic)
+        if entry is None:
+            return
+        for name in list(entry.channels):
+            self._drop_channel_producer(peer, topic, name)
+        entry.producers.pop(peer.id, None)
+        peer.topics.discard(topic)
+        if not entry.producers and is_ephemeral(topic):
+            self.delete_topic(topic)
+
+    def _drop_channel_producer(self, peer: Peer, topic: str, channel: str) -> None:
+        entry = self._topics.get(topic)
+        peer.channels.discard((topic, channel))
+        if entry is None or channel not in entry.channels:
+            return
+        members = entry.channels[channel]
+        members.pop(peer.id, None)
+        if not members and is_ephemeral(channel):
+            self.delete_channel(topic, channel)
+
+    # ---- what operators do
+
+    def create(self, topic: str, channel: str = "") -> bool:
+        """Make the names known. False: NAMES_MAX is reached."""
+        entry = self._topics.get(topic)
+        missing = (entry is None) + (bool(channel) and (entry is None or channel not in entry.channels))
+        if self._names + missing > NAMES_MAX:
+            return False
+        self._names += missing
+        if entry is None:
+            entry = self._topics[topic] = Topic()
+        if channel:
+            entry.channels.setdefault(channel, {})
+        return True
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget the topic and its channels; producers stay connected. An unknown topic is fine."""
+        entry = self._topics.get(topic)
+        if entry is None:
+            return
+        for channel in list(entry.channels):
+            self.delete_channel(topic, channel)
+        for production in entry.producers.values():
+            production.peer.topics.discard(topic)
+        del self._topics[topic]
+        self._names -= 1
+
+    def delete_channel(self, topic: str, channel: str) -> bool:
+        """Forget the channel; False if nobody knows it."""
+        entry = self._topics.get(topic)
+        if entry is None or channel not in entry.channels:
+            return False
+        for peer in entry.channels.pop(channel).values():
+            peer.channels.discard((topic, channel))
+        self._names -= 1
+        return True
+
+    def tombstone(self, topic: str, node: str, now: Now) -> None:
+        """Hide the producers of `topic` that are at `node` (`broadcast_address:http_port`). None matching is fine."""
+        entry = self._topics.get(topic)
+        for production in entry.producers.values() if entry else ():
+            if production.peer.info.node == node:
+                production.tombstone = now
+
+    # ---- what is shown
+
+    def topics(self) -> list[str]:
+        return sorted(self._topics)
+
+    def channels(self, topic: str) -> list[str]:
+        """Empty for an unknown topic."""
+        entry = self._topics.get(topic)
+        return sorted(entry.channels) if entry else []
+
+    def lookup(self, topic: str, now: Now) -> Lookup | None:
+        """Who can be connected to for `topic` now; None for an unknown topic."""
+        entry = self._topics.get(topic)
+        if entry is None:
+            return None
+        shown = [
+            production.peer
+            for production in entry.producers.values()
+            if self._active(production.peer, now) and not self._hidden(production, now)
+        ]
+        return Lookup(sorted(entry.channels), shown)
+
+    def nodes(self, now: Now) -> list[Node]:
+        """All active peers; a tombstone is shown, and hides nobody here."""
+        return [Node(peer, self._topics_of(peer, now)) for peer in self._peers.values() if self._active(peer, now)]
+
+    def registrations(self) -> Iterator[tuple[str, Peer, Now | None]]:
+        """Everything, for /debug: ("category:key:subkey", peer, tombstone)."""
+        for peer in self._peers.values():
+            yield "client::", peer, None
+        for topic, entry in self._topics.items():
+            for production in entry.producers.values():
+                yield f"topic:{topic}:", production.peer, production.tombstone
+            for channel, members in entry.channels.items():
+                for peer in members.values():
+                    yield f"channel:{topic}:{channel}", peer, None
+
+    def _topics_of(self, peer: Peer, now: Now) -> list[tuple[str, bool]]:
+        return [(name, self._hidden(self._topics[name].producers[peer.id], now)) for name in sorted(peer.topics)]
+
+    def _active(self, peer: Peer, now: Now) -> bool:
+        return now.mono - peer.heard.mono <= self._inactive_timeout_s
+
+    def _hidden(self, production: Production, now: Now) -> bool:
+        return production.tombstone is not None and now.mono - production.tombstone.mono < self._tombstone_lifetime_s

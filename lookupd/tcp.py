@@ -1,0 +1,135 @@
+"""The lookup daemon's TCP side: one asyncio protocol per connection around a `lookup_v1.Session`.
+
+A connection that stays silent is closed: before IDENTIFY after HELLO_S, later after the inactive timeout, when its
+producer is hidden anyway (nsqd pings every 15 s). One sweep looks at all of them, so an idle connection costs no timer.
+A peer that does not read its replies is not read either, and so falls silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import cast
+
+import msgspec
+
+from lookupd.lookup_v1 import Session
+from lookupd.registry import Registry
+from nsqha import NSQ_VERSION
+from nsqha.clock import Clock, read
+from nsqha.nsqlog import Log
+from nsqha.server.listen import address_text
+
+HELLO_S = 60.0
+SWEEP_S = 5.0
+LINGER_S = 1.0
+"""How long a refused peer's further bytes are read away, so that it gets the reason and not a reset."""
+
+
+def identity(*, broadcast_address: str, hostname: str, http_port: int, tcp_port: int) -> bytes:
+    """The reply to IDENTIFY."""
+    return msgspec.json.encode(
+        {
+            "broadcast_address": broadcast_address,
+            "hostname": hostname,
+            "http_port": http_port,
+            "tcp_port": tcp_port,
+            "version": NSQ_VERSION,
+        }
+    )
+
+
+class TcpServer:
+    """Accepts on one socket; every connection registers its producers in `registry`."""
+
+    def __init__(self, registry: Registry, clock: Clock, log: Log, *, silence_s: float) -> None:
+        self.registry = registry
+        self.clock = clock
+        self.log = log
+        self.identity = b""
+        self.connections: set[Connection] = set()
+        self._silence_s = silence_s
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def start(self, sock: socket.socket, identity: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.identity = identity
+        self._server = await loop.create_server(lambda: Connection(self), sock=sock)
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def stop(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.close()
+
+    def _sweep(self) -> None:
+        now = self.clock.monotonic()
+        for connection in list(self.connections):
+            limit = self._silence_s if connection.session.identified else min(HELLO_S, self._silence_s)
+            if now - connection.heard > limit:
+                self.log.warning("lookup_silent", "CLIENT(%s): silent for %.0f s, closing", connection.peer_id, limit)
+                connection.close()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+class Connection(asyncio.Protocol):
+    """Bytes between a socket and its session."""
+
+    def __init__(self, server: TcpServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self.peer_id = ""
+        self.heard = server.clock.monotonic()
+        self.session: Session
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
+        self.peer_id = address_text(transport.get_extra_info("peername"))
+        server = self._server
+        self.session = Session(server.registry, self.peer_id, server.identity, server.log.info)
+        server.connections.add(self)
+        server.log.info("lookup_client", "TCP: new client(%s)", self.peer_id, client=self.peer_id)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused or self._transport is None:
+            return
+        now = read(self._server.clock)
+        self.heard = now.mono
+        if replies := self.session.receive(data, now):
+            self._transport.write(replies)
+        if self.session.closed:
+            self._refuse(self._transport)
+
+    def eof_received(self) -> bool:
+        if self._transport is not None and (reply := self.session.eof()):
+            self._transport.write(reply)
+        return False
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.session.leave()
+        self._server.connections.discard(self)
+        self._server.log.info("lookup_client_gone", "CLIENT(%s): closing", self.peer_id, client=self.peer_id)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        # Closing with unread bytes in the kernel would reset the connection, and the peer would lose the reason.
+        self._refused = True
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self.close)
