@@ -6,12 +6,14 @@ nsqd reads as many messages as `count` says from the stream: the body size that 
 against its bound and then has no meaning. So the body ends where its last message ends. Here the sum is bounded by
 the same number, since all of it is held until the last message is there.
 
-Each size is looked at once and no message is touched: the cost per read is the number of messages in it.
+Each size is looked at once, when its read comes; nothing is kept but where the next one lies.
 """
 
 from __future__ import annotations
 
 import struct
+
+from nsqha import hot
 
 _I32 = struct.Struct(">i")
 
@@ -56,6 +58,12 @@ class MpubReader:
         if not self._count and end - pos >= 4:
             pos = self._read_count(piece, pos)
         index, count, msg_bytes_max = self._index, self._count, self._msg_bytes_max
+        if pos < end:
+            # A body's messages look like commands without a line; the frames are of no use before the last one.
+            after, taken, _ = hot.pub_run(piece, pos, end, b"", msg_bytes_max)
+            if taken <= count - index:
+                pos, index = after, index + taken
+        # What is left is the message that was cut, or is refused; all, if what follows the last looks like another.
         number_at = _I32.unpack_from
         while index < count and end - pos >= 4:
             (size,) = number_at(piece, pos)

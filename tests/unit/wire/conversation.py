@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nsqha import hot
+from nsqha.wire.encoder import error
 from nsqha.wire.identify import Request
 from nsqha.wire.limits import Limits
 from nsqha.wire.session import MAGIC, Session
@@ -58,7 +59,15 @@ class Recorder:
         self._call("close")
 
     def check_publish(self, command: str, topic: str) -> bool:
-        return not self.refuse_publish
+        if "check_publish" in self.block_on:
+            self.blocked = True
+            return False
+        if self.refuse_publish:
+            self.fatal(error(b"E_UNAUTHORIZED"))
+            return False
+        if command != "PUB":  # once per run, so it depends on the cuts
+            self._call("check", command, topic)
+        return True
 
     def ensure_topic(self, topic: str) -> None:
         self._call("ensure_topic", topic)

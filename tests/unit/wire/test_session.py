@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conversation import MAGIC, Call, Recorder, calls, i32, mpub_body, sized, start
+from conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 
 from nsqha.wire import identify
 from nsqha.wire.encoder import OK
 from nsqha.wire.limits import Limits
-from nsqha.wire.session import CLOSING, INIT, SUBSCRIBED, Session
+from nsqha.wire.session import CLOSING, INIT, MAGIC, SUBSCRIBED, Session
 
 ID = b"0123456789abcdef"
 SUB: tuple[bytes, Call] = b"SUB t ch\n", ("sub", "t", "ch")
@@ -29,12 +29,12 @@ def fatal(text: bytes) -> Call:
         (b"PUB t\r\n" + sized(b"hello"), [("pub", "t", b"hello")]),
         (b"PUB t more words\n" + sized(b"hello"), [("pub", "t", b"hello")]),
         (b"PUB t\n" + sized(b"SUB x y\n  V2"), [("pub", "t", b"SUB x y\n  V2")]),
-        (b"DPUB t 800\n" + sized(b"later"), [("dpub", "t", b"later", 800)]),
-        (b"DPUB t \n" + sized(b"x"), [("dpub", "t", b"x", 0)]),
-        (b"DPUB t 3600000\n" + sized(b"x"), [("dpub", "t", b"x", 3600000)]),
+        (b"DPUB t 800\n" + sized(b"later"), [("check", "DPUB", "t"), ("dpub", "t", b"later", 800)]),
+        (b"DPUB t \n" + sized(b"x"), [("check", "DPUB", "t"), ("dpub", "t", b"x", 0)]),
+        (b"DPUB t 3600000\n" + sized(b"x"), [("check", "DPUB", "t"), ("dpub", "t", b"x", 3600000)]),
         (
             b"MPUB t\n" + sized(mpub_body(b"one", b"two")),
-            [("ensure_topic", "t"), ("mpub", "t", [b"one", b"two"])],
+            [("check", "MPUB", "t"), ("ensure_topic", "t"), ("mpub", "t", [b"one", b"two"])],
         ),
         (b"SUB t ch more\n", [("sub", "t", "ch")]),
         (b"SUB t#ephemeral c#ephemeral\n", [("sub", "t#ephemeral", "c#ephemeral")]),
@@ -145,3 +145,133 @@ def test_refused_after_sub(sent: bytes, text: bytes) -> None:
 @pytest.mark.parametrize("command", [b"RDY", b"FIN", b"REQ", b"TOUCH", b"CLS"])
 def test_the_state_is_checked_before_the_parameters(command: bytes) -> None:
     assert calls(command + b"\n") == [fatal(b"E_INVALID cannot %b in current state" % command)]
+
+
+@pytest.mark.parametrize("command", [b"FIN", b"REQ", b"TOUCH"])
+def test_messages_may_be_settled_while_closing(command: bytes) -> None:
+    line = command + b" " + ID + b" 0\n"
+    assert calls(SUB[0] + b"CLS\n" + line)[2][:2] == (command.decode().lower(), ID)
+
+
+def test_rdy_while_closing_is_ignored_whatever_it_says() -> None:
+    assert calls(SUB[0] + b"CLS\nRDY 5\nRDY bogus\nPUB t\n" + sized(b"x")) == [
+        SUB[1],
+        ("cls",),
+        ("pub", "t", b"x"),
+    ]
+
+
+def test_states_are_the_numbers_of_stats() -> None:
+    session, _ = start()
+    assert session.state == INIT == 0
+    session.receive(SUB[0])
+    assert session.state == SUBSCRIBED == 3
+    session.receive(b"CLS\n")
+    assert session.state == CLOSING == 4
+
+
+@pytest.mark.parametrize("command", [b"CLS", b"SUB t ch", b"AUTH", b"IDENTIFY"])
+def test_closing_allows_no_second_beginning_or_end(command: bytes) -> None:
+    word = command.split()[0]
+    assert calls(SUB[0] + b"CLS\n" + command + b"\n")[2:] == [fatal(b"E_INVALID cannot %b in current state" % word)]
+
+
+def test_consumers_must_have_heartbeats_and_that_is_checked_first() -> None:
+    off = b"IDENTIFY\n" + sized(b'{"heartbeat_interval":-1}')
+    assert calls(off + b"SUB\n")[1:] == [fatal(b"E_INVALID cannot SUB with heartbeats disabled")]
+
+
+# ---- MPUB, which checks what it has before the rest has come
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (i32(0), b"E_BAD_BODY MPUB invalid body size 0"),
+        (i32(-3), b"E_BAD_BODY MPUB invalid body size -3"),
+        (i32(1001), b"E_BAD_BODY MPUB body too big 1001 > 1000"),
+        (i32(20) + i32(0), b"E_BAD_BODY MPUB invalid message count 0"),
+        (i32(20) + i32(-1), b"E_BAD_BODY MPUB invalid message count -1"),
+        (i32(20) + i32(200), b"E_BAD_BODY MPUB invalid message count 200"),
+        (i32(17) + i32(3) + sized(b"a") + i32(0), b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+        (i32(17) + i32(3) + i32(-7), b"E_BAD_MESSAGE MPUB invalid message(0) body size -7"),
+        (i32(17) + i32(3) + i32(101), b"E_BAD_MESSAGE MPUB message too big 101 > 100"),
+        (sized(i32(3) + sized(b"a") + sized(b"") + sized(b"c")), b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+        (i32(4) + mpub_body(*[b"x" * 100] * 10), b"E_BAD_BODY MPUB body too big 1044 > 1000"),
+    ],
+)
+def test_mpub_refused(body: bytes, text: bytes) -> None:
+    expected = [fatal(text)]
+    made = [("check", "MPUB", "t"), ("ensure_topic", "t")]
+    assert calls(b"MPUB t\n" + body, limits=SMALL) == made + expected
+    assert calls(b"MPUB t\n", *[body[n : n + 1] for n in range(len(body))], limits=SMALL) == made + expected
+
+
+def test_mpub_of_as_many_messages_as_fit() -> None:
+    *_, last = calls(b"MPUB t\n" + sized(mpub_body(*[b"1"] * 199)), limits=SMALL)
+    assert last == ("mpub", "t", [b"1"] * 199)
+
+
+@pytest.mark.parametrize("announced", [1, 13, 22, 23, 24, 100, 1000])
+def test_the_parts_of_an_mpub_say_where_it_ends(announced: int) -> None:
+    body = mpub_body(b"one", b"two", b"x")
+    sent = b"MPUB t\n" + i32(announced) + body + b"PUB t\n" + sized(b"next")
+    expected = [("mpub", "t", [b"one", b"two", b"x"]), ("pub", "t", b"next")]
+    assert calls(sent, limits=SMALL)[2:] == expected
+    assert calls(*[sent[n : n + 1] for n in range(len(sent))], limits=SMALL)[2:] == expected
+
+
+def test_what_looks_like_one_more_message_of_an_mpub_is_the_next_command() -> None:
+    sent = b"MPUB t\n" + i32(100) + mpub_body(b"one", b"two") + sized(b"three")
+    for pieces in ([sent], [sent[:20], sent[20:]]):
+        session, handler = start(SMALL)
+        for piece in pieces:
+            session.receive(piece)
+        assert handler.calls[2:] == [("mpub", "t", [b"one", b"two"])]
+        session.receive(b"\n")
+        assert handler.calls[3] == fatal(b"E_INVALID invalid command \x00\x00\x00\x05three")
+
+
+# ---- pipelines
+
+
+def test_replies_keep_the_order_of_the_commands() -> None:
+    sent = (
+        b"PUB t\n"
+        + sized(b"1")
+        + b"MPUB t\n"
+        + sized(mpub_body(b"2", b"3"))
+        + b"NOP\nSUB t ch\nCLS\nDPUB t 0\n"
+        + sized(b"4")
+    )
+    assert [call[0] for call in calls(sent)] == ["pub", "check", "ensure_topic", "mpub", "sub", "cls", "check", "dpub"]
+
+
+def test_a_fatal_error_ends_the_pipeline() -> None:
+    sent = (b"PUB t\n" + sized(b"x")) * 20
+    session, handler = start()
+    session.receive(sent + b"BAD\n" + sent)
+    session.receive(sent)
+    session.resume()
+    session.eof()
+    assert handler.calls == [("pub", "t", b"x")] * 20 + [fatal(b"E_INVALID invalid command BAD")]
+
+
+def test_a_run_to_one_topic_is_one_call_and_topics_alternate() -> None:
+    runs: list[tuple[str, int]] = []
+
+    class Counter(Recorder):
+        def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
+            runs.append((topic, count))
+
+    session = Session(Limits(), Counter())
+    a, b = b"PUB a\n" + sized(b"1"), b"PUB b\n" + sized(b"2")
+    session.receive(MAGIC + a + b)  # the first of each topic is by itself
+    session.receive(a * 5 + b * 3 + a)
+    assert runs == [("a", 1), ("b", 1), ("a", 5), ("b", 3), ("a", 1)]
+
+
+def test_hundreds_of_topics_on_one_connection() -> None:
+    sent = [b"PUB t%d\n" % n + sized(b"%d" % n) for n in range(300)] * 2
+    expected = [("pub", f"t{n}", b"%d" % n) for n in range(300)] * 2
+    assert calls(b"".join(sent)) == expected
