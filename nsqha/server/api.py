@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from nsqha.clock import Clock
     from nsqha.options import Options
     from nsqha.server.stats import BrokerStats
 
@@ -41,6 +42,9 @@ class BrokerApi(Protocol):
 
     @property
     def options(self) -> Options: ...
+
+    @property
+    def clock(self) -> Clock: ...
 
     @property
     def ports(self) -> Ports: ...

@@ -15,6 +15,7 @@ stored), 500 INTERNAL_ERROR for a disk that refuses. All carry the reason beside
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import ssl
@@ -24,12 +25,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nsqha import NSQ_VERSION, hot
-from nsqha.clock import Clock
 from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
-from nsqha.server import http_debug
-from nsqha.server.http_envelope import ApiError, HttpApi, HttpServer, Reply, Request, Route
+from nsqha.server import http_debug, http_envelope
+from nsqha.server.http_envelope import ApiError, HttpApi, Reply, Request, Route
 from nsqha.server.process import memory_stats
 from nsqha.server.stats import Selection, stats_json
 from nsqha.server.stats_text import stats_text
@@ -38,15 +38,13 @@ if TYPE_CHECKING:
     from nsqha.server.api import BrokerApi
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_HEALTH_PLAIN = "text/plain; charset=utf-8"
 
 
 class NsqdHttp:
     """The handlers; `api` is what they make together."""
 
-    def __init__(self, broker: BrokerApi, clock: Clock) -> None:
+    def __init__(self, broker: BrokerApi) -> None:
         self._broker = broker
-        self._clock = clock
 
     def api(self) -> HttpApi:
         api = HttpApi()
@@ -222,7 +220,7 @@ class NsqdHttp:
         stats = self._broker.snapshot(wanted.topic, wanted.clients)
         if query.get("format") == "json":
             return stats_json(stats, wanted, memory, extra=query.flag("include_nsqha", False))
-        return stats_text(stats, wanted, memory, self._clock.wall_ns())
+        return stats_text(stats, wanted, memory, self._broker.clock.wall_ns())
 
     async def healthz(self, _request: Request) -> object:
         """Alive: this answer shows that the loop turns; what can not heal by itself is a check marked `live`."""
@@ -243,12 +241,15 @@ class NsqdHttp:
             if verbose or not check.ok:
                 lines.append(f"[{'+' if check.ok else '-'}] {check.name}{': ' if check.detail else ''}{check.detail}")
         text = "\n".join(lines) if len(lines) > 1 else lines[0]
-        return Reply(text.encode(), _HEALTH_PLAIN, 200 if ok else 503)
+        return Reply(text.encode(), http_envelope.TEXT, 200 if ok else 503)
 
     async def metrics(self, request: Request) -> object:
         from nsqha.server import metrics  # not needed before somebody scrapes
 
-        body, content_type = metrics.render(self._broker.snapshot(clients=False), request.headers.get("Accept", ""))
+        stats = self._broker.snapshot(clients=False)
+        accept = request.headers.get("Accept", "")
+        # In a thread: with ten thousand series this takes longer than a client should wait for its message.
+        body, content_type = await asyncio.to_thread(metrics.render, stats, accept)
         return Reply(body, content_type)
 
     # ---- options
@@ -307,37 +308,38 @@ class _TlsOnly(HttpApi):
         super().__init__()
         body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'.encode()
         headers = {"X-Nsq-Content-Type": "nsq; version=1.0"}
-        self._refusal = Reply(body, "application/json; charset=utf-8", 403, headers)
+        self._refusal = Reply(body, http_envelope.JSON, 403, headers)
 
     def find(self, request: Request) -> Route | Reply:
         return self._refusal
 
 
-class NsqdHttpServer:
-    """The HTTP and HTTPS listeners of one broker. `broker.ports` must be known before they start."""
+class HttpServer:
+    """The HTTP and HTTPS listeners of one broker, on sockets that listen already; `broker.ports` must be known."""
 
-    def __init__(self, broker: BrokerApi, clock: Clock) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        broker: BrokerApi,
+        http: socket.socket | None,
+        https: socket.socket | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._log = Log("http")
-        self._api = NsqdHttp(broker, clock).api()
-        self._servers: list[HttpServer] = []
+        api = NsqdHttp(broker).api()
+        refuse = broker.options.tls_required == TlsRequired.YES
+        self._listeners: list[tuple[str, http_envelope.HttpServer, socket.socket, ssl.SSLContext | None]] = []
+        if http is not None:
+            plain = http_envelope.HttpServer(_TlsOnly(broker.ports.https) if refuse else api, self._log)
+            self._listeners.append(("HTTP", plain, http, None))
+        if https is not None:
+            assert tls is not None, "an HTTPS listener needs a certificate"
+            self._listeners.append(("HTTPS", http_envelope.HttpServer(api, self._log), https, tls))
 
-    async def listen_http(self, sock: socket.socket) -> str:
-        """Serve plain HTTP, or refuse it where TLS is required; returns the address."""
-        refuse = self._broker.options.tls_required == TlsRequired.YES
-        server = HttpServer(_TlsOnly(self._broker.ports.https) if refuse else self._api, self._log)
-        return await self._listen("HTTP", server, sock, None)
-
-    async def listen_https(self, sock: socket.socket, context: ssl.SSLContext) -> str:
-        return await self._listen("HTTPS", HttpServer(self._api, self._log), sock, context)
-
-    async def _listen(self, name: str, server: HttpServer, sock: socket.socket, tls: ssl.SSLContext | None) -> str:
-        self._servers.append(server)
-        address = await server.listen(sock, tls)
-        self._log.info(f"{name.lower()}_listening", "%s: listening on %s", name, address)
-        return address
+    async def start(self) -> None:
+        for name, server, sock, tls in self._listeners:
+            address = await server.listen(sock, tls)
+            self._log.info("listening", "%s: listening on %s", name, address, address=name.lower())
 
     async def close(self) -> None:
-        for server in self._servers:
+        for _, server, _, _ in self._listeners:
             await server.close()
-        self._servers.clear()
