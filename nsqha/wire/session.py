@@ -167,6 +167,7 @@ class Session:
                 self._consume(data)
             elif data.startswith(MAGIC):
                 self._greeted = True
+                self._slow = False
                 self._consume(data[len(MAGIC) :])
             else:
                 self._end(BAD_PROTOCOL)

@@ -1,0 +1,172 @@
+"""How a session and its handler work together: waiting, upgrades, the end."""
+
+from __future__ import annotations
+
+from conversation import Call, Recorder, calls, sized, start
+
+from nsqha.wire.identify import Request
+from nsqha.wire.limits import Limits
+from nsqha.wire.session import INIT, MAGIC, Session
+
+TLS = Limits(tls=True)
+ASK_TLS = b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"tls_v1":true}')
+ASK_SNAPPY = b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"snappy":true}')
+PUB = b"PUB t\n" + sized(b"x")
+
+
+def fatal(text: bytes) -> Call:
+    return ("fatal", text)
+
+
+def test_a_blocked_handler_gets_nothing_until_it_goes_on() -> None:
+    session, handler = start()
+    handler.block_on = {"sub"}
+    session.receive(b"SUB t c\nRDY 1\n")
+    session.receive(b"RDY 2\n")
+    assert handler.calls == [("sub", "t", "c")]
+    handler.blocked = False
+    session.resume()
+    assert handler.calls[1:] == [("rdy", 1), ("rdy", 2)]
+
+
+def test_bytes_wait_when_the_handler_was_blocked_from_outside() -> None:
+    session, handler = start()
+    handler.blocked = True
+    session.receive(PUB)
+    assert handler.calls == []
+    handler.blocked = False
+    session.resume()
+    assert handler.calls == [("pub", "t", b"x")]
+
+
+def test_a_publish_whose_permission_is_not_known_yet_runs_again() -> None:
+    for command in (PUB, PUB * 3, b"DPUB t 1\n" + sized(b"x"), b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"x"))):
+        session, handler = start()
+        handler.block_on = {"check_publish"}
+        session.receive(command)
+        assert handler.calls == []
+        handler.block_on = set()
+        handler.blocked = False
+        session.resume()
+        assert handler.calls == calls(command)
+
+
+def test_a_refused_publish_is_the_end() -> None:
+    for command in (PUB, PUB * 3, b"DPUB t 1\n" + sized(b"x"), b"MPUB t\n"):
+        session, handler = start()
+        handler.refuse_publish = True
+        session.receive(command)
+        session.receive(PUB)
+        assert handler.calls == [fatal(b"E_UNAUTHORIZED")]
+
+
+def test_an_mpub_is_checked_and_makes_its_topic_before_its_body_comes() -> None:
+    session, handler = start()
+    session.receive(b"MPUB t\n")
+    assert handler.calls == [("check", "MPUB", "t"), ("ensure_topic", "t")]
+    session.receive(sized(b"\0\0\0\1" + sized(b"x")))
+    assert handler.calls[2:] == [("mpub", "t", [b"x"])]
+
+
+def test_a_handler_that_ends_the_connection_hears_no_more() -> None:
+    class Ending(Recorder):
+        def subscribe(self, topic: str, channel: str) -> None:
+            super().subscribe(topic, channel)
+            assert self.session is not None
+            self.session.kill()
+
+    handler = Ending()
+    handler.session = session = Session(Limits(), handler)
+    session.receive(MAGIC + b"SUB t c\n" + PUB)
+    session.receive(PUB)
+    session.eof()
+    assert handler.calls == [("sub", "t", "c")]
+
+
+# ---- TLS policy
+
+
+def test_with_tls_required_only_identify_is_allowed_in_clear() -> None:
+    for command in (b"PUB t", b"AUTH", b"ASDF x", b"", b"NOP"):
+        session, handler = start(TLS)
+        session.tls_required_now = True
+        session.receive(b"IDENTIFY\n" + sized(b"{}") + command + b"\n")
+        word = command.split(b" ")[0]
+        assert handler.calls[1:] == [fatal(b"E_INVALID cannot %b in current state (TLS required)" % word)]
+
+
+def test_after_the_upgrade_all_is_allowed() -> None:
+    session, handler = start(TLS)
+    session.tls_required_now = True
+    handler.block_on = {"identify"}
+    session.receive(ASK_TLS)
+    assert session.take_unread() == b""
+    session.tls_required_now = handler.blocked = False
+    session.resume()
+    session.receive(PUB)
+    assert handler.calls[1:] == [("pub", "t", b"x")]
+
+
+# ---- upgrades
+
+
+def test_what_came_before_an_upgrade_can_be_taken() -> None:
+    session, handler = start(TLS)
+    handler.block_on = {"identify"}
+    session.receive(ASK_TLS + b"NOP")
+    session.receive(b"\nNOP\n")
+    assert session.take_unread() == b"NOP\nNOP\n"
+    handler.blocked = False
+    session.resume()
+    session.receive(PUB)
+    assert handler.calls[1:] == [("pub", "t", b"x")]
+
+
+class Upgrading(Recorder):
+    """Takes what came too early inside the call and feeds it back as if it had been decoded."""
+
+    taken = b""
+
+    def identify(self, request: Request) -> None:
+        super().identify(request)
+        assert self.session is not None
+        self.taken = self.session.take_unread()
+        self.session.receive(self.taken)
+
+
+def test_what_came_before_an_upgrade_can_be_taken_at_once_and_fed_again() -> None:
+    for rest, after in ((PUB + b"NO", [("pub", "t", b"x")]), (b"", []), (PUB[:-1], [])):
+        handler = Upgrading()
+        handler.session = session = Session(Limits(), handler)
+        session.receive(MAGIC + ASK_SNAPPY + rest)
+        assert handler.taken == rest
+        assert handler.calls[1:] == after
+    session.receive(PUB[-1:] + PUB)
+    assert handler.calls[1:] == [("pub", "t", b"x")] * 2
+
+
+def test_identify_may_be_repeated_and_keeps_what_is_not_said_again() -> None:
+    first = b"IDENTIFY\n" + sized(b'{"msg_timeout":2000,"client_id":"a","heartbeat_interval":-1}')
+    second = b"IDENTIFY\n" + sized(b'{"hostname":"h","heartbeat_interval":1000}')
+    (_, one), (_, two), sub = calls(first + second + b"SUB t c\n")
+    assert isinstance(one, Request)
+    assert isinstance(two, Request)
+    assert (one.agreed.msg_timeout_ms, two.agreed.msg_timeout_ms) == (2000, 2000)
+    assert (one.agreed.heartbeat_interval_ms, two.agreed.heartbeat_interval_ms) == (0, 1000)
+    assert (two.agreed.client_id, two.agreed.hostname) == ("", "h")
+    assert sub == ("sub", "t", "c")
+
+
+def test_each_layer_is_switched_on_once_and_tls_first() -> None:
+    refused = fatal(b"E_IDENTIFY_FAILED IDENTIFY failed connection is upgraded already")
+    assert calls(ASK_TLS + ASK_TLS, limits=TLS)[1:] == [refused]
+    assert calls(ASK_SNAPPY + ASK_SNAPPY)[1:] == [refused]
+    assert calls(ASK_SNAPPY + ASK_TLS, limits=TLS)[1:] == [refused]
+    assert [call[0] for call in calls(ASK_TLS + ASK_SNAPPY, limits=TLS)] == ["identify", "identify"]
+
+
+def test_a_refused_identify_changes_nothing() -> None:
+    session, handler = start()
+    session.receive(b"IDENTIFY\n" + sized(b'{"sample_rate":100}'))
+    assert handler.calls == [fatal(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid")]
+    assert session.state == INIT
