@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from nsqha.commitlog.recordfile import RecordFile
+from nsqha.commitlog.recordfile import Contents, RecordFile
 from nsqha.errors import AppendFailed, ConfigError
 from nsqha.ids import new_uid
 
@@ -122,10 +122,9 @@ class JournalContents:
 
 
 def inspect(storage: Storage, directory: str) -> JournalContents:
-    """Read a journal without taking it over."""
-    file, contents = RecordFile.load(storage, f"{directory}/{JOURNAL}")
-    file.close()
-    return _decode(contents.payloads, contents.torn, contents.damaged, directory)
+    """Read a journal without taking it over. ConfigError if nothing of it can be read."""
+    contents = RecordFile.inspect(storage, f"{directory}/{JOURNAL}")
+    return _decode(contents, directory)
 
 
 class NodeJournal:
@@ -161,7 +160,7 @@ class NodeJournal:
         lock = _locked(storage, directory)
         try:
             path = f"{directory}/{JOURNAL}"
-            found = inspect(storage, directory) if storage.exists(path) else None
+            found = _load(storage, directory) if storage.exists(path) else None
             node, records = _starting_state(found, rng, boot_id)
             payload = _encode(node, records, {})
             # Always made anew: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
@@ -423,10 +422,16 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def _decode(payloads: tuple[bytes, ...], torn: bool, damaged: bool, directory: str) -> JournalContents:
+def _load(storage: Storage, directory: str) -> JournalContents:
+    file, contents = RecordFile.load(storage, f"{directory}/{JOURNAL}")
+    file.close()
+    return _decode(contents, directory)
+
+
+def _decode(contents: Contents, directory: str) -> JournalContents:
     partitions: dict[Key, PartitionRecord] = {}
     last: _Round | None = None
-    for payload in payloads:
+    for payload in contents.payloads:
         number = msgspec.json.decode(payload, type=_Format).format
         if number > FORMAT:
             raise ConfigError(
@@ -448,4 +453,4 @@ def _decode(payloads: tuple[bytes, ...], torn: bool, damaged: bool, directory: s
             f"{directory}/{JOURNAL} is unreadable, so this node no longer knows who it is; restore it from a backup, "
             "or move it away to start as a new node that keeps its logs"
         )
-    return JournalContents(last.node, partitions, torn, damaged)
+    return JournalContents(last.node, partitions, contents.torn, contents.damaged)

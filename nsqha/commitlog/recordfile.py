@@ -172,6 +172,15 @@ class RecordFile:
             raise Poisoned(f"{path}: {error}") from error
         return cls(storage, path, file, len(record), 2)
 
+    @staticmethod
+    def inspect(storage: Storage, path: str) -> Contents:
+        """What an existing file holds, without touching it."""
+        file = storage.open(path, read_only=True)
+        try:
+            return scan(file.pread(file.size(), 0))
+        finally:
+            file.close()
+
     @classmethod
     def load(cls, storage: Storage, path: str) -> tuple[RecordFile, Contents]:
         """An existing file and what it holds. Append only if it is neither torn nor damaged."""

@@ -171,7 +171,7 @@ class MemoryStore:
         if name in self._state.topics:
             raise Conflict(f"topic {name} exists already")
         cluster = self._state.cluster.record
-        record = TopicRecord(name, self._unused_uid(), cluster.next_salt(), settings, partitions=partitions)
+        record = TopicRecord(name, new_uid(self._rng), cluster.next_salt(), settings, partitions=partitions)
         return self._add(record, replace(cluster, salt_counter=cluster.salt_counter + 1))
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
@@ -180,7 +180,7 @@ class MemoryStore:
             raise Conflict(f"topic {record.name} exists already")
         if record.uid in self._state.tombstones:
             raise Conflict(f"topic {record.name} with uid {record.uid:016x} was deleted")
-        if record.uid in self._uids():
+        if any(record.uid == topic.record.uid for topic in self._state.topics.values()):
             raise Conflict(f"uid {record.uid:016x} belongs to another topic")
         return self._add(record, self._state.cluster.record.past_salt(record.salt))
 
@@ -284,12 +284,6 @@ class MemoryStore:
         if topic is None:
             raise NotFound(f"there is no topic {name}")
         return topic
-
-    def _uids(self) -> set[int]:
-        return {topic.record.uid for topic in self._state.topics.values()}
-
-    def _unused_uid(self) -> int:
-        return new_uid(self._rng)
 
 
 def _apply(target: dict, changes: Mapping) -> None:  # type: ignore[type-arg]

@@ -1,0 +1,387 @@
+"""What every metadata store promises: one suite over the one in memory, the embedded one and etcd's.
+
+An implementation joins by adding an `Opener`: something that opens the store again as a restarted process would.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nsqha.commitlog.storage import MemStorage, OsStorage
+from nsqha.election.embedded import EmbeddedStore
+from nsqha.election.model import (
+    ChannelInfo,
+    ChannelList,
+    NodeInfo,
+    PartitionMeta,
+    Tombstone,
+    TopicRecord,
+    TopicSettings,
+    Versioned,
+)
+from nsqha.election.store import MemoryStore, MetadataStore
+from nsqha.errors import Conflict, NotFound
+
+Opener = Callable[[], MetadataStore]
+
+CLUSTER = 0x1234_5678_9ABC_DEF0
+
+
+def in_memory() -> Opener:
+    store = MemoryStore(random.Random(1), cluster_id=CLUSTER)
+    return lambda: store
+
+
+def embedded_in_memory() -> Opener:
+    storage = MemStorage()
+    storage.make_dirs("d")
+    rng = random.Random(1)
+    return lambda: EmbeddedStore(storage, "d/metadata", rng, cluster_id=CLUSTER)
+
+
+def embedded_on_disk(folder: Path) -> Opener:
+    rng = random.Random(1)
+    return lambda: EmbeddedStore(OsStorage(), f"{folder}/metadata", rng, cluster_id=CLUSTER)
+
+
+@pytest.fixture(params=["memory", "embedded", "embedded on disk"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    match request.param:
+        case "memory":
+            return in_memory()
+        case "embedded":
+            return embedded_in_memory()
+        case _:
+            return embedded_on_disk(tmp_path)
+
+
+@pytest.fixture
+def store(opener: Opener) -> Iterator[MetadataStore]:
+    store = opener()
+    yield store
+    store.close()
+
+
+def changed(topic: Versioned[TopicRecord], channel: str, uid: int = 5) -> TopicRecord:
+    return replace(topic.record, channels=topic.record.channels.with_channel(channel, uid))
+
+
+# Topics
+
+
+def test_a_new_topic_has_a_uid_a_salt_and_partitions_that_wait_for_a_leader(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings(partitions=3, sync="interval"))
+    assert topic.record.uid
+    assert topic.record.settings == TopicSettings(partitions=3, sync="interval")
+    assert topic.record.channels == ChannelList()
+    assert sorted(topic.record.partitions) == [0, 1, 2]
+    assert all((meta.leader, meta.epoch) == (0, 1) for meta in topic.record.partitions.values())
+    assert store.topic("orders") == topic
+    assert store.topics() == {"orders": topic}
+
+
+def test_a_topic_can_be_created_with_its_leaders(store: MetadataStore) -> None:
+    wanted = {n: PartitionMeta().led_by(7, log_uid=70 + n) for n in range(2)}
+    topic = store.create_topic("orders", TopicSettings(partitions=2), partitions=wanted)
+    assert {n: replace(m, version=0) for n, m in topic.record.partitions.items()} == wanted
+    with pytest.raises(ValueError, match="say 2 partitions, given are"):
+        store.create_topic("other", TopicSettings(partitions=2), partitions={0: PartitionMeta()})
+
+
+def test_a_name_is_taken_once(store: MetadataStore) -> None:
+    store.create_topic("orders", TopicSettings())
+    with pytest.raises(Conflict):
+        store.create_topic("orders", TopicSettings())
+    assert store.cluster().record.salt_counter == 1
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "a/../b", "a#other"])
+def test_a_bad_name_is_refused(store: MetadataStore, name: str) -> None:
+    with pytest.raises(ValueError, match="not a topic name"):
+        store.create_topic(name, TopicSettings())
+
+
+def test_uids_and_salts_are_never_given_twice(store: MetadataStore, opener: Opener) -> None:
+    seen = set()
+    for n in range(20):
+        topic = store.create_topic("orders", TopicSettings()).record
+        seen |= {("uid", topic.uid), ("salt", topic.salt)}
+        store.forget_tombstone(store.delete_topic("orders").uid)
+        if n % 7 == 0:
+            store = opener()
+    assert len(seen) == 40
+
+
+def test_a_change_needs_the_version_that_was_read(store: MetadataStore) -> None:
+    first = store.create_topic("orders", TopicSettings())
+    second = store.replace("orders", first.version, changed(first, "a"))
+    assert second.version > first.version
+    with pytest.raises(Conflict):
+        store.replace("orders", first.version, changed(first, "b"))
+    assert store.topic("orders") == second
+    assert second.record.channels == ChannelList(1, False, {"a": ChannelInfo(5)})
+
+
+def test_what_does_not_exist_can_not_be_changed(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    store.delete_topic("orders")
+    with pytest.raises(NotFound):
+        store.replace("orders", topic.version, topic.record)
+    with pytest.raises(NotFound):
+        store.replace_partition("orders", topic.record.uid, 0, topic.record.partitions[0])
+    with pytest.raises(NotFound):
+        store.delete_topic("orders")
+    assert store.topic("orders") is None
+
+
+def test_a_topic_keeps_its_name_uid_and_salt(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    for other in (
+        replace(topic.record, name="other"),
+        replace(topic.record, uid=topic.record.uid ^ 1),
+        replace(topic.record, salt=topic.record.salt ^ 1),
+    ):
+        with pytest.raises(ValueError, match="can not be changed"):
+            store.replace("orders", topic.version, other)
+
+
+def test_partitions_are_added_and_never_taken_away(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings(partitions=2))
+    more = replace(
+        topic.record,
+        settings=replace(topic.record.settings, partitions=3),
+        partitions={**topic.record.partitions, 2: PartitionMeta()},
+    )
+    topic = store.replace("orders", topic.version, more)
+    assert sorted(topic.record.partitions) == [0, 1, 2]
+    fewer = replace(topic.record, settings=TopicSettings(), partitions={0: topic.record.partitions[0]})
+    with pytest.raises(ValueError, match="can not be taken away"):
+        store.replace("orders", topic.version, fewer)
+    with pytest.raises(ValueError, match="settings for 3 partitions"):
+        store.replace(
+            "orders", topic.version, replace(topic.record, partitions={**more.partitions, 3: PartitionMeta()})
+        )
+
+
+# Partitions
+
+
+def test_a_partition_is_changed_without_disturbing_the_topic(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings(partitions=2))
+    meta = topic.record.partitions[1]
+    new = store.replace_partition("orders", topic.record.uid, 1, replace(meta, leader=7, isr={7: 70}))
+    assert new.version > meta.version
+    with pytest.raises(Conflict):
+        store.replace_partition("orders", topic.record.uid, 1, replace(meta, leader=8))
+    # The channel list was read before, and is changed after, the partition.
+    after = store.replace("orders", topic.version, changed(store.topic("orders") or topic, "a"))
+    assert after.record.partitions == {0: topic.record.partitions[0], 1: new}
+
+
+def test_a_topic_is_not_changed_with_an_old_view_of_a_partition(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    store.replace_partition("orders", topic.record.uid, 0, replace(topic.record.partitions[0], leader=7))
+    with pytest.raises(Conflict):
+        store.replace("orders", topic.version, changed(topic, "a"))
+
+
+def test_a_partition_of_another_life_of_the_topic_is_not_changed(store: MetadataStore) -> None:
+    old = store.create_topic("orders", TopicSettings()).record
+    store.delete_topic("orders")
+    store.create_topic("orders", TopicSettings())
+    with pytest.raises(NotFound):
+        store.replace_partition("orders", old.uid, 0, old.partitions[0])
+
+
+def test_all_epochs_are_raised_at_once(store: MetadataStore, opener: Opener) -> None:
+    a = store.create_topic("a", TopicSettings(partitions=2))
+    store.create_topic("b", TopicSettings())
+    for number, meta in a.record.partitions.items():
+        store.replace_partition("a", a.record.uid, number, replace(meta, leader=7, isr={7: 70, 8: 80}, epoch=5))
+    before = store.revision
+    raised = store.raise_epochs(leader=7)
+    assert store.revision > before
+    assert raised == store.topics() == opener().topics()
+    partitions = raised["a"].record.partitions
+    assert [(m.epoch, m.leader, m.isr, m.replicas) for m in partitions.values()] == [(6, 7, {7: 70}, (7,))] * 2
+    assert raised["b"].record.partitions[0].epoch == 2
+    assert store.replace("a", a.version, changed(raised["a"], "c")).record.partitions == partitions
+
+
+# Deletion
+
+
+def test_a_deleted_topic_leaves_a_tombstone_until_its_files_are_gone(store: MetadataStore, opener: Opener) -> None:
+    metas = {n: replace(PartitionMeta().led_by(7 + n), replicas=(7 + n, 7)) for n in range(2)}
+    uid = store.create_topic("orders", TopicSettings(partitions=2), partitions=metas).record.uid
+    tombstone = store.delete_topic("orders")
+    assert tombstone == Tombstone("orders", uid, 2, (7, 8))
+    again = store.create_topic("orders", TopicSettings())
+    assert again.record.uid != uid
+    assert opener().tombstones() == store.tombstones() == {uid: tombstone}
+    store.forget_tombstone(uid)
+    store.forget_tombstone(uid)
+    assert opener().tombstones() == store.tombstones() == {}
+    assert store.topic("orders") == again
+
+
+def test_a_deletion_can_name_the_version_it_read(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    newer = store.replace("orders", topic.version, changed(topic, "a"))
+    with pytest.raises(Conflict):
+        store.delete_topic("orders", expected_version=topic.version)
+    store.delete_topic("orders", expected_version=newer.version)
+
+
+# Rebuild and import
+
+
+def test_a_recovered_topic_keeps_uid_and_salt_and_its_salt_is_not_given_again(store: MetadataStore) -> None:
+    lost = MemoryStore(random.Random(2), cluster_id=CLUSTER)
+    records = [lost.create_topic(f"t{n}", TopicSettings()).record for n in range(5)]
+    recovered = replace(records[3], channels=records[3].channels.with_channel("a", 9).above(40))
+    assert store.put_recovered(recovered).record == replace(
+        recovered, partitions={0: replace(recovered.partitions[0], version=store.revision)}
+    )
+    assert store.topics()["t3"].record.channels.version == 41
+    new = [store.create_topic(f"n{n}", TopicSettings()).record.salt for n in range(5)]
+    assert not set(new) & {record.salt for record in records[:4]}
+
+
+def test_a_recovered_topic_takes_no_name_and_no_uid_and_does_not_come_back_from_the_dead(store: MetadataStore) -> None:
+    old = store.create_topic("orders", TopicSettings()).record
+    with pytest.raises(Conflict, match="exists already"):
+        store.put_recovered(replace(old, uid=99))
+    with pytest.raises(Conflict, match="belongs to another"):
+        store.put_recovered(replace(old, name="copy"))
+    store.delete_topic("orders")
+    with pytest.raises(Conflict, match="was deleted"):
+        store.put_recovered(old)
+
+
+# The cluster, nodes, hints
+
+
+def test_the_cluster_has_one_id_and_a_feature_level_that_never_falls(store: MetadataStore, opener: Opener) -> None:
+    assert store.cluster().record.cluster_id == CLUSTER
+    level = store.cluster().record.feature_level
+    assert store.raise_feature_level(level).record.feature_level == level
+    assert opener().cluster() == store.cluster()
+
+
+def test_each_registration_is_new_also_after_a_restart(store: MetadataStore, opener: Opener) -> None:
+    first = store.register(NodeInfo(7, tcp_address="a:1"))
+    assert store.nodes() == {7: first}
+    second = store.register(NodeInfo(7, tcp_address="b:1"))
+    assert second.registration > first.registration
+    assert store.nodes() == {7: second}
+    assert opener().register(NodeInfo(7)).registration > second.registration
+
+
+def test_watchers_get_the_names_of_changed_topics_until_they_stop(store: MetadataStore) -> None:
+    names: list[str] = []
+    stop = store.watch(names.append)
+    topic = store.create_topic("a", TopicSettings())
+    store.create_topic("b", TopicSettings())
+    store.replace("a", topic.version, changed(topic, "c"))
+    store.delete_topic("b")
+    assert names == ["a", "b", "a", "b"]
+    stop()
+    store.delete_topic("a")
+    assert names == ["a", "b", "a", "b"]
+
+
+def test_the_revision_rises_with_every_change_and_never_falls(store: MetadataStore, opener: Opener) -> None:
+    seen = [store.revision]
+    topic = store.create_topic("a", TopicSettings())
+    seen.append(store.revision)
+    store.replace("a", topic.version, changed(topic, "c"))
+    seen.append(store.revision)
+    store.create_topic("b#ephemeral", TopicSettings())
+    seen.append(store.revision)
+    store.raise_epochs()
+    seen.append(store.revision)
+    assert seen == sorted(set(seen))
+    assert opener().revision == store.revision
+
+
+# Random histories against a plain model, with restarts
+
+NAMES = ["a", "b", "c", "e#ephemeral"]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["create", "delete", "channel", "stale", "pause", "leader", "epochs", "forget", "restart"]),
+        st.sampled_from(NAMES),
+        st.integers(0, 3),
+    ),
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize("make", [in_memory, embedded_in_memory])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=STEPS)
+def test_random_histories(make: Callable[[], Opener], steps: list[tuple[str, str, int]]) -> None:
+    open_store = make()
+    store = open_store()
+    channels: dict[str, dict[str, bool]] = {}
+    epochs: dict[str, int] = {}
+    leaders: dict[str, int] = {}
+    buried: set[str] = set()
+    for action, name, n in steps:
+        topic = store.topic(name)
+        assert (topic is not None) == (name in channels)
+        match action:
+            case "create" if topic is None:
+                store.create_topic(name, TopicSettings())
+                channels[name], epochs[name], leaders[name] = {}, 1, 0
+            case "delete" if topic is not None:
+                store.delete_topic(name)
+                del channels[name]
+                if not name.endswith("#ephemeral"):
+                    buried.add(name)
+            case "channel" if topic is not None and f"c{n}" not in channels[name]:
+                store.replace(name, topic.version, changed(topic, f"c{n}"))
+                channels[name][f"c{n}"] = False
+            case "stale" if topic is not None:
+                with pytest.raises(Conflict):
+                    store.replace(name, topic.version - 1, topic.record)
+            case "pause" if topic is not None and f"c{n}" in channels[name]:
+                paused = topic.record.channels.with_channel_paused(f"c{n}", True)
+                store.replace(name, topic.version, replace(topic.record, channels=paused))
+                channels[name][f"c{n}"] = True
+            case "leader" if topic is not None:
+                meta = replace(topic.record.partitions[0], leader=n)
+                store.replace_partition(name, topic.record.uid, 0, meta)
+                leaders[name] = n
+            case "epochs":
+                store.raise_epochs()
+                epochs = {known: epoch + 1 for known, epoch in epochs.items()}
+            case "forget":
+                for uid, tombstone in store.tombstones().items():
+                    if tombstone.name == name:
+                        store.forget_tombstone(uid)
+                buried.discard(name)
+            case "restart":
+                before = store
+                store.close()
+                store = open_store()
+                if store is not before:
+                    channels.pop("e#ephemeral", None)
+    got = {
+        name: (
+            {c: info.paused for c, info in topic.record.channels.channels.items()},
+            topic.record.partitions[0].epoch,
+            topic.record.partitions[0].leader,
+        )
+        for name, topic in store.topics().items()
+    }
+    assert got == {name: (channels[name], epochs[name], leaders[name]) for name in channels}
+    assert {tombstone.name for tombstone in store.tombstones().values()} == buried

@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from nsqha.commitlog import journal as journal_module
+from nsqha.commitlog.journal import CutIntent, Key, NodeJournal, PartitionRecord, inspect
+from nsqha.commitlog.recordfile import SECTOR
+from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
+from nsqha.errors import ConfigError
+
+A = (7, 0)
+B = (7, 1)
+CUT = CutIntent(log_id=40, offset=900, position=90_000, epoch=3, chain=1 << 63)
+
+
+def opened(storage: Storage, boot_id: str = "boot-1", seed: int = 1) -> NodeJournal:
+    return NodeJournal.open(storage, "data", random.Random(seed), boot_id=boot_id)
+
+
+def killed(journal: NodeJournal) -> None:
+    """The process ends; whatever was not written is gone."""
+    journal.close()
+
+
+def image(storage: Storage) -> bytes:
+    file = storage.open("data/journal")
+    return file.pread(file.size(), 0)
+
+
+def put_image(storage: Storage, data: bytes) -> None:
+    file = storage.open("data/journal")
+    file.truncate(0)
+    file.pwrite(data, 0)
+
+
+def test_what_was_written_is_there_after_a_kill() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    node = journal.identity.node_uid
+    journal.stage(A, promise=3, log_uid=11)
+    journal.stage(A, local_durable=100)
+    journal.stage_cut(A, CUT)
+    journal.stage_revision(55)
+    journal.commit()
+    journal.stage(B, promise=9)
+    killed(journal)
+
+    journal = opened(storage)
+    assert journal.records() == {A: PartitionRecord(promise=3, log_uid=11, local_durable=100, cut=CUT)}
+    assert journal.record(B) is None
+    assert journal.identity.node_uid == node
+    assert journal.identity.revision_seen == 55
+    assert not journal.created
+    assert journal.promises_trusted
+    assert not journal.damaged
+
+
+def test_what_is_staged_while_a_round_is_written_is_in_the_next_one() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, promise=1)
+    taken = journal.take()
+    journal.stage(A, promise=2)
+    journal.stage(B, promise=5)
+    assert journal.dirty
+    journal.write(taken)
+    assert inspect(storage, "data").partitions == {A: PartitionRecord(promise=1)}
+    journal.commit()
+    assert not journal.dirty
+    assert inspect(storage, "data").partitions == {A: PartitionRecord(promise=2), B: PartitionRecord(promise=5)}
+
+
+def test_a_round_without_changes_writes_nothing() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    before = image(storage)
+    journal.commit()
+    journal.stage(A, promise=1)
+    journal.commit()
+    journal.stage(A, promise=1)
+    assert not journal.dirty
+    journal.stage_revision(0)
+    assert not journal.dirty
+    assert len(image(storage).rstrip(b"\0")) - len(before.rstrip(b"\0")) <= 2 * SECTOR
+
+
+def test_a_partition_that_is_forgotten_stays_forgotten() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, log_uid=1)
+    journal.commit()
+    journal.forget(A)
+    journal.forget(B)
+    journal.commit()
+    killed(journal)
+    assert opened(storage).records() == {}
+
+
+def test_a_promise_never_falls() -> None:
+    journal = opened(MemStorage())
+    journal.stage(A, promise=5)
+    with pytest.raises(AssertionError):
+        journal.stage(A, promise=4)
+
+
+def test_only_a_cut_or_a_new_log_lowers_local_durable() -> None:
+    journal = opened(MemStorage())
+    journal.stage(A, log_uid=1, local_durable=100)
+    with pytest.raises(AssertionError):
+        journal.stage(A, local_durable=99)
+    journal.stage_cut(A, CUT)
+    journal.stage_cut_done(A)
+    assert journal.record(A) == PartitionRecord(log_uid=1, local_durable=40)
+    journal.stage(A, log_uid=2, local_durable=0)
+    assert journal.record(A) == PartitionRecord(log_uid=2, local_durable=0)
+
+
+def test_a_cut_above_what_is_durable_leaves_local_durable_alone() -> None:
+    journal = opened(MemStorage())
+    journal.stage(A, log_uid=1, local_durable=30)
+    journal.stage_cut(A, CUT)
+    journal.stage_cut_done(A)
+    assert journal.record(A) == PartitionRecord(log_uid=1, local_durable=30)
+
+
+# How the last life ended
+
+
+def test_a_clean_stop_is_no_loss_under_whatever_boot() -> None:
+    storage = MemStorage()
+    opened(storage).stop()
+    journal = opened(storage, "boot-2")
+    assert journal.found is not None
+    assert journal.found.node.clean
+    assert not journal.host_restarted
+
+
+def test_a_kill_under_the_same_boot_loses_nothing_that_was_written() -> None:
+    storage = MemStorage()
+    killed(opened(storage))
+    assert not opened(storage).host_restarted
+
+
+@pytest.mark.parametrize("boot_id", ["boot-2", ""])
+def test_an_unclean_stop_and_another_boot_is_a_host_restart_until_recovery_has_dealt_with_it(boot_id: str) -> None:
+    storage = MemStorage()
+    killed(opened(storage))
+    journal = opened(storage, boot_id)
+    assert journal.host_restarted
+    killed(journal)
+    # Killed before recovery was done, and now the boot is the same.
+    journal = opened(storage, boot_id)
+    assert journal.host_restarted
+    journal.recovered()
+    journal.commit()
+    killed(journal)
+    assert opened(storage, boot_id).host_restarted == (boot_id == "")
+
+
+def test_a_torn_last_record_costs_trust_in_promises_only_until_they_are_given_again() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, promise=3, log_uid=11)
+    journal.stage(B, promise=4, log_uid=12)
+    journal.commit()
+    kept = len(image(storage).rstrip(b"\0")) // SECTOR + 1
+    for n in range(20):
+        journal.stage((100 + n, 0), promise=8, log_uid=99)
+    journal.commit()
+    killed(journal)
+    data = bytearray(image(storage))
+    data[(kept + 1) * SECTOR : (kept + 2) * SECTOR] = bytes(SECTOR)
+    put_image(storage, bytes(data))
+
+    journal = opened(storage)
+    assert journal.records() == {
+        A: PartitionRecord(promise=3, log_uid=11, promise_trusted=False),
+        B: PartitionRecord(promise=4, log_uid=12, promise_trusted=False),
+    }
+    assert not journal.promises_trusted
+    assert not journal.damaged
+    journal.stage(A, promise=8)
+    journal.commit()
+    killed(journal)
+    # The doubt about B outlives another crash.
+    journal = opened(storage)
+    assert journal.record(A) == PartitionRecord(promise=8, log_uid=11)
+    assert not journal.promises_trusted
+    journal.stage(B, promise=8)
+    assert journal.promises_trusted
+
+
+def test_damage_costs_trust_in_log_uids_until_they_are_new() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    for n in range(3):
+        journal.stage((n + 1, 0), promise=n, log_uid=n + 1)
+        journal.commit()
+    killed(journal)
+    data = bytearray(image(storage))
+    data[2 * SECTOR + 100] ^= 4
+    put_image(storage, bytes(data))
+
+    journal = opened(storage)
+    assert set(journal.records()) == {(1, 0), (3, 0)}
+    assert journal.damaged
+    assert not journal.promises_trusted
+    killed(journal)
+    journal = opened(storage)
+    assert journal.damaged
+    for key in journal.records():
+        journal.stage(key, log_uid=50, promise=9)
+    journal.commit()
+    killed(journal)
+    journal = opened(storage)
+    assert not journal.damaged
+    assert journal.promises_trusted
+
+
+def test_a_lost_first_record_leaves_the_node_its_name_and_a_partition_without_log_uid() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.join(5)
+    journal.stage(A, promise=2, log_uid=11)
+    journal.commit()
+    journal.stop()
+    journal = opened(storage)
+    journal.stage(A, local_durable=70)
+    journal.commit()
+    killed(journal)
+    put_image(storage, bytes(SECTOR) + image(storage)[SECTOR:])
+    again = opened(storage)
+    assert again.identity == journal.identity
+    assert again.record(A) == PartitionRecord(local_durable=70, promise_trusted=False, log_uid_trusted=False)
+    assert again.damaged
+
+
+def test_an_unreadable_journal_is_refused_and_left_as_it_is() -> None:
+    storage = MemStorage()
+    killed(opened(storage))
+    put_image(storage, b"\xff" * 5000)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="data/journal is unreadable"):
+            opened(storage)
+    assert image(storage) == b"\xff" * 5000
+
+
+def test_a_journal_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemStorage()
+    monkeypatch.setattr(journal_module, "FORMAT", 2)
+    killed(opened(storage))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="newer version"):
+        opened(storage)
+
+
+# Poison
+
+
+def test_poison_stays_until_a_recovery_clears_it() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.poison("fdatasync of x failed:\n EIO")
+    journal.poison("and then something else")
+    journal.commit()
+    killed(journal)
+    journal = opened(storage)
+    assert journal.poisoned == "fdatasync of x failed: EIO"
+    journal.stop()
+    journal = opened(storage)
+    assert journal.poisoned
+    journal.clear_poison()
+    journal.stop()
+    assert not opened(storage).poisoned
+
+
+# Who may use the directory
+
+
+def test_a_second_process_is_kept_out_and_told_which_folder(tmp_path: Path) -> None:
+    storage = OsStorage()
+    folder = str(tmp_path / "data")
+    journal = NodeJournal.open(storage, folder, random.Random(1))
+    with pytest.raises(ConfigError, match="is in use by another process; stop that one, or choose another") as error:
+        NodeJournal.open(storage, folder, random.Random(2))
+    assert folder in str(error.value)
+    journal.close()
+    NodeJournal.open(storage, folder, random.Random(2)).close()
+
+
+def test_a_refused_journal_lets_go_of_the_lock() -> None:
+    storage = MemStorage()
+    killed(opened(storage))
+    good = image(storage)
+    put_image(storage, b"nonsense")
+    with pytest.raises(ConfigError):
+        opened(storage)
+    put_image(storage, good)
+    opened(storage).close()
+
+
+def test_a_data_directory_refuses_another_cluster() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.join(0xABC)
+    journal.stop()
+    journal = opened(storage)
+    journal.join(0xABC, etcd_cluster_id=5)
+    with pytest.raises(ConfigError, match="belongs to cluster 0000000000000abc"):
+        journal.join(0xABD)
+    with pytest.raises(ConfigError):
+        journal.join(0xABC, etcd_cluster_id=6)
+    journal.accept_metadata(cluster_id=0xABD, etcd_cluster_id=6, revision_seen=2)
+    journal.stop()
+    assert opened(storage).identity.cluster_id == 0xABD
+
+
+# Size
+
+
+def test_it_is_made_anew_when_it_has_grown_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "REWRITE_BYTES", 8 * SECTOR)
+    monkeypatch.setattr(journal_module, "SLACK_BYTES", 2 * SECTOR)
+    storage = MemStorage()
+    journal = opened(storage)
+    for n in range(1, 101):
+        journal.stage(A, promise=n)
+        journal.stage((n % 5, 3), local_durable=n)
+        journal.commit()
+        assert len(image(storage)) <= 20 * SECTOR
+    expected = journal.records()
+    assert inspect(storage, "data").partitions == expected
+    killed(journal)
+    assert opened(storage).records() == expected
+
+
+def test_a_round_of_many_partitions_writes_only_what_changed() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    for n in range(1000):
+        journal.stage((n + 1, 0), promise=1, log_uid=(1 << 63) + n, local_durable=5)
+    journal.commit()
+    before = len(image(storage).rstrip(b"\0"))
+    for n in range(1000):
+        journal.stage((n + 1, 0), local_durable=1_000_000)
+    journal.commit()
+    assert len(image(storage).rstrip(b"\0")) - before < 60_000
+
+
+def test_keys_are_plain_tuples() -> None:
+    journal = opened(MemStorage())
+    journal.stage((1, 2), promise=1)
+    assert journal.record(Key(1, 2)) is journal.record((1, 2))

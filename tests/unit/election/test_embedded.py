@@ -1,0 +1,199 @@
+"""What only the embedded store does: its file. Crash images are in tests/unit/commitlog/test_recordfile_crash.py."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from nsqha.commitlog.recordfile import SECTOR, RecordFile
+from nsqha.commitlog.storage import Data, File, MemFile, MemStorage
+from nsqha.election import embedded as embedded_module
+from nsqha.election.embedded import EmbeddedStore
+from nsqha.election.model import TopicSettings
+from nsqha.errors import AppendFailed, ConfigError, LogCorrupt, Poisoned
+
+
+class Disk(MemStorage):
+    """One folder; fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make_dirs("d")
+        self.failing = ""
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
+        file = super().open(path, create=create, read_only=read_only)
+        assert isinstance(file, MemFile)
+        return DiskFile(file, self)
+
+
+class DiskFile(MemFile):
+    def __init__(self, file: MemFile, disk: Disk) -> None:
+        super().__init__(file._data)
+        self._disk = disk
+
+    def pwrite(self, data: Data, position: int) -> None:
+        if self._disk.failing == "pwrite":
+            raise OSError(28, "No space left on device")
+        super().pwrite(data, position)
+
+    def sync(self) -> None:
+        if self._disk.failing == "sync":
+            raise Poisoned("sync")
+
+
+def opened(disk: Disk, **changes: int) -> EmbeddedStore:
+    return EmbeddedStore(disk, "d/metadata", random.Random(1), **changes)
+
+
+def size(disk: Disk) -> int:
+    return disk.open("d/metadata").size()
+
+
+def put(disk: Disk, at: int, data: bytes) -> None:
+    disk.open("d/metadata").pwrite(data, at)
+
+
+def test_a_store_says_whether_it_is_new() -> None:
+    disk = Disk()
+    store = opened(disk)
+    assert store.created
+    assert not opened(disk).created
+    assert opened(disk).cluster() == store.cluster()
+
+
+def test_the_file_of_another_cluster_is_refused() -> None:
+    disk = Disk()
+    opened(disk, cluster_id=0xA)
+    opened(disk, cluster_id=0xA)
+    with pytest.raises(ConfigError, match="is the metadata of cluster 000000000000000a"):
+        opened(disk, cluster_id=0xB)
+
+
+def test_an_old_copy_is_refused() -> None:
+    disk = Disk()
+    store = opened(disk)
+    store.create_topic("a", TopicSettings())
+    opened(disk, revision_seen=store.revision)
+    with pytest.raises(ConfigError, match="old copy"):
+        opened(disk, revision_seen=store.revision + 1)
+
+
+def test_a_higher_feature_level_is_refused_and_a_newer_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    opened(disk).raise_feature_level(99)
+    with pytest.raises(ConfigError, match="needs feature level 99"):
+        opened(disk)
+    disk = Disk()
+    monkeypatch.setattr(embedded_module, "FORMAT", 2)
+    opened(disk)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="newer version"):
+        opened(disk)
+
+
+def test_damage_is_refused_in_one_line_that_says_what_to_do() -> None:
+    disk = Disk()
+    opened(disk).create_topic("a", TopicSettings())
+    put(disk, 60, b"~")
+    with pytest.raises(LogCorrupt, match="restore it from a backup, or move it away") as error:
+        opened(disk)
+    assert "\n" not in str(error.value)
+
+
+def test_a_torn_change_is_gone_and_the_next_one_is_safe() -> None:
+    disk = Disk()
+    store = opened(disk)
+    store.create_topic("a", TopicSettings())
+    before = size(disk)
+    store.create_topic("b", TopicSettings(partitions=40))
+    disk.open("d/metadata").truncate(before + SECTOR)
+    store = opened(disk)
+    assert list(store.topics()) == ["a"]
+    store.create_topic("c", TopicSettings())
+    assert list(opened(disk).topics()) == ["a", "c"]
+
+
+def test_a_change_that_the_disk_refuses_did_not_happen() -> None:
+    disk = Disk()
+    store = opened(disk)
+    topic = store.create_topic("a", TopicSettings())
+    before = (store.topics(), store.cluster(), store.revision)
+    disk.failing = "pwrite"
+    for change in (
+        lambda: store.create_topic("b", TopicSettings()),
+        lambda: store.delete_topic("a"),
+        lambda: store.replace("a", topic.version, replace(topic.record, settings=TopicSettings(ordered=True))),
+        store.raise_epochs,
+    ):
+        with pytest.raises(AppendFailed):
+            change()
+    assert (store.topics(), store.cluster(), store.revision) == before
+    disk.failing = ""
+    store.create_topic("b", TopicSettings())
+    assert opened(disk).topics() == store.topics()
+
+
+def test_after_a_failed_sync_nothing_is_accepted() -> None:
+    disk = Disk()
+    store = opened(disk)
+    disk.failing = "sync"
+    with pytest.raises(Poisoned):
+        store.create_topic("a", TopicSettings())
+    disk.failing = ""
+    with pytest.raises(Poisoned):
+        store.create_topic("a", TopicSettings())
+    assert store.topics() == {}
+
+
+def test_it_is_made_anew_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_module, "REWRITE_BYTES", 16 * SECTOR)
+    disk = Disk()
+    store = opened(disk)
+    topic = store.create_topic("a", TopicSettings())
+    store.delete_topic("a")
+    topic = store.create_topic("a", TopicSettings())
+    for n in range(300):
+        channels = topic.record.channels.with_topic_paused(n % 2 == 0)
+        topic = store.replace("a", topic.version, replace(topic.record, channels=channels))
+        assert size(disk) <= 16 * SECTOR
+    again = opened(disk)
+    assert again.topics() == store.topics()
+    assert again.tombstones() == store.tombstones()
+    assert again.cluster() == store.cluster()
+    assert again.revision == store.revision
+
+
+def test_an_ephemeral_topic_is_never_in_the_file() -> None:
+    disk = Disk()
+    store = opened(disk)
+    topic = store.create_topic("a#ephemeral", TopicSettings())
+    store.replace(topic.record.name, topic.version, replace(topic.record, settings=TopicSettings(ordered=True)))
+    assert not any(b"ephemeral" in payload for payload in RecordFile.inspect(disk, "d/metadata").payloads)
+    assert opened(disk).topics() == {}
+    store.delete_topic("a#ephemeral")
+    assert store.tombstones() == {}
+    store.create_topic("b", TopicSettings())
+    assert store.topics()["b"].record.salt != topic.record.salt
+    assert opened(disk).topics() == store.topics()
+
+
+def test_random_changes_survive_a_restart_also_right_after_the_file_was_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded_module, "REWRITE_BYTES", 4 * SECTOR)
+    disk = Disk()
+    rng = random.Random(3)
+    store = EmbeddedStore(disk, "d/metadata", rng)
+    for n in range(60):
+        store.create_topic(f"t{n}", TopicSettings(partitions=rng.randrange(1, 4)))
+        if rng.random() < 0.4:
+            store.delete_topic(rng.choice(sorted(store.topics())))
+        if rng.random() < 0.2:
+            store.raise_epochs(leader=n)
+        again = EmbeddedStore(disk, "d/metadata", rng)
+        assert again.topics() == store.topics()
+        assert again.tombstones() == store.tombstones()
+        store = again

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqha.election.codec import FORMAT, decode, encode, from_plain, to_plain
+from nsqha.election.model import (
+    ChannelInfo,
+    ChannelList,
+    ClusterRecord,
+    NodeInfo,
+    PartitionMeta,
+    Record,
+    Tombstone,
+    TopicRecord,
+    TopicSettings,
+)
+from nsqha.errors import ConfigError, LogCorrupt
+
+UIDS = st.integers(1, (1 << 64) - 1)
+NAMES = st.from_regex(r"[.a-zA-Z0-9_-]{1,64}", fullmatch=True)
+SETTINGS = st.builds(
+    TopicSettings,
+    sync=st.sampled_from([None, "always", "interval", "none"]),
+    retention_ms=st.none() | st.integers(-1, 1 << 60),
+    ordered=st.booleans(),
+    partitions=st.integers(1, 1023),
+)
+CHANNELS = st.builds(
+    ChannelList,
+    version=st.integers(0, 1 << 60),
+    paused=st.booleans(),
+    channels=st.dictionaries(NAMES, st.builds(ChannelInfo, UIDS, st.booleans()), max_size=3),
+)
+PARTITION = st.builds(
+    PartitionMeta,
+    leader=UIDS,
+    epoch=st.integers(0, 1 << 40),
+    isr=st.dictionaries(UIDS, UIDS, max_size=3),
+    replicas=st.lists(UIDS, max_size=3).map(tuple),
+    version=st.integers(0, 1 << 60),
+)
+RECORDS: st.SearchStrategy[Record] = st.one_of(
+    st.builds(
+        TopicRecord,
+        NAMES,
+        UIDS,
+        st.integers(0, 1 << 19),
+        SETTINGS,
+        CHANNELS,
+        st.dictionaries(st.integers(0, 1022), PARTITION, max_size=3),
+    ),
+    st.builds(Tombstone, NAMES, UIDS, st.integers(0, 1023), st.lists(UIDS, max_size=3).map(tuple)),
+    st.builds(ClusterRecord, UIDS, st.integers(0, 1 << 40)),
+    st.builds(NodeInfo, UIDS, st.text(max_size=20), poisoned=st.text(max_size=20)),
+)
+
+TOPIC = TopicRecord(
+    "orders",
+    0xFFFF_FFFF_FFFF_FFFF,
+    5,
+    TopicSettings(sync="none", partitions=2),
+    ChannelList(3, True, {"a": ChannelInfo(9, True)}),
+    {n: PartitionMeta(7, 2, {7: 70}, (7, 8), 1, None, 4) for n in range(2)},
+)
+
+
+@given(RECORDS)
+def test_records_survive(record: Record) -> None:
+    data = encode(record)
+    assert b"\0" not in data
+    assert decode(type(record), data) == record
+
+
+def test_the_form_is_stable() -> None:
+    assert json.loads(encode(TOPIC)) == {
+        "format": 1,
+        "name": "orders",
+        "uid": 18446744073709551615,
+        "salt": 5,
+        "settings": {
+            "sync": "none",
+            "retention_ms": None,
+            "retention_bytes": None,
+            "abandoned_after_ms": None,
+            "abandoned_over_bytes": None,
+            "ordered": False,
+            "partitions": 2,
+            "replicas": None,
+            "min_isr": None,
+            "max_req_timeout_ms": None,
+        },
+        "channels": {"version": 3, "paused": True, "channels": {"a": {"uid": 9, "paused": True}}},
+        "partitions": {
+            str(n): {
+                "leader": 7,
+                "epoch": 2,
+                "isr": {"7": 70},
+                "replicas": [7, 8],
+                "min_isr": 1,
+                "sync": None,
+                "version": 4,
+            }
+            for n in range(2)
+        },
+    }
+
+
+def test_what_a_newer_version_wrote_is_carried_along() -> None:
+    plain = to_plain(TOPIC)
+    plain["color"] = "red"
+    plain["settings"]["compression"] = {"level": 3}
+    plain["channels"]["channels"]["a"]["ordered_by"] = ["key"]
+    plain["partitions"]["1"]["zone"] = 4
+    record = from_plain(TopicRecord, plain)
+    changed = replace(record, channels=record.channels.with_channel("b", 10).with_channel_paused("a", False))
+    again = to_plain(from_plain(TopicRecord, to_plain(changed)))
+    assert again["color"] == "red"
+    assert again["settings"]["compression"] == {"level": 3}
+    assert again["channels"]["channels"]["a"]["ordered_by"] == ["key"]
+    assert again["partitions"]["1"]["zone"] == 4
+    assert again["channels"]["version"] == 5
+
+
+def test_what_an_older_version_did_not_write_has_its_default() -> None:
+    assert from_plain(TopicRecord, {"name": "a", "uid": 1, "salt": 2}) == TopicRecord("a", 1, 2)
+
+
+def damaged(**changes: Any) -> bytes:
+    return json.dumps({**json.loads(encode(TOPIC)), **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"\xff",
+        encode(TOPIC)[:-1],
+        b'{"name": "a", "uid": 1, "salt": 2}',
+        b'{"format": 1, "name": "a", "uid": 1}',
+        damaged(uid="7"),
+        damaged(uid=None),
+        damaged(settings=[]),
+        damaged(settings={"partitions": 0}),
+        damaged(settings={"sync": "never"}),
+        damaged(channels={"channels": {"a": 5}}),
+        damaged(partitions={"x": {}}),
+        damaged(partitions={"0": {"replicas": [1, "2"]}}),
+        damaged(format="1"),
+    ],
+)
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(LogCorrupt, match="this is no TopicRecord: "):
+        decode(TopicRecord, data)
+
+
+def test_another_form_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="newer version"):
+        decode(TopicRecord, damaged(format=FORMAT + 1))
