@@ -42,9 +42,10 @@ HAS_EVENTS = 1
 HAS_ATTRIBUTES = 2
 HAS_CHECKPOINT = 4
 HAS_CARRY = 8
-# Recovery could not restore this entry (one replica only): it stands for bytes and messages that can not be read, and
-# the chain of the entry after it is not expected to fit.
-FAULTY = 1 << 31
+# Set by recovery on an entry that it had to write anew; the chain of the entry behind one is not expected to fit.
+REBUILT = 1 << 30  # from the frames, and no successor's chain could prove it
+FAULTY = 1 << 31  # stands for messages that can not be read
+BROKEN_CHAIN = REBUILT | FAULTY
 
 _CHAINED = struct.Struct(">QQQQQIIIIHH")
 _REST = struct.Struct(">QQ")
@@ -100,7 +101,7 @@ class Entry(NamedTuple):
 
     def chained_to(self, previous: Entry) -> bool:
         """Whether the chain says that this is what came after `previous`."""
-        return bool(previous.flags & FAULTY) or self.chain == next_chain(previous.chain, self)
+        return bool(previous.flags & BROKEN_CHAIN) or self.chain == next_chain(previous.chain, self)
 
 
 class Place(NamedTuple):
@@ -184,6 +185,21 @@ def decode(raw: bytes | memoryview) -> Entry | None:
     if crc != _crc32(raw[:CRC_AT]):
         return None
     return Entry(*fields)
+
+
+def decode_flipped(raw: bytes) -> Entry | None:
+    """The entry in these 80 bytes if exactly one of their bits is wrong.
+
+    CRC-32 tells words of this length apart that differ in up to four bits, so there is at most one such entry, and it
+    is the one that was written unless three or more bits changed.
+    """
+    for bit in range(ENTRY_BYTES * 8 if len(raw) == ENTRY_BYTES else 0):
+        candidate = bytearray(raw)
+        candidate[bit // 8] ^= 1 << bit % 8
+        entry = decode(bytes(candidate))
+        if entry is not None:
+            return entry
+    return None
 
 
 def decode_all(raw: bytes) -> list[Entry | None]:

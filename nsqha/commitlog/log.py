@@ -138,8 +138,7 @@ class PartitionLog(LogReader):
     def _cut_back(self, error: OSError) -> None:
         pair = self._active
         try:
-            pair.segment.truncate(self.end.position - pair.position)
-            pair.commitlog.truncate(pair.slot(self.end.log_id))
+            pair.truncate(self.end)
         except OSError as second:
             self.poisoned = f"{self.directory}: a failed write could not be cut back: {error}; then {second}"
             raise Poisoned(self.poisoned) from second
@@ -220,12 +219,6 @@ class PartitionLog(LogReader):
         self._last = last
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self.local_durable = min(self.local_durable, log_id)
-        cut_files(pair, self.end)
-
-
-def cut_files(pair: Pair, end: Place) -> None:
-    """Make `end` the end of both files of the last pair, durably."""
-    pair.segment.truncate(end.position - pair.position)
-    pair.commitlog.truncate(pair.slot(end.log_id))
-    pair.segment.sync()
-    pair.commitlog.sync()
+        pair.truncate(self.end)
+        pair.segment.sync()
+        pair.commitlog.sync()

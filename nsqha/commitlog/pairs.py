@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode, decode_all
-from nsqha.errors import LogCorrupt
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import File, Storage
@@ -121,11 +120,32 @@ class Pair:
         """Bytes of the segment, not verified; fewer if the file ends before."""
         return self.segment.pread(size, position - self.position)
 
+    def create_missing(self) -> bool:
+        """Put an empty file in the place of one that is gone, so that the rest can be read; whether any was."""
+        missing = [s for s in (SEGMENT, COMMITLOG) if not self._storage.exists(self.path(s))]
+        for suffix in missing:
+            self._storage.open(self.path(suffix), create=True).close()
+        return bool(missing)
+
+    def truncate(self, end: Place) -> int:
+        """Let both files end there; how many bytes that removed. Not synced."""
+        removed = 0
+        for file, size in (self.segment, end.position - self.position), (self.commitlog, self.slot(end.log_id)):
+            had = file.size()
+            if had != size:
+                file.truncate(size)
+                removed += max(had - size, 0)
+        return removed
+
     def remove(self) -> None:
         """Unlink both files so that a crash in between is recognised; the directory is not synced."""
         marker = self.path(DROPPING)
-        self._storage.rename(self.path(COMMITLOG), marker)
-        self._storage.remove(self.path(SEGMENT))
+        if self._storage.exists(self.path(COMMITLOG)):
+            self._storage.rename(self.path(COMMITLOG), marker)
+        else:
+            self._storage.open(marker, create=True).close()
+        if self._storage.exists(self.path(SEGMENT)):
+            self._storage.remove(self.path(SEGMENT))
         self._storage.remove(marker)
         self.release()
 
@@ -144,20 +164,3 @@ def parse_name(name: str) -> tuple[int, str] | None:
     if len(stem) != 20 or not (stem.isascii() and stem.isdigit()) or suffix not in (SEGMENT, COMMITLOG, DROPPING):
         return None
     return int(stem), suffix
-
-
-def read_anchor(storage: Storage, directory: str, position: int) -> Entry | None:
-    """Slot 0 of the commitlog at `position`; None if it is missing, does not verify or belongs elsewhere."""
-    try:
-        file = storage.open(f"{directory}/{file_name(position, COMMITLOG)}", read_only=True)
-    except FileNotFoundError:
-        return None
-    try:
-        anchor = decode(file.pread(ENTRY_BYTES, 0))
-    finally:
-        file.close()
-    return anchor if anchor is not None and anchor.end_position == position else None
-
-
-def corrupt(where: str, why: str) -> LogCorrupt:
-    return LogCorrupt(f"{where}: {why}")

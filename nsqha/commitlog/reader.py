@@ -69,10 +69,8 @@ class Batch:
         return position
 
     def __repr__(self) -> str:
-        return (
-            f"Batch(log ids [{self.entry.log_id}, {self.end_log_id}), offsets [{self.first_offset}, {self.end_offset}), "
-            f"{len(self.data)} bytes)"
-        )
+        log_ids = f"log ids [{self.entry.log_id}, {self.end_log_id})"
+        return f"Batch({log_ids}, offsets [{self.first_offset}, {self.end_offset}), {len(self.data)} bytes)"
 
 
 class BatchCache:

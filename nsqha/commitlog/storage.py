@@ -35,7 +35,7 @@ class File(Protocol):
         """Bytes in the file now."""
 
     def pwrite(self, data: Data, position: int) -> None:
-        """Write all of `data` at `position`; a gap before it reads as zeros. OSError: any part may have been written."""
+        """Write all of `data` at `position`; a gap before it reads as zeros. After an OSError any part may be there."""
 
     def pread(self, n: int, position: int) -> bytes:
         """Up to `n` bytes from `position`; fewer only at the end of the file."""

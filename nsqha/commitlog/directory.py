@@ -1,0 +1,161 @@
+"""What files a partition's directory has, and where each pair starts.
+
+A pair starts where its anchor says. An anchor that does not verify is derived again: it is a copy of the last entry
+of the pair before, or the genesis, or one wrong bit away from what was written, or (its chain unknown) it precedes the
+pair's first entry. Nothing is changed here; recovery writes such anchors back and unlinks what is left over:
+
+    X.dropping             a pair that was being unlinked: the segment X goes, then the marker
+    a last pair without    the remains of a roll that failed or was cut short: goes if its segment is empty and
+    entries                the pair before it does not end where it begins
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nsqha.commitlog.entry import (
+    CRC_ZLIB,
+    ENTRY_BYTES,
+    FAULTY,
+    VERSION,
+    Entry,
+    decode,
+    decode_all,
+    decode_flipped,
+    genesis,
+)
+from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, DROPPING, SEGMENT, Pair, file_name, parse_name
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.lookup import LogIdentity
+    from nsqha.commitlog.storage import Storage
+
+
+@dataclass
+class Found:
+    """A directory's files, oldest first."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    restored: list[Pair] = field(default_factory=list)  # those of `pairs` whose anchor on disk is wrong
+    leftovers: list[str] = field(default_factory=list)  # paths to unlink, in this order
+    unreadable: list[int] = field(default_factory=list)  # positions of pairs that nothing can be said about
+    strays: list[str] = field(default_factory=list)  # names that do not belong here
+
+
+def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: bool = False) -> Found:
+    """Look at every file name and every anchor of a directory."""
+    found = Found()
+    positions: set[int] = set()
+    dropping: set[int] = set()
+    for name in storage.list_dir(directory):
+        parsed = parse_name(name)
+        if parsed is None:
+            found.strays.append(name)
+        else:
+            (dropping if parsed[1] == DROPPING else positions).add(parsed[0])
+    for position in sorted(dropping):
+        if position in positions:
+            found.leftovers.append(f"{directory}/{file_name(position, SEGMENT)}")
+        found.leftovers.append(f"{directory}/{file_name(position, DROPPING)}")
+    for position in sorted(positions - dropping):
+        raw = _slots(storage, directory, position)
+        anchor = decode(raw[:ENTRY_BYTES])
+        good = anchor is not None and anchor.end_position == position
+        if not good:
+            anchor = _derived(raw, position, identity, found.pairs)
+        if anchor is None:
+            found.unreadable.append(position)
+            continue
+        pair = Pair(storage, directory, anchor, read_only=read_only)
+        found.pairs.append(pair)
+        if not good:
+            found.restored.append(pair)
+    _set_aside_leftover(storage, directory, found)
+    return found
+
+
+def _slots(storage: Storage, directory: str, position: int) -> bytes:
+    """The first block of a commitlog; nothing if there is none."""
+    try:
+        file = storage.open(f"{directory}/{file_name(position, COMMITLOG)}", read_only=True)
+    except FileNotFoundError:
+        return b""
+    try:
+        return file.pread((1 + BLOCK_SLOTS) * ENTRY_BYTES, 0)
+    finally:
+        file.close()
+
+
+def _derived(raw: bytes, position: int, identity: LogIdentity, before: list[Pair]) -> Entry | None:
+    """The anchor of the pair at `position`, from anything but its own valid bytes."""
+    if position == 0:
+        return genesis(identity.topic_uid, identity.partition)
+    candidate = decode_flipped(raw[:ENTRY_BYTES])
+    if candidate is not None and candidate.end_position == position:
+        return candidate
+    if before:
+        candidate = _entry_ending_at(before[-1], position)
+        if candidate is not None:
+            return candidate
+    first = decode(raw[ENTRY_BYTES : 2 * ENTRY_BYTES])
+    if first is None or first.position != position:
+        return None
+    # FAULTY: what chain comes before the first entry is not known any more.
+    return Entry(
+        first.log_id - 1, first.epoch, first.first_offset, position, first.timestamp_ns, 0, 0, 0, FAULTY,
+        VERSION, CRC_ZLIB, 0, 0,
+    )  # fmt: skip
+
+
+def _entry_ending_at(pair: Pair, position: int) -> Entry | None:
+    """The last entry of `pair` that ends at `position`, looked for from its end."""
+    try:
+        slots = pair.commitlog.size() // ENTRY_BYTES
+    except FileNotFoundError:
+        return None
+    for end in range(slots, 0, -BLOCK_SLOTS):
+        first = max(end - BLOCK_SLOTS, 0)
+        entries = pair.read_entries(pair.anchor.log_id + first, end - first)
+        for entry in reversed(entries):
+            if entry is not None and entry.end_position == position:
+                return entry
+            if entry is not None and entry.end_position < position:
+                return None
+    return None
+
+
+def _set_aside_leftover(storage: Storage, directory: str, found: Found) -> None:
+    """Recognise what a failed roll left: an empty last pair whose place the log did not keep."""
+    candidates = sorted([pair.position for pair in found.pairs[-1:]] + found.unreadable)
+    if not candidates or len(found.pairs) + len(found.unreadable) < 2:
+        return
+    position = candidates[-1]
+    raw = _slots(storage, directory, position)
+    if any(entry is not None for entry in decode_all(raw)[1:]) or _segment_size(storage, directory, position):
+        return
+    readable = bool(found.pairs) and found.pairs[-1].position == position
+    if readable:
+        before, last = found.pairs[-2:] if len(found.pairs) > 1 else (None, found.pairs[-1])
+        # It is in place unless the pair before went on behind it.
+        if before is None or before.read_entry(last.anchor.log_id + 1) is None:
+            return
+        found.pairs.pop()
+        found.restored = [pair for pair in found.restored if pair is not last]
+    else:
+        found.unreadable.remove(position)
+    for suffix in (COMMITLOG, SEGMENT):
+        path = f"{directory}/{file_name(position, suffix)}"
+        if storage.exists(path):
+            found.leftovers.append(path)
+
+
+def _segment_size(storage: Storage, directory: str, position: int) -> int:
+    path = f"{directory}/{file_name(position, SEGMENT)}"
+    if not storage.exists(path):
+        return 0
+    file = storage.open(path, read_only=True)
+    try:
+        return file.size()
+    finally:
+        file.close()

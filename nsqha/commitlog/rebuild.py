@@ -1,0 +1,164 @@
+"""Writing lost commitlog entries anew, from their neighbours and the frames. Only where there is no other replica.
+
+A run of `n` entries between two good ones is missing. The frames between them are all there; what is lost is where
+one batch ended, and a few numbers. Batches show in the frames: all messages of a batch have one timestamp, channel
+events come first in it, attribute frames go with the messages behind them. If that gives `n` batches, and the chain
+of the entry behind the run fits what was computed, everything is exactly as it was: *proven*. Else, if the frames
+tile and their ids count up without a gap, the messages are kept and the entries flagged REBUILT. Else the run becomes
+one FAULTY entry that spans it, followed by empty ones so that log ids stay dense.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from nsqha.commitlog import control
+from nsqha.commitlog.control import iter_frames
+from nsqha.commitlog.entry import (
+    CRC_ZLIB,
+    FAULTY,
+    HAS_ATTRIBUTES,
+    HAS_CARRY,
+    HAS_CHECKPOINT,
+    HAS_EVENTS,
+    REBUILT,
+    VERSION,
+    Entry,
+    crc_of,
+    next_chain,
+)
+from nsqha.errors import LogCorrupt
+
+_MESSAGE = struct.Struct(">q2x16s")  # behind size and type: timestamp, attempts, id
+_MESSAGE_MIN = 8 + _MESSAGE.size
+
+
+class Outcome(Enum):
+    """How much of a run of lost entries came back."""
+
+    PROVEN = "proven"
+    REBUILT = "rebuilt"
+    FAULTY = "faulty"
+
+
+@dataclass
+class Group:
+    """What looks like one batch: frames [position, end) of the data."""
+
+    position: int
+    end: int
+    count: int = 0
+    timestamp_ns: int | None = None  # None: it has no messages
+    flags: int = 0
+    starts_epoch: bool = False
+
+
+def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[list[Entry], Outcome]:
+    """The `n` entries between `before` and `after`, whose frames are `data`.
+
+    Without `after` the run is the end of the log, and `data` is all that follows `before` in the segment; what it holds
+    behind n batches was never durable and is left out.
+    """
+    groups, whole = _groups(data)
+    if after is None:
+        groups = groups[:n]
+        tiles = whole or len(groups) == n
+    else:
+        count, size = after.first_offset - before.end_offset, after.position - before.end_position
+        whole = whole and len(data) == size
+        tiles = whole and len(groups) <= n and sum(group.count for group in groups) == count
+    if tiles and groups:
+        flags = 0 if after is None and len(groups) == n else REBUILT
+        if after is not None and len(groups) == n:
+            exact = list(_entries(before, after, groups, n, data, 0))
+            if after.chain == next_chain(exact[-1].chain, after):
+                return exact, Outcome.PROVEN
+        return list(_entries(before, after, groups, n, data, flags)), Outcome.REBUILT
+    count, size = (
+        (0, len(data))
+        if after is None
+        else (after.first_offset - before.end_offset, after.position - before.end_position)
+    )
+    group = Group(0, size, count, before.timestamp_ns, FAULTY)
+    return list(_entries(before, after, [group], n, data, REBUILT)), Outcome.FAULTY
+
+
+def _entries(
+    before: Entry, after: Entry | None, groups: list[Group], n: int, data: bytes, flags: int
+) -> Iterator[Entry]:
+    """One entry per group, and empty ones up to `n`."""
+    end = groups[-1].end
+    groups = groups + [Group(end, end) for _ in range(n - len(groups))]
+    epoch = before.epoch
+    for group in groups:
+        if group.starts_epoch and after is not None:
+            epoch = after.epoch
+        timestamp_ns = group.timestamp_ns if group.timestamp_ns is not None else before.timestamp_ns
+        entry = Entry(
+            log_id=before.log_id + 1,
+            epoch=epoch,
+            first_offset=before.end_offset,
+            position=before.end_position,
+            timestamp_ns=max(timestamp_ns, before.timestamp_ns),
+            count=group.count,
+            size=group.end - group.position,
+            crc=crc_of(data[group.position : group.end]),
+            flags=group.flags | flags,
+            version=VERSION,
+            crc_kind=CRC_ZLIB,
+            chain=0,
+            durable=before.durable,
+        )
+        before = entry._replace(chain=next_chain(before.chain, entry))
+        yield before
+
+
+def _groups(data: bytes) -> tuple[list[Group], bool]:
+    """What look like batches, and whether they fill `data`. Ends before the first frame that makes no sense."""
+    groups: list[Group] = []
+    group = Group(0, 0)
+    unit = None  # where the attribute frames begin that go with the next message
+    last_id = None
+    try:
+        for frame in iter_frames(data):
+            if frame.type == control.MESSAGE:
+                if frame.end - frame.position < _MESSAGE_MIN:
+                    break
+                timestamp_ns, raw_id = _MESSAGE.unpack_from(data, frame.payload_position)
+                number = int(raw_id, 16)
+                if last_id is not None and number != last_id + 1:
+                    break
+                last_id = number
+                if group.timestamp_ns not in (None, timestamp_ns):
+                    group = _next_group(groups, group, frame.position if unit is None else unit)
+                    group.flags = 0 if unit is None else HAS_ATTRIBUTES
+                group.timestamp_ns = timestamp_ns
+                group.count += 1
+                unit = None
+            elif frame.type == control.ATTRIBUTES:
+                unit = frame.position if unit is None else unit
+                group.flags |= HAS_ATTRIBUTES
+            else:
+                if group.count or unit is not None:
+                    group = _next_group(groups, group, frame.position)
+                    unit = None
+                group.flags |= HAS_EVENTS | _FLAGS.get(frame.type, 0)
+                group.starts_epoch |= frame.type == control.EPOCH_START
+            group.end = frame.end
+    except (LogCorrupt, ValueError):
+        pass
+    if group.end > group.position:
+        groups.append(group)
+    return groups, bool(groups) and groups[-1].end == len(data)
+
+
+def _next_group(groups: list[Group], group: Group, position: int) -> Group:
+    group.end = position
+    groups.append(group)
+    return Group(position, position)
+
+
+_FLAGS = {control.CHECKPOINT: HAS_CHECKPOINT, control.CARRY: HAS_CARRY}

@@ -1,0 +1,454 @@
+"""Opening a log whose writer may have died at any point: what to keep, what to cut, and what to say about it.
+
+Two numbers decide (all ends are exclusive):
+
+    local_durable   from the journal: everything below is on this disk, was fdatasync'ed here
+    watermark W     the higher of local_durable and the highest `durable` of any valid entry: everything below is
+                    durable on every replica that was in sync then
+    bad             the lowest log id that does not verify; what is missing below W does not verify
+
+    found                      sync=always                  interval, none
+    nothing bad                cut what follows the last entry (bytes that no entry speaks of)
+                                                            and host restarted: new log_uid, possible loss
+    bad >= W                   torn: cut                    torn: cut, possible loss; host restarted: new log_uid
+    bad < local_durable        corrupt: never cut, alarm
+    local_durable <= bad < W   R = 1: corrupt; else new log_uid, fetch from `bad` on
+    corrupt, R > 1             new log_uid; serve nothing at or above `bad`
+    corrupt, R = 1             entries are restored (one wrong bit: exactly) or rebuilt from neighbours and frames;
+                               frames that do not verify stay: reading them raises BatchCorrupt and says where to go on
+    no valid journal record    new log_uid
+
+Corruption below W and a torn end above it are judged apart: the first never hides the second.
+
+The order of work: unlink leftovers; sync the last two pairs and drop them from the page cache, so that what is read
+is what the disk has; finish a cut that the journal knows of; scan; judge; restore; cut; sync. An interrupted recovery
+is repeated from the start and finds the same. Every cut that removes an entry is journalled before and cleared after
+(`Cuts`); bytes that follow the last entry and contain none go without.
+
+With R > 1 entries that do not verify in the middle are replaced by FAULTY ones of the same extent, so that the log can
+be opened; catch-up fetches them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from nsqha.commitlog.directory import Found, find
+from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
+from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
+from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
+from nsqha.commitlog.pairs import Pair
+from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.rebuild import Outcome, rebuild
+from nsqha.commitlog.scan import Scan, scan_data, scan_entries
+from nsqha.errors import LogCorrupt
+from nsqha.ranges import RangeSet
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.storage import Storage
+
+
+REBUILD_MAX = 1 << 20  # lost entries in a row that are still written anew
+
+
+class Cuts(Protocol):
+    """Where the intent to cut a log is kept; both calls are durable when they return."""
+
+    def begin(self, intent: CutIntent) -> None:
+        """Before the files are touched."""
+
+    def done(self) -> None:
+        """After they are synced: clear the intent, lower the recorded local_durable to it."""
+
+
+class JournalCuts:
+    """`Cuts` of one partition in the node journal."""
+
+    def __init__(self, journal: NodeJournal, key: tuple[int, int]) -> None:
+        self._journal = journal
+        self._key = key
+
+    def begin(self, intent: CutIntent) -> None:
+        if self._journal.record(self._key) is None:
+            self._journal.stage(self._key, promise=0)
+        self._journal.stage_cut(self._key, intent)
+        self._journal.commit()
+
+    def done(self) -> None:
+        self._journal.stage_cut_done(self._key)
+        self._journal.commit()
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range of the log that did not verify below the watermark."""
+
+    first: Place
+    end: Place
+    what: str  # "proven", "rebuilt": lost entries that came back; "faulty": entries lost; "data": frames do not verify
+
+    @property
+    def readable(self) -> bool:
+        return self.what in ("proven", "rebuilt")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What was cut off the end."""
+
+    at: Place
+    entries: int  # valid entries among what was cut
+    why: str  # "torn", "intent"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the table says."""
+
+    cut_at: int | None
+    bad: int | None  # the lowest log id that does not verify below the watermark
+    alarm: bool  # bad < local_durable, or the only replica is damaged
+    new_log_uid: bool
+    possible_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What recovery found and did; the fields are stable, logs and tests use them."""
+
+    created: bool = False  # there were no files
+    watermark: int = 0
+    verdict: Verdict = field(default=Verdict(None, None, False, False, False))
+    cuts: tuple[Cut, ...] = ()
+    trimmed_bytes: int = 0  # followed the last entry and belonged to none
+    damage: tuple[Damage, ...] = ()
+    serve_end: int | None = None  # R > 1: nothing at or above is served until it was fetched again
+    restored_anchors: int = 0
+    unreadable: tuple[int, ...] = ()  # positions of pairs that could not be used at all
+
+    @property
+    def new_log_uid(self) -> bool:
+        """This log can not be vouched for under its old name."""
+        return self.verdict.new_log_uid
+
+    @property
+    def possible_loss(self) -> bool:
+        """Messages that were acknowledged without a sync may be gone."""
+        return self.verdict.possible_loss
+
+    @property
+    def clean(self) -> bool:
+        return not (self.cuts or self.damage or self.unreadable or self.restored_anchors or self.possible_loss)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """An open log and how it was found."""
+
+    log: PartitionLog
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What the table depends on besides the files."""
+
+    sync_always: bool
+    replicas: int
+    host_restarted: bool
+    known: bool  # the journal has a record with a log_uid that it trusts
+    local_durable: int
+
+
+def judge(watermark: int, bad: RangeSet, circumstances: Circumstances) -> Verdict:
+    """The recovery table. `bad` holds every log id that does not verify."""
+    lowest = next(iter(bad), (watermark, 0))[0]
+    below = lowest if lowest < watermark else None
+    torn = bad.next_held(watermark)
+    lost = not circumstances.sync_always and (torn is not None or circumstances.host_restarted)
+    alone = circumstances.replicas == 1
+    return Verdict(
+        cut_at=torn,
+        bad=below,
+        alarm=below is not None and (alone or below < circumstances.local_durable),
+        new_log_uid=(
+            not circumstances.known
+            or (below is not None and not alone)
+            or (not circumstances.sync_always and circumstances.host_restarted)
+        ),
+        possible_loss=lost and alone,
+    )
+
+
+def recover(
+    storage: Storage,
+    directory: str,
+    identity: LogIdentity,
+    record: PartitionRecord | None,
+    cuts: Cuts,
+    *,
+    sync_always: bool,
+    replicas: int,
+    host_restarted: bool,
+    cache: BatchCache,
+    limits: LogLimits | None = None,
+) -> Recovery:
+    """Open the log of a partition. Everything in it is durable when this returns."""
+    known = record is not None and record.log_uid != 0 and (record.log_uid_trusted or replicas == 1)
+    local_durable = record.local_durable if record is not None else 0
+    circumstances = Circumstances(sync_always, replicas, host_restarted, known, local_durable)
+    limits = limits or LogLimits()
+    storage.make_dirs(directory)
+    found = find(storage, directory, identity)
+    for path in found.leftovers:
+        storage.remove(path)
+    if found.leftovers:
+        storage.sync_dir(directory)
+    if not found.pairs:
+        return _begin(storage, directory, identity, found, circumstances, cache, limits)
+    work = _Work(storage, found.pairs[-2:], found, cuts, circumstances)
+    work.settle_files()
+    if record is not None and record.cut is not None:
+        work.finish_cut(record.cut)
+        work.settle_files()
+    last = work.examine()
+    log = PartitionLog(
+        storage, directory, identity, found.pairs, last, cache, limits=limits, local_durable=last.log_id + 1
+    )  # fmt: skip
+    return Recovery(log, work.report())
+
+
+def _begin(
+    storage: Storage,
+    directory: str,
+    identity: LogIdentity,
+    found: Found,
+    circumstances: Circumstances,
+    cache: BatchCache,
+    limits: LogLimits,
+) -> Recovery:
+    """No usable files: a new partition, or everything is gone."""
+    log = PartitionLog.create(storage, directory, identity, cache=cache, limits=limits)
+    gone = circumstances.local_durable > log.end.log_id or bool(found.unreadable)
+    verdict = Verdict(
+        cut_at=None,
+        bad=log.end.log_id if gone else None,
+        alarm=gone,
+        new_log_uid=gone or not circumstances.known,
+        possible_loss=False,
+    )
+    damage = (Damage(log.end, log.end, "faulty"),) if gone else ()
+    return Recovery(
+        log,
+        Report(
+            created=True,
+            watermark=circumstances.local_durable,
+            verdict=verdict,
+            damage=damage,
+            unreadable=tuple(found.unreadable),
+        ),
+    )
+
+
+class _Work:
+    """One recovery of existing files. `pairs` are the last two, or the only one; a cut may shorten `found.pairs`."""
+
+    def __init__(
+        self, storage: Storage, pairs: list[Pair], found: Found, cuts: Cuts, circumstances: Circumstances
+    ) -> None:
+        self.storage = storage
+        self.pairs = pairs
+        self.found = found
+        self.cuts = cuts
+        self.circumstances = circumstances
+        self.verdict = Verdict(None, None, False, False, False)
+        self.watermark = 0
+        self.cuts_made: list[Cut] = []
+        self.damage: list[Damage] = []
+        self.trimmed_bytes = 0
+        self.serve_end: int | None = None
+
+    def report(self) -> Report:
+        return Report(
+            created=False,
+            watermark=self.watermark,
+            verdict=self.verdict,
+            cuts=tuple(self.cuts_made),
+            trimmed_bytes=self.trimmed_bytes,
+            damage=tuple(self.damage),
+            serve_end=self.serve_end,
+            restored_anchors=len(self.found.restored),
+            unreadable=tuple(self.found.unreadable),
+        )
+
+    # ---- before looking
+
+    def settle_files(self) -> None:
+        """What is in the page cache goes to the disk, and is read from there; anchors are put right."""
+        created = False
+        for pair in self.pairs:
+            created = pair.create_missing() or created
+        for pair in self.found.restored:
+            pair.commitlog.pwrite(pair.anchor.encode(), 0)
+            pair.commitlog.sync()
+        for pair in self.pairs:
+            for file in (pair.segment, pair.commitlog):
+                file.sync()
+                file.drop_cache()
+        if created:
+            self.storage.sync_dir(self.pairs[0].directory)
+
+    def finish_cut(self, intent: CutIntent) -> None:
+        """A cut was begun and perhaps not finished. Another entry in its place means that it was."""
+        pair = self._pair_at(intent.log_id)
+        if pair is not None:
+            entry = pair.read_entry(intent.log_id)
+            if entry is None or (entry.epoch, entry.chain) == (intent.epoch, intent.chain):
+                self._cut(Place(intent.log_id, intent.offset, intent.position), "intent")
+        self.cuts.done()
+
+    def _pair_at(self, log_id: int) -> Pair | None:
+        pairs = [pair for pair in self.found.pairs if pair.first.log_id <= log_id]
+        return pairs[-1] if pairs else None
+
+    def _cut(self, at: Place, why: str) -> None:
+        """Remove every entry from `at` on, durably; the intent is in the journal."""
+        entries = 0
+        pair = self._pair_at(at.log_id)
+        assert pair is not None
+        while self.found.pairs[-1] is not pair:
+            entries += _count_entries(self.found.pairs[-1], at.log_id)
+            self.found.pairs.pop().remove()
+        entries += _count_entries(pair, at.log_id)
+        self.storage.sync_dir(pair.directory)
+        pair.truncate(at)
+        pair.segment.sync()
+        pair.commitlog.sync()
+        self.pairs = self.found.pairs[-2:]
+        self.cuts_made.append(Cut(at, entries, why))
+
+    # ---- looking, judging, acting
+
+    def examine(self) -> Entry:
+        """Scan, judge, restore and cut; the last entry of the log as it is now."""
+        local_durable = self.circumstances.local_durable
+        scan = scan_entries(self.pairs)
+        self.watermark = max(scan.watermark, local_durable)
+        for copy in scan.copies:
+            self._write([copy])
+            self.damage.append(Damage(_place(copy), _end_place(copy), Outcome.PROVEN.value))
+        short = next(iter(scan.bad_data), (scan.end, 0))[0]
+        scan_data(scan, self.pairs, min(local_durable, short))
+        bad = RangeSet([*scan.bad_entries, *scan.bad_data])
+        bad.add(scan.end, self.watermark)
+        self.verdict = judge(self.watermark, bad, self.circumstances)
+        end = self.verdict.cut_at
+        if end is None:
+            end = max(scan.end, self.watermark)
+        if self.verdict.bad is not None:
+            end = self._restore(scan, end)
+            if self.circumstances.replicas > 1:
+                self.serve_end = self.verdict.bad
+        return self._end_log(end)
+
+    def _restore(self, scan: Scan, end: int) -> int:
+        """Deal with what does not verify below the watermark, in the order of the log; where the log ends then."""
+        lost = RangeSet([(first, min(after, end)) for first, after in scan.bad_entries])
+        lost.add(scan.end, end)
+        for first, after in scan.bad_data:
+            if first < end:
+                self._note(first, min(after, end), "data")
+        for first, after in list(lost):
+            if after == end and self.circumstances.replicas > 1:
+                return first  # nothing valid follows: catch-up appends from here
+            if self.circumstances.replicas == 1:
+                first = self._unflip(first, after)
+            if first < after:
+                self._rebuild(first, after, end)
+        return end
+
+    def _unflip(self, first: int, end: int) -> int:
+        """Restore entries that have one wrong bit; the first one that has more."""
+        for log_id in range(first, end):
+            pair, before = self._pair_at(log_id), self._entry(log_id - 1)
+            assert pair is not None and before is not None
+            entry = decode_flipped(pair.commitlog.pread(ENTRY_BYTES, pair.slot(log_id)))
+            if entry is None or not (entry.follows(before) and entry.chained_to(before)):
+                return log_id
+            self._write([entry])
+            self.damage.append(Damage(_place(entry), _end_place(entry), Outcome.PROVEN.value))
+        return end
+
+    def _rebuild(self, first: int, after_id: int, end: int) -> None:
+        """Write the entries [first, after_id) anew, from what is around them."""
+        if after_id - first > REBUILD_MAX:
+            raise LogCorrupt(
+                f"{self.pairs[0].directory}: {after_id - first} entries from log id {first} on are missing although "
+                "they were durable; restore the files, or move this folder away to begin anew without them"
+            )
+        before = self._entry(first - 1)
+        after = self._entry(after_id) if after_id < end else None
+        assert before is not None
+        pair = self._pair_at(first)
+        assert pair is not None
+        size = (after.position if after is not None else pair.position + pair.segment.size()) - before.end_position
+        data = pair.read_data(before.end_position, max(size, 0))
+        if self.circumstances.replicas > 1:
+            data = b""  # only the extent matters: the bytes are fetched again
+        entries, outcome = rebuild(before, after, after_id - first, data)
+        self._write(entries)
+        self.damage.append(Damage(_place(entries[0]), _end_place(entries[-1]), outcome.value))
+
+    def _note(self, first: int, after: int, what: str) -> None:
+        a, b = self._entry(first), self._entry(after - 1)
+        if a is not None and b is not None:
+            self.damage.append(Damage(_place(a), _end_place(b), what))
+
+    def _entry(self, log_id: int) -> Entry | None:
+        pair = self._pair_at(log_id)
+        if pair is None:
+            anchor = self.found.pairs[0].anchor
+            return anchor if anchor.log_id == log_id else None
+        return pair.read_entry(log_id)
+
+    def _write(self, entries: list[Entry]) -> None:
+        """Put consecutive entries of one pair into their slots."""
+        pair = self._pair_at(entries[0].log_id)
+        assert pair is not None
+        pair.commitlog.pwrite(b"".join([entry.encode() for entry in entries]), pair.slot(entries[0].log_id))
+
+    def _end_log(self, end: int) -> Entry:
+        """Let the log end before `end`; sync everything."""
+        last = self._entry(end - 1)
+        assert last is not None, f"no entry {end - 1} to end the log with"
+        at = _end_place(last)
+        pair = self._pair_at(end)
+        assert pair is not None
+        if self.verdict.cut_at is not None:
+            first_cut = self._entry(end)
+            epoch, chain = (first_cut.epoch, first_cut.chain) if first_cut is not None else (0, 0)
+            self.cuts.begin(CutIntent(at.log_id, at.offset, at.position, epoch, chain))
+            self._cut(at, "torn")
+            self.cuts.done()
+        else:
+            self.trimmed_bytes = pair.truncate(at)
+        for pair in self.pairs:
+            pair.segment.sync()
+            pair.commitlog.sync()
+        return last
+
+
+def _place(entry: Entry) -> Place:
+    return Place(entry.log_id, entry.first_offset, entry.position)
+
+
+def _end_place(entry: Entry) -> Place:
+    return Place(entry.log_id + 1, entry.end_offset, entry.end_position)
+
+
+def _count_entries(pair: Pair, first: int) -> int:
+    """Valid entries of a pair from `first` on."""
+    first = max(first, pair.first.log_id)
+    slots = pair.commitlog.size() // ENTRY_BYTES - (first - pair.anchor.log_id)
+    return sum(entry is not None for entry in pair.read_entries(first, slots)) if slots > 0 else 0

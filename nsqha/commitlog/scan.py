@@ -1,0 +1,148 @@
+"""What the files of a log really hold: the reading half of recovery. Nothing is changed or judged here.
+
+Two passes over the last two pairs (older ones were synced when they were rolled):
+
+1. every slot of both commitlogs, behind holes too: which entries do not verify by their own CRC or do not follow the
+   entry before, which are missing, how far the log goes, and the highest watermark that any valid entry carries;
+2. from the last place that is known to be on this disk (`local_durable`), or from where a segment is too short: do the
+   frames verify, and does the chain.
+
+Both work through blocks, so a log of any size costs little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, Entry
+from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
+from nsqha.ranges import RangeSet
+
+READ_BYTES = 1 << 20  # data verified at a time, unless one batch is larger
+
+
+@dataclass
+class Scan:
+    """Ranges are of log ids."""
+
+    first: int  # the lowest log id looked at
+    end: int  # behind the highest valid entry
+    watermark: int = 0  # the highest `durable` of any valid entry
+    bad_entries: RangeSet = field(
+        default_factory=RangeSet
+    )  # may reach behind `end`: slots with bytes that are no entry
+    bad_data: RangeSet = field(default_factory=RangeSet)  # the entry is valid, its frames are not
+    copies: list[Entry] = field(
+        default_factory=list
+    )  # entries that the next pair's anchor has and their own slot lacks
+
+
+def scan_entries(pairs: list[Pair]) -> Scan:
+    """First pass."""
+    first = pairs[0].first.log_id
+    scan = Scan(first, first, watermark=max(pair.anchor.durable for pair in pairs))
+    for pair, after in zip(pairs, [*pairs[1:], None], strict=True):
+        _scan_pair(scan, pair, after)
+    return scan
+
+
+def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
+    anchor = pair.anchor
+    limit = anchor.log_id + -(-pair.commitlog.size() // ENTRY_BYTES) if after is None else after.anchor.log_id + 1
+    segment_end = pair.position + pair.segment.size()
+    previous: Entry | None = anchor
+    log_id = scan.end = anchor.log_id + 1
+    while log_id < limit:
+        block = pair.read_entries(log_id, min(BLOCK_SLOTS, limit - log_id))
+        if not block:
+            break
+        for entry in block:
+            if entry is None:
+                previous = None
+            else:
+                if previous is not None and not entry.follows(previous):
+                    scan.bad_entries.add(log_id, log_id + 1)
+                if entry.end_position > segment_end and not entry.flags & FAULTY:
+                    scan.bad_data.add(log_id, log_id + 1)
+                if entry.durable > scan.watermark:
+                    scan.watermark = entry.durable
+                scan.bad_entries.add(scan.end, log_id)
+                previous = entry
+                scan.end = log_id + 1
+            log_id += 1
+    if after is not None:
+        _scan_border(scan, pair, after.anchor)
+    else:
+        scan.bad_entries.add(scan.end, _end_of_bytes(pair, scan.end))
+
+
+def _scan_border(scan: Scan, pair: Pair, copy: Entry) -> None:
+    """The last entry of a pair that was rolled: the next anchor is its copy."""
+    if copy.log_id > pair.anchor.log_id and pair.read_entry(copy.log_id) is None:
+        if not copy.flags & FAULTY:
+            scan.copies.append(copy)
+            scan.bad_entries.add(scan.end, copy.log_id)
+            scan.bad_entries.discard(copy.log_id, copy.log_id + 1)
+        else:
+            scan.bad_entries.add(scan.end, copy.log_id + 1)
+    scan.end = copy.log_id + 1
+
+
+def _end_of_bytes(pair: Pair, log_id: int) -> int:
+    """Behind the last slot at or above `log_id` that has a byte other than zero."""
+    position, end = pair.slot(log_id), log_id
+    size = pair.commitlog.size()
+    while position < size:
+        raw = pair.commitlog.pread(BLOCK_SLOTS * ENTRY_BYTES, position)
+        used = len(raw.rstrip(b"\0"))
+        if used:
+            end = log_id + (position - pair.slot(log_id)) // ENTRY_BYTES + -(-used // ENTRY_BYTES)
+        position += BLOCK_SLOTS * ENTRY_BYTES
+    return end
+
+
+def scan_data(scan: Scan, pairs: list[Pair], first: int) -> None:
+    """Second pass: frames and chain of every valid entry from `first` on."""
+    for pair, end in zip(pairs, [*(p.first.log_id for p in pairs[1:]), scan.end], strict=True):
+        for log_id, good_chain, good_data in check_pair(pair, max(first, pair.first.log_id), end):
+            if not good_chain:
+                scan.bad_entries.add(log_id, log_id + 1)
+            elif not good_data:
+                scan.bad_data.add(log_id, log_id + 1)
+
+
+def check_pair(pair: Pair, first: int, end: int) -> Iterator[tuple[int, bool, bool]]:
+    """(log id, chain fits, frames verify) of every entry in [first, end) that is valid and not marked FAULTY."""
+    if first >= end:
+        return
+    previous = pair.anchor if first == pair.first.log_id else pair.read_entry(first - 1)
+    for log_id in range(first, end, BLOCK_SLOTS):
+        block = pair.read_entries(log_id, min(BLOCK_SLOTS, end - log_id))
+        ahead = b""
+        ahead_position = 0
+        for i, entry in enumerate(block):
+            if entry is None or entry.flags & FAULTY:
+                previous = entry
+                continue
+            at = entry.position - ahead_position
+            if not ahead_position <= entry.position <= entry.end_position <= ahead_position + len(ahead):
+                ahead_position, at = entry.position, 0
+                ahead = pair.read_data(entry.position, _readable(block, i))
+            with memoryview(ahead) as view:
+                frames = view[at : at + entry.size]
+                good_data = len(frames) == entry.size and crc32(frames) == entry.crc
+                frames.release()
+            yield log_id + i, previous is None or entry.chained_to(previous), good_data
+            previous = entry
+
+
+def _readable(block: list[Entry | None], i: int) -> int:
+    """Bytes to read for entry `i` and as many valid ones behind it as READ_BYTES hold."""
+    size = 0
+    for entry in block[i:]:
+        if entry is None or (size and size + entry.size > READ_BYTES):
+            break
+        size += entry.size
+    return size
