@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import ssl
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ def server_context(options: Options) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if TLS_VERSIONS[options.tls_min_version] < ssl.TLSVersion.TLSv1_2:
         _lower_security(context)
-    context.minimum_version = ssl.TLSVersion(TLS_VERSIONS[options.tls_min_version])
+    _set_lowest_version(context, options)
     try:
         _load_certificate(context, options)
     except (OSError, ssl.SSLError) as error:
@@ -56,9 +57,17 @@ def client_context(options: Options) -> ssl.SSLContext | None:
     if not options.tls_root_ca_file:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion(TLS_VERSIONS[options.tls_min_version])
+    _set_lowest_version(context, options)
     _load_roots(context, options.tls_root_ca_file)
     return context
+
+
+def _set_lowest_version(context: ssl.SSLContext, options: Options) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of TLS 1.0; it is nsqd's default and the operator's choice
+        context.minimum_version = ssl.TLSVersion(TLS_VERSIONS[options.tls_min_version])
 
 
 def _lower_security(context: ssl.SSLContext) -> None:

@@ -1,0 +1,169 @@
+"""A broker in memory that keeps the contract of `server.api.BrokerApi`, and remembers what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nsqha.clock import ManualClock
+from nsqha.errors import NotFound
+from nsqha.options import Options, checked
+from nsqha.server.api import Check, Ports
+from nsqha.server.stats import BrokerStats, ChannelStats, ClientStats, NodeStats, TopicStats
+
+SECOND = 10**9
+
+
+@dataclass
+class FakeChannel:
+    paused: bool = False
+    clients: tuple[ClientStats, ...] = ()
+    depth: int = 0
+
+
+@dataclass
+class FakeTopic:
+    paused: bool = False
+    channels: dict[str, FakeChannel] = field(default_factory=dict)
+    bodies: list[bytes] = field(default_factory=list)
+
+
+def bodies_of(frames: bytes) -> list[bytes]:
+    """The bodies of message frames."""
+    bodies = []
+    while frames:
+        end = 4 + int.from_bytes(frames[:4], "big")
+        bodies.append(frames[34:end])
+        frames = frames[end:]
+    return bodies
+
+
+class FakeBroker:
+    def __init__(self, **options: Any) -> None:
+        self.options = checked(Options(broadcast_address="node.example", **options))
+        self.ports = Ports(tcp=4150, http=4151, https=4152)
+        self.clock = ManualClock()
+        self.start_time_ns = self.clock.wall_ns()
+        self.exiting = False
+        self.topics: dict[str, FakeTopic] = {}
+        self.producers: tuple[ClientStats, ...] = ()
+        self.delays: list[int | None] = []
+        self.refusal: Exception | None = None
+        self.health_text = "OK"
+        self.check_list: Sequence[Check] = ()
+        self.log_levels: list[str] = []
+
+    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
+        self._maybe_refuse()
+        bodies = bodies_of(frames)
+        assert len(bodies) == count > 0
+        self.topics.setdefault(topic, FakeTopic()).bodies += bodies
+        self.delays.append(deliver_in_ms)
+
+    async def create_topic(self, topic: str) -> None:
+        self._maybe_refuse()
+        self.topics.setdefault(topic, FakeTopic())
+
+    async def delete_topic(self, topic: str) -> None:
+        self._topic(topic)
+        del self.topics[topic]
+
+    async def empty_topic(self, topic: str) -> None:
+        self._topic(topic).bodies.clear()
+
+    async def pause_topic(self, topic: str, paused: bool) -> None:
+        self._topic(topic).paused = paused
+
+    async def create_channel(self, topic: str, channel: str) -> None:
+        self._topic(topic).channels.setdefault(channel, FakeChannel())
+
+    async def delete_channel(self, topic: str, channel: str) -> None:
+        self._channel(topic, channel)
+        del self.topics[topic].channels[channel]
+
+    async def empty_channel(self, topic: str, channel: str) -> None:
+        self._channel(topic, channel).depth = 0
+
+    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
+        self._channel(topic, channel).paused = paused
+
+    def _topic(self, topic: str) -> FakeTopic:
+        self._maybe_refuse()
+        if topic not in self.topics:
+            raise NotFound(topic)
+        return self.topics[topic]
+
+    def _channel(self, topic: str, channel: str) -> FakeChannel:
+        found = self._topic(topic).channels.get(channel)
+        if found is None:
+            raise NotFound(channel)
+        return found
+
+    def _maybe_refuse(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def set_lookupds(self, addresses: Sequence[str]) -> None:
+        self.options = replace(self.options, lookupd_tcp_addresses=tuple(addresses))
+
+    def set_log_level(self, level: str) -> None:
+        self.options = replace(self.options, log_level=level)
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self.topics
+
+    def has_channel(self, topic: str, channel: str) -> bool:
+        return topic in self.topics and channel in self.topics[topic].channels
+
+    def topic_names(self) -> Sequence[str]:
+        return list(self.topics)
+
+    def channel_names(self, topic: str) -> Sequence[str]:
+        return list(self.topics[topic].channels)
+
+    def health(self) -> str:
+        return self.health_text
+
+    def checks(self) -> Sequence[Check]:
+        return self.check_list
+
+    def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
+        return BrokerStats(
+            health=self.health_text,
+            start_time_ns=self.start_time_ns,
+            topics=tuple(
+                TopicStats(
+                    topic_name=name,
+                    message_count=len(t.bodies),
+                    message_bytes=sum(map(len, t.bodies)),
+                    depth=len(t.bodies),
+                    paused=t.paused,
+                    channels=tuple(
+                        ChannelStats(
+                            channel_name=channel,
+                            paused=c.paused,
+                            depth=c.depth,
+                            client_count=len(c.clients),
+                            clients=c.clients if clients else (),
+                        )
+                        for channel, c in t.channels.items()
+                    ),
+                )
+                for name, t in self.topics.items()
+            ),
+            producers=self.producers if clients else (),
+            node=NodeStats(version="9.9.9", hot="pure", connections=3),
+        )
+
+
+def client(**fields: Any) -> ClientStats:
+    """A connection, as far as a test does not care."""
+    wanted = {
+        "client_id": "c",
+        "hostname": "h",
+        "remote_address": "127.0.0.1:5",
+        "state": 3,
+        "connect_ts": 1_700_000_000,
+    }
+    return ClientStats(**(wanted | fields))
