@@ -151,6 +151,7 @@ class NodeJournal:
         self._written = dict(records)
         self._written_node = node
         self._owed: dict[Key, PartitionRecord | None] = {}
+        self._behind = False
         self._rewrite_at = _rewrite_at(file.end)
 
     @classmethod
@@ -293,8 +294,8 @@ class NodeJournal:
 
     @property
     def dirty(self) -> bool:
-        """Whether something was staged since the last `take`."""
-        return bool(self._changed) or self._node is not self._taken_node
+        """Whether something waits to be written: staged since the last `take`, or refused by a full disk."""
+        return bool(self._changed) or self._node is not self._taken_node or self._behind
 
     def take(self) -> Taken:
         """Everything staged so far, to be written by a worker."""
@@ -307,11 +308,12 @@ class NodeJournal:
 
         `AppendFailed`: nothing was stored, and the next write includes this round. `Poisoned`: a sync failed; final.
         """
+        # Kept until a write succeeds, so that a round that was refused is part of the next one.
         self._owed.update(taken.partitions)
         if not self._owed and taken.node == self._written_node:
             return
-        payload = _encode(taken.node, self._owed, self._written)
-        self._store(payload, taken.node)
+        self._behind = True
+        self._store(_encode(taken.node, self._owed, self._written), taken.node)
         for key, record in self._owed.items():
             if record is None:
                 self._written.pop(key, None)
@@ -319,6 +321,7 @@ class NodeJournal:
                 self._written[key] = record
         self._owed = {}
         self._written_node = taken.node
+        self._behind = False
 
     def commit(self) -> None:
         """Take and write at once, where no loop must be kept running."""

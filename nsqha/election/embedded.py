@@ -47,11 +47,12 @@ class EmbeddedStore(MemoryStore):
         self.created = not storage.exists(path)
         if self.created:
             state = State(Versioned(ClusterRecord(cluster_id or new_uid(rng)), 1))
-            self._file = RecordFile.create(storage, path, _encode(_everything(state)))
+            whole = _encode(_everything(state))
+            self._file = RecordFile.create(storage, path, whole)
         else:
-            self._file, state = _load(storage, path, cluster_id, revision_seen)
+            self._file, state, whole = _load(storage, path, cluster_id, revision_seen)
         super().__init__(rng, state=state)
-        self._rewrite_at = _rewrite_at(self._file.end)
+        self._rewrite_at = _rewrite_at(len(whole))
 
     def close(self) -> None:
         super().close()
@@ -78,7 +79,8 @@ def _rewrite_at(state_bytes: int) -> int:
     return max(REWRITE_BYTES, 4 * state_bytes)
 
 
-def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> tuple[RecordFile, State]:
+def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> tuple[RecordFile, State, bytes]:
+    """The file, what it holds, and the record that it was begun with."""
     file, contents = RecordFile.load(storage, path)
     try:
         if contents.damaged:
@@ -105,9 +107,11 @@ def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> t
     except BaseException:
         file.close()
         raise
+    whole = contents.payloads[0]
     if contents.torn:
-        file.replace(_encode(_everything(state), cluster_version=state.cluster.version))
-    return file, state
+        whole = _encode(_everything(state), cluster_version=state.cluster.version)
+        file.replace(whole)
+    return file, state, whole
 
 
 def _everything(state: State) -> Change:

@@ -212,6 +212,8 @@ def test_all_epochs_are_raised_at_once(store: MetadataStore, opener: Opener) -> 
     partitions = raised["a"].record.partitions
     assert [(m.epoch, m.leader, m.isr, m.replicas) for m in partitions.values()] == [(6, 7, {7: 70}, (7,))] * 2
     assert raised["b"].record.partitions[0].epoch == 2
+    with pytest.raises(Conflict):
+        store.replace_partition("a", a.record.uid, 1, replace(partitions[1], version=before))
     assert store.replace("a", a.version, changed(raised["a"], "c")).record.partitions == partitions
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from nsqha.commitlog import journal as journal_module
 from nsqha.commitlog.journal import CutIntent, Key, NodeJournal, PartitionRecord, inspect
-from nsqha.commitlog.recordfile import SECTOR
+from nsqha.commitlog.recordfile import SECTOR, RecordFile
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
-from nsqha.errors import ConfigError
+from nsqha.errors import AppendFailed, ConfigError
 
 A = (7, 0)
 B = (7, 1)
@@ -99,6 +99,17 @@ def test_a_partition_that_is_forgotten_stays_forgotten() -> None:
     assert opened(storage).records() == {}
 
 
+def test_a_partition_that_comes_back_after_it_was_forgotten_is_written_whole() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    for _ in range(2):
+        journal.stage(A, log_uid=1, promise=3)
+        journal.commit()
+        assert inspect(storage, "data").partitions == {A: PartitionRecord(promise=3, log_uid=1)}
+        journal.forget(A)
+        journal.commit()
+
+
 def test_a_promise_never_falls() -> None:
     journal = opened(MemStorage())
     journal.stage(A, promise=5)
@@ -124,6 +135,44 @@ def test_a_cut_above_what_is_durable_leaves_local_durable_alone() -> None:
     journal.stage_cut(A, CUT)
     journal.stage_cut_done(A)
     assert journal.record(A) == PartitionRecord(log_uid=1, local_durable=30)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AppendFailed("no space left on device")
+
+
+def test_a_round_that_the_disk_refuses_is_part_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, promise=1, log_uid=5)
+    with monkeypatch.context() as disk:
+        disk.setattr(RecordFile, "append", refuse)
+        with pytest.raises(AppendFailed):
+            journal.commit()
+    assert inspect(storage, "data").partitions == {}
+    assert journal.dirty
+    journal.stage(B, promise=2)
+    journal.stage(A, promise=3)
+    journal.commit()
+    assert not journal.dirty
+    assert inspect(storage, "data").partitions == journal.records()
+    assert inspect(storage, "data").partitions[Key(*A)] == PartitionRecord(promise=3, log_uid=5)
+
+
+def test_without_room_for_a_new_file_the_old_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "REWRITE_BYTES", 8 * SECTOR)
+    storage = MemStorage()
+    journal = opened(storage)
+    with monkeypatch.context() as disk:
+        disk.setattr(RecordFile, "replace", refuse)
+        for n in range(30):
+            journal.stage(A, promise=n)
+            journal.commit()
+    assert inspect(storage, "data").partitions == {A: PartitionRecord(promise=29)}
+    journal.stage(A, promise=30)
+    journal.commit()
+    assert RecordFile.inspect(storage, "data/journal").end == SECTOR
+    assert inspect(storage, "data").partitions == {A: PartitionRecord(promise=30)}
 
 
 # How the last life ended
@@ -277,6 +326,16 @@ def test_poison_stays_until_a_recovery_clears_it() -> None:
     assert not opened(storage).poisoned
 
 
+def test_poison_that_is_cleared_is_cleared_on_disk() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.poison("why")
+    journal.commit()
+    journal.clear_poison()
+    journal.commit()
+    assert not inspect(storage, "data").node.poison
+
+
 # Who may use the directory
 
 
@@ -335,6 +394,21 @@ def test_it_is_made_anew_when_it_has_grown_and_loses_nothing(monkeypatch: pytest
     assert inspect(storage, "data").partitions == expected
     killed(journal)
     assert opened(storage).records() == expected
+
+
+def test_a_large_state_is_not_written_again_with_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "REWRITE_BYTES", 8 * SECTOR)
+    storage = MemStorage()
+    journal = opened(storage)
+    for n in range(100):
+        journal.stage((n + 1, 0), promise=1, log_uid=n + 1)
+    journal.commit()
+    names: list[str] = []
+    monkeypatch.setattr(storage, "sync_dir", names.append)
+    for n in range(40):
+        journal.stage(A, promise=n + 1)
+        journal.commit()
+    assert len(names) <= 2
 
 
 def test_a_round_of_many_partitions_writes_only_what_changed() -> None:
