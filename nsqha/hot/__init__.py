@@ -18,7 +18,8 @@ compiler installs all the same (the extension is optional in pyproject.toml) and
 
 What comes from a client (commands, lengths, ids) is never trusted: a run stops before what is wrong. What comes from
 our own side and does not fit (positions outside the buffer, frames that do not tile a batch, a ring used out of order)
-is a ValueError. Positions, offsets and ids are 64-bit numbers; beyond that the compiled functions raise OverflowError.
+is a ValueError. A number that does not fit its field is an OverflowError: ids and timestamps have 64 bits, owners and
+attempts 16. Offsets and positions stay below 2^63.
 """
 
 from __future__ import annotations

@@ -100,12 +100,6 @@ cdef int check(Py_ssize_t pos, Py_ssize_t end, Py_ssize_t size) except -1:
     return 0
 
 
-cdef int check_owner(int64_t owner) except -1:
-    if not 0 <= owner <= 0xFFFF:
-        raise ValueError(f"owner {owner} does not fit 16 bits")
-    return 0
-
-
 # Commands to frames
 
 cdef inline void write_blank(uint8_t* out, uint32_t size) noexcept:
@@ -271,11 +265,9 @@ def skip_control(data, Py_ssize_t pos, Py_ssize_t end):
     return pos
 
 
-def patch_attempts(frame, int64_t attempts):
+def patch_attempts(frame, uint16_t attempts):
     cdef Py_buffer view
     cdef const uint8_t* d
-    if not 0 <= attempts <= 0xFFFF:
-        raise ValueError(f"attempts {attempts} does not fit 16 bits")
     PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
     try:
         d = <const uint8_t*>view.buf
@@ -284,7 +276,7 @@ def patch_attempts(frame, int64_t attempts):
         patched = PyBytes_FromStringAndSize(<const char*>view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
-    store16(<uint8_t*>PyBytes_AS_STRING(patched) + 16, <uint16_t>attempts)
+    store16(<uint8_t*>PyBytes_AS_STRING(patched) + 16, attempts)
     return patched
 
 
@@ -350,9 +342,9 @@ cdef class Ring:
         self.capacity = capacity
         return 0
 
-    cdef int reserve(self, int64_t end) except -1:
+    cdef int reserve(self, int64_t low, int64_t end) except -1:
         """Room for [low, end)."""
-        cdef int64_t span = end - self.low, capacity = self.capacity
+        cdef int64_t span = end - low, capacity = self.capacity
         if span > SPAN_LIMIT:
             raise ValueError(f"a ring can not span {span} slots")
         while capacity < span:
@@ -384,19 +376,17 @@ cdef class Ring:
         self.low = self.next = low
         self.advance()
 
-    def deliver(self, int64_t first, int64_t end, int64_t owner):
+    def deliver(self, int64_t first, int64_t end, uint16_t owner):
         if not self.next <= first <= end:
             raise ValueError(f"deliver [{first}, {end}) to a ring whose next is {self.next}")
-        check_owner(owner)
         if first == end:
             return
-        if self.low == self.next:
-            if end - first > SPAN_LIMIT:
-                raise ValueError(f"a ring can not span {end - first} slots")
-            self.low = self.next = first
-        self.reserve(end)
+        cdef int64_t low = self.low if self.low < self.next else first
+        self.reserve(low, end)
+        if low > self.low:
+            self.low = self.next = low  # an empty ring passes over any distance
         self.fill(self.next, first, SLOT_FINISHED, 0)
-        self.fill(first, end, SLOT_IN_FLIGHT, <uint16_t>owner)
+        self.fill(first, end, SLOT_IN_FLIGHT, owner)
         self.next = end
 
     def settle(self, int64_t first, int64_t end, int64_t state):
@@ -408,15 +398,14 @@ cdef class Ring:
         if first == self.low and end >= self.next:
             self.low = self.next = end
         else:
-            self.reserve(end)
+            self.reserve(self.low, end)
             self.fill(self.next, first, SLOT_FINISHED, 0)
             self.fill(first, end, <uint8_t>state, 0)
             self.next = max(self.next, end)
         self.advance()
 
-    def fin_run(self, bytes data not None, Py_ssize_t pos, Py_ssize_t end, uint64_t id_base, int64_t owner):
+    def fin_run(self, bytes data not None, Py_ssize_t pos, Py_ssize_t end, uint64_t id_base, uint16_t owner):
         check(pos, end, PyBytes_GET_SIZE(data))
-        check_owner(owner)
         cdef const uint8_t* d = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef int64_t mask = self.capacity - 1
         cdef uint64_t number = 0, slot
@@ -450,28 +439,26 @@ cdef class Ring:
             return 0
         return self.owners[offset & (self.capacity - 1)]
 
-    def set(self, int64_t offset, int64_t state, int64_t owner=0):
+    def set(self, int64_t offset, int64_t state, uint16_t owner=0):
         if not self.low <= offset < self.next:
             raise ValueError(f"offset {offset} is outside [{self.low}, {self.next})")
         if not SLOT_FREE <= state <= SLOT_DEFERRED:
             raise ValueError(f"no state {state}")
-        check_owner(owner)
-        self.fill(offset, offset + 1, <uint8_t>state, <uint16_t>owner)
+        self.fill(offset, offset + 1, <uint8_t>state, owner)
         self.advance()
 
-    def expire(self, int64_t first, int64_t end, int64_t owner):
+    def expire(self, int64_t first, int64_t end, uint16_t owner):
         found = self.in_flight(first, end, owner)
         for offset in found:
             self.states[<int64_t>offset & (self.capacity - 1)] = SLOT_WAITING
         return found
 
-    def owned(self, int64_t owner):
+    def owned(self, uint16_t owner):
         return self.in_flight(self.low, self.next, owner)
 
-    cdef list in_flight(self, int64_t first, int64_t end, int64_t owner):
+    cdef list in_flight(self, int64_t first, int64_t end, uint16_t owner):
         cdef int64_t offset, mask = self.capacity - 1
         cdef list found = []
-        check_owner(owner)
         for offset in range(max(first, self.low), min(end, self.next)):
             if self.states[offset & mask] == SLOT_IN_FLIGHT and self.owners[offset & mask] == owner:
                 found.append(offset)

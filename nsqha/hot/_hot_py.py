@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Final
 from zlib import crc32
 
@@ -44,9 +46,10 @@ CONTROL = 16
 
 _SIZE_TYPE = struct.Struct(">II")
 _SIZE = struct.Struct(">I")
-_ATTEMPTS = struct.Struct(">H")
 _BLANK = struct.Struct(">IIqH16s")
-_STAMP = struct.Struct(">qH13s3s")
+_CONSTANT = struct.Struct(">qH13s")
+_STAMP = struct.Struct("23s3s")
+_NO_FRAME = (0, 0)
 _ID_LIMIT = 2**64
 
 # A run is probed with this many frames first and eight times as many each time all of them match, so that finding
@@ -63,17 +66,24 @@ _FIN_LINES = re.compile(rb"(?:FIN [^ \r\n]{16}\n)*+").match
 _FIN_HEX_LINES = re.compile(rb"(?:FIN [0-9a-f]{16}\n)*+").match
 
 
-def _check(data: Any, pos: int, end: int) -> None:
-    if not 0 <= pos <= end <= len(data):
-        raise ValueError(f"[{pos}, {end}) is not within a buffer of {len(data)} bytes")
+def _outside(data: Any, pos: int, end: int) -> ValueError:
+    return ValueError(f"[{pos}, {end}) is not within a buffer of {len(data)} bytes")
 
 
-def _repeats(data: Any, pos: int, stride: int, count: int, mark: bytes) -> int:
-    """How many times in a row from `pos`, at most `count`, `mark` stands every `stride` bytes."""
-    for i in range(len(mark)):
-        column = bytes(data[pos + i : pos + count * stride : stride])
-        count = len(column) - len(column.lstrip(mark[i : i + 1]))
-    return count
+def _repeats(data: Any, pos: int, stride: int, count_max: int, mark: bytes) -> int:
+    """How many times in a row from `pos`, at most `count_max`, `mark` stands every `stride` bytes."""
+    found = 0
+    probe = _PROBE
+    while True:
+        count = fitting = min(probe, count_max - found)
+        for i in range(len(mark)):
+            column = bytes(data[pos + i : pos + count * stride : stride])
+            count = len(column) - len(column.lstrip(mark[i : i + 1]))
+        found += count
+        if count < fitting or found == count_max:
+            return found
+        pos += count * stride
+        probe *= 8
 
 
 # Commands to frames
@@ -86,8 +96,16 @@ def frame(body: bytes) -> bytes:
     return _blank(len(body)) + body
 
 
+@lru_cache(maxsize=1024)
 def _blank(size: int) -> bytes:
+    """The header of a message of `size` bytes before it is stamped."""
     return _BLANK.pack(30 + size, MESSAGE, 0, 1, bytes(16))
+
+
+@lru_cache(maxsize=256)
+def _command(prefix_size: int) -> Callable[[bytes, int], tuple[bytes, int]]:
+    """Splits what stands before a body into prefix and size."""
+    return struct.Struct(f">{prefix_size}sI").unpack_from
 
 
 def pub_run(data: bytes, pos: int, end: int, prefix: bytes, size_max: int) -> tuple[int, int, bytes]:
@@ -96,7 +114,8 @@ def pub_run(data: bytes, pos: int, end: int, prefix: bytes, size_max: int) -> tu
     Returns where they end, how many they are, and their message frames with blank id and timestamp. Stops before the
     first that is incomplete, different or of a bad size.
     """
-    _check(data, pos, end)
+    if not 0 <= pos <= end <= len(data):
+        raise _outside(data, pos, end)
     return _reframe(data, pos, end, prefix, size_max, end - pos)
 
 
@@ -106,7 +125,8 @@ def mpub_body(data: bytes, pos: int, end: int, size_max: int) -> tuple[int, byte
     As in nsqd the parts say where the body ends: what is left before `end` is not looked at. The number of bytes taken
     is `4 + len(frames) - 30 * count`.
     """
-    _check(data, pos, end)
+    if not 0 <= pos <= end <= len(data):
+        raise _outside(data, pos, end)
     if end - pos < 4:
         return None
     wanted: int = _SIZE.unpack_from(data, pos)[0]
@@ -119,70 +139,78 @@ def mpub_body(data: bytes, pos: int, end: int, size_max: int) -> tuple[int, byte
 def _reframe(data: bytes, pos: int, end: int, prefix: bytes, size_max: int, count_max: int) -> tuple[int, int, bytes]:
     size_max = min(size_max, SIZE_MAX)
     lead = len(prefix) + 4
-    size_at = len(prefix)
-    size_of = _SIZE.unpack_from
-    blanks: dict[int, bytes] = {}
+    last = end - lead  # a command starts below it or is incomplete
+    command = _command(len(prefix))
     parts: list[bytes] = []
+    singles: list[bytes] = []  # bodies not in `parts` yet
     count = 0
-    previous = -1
-    probe = _PROBE
-    while count < count_max and end - pos > lead and data.startswith(prefix, pos):
-        size: int = size_of(data, pos + size_at)[0]
+    previous = 0
+    while pos < last and count < count_max:
+        name, size = command(data, pos)
         body = pos + lead
-        if not 0 < size <= size_max or size > end - body:
+        after = body + size
+        if name != prefix or after > end or not 0 < size <= size_max:
             break
-        blank = blanks.get(size)
-        if blank is None:
-            blank = blanks[size] = _blank(size)
         if size != previous:
-            parts += (blank, data[body : body + size])
-            pos = body + size
-            count += 1
+            singles.append(data[body:after])
             previous = size
-            probe = _PROBE
+            pos = after
+            count += 1
             continue
-        stride = lead + size
-        fitting = min(probe, (end - pos) // stride, count_max - count)
-        n = _repeats(data, pos, stride, fitting, data[pos:body])
-        bodies = [b for (b,) in struct.iter_unpack(f"{lead}x{size}s", memoryview(data)[pos : pos + n * stride])]
-        parts += (blank, blank.join(bodies))
+        # The second of one size in a row: most likely many follow.
+        stride = after - pos
+        n = _repeats(data, pos, stride, min((end - pos) // stride, count_max - count), data[pos:body])
+        run = memoryview(data)[pos : pos + n * stride]
+        bodies = [each for (each,) in struct.iter_unpack(f"{lead}x{size}s", run)]
+        parts += (_frames(singles), _blank(size), _blank(size).join(bodies))
+        singles.clear()
         pos += n * stride
         count += n
-        probe *= 8
-        if n < fitting:
-            previous = -1
+    if not parts:
+        return pos, count, _frames(singles)
+    parts.append(_frames(singles))
     return pos, count, b"".join(parts)
+
+
+def _frames(bodies: list[bytes]) -> bytes:
+    if len(bodies) == 1:
+        return _blank(len(bodies[0])) + bodies[0]
+    return b"".join(chain.from_iterable(zip(map(_blank, map(len, bodies)), bodies, strict=False)))
 
 
 # Frames of a batch
 
 
-def _runs(data: Any, pos: int, end: int, count_max: int) -> Iterator[tuple[int, int, int, int]]:
-    """The frames that tile [pos, end), at most `count_max`, as runs (position, frame type, stride, count)."""
+def _message_starts(batch: bytearray, pos: int) -> list[list[int] | range]:
+    """Where the message frames from `pos` to the end start, in order: runs of one size as ranges, others in lists."""
+    end = len(batch)
     unpack = _SIZE_TYPE.unpack_from
-    previous = (-1, -1)
-    probe = _PROBE
-    while pos < end and count_max > 0:
-        if end - pos < 8:
-            raise ValueError(f"a frame is cut off at {pos}")
-        header: tuple[int, int] = unpack(data, pos)
-        size, kind = header
-        stride = 4 + size
-        if stride > end - pos:
-            raise ValueError(f"a frame is cut off at {pos}")
-        if size < (30 if kind == MESSAGE else 4) or (kind < CONTROL and kind != MESSAGE):
-            raise ValueError(f"no frame at {pos}: size {size}, type {kind}")
-        count = 1
-        if header == previous:
-            fitting = min(probe, (end - pos) // stride, count_max)
-            count = _repeats(data, pos, stride, fitting, _SIZE_TYPE.pack(size, kind))
-            probe *= 8
+    singles: list[int] = []
+    starts: list[list[int] | range] = [singles]
+    previous = 0
+    while pos < end:
+        size, kind = unpack(batch, pos) if end - pos >= 8 else _NO_FRAME
+        after = pos + 4 + size
+        if kind != MESSAGE or size < 30 or after > end:
+            pos = _after_control(kind, pos, after, end)
+        elif size != previous:
+            singles.append(pos)
+            previous = size
+            pos = after
         else:
-            previous = header
-            probe = _PROBE
-        yield pos, kind, stride, count
-        pos += count * stride
-        count_max -= count
+            stride = after - pos
+            after = pos + stride * _repeats(batch, pos, stride, (end - pos) // stride, bytes(batch[pos : pos + 8]))
+            singles = []
+            starts += (range(pos, after, stride), singles)
+            pos = after
+    return starts
+
+
+def _after_control(kind: int, pos: int, after: int, end: int) -> int:
+    """`after` if a control frame is there from `pos` on; ValueError if none is, nor a message frame."""
+    if kind < CONTROL or not pos + 8 <= after <= end:
+        raise ValueError(f"no frame at {pos}, or it is cut off")
+    return after
 
 
 def stamp(batch: bytearray, pos: int, id_value: int, timestamp_ns: int) -> int:
@@ -191,41 +219,44 @@ def stamp(batch: bytearray, pos: int, id_value: int, timestamp_ns: int) -> int:
     Control frames are skipped. Attempts become 1. Returns the number of message frames. ValueError, and nothing
     written, if the frames do not tile the buffer or an id would not fit 64 bits.
     """
-    end = len(batch)
-    _check(batch, pos, end)
+    if not 0 <= pos <= len(batch):
+        raise _outside(batch, pos, len(batch))
     if not 0 <= id_value < _ID_LIMIT or not -(2**63) <= timestamp_ns < 2**63:
         raise OverflowError("id or timestamp does not fit 64 bits")
-    runs = [(at, stride, n) for at, kind, stride, n in _runs(batch, pos, end, end) if kind == MESSAGE]
-    count = sum(n for _, _, n in runs)
+    starts = _message_starts(batch, pos)
+    count = sum(map(len, starts))
     if count > _ID_LIMIT - id_value:
         raise ValueError("ids do not fit 64 bits")
     pack_into = _STAMP.pack_into
-    block = -1
-    first_digits = b""
-    for at, stride, n in runs:
-        if n == 1:
-            if id_value // _BLOCK != block:
-                block = id_value // _BLOCK
-                first_digits = b"%013x" % block
-            pack_into(batch, at + 8, timestamp_ns, 1, first_digits, _LAST_DIGITS[id_value % _BLOCK])
-        else:
-            _stamp_run(batch, at, stride, n, id_value, timestamp_ns)
-        id_value += n
+    constant = b""
+    for some in starts:
+        if isinstance(some, range):
+            _stamp_columns(batch, some, id_value, timestamp_ns)
+            id_value += len(some)
+            constant = b""
+            continue
+        for at in some:
+            in_block = id_value % _BLOCK
+            if not in_block or not constant:
+                constant = _CONSTANT.pack(timestamp_ns, 1, b"%013x" % (id_value // _BLOCK))
+            pack_into(batch, at + 8, constant, _LAST_DIGITS[in_block])
+            id_value += 1
     return count
 
 
-def _stamp_run(batch: bytearray, pos: int, stride: int, count: int, id_value: int, timestamp_ns: int) -> None:
-    """Stamp `count` frames of one size, column by column, block of ids by block of ids."""
-    while count:
-        last = id_value % _BLOCK
-        n = min(count, _BLOCK - last)
-        end = pos + n * stride
-        constant = _STAMP.pack(timestamp_ns, 1, b"%013x" % (id_value // _BLOCK), b"")[:-3]
-        for i in range(len(constant)):
-            batch[pos + 8 + i : end : stride] = constant[i : i + 1] * n
-        for i, column in enumerate(_LAST_COLUMNS, start=31):
-            batch[pos + i : end : stride] = column[last : last + n]
-        pos, id_value, count = end, id_value + n, count - n
+def _stamp_columns(batch: bytearray, starts: range, id_value: int, timestamp_ns: int) -> None:
+    """Stamp frames of one size column by column, block of ids by block of ids."""
+    stride = starts.step
+    while starts:
+        in_block = id_value % _BLOCK
+        now, starts = starts[: _BLOCK - in_block], starts[_BLOCK - in_block :]
+        n, first, end = len(now), now.start, now.stop
+        constant = _CONSTANT.pack(timestamp_ns, 1, b"%013x" % (id_value // _BLOCK))
+        for column, byte in enumerate(constant, start=first + 8):
+            batch[column:end:stride] = bytes((byte,)) * n
+        for column, digits in enumerate(_LAST_COLUMNS, start=first + 31):
+            batch[column:end:stride] = digits[in_block : in_block + n]
+        id_value += n
 
 
 def walk(data: Any, pos: int, end: int, count_max: int) -> tuple[int, int]:
@@ -233,33 +264,47 @@ def walk(data: Any, pos: int, end: int, count_max: int) -> tuple[int, int]:
 
     The frames have been verified before; ValueError if they are not frames or if one goes past `end`.
     """
-    _check(data, pos, end)
+    if not 0 <= pos <= end <= len(data):
+        raise _outside(data, pos, end)
+    unpack = _SIZE_TYPE.unpack_from
     count = 0
-    for _, kind, stride, n in _runs(data, pos, end, count_max):
-        if kind != MESSAGE:
+    previous = 0
+    while pos < end and count < count_max:
+        size, kind = unpack(data, pos) if end - pos >= 8 else _NO_FRAME
+        after = pos + 4 + size
+        if kind != MESSAGE or size < 30 or after > end:
+            _after_control(kind, pos, after, end)
             break
-        pos += n * stride
-        count += n
+        if size != previous:
+            previous = size
+            pos = after
+            count += 1
+        else:
+            stride = after - pos
+            n = _repeats(data, pos, stride, min((end - pos) // stride, count_max - count), bytes(data[pos : pos + 8]))
+            pos += n * stride
+            count += n
     return pos, count
 
 
 def skip_control(data: Any, pos: int, end: int) -> int:
     """Step over control frames up to a message frame or `end`; ValueError as in `walk`."""
-    _check(data, pos, end)
-    for _, kind, stride, n in _runs(data, pos, end, end):
-        if kind == MESSAGE:
+    if not 0 <= pos <= end <= len(data):
+        raise _outside(data, pos, end)
+    while pos < end:
+        size, kind = _SIZE_TYPE.unpack_from(data, pos) if end - pos >= 8 else _NO_FRAME
+        after = pos + 4 + size
+        if kind == MESSAGE and size >= 30 and after <= end:
             break
-        pos += n * stride
+        pos = _after_control(kind, pos, after, end)
     return pos
 
 
 def patch_attempts(frame: Any, attempts: int) -> bytes:
     """A copy of one whole message frame with another number of attempts."""
-    if not 0 <= attempts <= 0xFFFF:
-        raise ValueError(f"attempts {attempts} does not fit 16 bits")
     if len(frame) < HEADER or _SIZE_TYPE.unpack_from(frame) != (len(frame) - 4, MESSAGE):
         raise ValueError("not one whole message frame")
-    return b"".join((frame[:16], _ATTEMPTS.pack(attempts), frame[18:]))
+    return b"".join((frame[:16], attempts.to_bytes(2), frame[18:]))
 
 
 # In flight
@@ -270,7 +315,8 @@ def fins_end(data: bytes, pos: int, end: int) -> int:
 
     A line whose id holds a blank, CR or newline is not one of them: its parts are not what they seem.
     """
-    _check(data, pos, end)
+    if not 0 <= pos <= end <= len(data):
+        raise _outside(data, pos, end)
     return _FIN_LINES(data, pos, end).end()  # type: ignore[union-attr]  # matches the empty run, too
 
 
@@ -327,16 +373,20 @@ class Ring:
         """[first, end) is in flight to `owner`; what was passed over, [next, first), is finished."""
         if not self.next <= first <= end:
             raise ValueError(f"deliver [{first}, {end}) to a ring whose next is {self.next}")
-        owner_bytes = _owner_bytes(owner)
+        owner_bytes = owner.to_bytes(2)
         if first == end:
             return
-        if self.low == self.next:
-            self._need(end - first)
-            self.low = self.next = first
-        else:
-            self._need(end - self.low)
-        self._extend(first, FINISHED, b"\0\0")
-        self._extend(end, IN_FLIGHT, owner_bytes)
+        low = self.low if self.low < self.next else first
+        if end - low > SPAN_MAX:
+            raise ValueError(f"a ring can not span {end - low} slots")
+        if first > self.next:
+            if low == first:
+                self.low = first  # an empty ring passes over any distance
+            else:
+                self._extend(first, FINISHED)
+        self._states += b"\x01" * (end - first)
+        self._owners += owner_bytes * (end - first)
+        self.next = end
 
     def settle(self, first: int, end: int, state: int) -> None:
         """[first, end) is FINISHED or DEFERRED; `next` moves up to `end`, what is between is finished."""
@@ -348,13 +398,14 @@ class Ring:
         if first == self.low and end >= self.next:
             self.reset(end)
             return
-        self._need(end - self.low)
+        if end - self.low > SPAN_MAX:
+            raise ValueError(f"a ring can not span {end - self.low} slots")
         a, b = first - self.low, min(end, self.next) - self.low
         if a < b:
             self._states[a:b] = bytes((state,)) * (b - a)
             self._owners[2 * a : 2 * b] = bytes(2 * (b - a))
-        self._extend(first, FINISHED, b"\0\0")
-        self._extend(end, state, b"\0\0")
+        self._extend(first, FINISHED)
+        self._extend(end, state)
         self._advance()
 
     def fin_run(self, data: bytes, pos: int, end: int, id_base: int, owner: int) -> tuple[int, int]:
@@ -363,41 +414,44 @@ class Ring:
         Stops before the first that is something else, or whose offset (its id - id_base) is not IN_FLIGHT of `owner`.
         Returns the new position and how many were finished.
         """
-        _check(data, pos, end)
-        owner_bytes = _owner_bytes(owner)
+        if not 0 <= pos <= end <= len(data):
+            raise _outside(data, pos, end)
+        owner_bytes = owner.to_bytes(2)
         if not 0 <= id_base < _ID_LIMIT:
             raise OverflowError("id base does not fit 64 bits")
         stop = _FIN_HEX_LINES(data, pos, end).end()  # type: ignore[union-attr]  # matches the empty run, too
         n = (stop - pos) // 21
-        if n == 0:
-            return pos, 0
-        ids = struct.unpack(f">{n}Q", bytes.fromhex(data[pos:stop].translate(None, b"FIN \n").decode()))
-        states, owners = self._states, self._owners
-        base = id_base + self.low
-        a = ids[0] - base
-        if (
-            a >= 0
-            and ids[-1] - ids[0] == n - 1
-            and states[a : a + n] == b"\x01" * n
-            and owners[2 * a : 2 * (a + n)] == owner_bytes * n
-            and ids == tuple(range(ids[0], ids[0] + n))
-        ):
-            states[a : a + n] = b"\x02" * n
+        ids: Sequence[int]
+        if n < 4:
+            # Clients that answer message by message send no runs.
+            ids = [int(data[at + 4 : at + 20], 16) for at in range(pos, stop, 21)]
         else:
-            n = self._fin_each(ids, base, owner_bytes)
+            ids = struct.unpack(f">{n}Q", bytes.fromhex(data[pos:stop].translate(None, b"FIN \n").decode()))
+            a = ids[0] - id_base - self.low
+            if (
+                a >= 0
+                and self._states[a : a + n] == b"\x01" * n
+                and self._owners[2 * a : 2 * (a + n)] == owner_bytes * n
+                and ids == tuple(range(ids[0], ids[0] + n))
+            ):
+                self._states[a : a + n] = b"\x02" * n
+                self._advance()
+                return stop, n
+        n = self._fin_each(ids, id_base + self.low, *owner_bytes)
         self._advance()
         return pos + 21 * n, n
 
-    def _fin_each(self, ids: tuple[int, ...], base: int, owner_bytes: bytes) -> int:
+    def _fin_each(self, ids: Sequence[int], base: int, owner_high: int, owner_low: int) -> int:
         states, owners = self._states, self._owners
         span = len(states)
-        n = 0
-        for n, number in enumerate(ids):
+        count = 0
+        for number in ids:
             i = number - base
-            if not 0 <= i < span or states[i] != 1 or owners[2 * i : 2 * i + 2] != owner_bytes:
-                return n
+            if not 0 <= i < span or states[i] != 1 or owners[2 * i + 1] != owner_low or owners[2 * i] != owner_high:
+                break
             states[i] = 2
-        return n + 1
+            count += 1
+        return count
 
     def get(self, offset: int) -> int:
         """The state of `offset`; FREE outside [low, next)."""
@@ -417,7 +471,7 @@ class Ring:
         if not FREE <= state <= DEFERRED:
             raise ValueError(f"no state {state}")
         i = offset - self.low
-        self._owners[2 * i : 2 * i + 2] = _owner_bytes(owner)
+        self._owners[2 * i : 2 * i + 2] = owner.to_bytes(2)
         self._states[i] = state
         self._advance()
 
@@ -433,7 +487,7 @@ class Ring:
         return self._in_flight(self.low, self.next, owner)
 
     def _in_flight(self, first: int, end: int, owner: int) -> list[int]:
-        owner_bytes = _owner_bytes(owner)
+        owner_bytes = owner.to_bytes(2)
         low, owners = self.low, self._owners
         a, b = max(first - low, 0), max(end - low, 0)
         found = (match.start() for match in _IN_FLIGHT_SLOTS(self._states, a, b))
@@ -454,20 +508,18 @@ class Ring:
         a, b = max(first - low, 0), max(end - low, 0)
         return [(low + match.start(), low + match.end()) for match in _FINISHED_SLOTS(self._states, a, b)]
 
-    def _need(self, span: int) -> None:
-        if span > SPAN_MAX:
-            raise ValueError(f"a ring can not span {span} slots")
-
-    def _extend(self, end: int, state: int, owner_bytes: bytes) -> None:
+    def _extend(self, end: int, state: int) -> None:
+        """Slots of nobody up to `end`, unless they are there."""
         if end > self.next:
             self._states += bytes((state,)) * (end - self.next)
-            self._owners += owner_bytes * (end - self.next)
+            self._owners += bytes(2 * (end - self.next))
             self.next = end
 
     def _advance(self) -> None:
-        n: int = _SETTLED_SLOTS(self._states).end()  # type: ignore[union-attr]  # matches the empty run, too
-        if n:
-            del self._states[:n]
+        states = self._states
+        if states and (states[0] == FINISHED or states[0] == DEFERRED):
+            n: int = _SETTLED_SLOTS(states).end()  # type: ignore[union-attr]  # matches the empty run, too
+            del states[:n]
             del self._owners[: 2 * n]
             self.low += n
 
@@ -476,9 +528,3 @@ class Ring:
 
     def __repr__(self) -> str:
         return f"Ring(low={self.low}, next={self.next}, unfinished={self.unfinished(self.low, self.next)})"
-
-
-def _owner_bytes(owner: int) -> bytes:
-    if not 0 <= owner <= 0xFFFF:
-        raise ValueError(f"owner {owner} does not fit 16 bits")
-    return owner.to_bytes(2)

@@ -106,17 +106,19 @@ def test_an_empty_ring_passes_over_any_distance(hot: ModuleType) -> None:
 
 def test_a_ring_has_a_largest_span(hot: ModuleType) -> None:
     ring = ring_of(hot, 1)
+    empty = hot.Ring(0)
     before = (ring.low, ring.next)
     calls: tuple[Callable[[], object], ...] = (
         lambda: ring.deliver(hot.SPAN_MAX, hot.SPAN_MAX + 1, 1),
         lambda: ring.deliver(2**62, 2**62 + 1, 1),
         lambda: ring.settle(1, hot.SPAN_MAX + 1, FINISHED),
-        lambda: hot.Ring(0).deliver(0, hot.SPAN_MAX + 1, 1),
+        lambda: empty.deliver(5, 5 + hot.SPAN_MAX + 1, 1),
     )
     for call in calls:
         with pytest.raises(ValueError):
             call()
     assert (ring.low, ring.next) == before
+    assert (empty.low, empty.next) == (0, 0)
 
 
 def test_settling_moves_low_and_next(hot: ModuleType) -> None:
@@ -170,24 +172,28 @@ def test_misuse_is_refused_and_changes_nothing(hot: ModuleType) -> None:
     calls: tuple[Callable[[], object], ...] = (
         lambda: ring.deliver(3, 5, 1),
         lambda: ring.deliver(6, 5, 1),
-        lambda: ring.deliver(4, 5, 65536),
-        lambda: ring.deliver(4, 5, -1),
         lambda: ring.settle(0, 1, IN_FLIGHT),
         lambda: ring.settle(0, 1, 258),
         lambda: ring.set(0, 6),
         lambda: ring.set(0, -1),
-        lambda: ring.set(0, WAITING, 65536),
         lambda: ring.set(4, WAITING),
         lambda: ring.set(-1, WAITING),
         lambda: ring.reset(-1),
-        lambda: ring.owned(65536),
-        lambda: ring.expire(0, 1, -1),
-        lambda: ring.fin_run(b"", 0, 0, 0, 65536),
         lambda: hot.Ring(-1),
     )
     for call in calls:
         with pytest.raises(ValueError):
             call()
+    for owner in (-1, 65536):
+        for function, *arguments in (
+            (ring.deliver, 4, 5, owner),
+            (ring.set, 0, WAITING, owner),
+            (ring.owned, owner),
+            (ring.expire, 0, 1, owner),
+            (ring.fin_run, b"", 0, 0, 0, owner),
+        ):
+            with pytest.raises(OverflowError):
+                function(*arguments)
     for base in (-1, 2**64):
         with pytest.raises(OverflowError):
             ring.fin_run(b"", 0, 0, base, 1)
