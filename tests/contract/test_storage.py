@@ -1,0 +1,138 @@
+"""What every storage promises: one suite over the machine's file system, memory and the simulated disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
+from nsqha.errors import ConfigError
+from tests.sim.storage import SimStorage
+
+Place = tuple[Storage, str]
+
+
+@pytest.fixture(params=["os", "memory", "simulated"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    make: dict[str, Callable[[], Storage]] = {"os": OsStorage, "memory": MemStorage, "simulated": SimStorage}
+    storage = make[request.param]()
+    top = f"{tmp_path}/top" if request.param == "os" else "top"
+    storage.make_dirs(top)
+    return storage, top
+
+
+def test_a_file_is_what_was_written_to_it(place: Place) -> None:
+    storage, top = place
+    file = storage.open(f"{top}/f", create=True)
+    assert file.size() == 0
+    file.pwrite(b"hello", 0)
+    file.pwrite(bytearray(b"world"), 5)
+    file.pwrite(memoryview(b"HE"), 0)
+    assert file.pread(100, 0) == b"HElloworld"
+    assert file.pread(3, 5) == b"wor"
+    assert file.pread(3, 10) == b""
+    assert file.pread(5, 100) == b""
+    assert file.size() == 10
+
+
+def test_a_gap_reads_as_zeros(place: Place) -> None:
+    storage, top = place
+    file = storage.open(f"{top}/f", create=True)
+    file.pwrite(b"x", 3)
+    assert file.pread(10, 0) == b"\0\0\0x"
+
+
+def test_truncating_shortens_and_lengthens_with_zeros(place: Place) -> None:
+    storage, top = place
+    file = storage.open(f"{top}/f", create=True)
+    file.pwrite(b"abcdef", 0)
+    file.truncate(3)
+    assert file.pread(10, 0) == b"abc"
+    file.truncate(5)
+    assert file.pread(10, 0) == b"abc\0\0"
+
+
+def test_allocated_space_is_zeros_and_keeps_what_is_there(place: Place) -> None:
+    storage, top = place
+    file = storage.open(f"{top}/f", create=True)
+    file.pwrite(b"abc", 0)
+    file.allocate(5)
+    assert file.pread(10, 0) == b"abc\0\0"
+    file.allocate(2)
+    assert file.size() == 5
+
+
+def test_handles_of_one_name_share_the_bytes(place: Place) -> None:
+    storage, top = place
+    one = storage.open(f"{top}/f", create=True)
+    two = storage.open(f"{top}/f", create=True)
+    one.pwrite(b"abc", 0)
+    assert two.pread(3, 0) == b"abc"
+    assert storage.open(f"{top}/f", read_only=True).pread(3, 0) == b"abc"
+
+
+def test_sync_close_and_cache_calls_may_be_repeated(place: Place) -> None:
+    storage, top = place
+    file = storage.open(f"{top}/f", create=True)
+    file.pwrite(b"abc", 0)
+    for _ in range(2):
+        file.sync()
+        file.drop_cache()
+        storage.sync_dir(top)
+    assert file.pread(3, 0) == b"abc"
+    file.close()
+    file.close()
+
+
+def test_a_missing_file_is_an_error_unless_created(place: Place) -> None:
+    storage, top = place
+    with pytest.raises(FileNotFoundError):
+        storage.open(f"{top}/f")
+    with pytest.raises(FileNotFoundError):
+        storage.open(f"{top}/no/f", create=True)
+    with pytest.raises(FileNotFoundError):
+        storage.remove(f"{top}/f")
+    with pytest.raises(FileNotFoundError):
+        storage.list_dir(f"{top}/no")
+    with pytest.raises(FileNotFoundError):
+        storage.rename(f"{top}/f", f"{top}/g")
+    assert not storage.exists(f"{top}/f")
+
+
+def test_names_are_listed_renamed_and_removed(place: Place) -> None:
+    storage, top = place
+    storage.make_dirs(f"{top}/d/e")
+    storage.make_dirs(f"{top}/d/e")
+    for name in ("b", "a", "d/c"):
+        storage.open(f"{top}/{name}", create=True).pwrite(name.encode(), 0)
+    assert storage.list_dir(top) == ["a", "b", "d"]
+    assert storage.list_dir(f"{top}/d") == ["c", "e"]
+    storage.rename(f"{top}/a", f"{top}/b")
+    assert storage.list_dir(top) == ["b", "d"]
+    assert storage.open(f"{top}/b").pread(1, 0) == b"a"
+    storage.remove(f"{top}/b")
+    assert storage.list_dir(top) == ["d"]
+    storage.remove_tree(f"{top}/d")
+    storage.remove_tree(f"{top}/d")
+    assert storage.list_dir(top) == []
+    assert not storage.exists(f"{top}/d/e")
+
+
+def test_a_removed_file_lives_on_for_those_who_hold_it(place: Place) -> None:
+    storage, top = place
+    file = storage.open(f"{top}/f", create=True)
+    file.pwrite(b"abc", 0)
+    storage.remove(f"{top}/f")
+    assert file.pread(3, 0) == b"abc"
+    file.sync()
+
+
+def test_a_lock_is_held_once(place: Place) -> None:
+    storage, top = place
+    lock = storage.lock(f"{top}/lock")
+    with pytest.raises(ConfigError, match="another process"):
+        storage.lock(f"{top}/lock")
+    lock.close()
+    storage.lock(f"{top}/lock").close()
