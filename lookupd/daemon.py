@@ -23,7 +23,7 @@ from nsqha.errors import ConfigError
 from nsqha.nsqlog import Log
 from nsqha.options import SECOND, Loaded, LookupdOptions, host_name, version_line
 from nsqha.server.http_envelope import HttpServer
-from nsqha.server.listen import bound_address, bound_port, listen
+from nsqha.server.listen import bound_address, bound_port, listen, raise_open_files_limit
 
 
 class Lookupd:
@@ -79,6 +79,7 @@ def serve(loaded: Loaded[LookupdOptions]) -> int:
     log.info("starting", "%s", version_line("nsqlookupd"))
     for notice in loaded.notices:
         log.info("option_notice", "%s", notice)
+    raise_open_files_limit()
     try:
         uvloop.run(_until_signal(Lookupd(options)))
     except ConfigError as error:

@@ -1,8 +1,9 @@
 """The lookup daemon's TCP side: one asyncio protocol per connection around a `lookup_v1.Session`.
 
-A connection that stays silent is closed: before IDENTIFY after HELLO_S, later after the inactive timeout, when its
-producer is hidden anyway (nsqd pings every 15 s). One sweep looks at all of them, so an idle connection costs no timer.
-A peer that does not read its replies is not read either, and so falls silent.
+A connection that completes no command for SILENCE_S, or for the inactive timeout if that is longer, is closed: nsqd
+pings every 15 s, and a producer that is silent for the inactive timeout is hidden anyway. Bytes that make no command do
+not count, so dribbling does not help. One sweep looks at all connections; an idle one costs no timer. A peer that does
+not read its replies is not read either, and so falls silent.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nsqha.clock import Clock, read
 from nsqha.nsqlog import Log
 from nsqha.server.listen import address_text
 
-HELLO_S = 60.0
+SILENCE_S = 60.0
 SWEEP_S = 5.0
 LINGER_S = 1.0
 """How long a refused peer's further bytes are read away, so that it gets the reason and not a reset."""
@@ -48,7 +49,8 @@ class TcpServer:
         self.log = log
         self.identity = b""
         self.connections: set[Connection] = set()
-        self._silence_s = silence_s
+        self._silence_s = max(silence_s, SILENCE_S)
+        self._peers = 0
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -66,10 +68,16 @@ class TcpServer:
         for connection in list(self.connections):
             connection.close()
 
+    def peer_id(self, transport: asyncio.Transport) -> str:
+        """The remote address; peers on a unix socket have none, and get a number."""
+        name = transport.get_extra_info("peername")
+        self._peers += 1
+        return address_text(name) if isinstance(name, tuple) else f"unix:{self._peers}"
+
     def _sweep(self) -> None:
         now = self.clock.monotonic()
         for connection in list(self.connections):
-            limit = self._silence_s if connection.session.identified else min(HELLO_S, self._silence_s)
+            limit = self._silence_s if connection.session.identified else SILENCE_S
             if now - connection.heard > limit:
                 self.log.warning("lookup_silent", "CLIENT(%s): silent for %.0f s, closing", connection.peer_id, limit)
                 connection.close()
@@ -89,8 +97,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
-        self.peer_id = address_text(transport.get_extra_info("peername"))
         server = self._server
+        self.peer_id = server.peer_id(self._transport)
         self.session = Session(server.registry, self.peer_id, server.identity, server.log.info)
         server.connections.add(self)
         server.log.info("lookup_client", "TCP: new client(%s)", self.peer_id, client=self.peer_id)
@@ -99,8 +107,8 @@ class Connection(asyncio.Protocol):
         if self._refused or self._transport is None:
             return
         now = read(self._server.clock)
-        self.heard = now.mono
         if replies := self.session.receive(data, now):
+            self.heard = now.mono
             self._transport.write(replies)
         if self.session.closed:
             self._refuse(self._transport)

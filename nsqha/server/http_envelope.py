@@ -41,7 +41,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http import HttpVersion11
 from aiohttp.http_parser import RawRequestMessage
 
@@ -184,6 +184,8 @@ class Request:
                     parts.append(part)
         except (TimeoutError, web.RequestPayloadError) as error:
             raise ApiError(400, "INVALID_REQUEST") from error
+        if self.broken_body:
+            raise ApiError(400, "INVALID_REQUEST")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _say_continue(self) -> None:
@@ -196,6 +198,12 @@ class Request:
     def unsent_body(self) -> bool:
         """Whether the peer still waits for our `100 Continue` before it sends the body."""
         return not self._continued and self._inner.headers.get("Expect", "").lower() == "100-continue"
+
+    @property
+    def broken_body(self) -> bool:
+        """The body's chunks turned into garbage before its end."""
+        protocol = self._inner.protocol
+        return isinstance(protocol, _Connection) and protocol.broken
 
 
 Handler = Callable[[Request], Awaitable[object]]
@@ -243,19 +251,22 @@ class HttpApi:
             return methods, last
         return {}, ""
 
+    def _nearly(self, path: str) -> tuple[str, dict[str, Route]]:
+        """The path that was meant: no doubled or trailing slashes, lower case; a parameter stays as it is."""
+        segments = [part for part in path.split("/") if part] or [""]
+        *parents, last = segments
+        lower = "/".join(["", *map(str.lower, parents)])
+        for known, shown in ((f"{lower}/{last.lower()}", last.lower()), (f"{lower}/:", quote(last, safe=""))):
+            if known != path and (methods := self._routes.get(known)):
+                return f"{lower}/{shown}", methods
+        return "", {}
+
     def _redirect(self, request: Request) -> Reply | None:
-        segments = [part for part in request.path.split("/") if part]
-        path = "/" + "/".join(segments)
-        for known in (path, path.lower()):
-            methods, param = self._methods(known)
-            if known != request.path and request.method in methods:
-                break
-        else:
+        path, methods = self._nearly(request.path)
+        if request.method not in methods:
             return None
-        if param:
-            known = known[: -len(param)] + quote(param, safe="")
         query = quote(request.query_text.encode("utf-8", "surrogateescape"), safe=_PRINTABLE)
-        location = {"Location": f"{known}?{query}" if query else known}
+        location = {"Location": f"{path}?{query}" if query else path}
         if request.method == "GET":
             # Only for people: whoever follows redirects reads the header.
             return Reply(b"Moved Permanently\n", "text/plain; charset=utf-8", 301, location)
@@ -307,6 +318,9 @@ class HttpServer:
         except ApiError as refusal:
             response = _refusal(refusal, plain=False)
         if request.unsent_body:
+            inner.content.feed_eof()  # what was not asked for will not come
+            response.force_close()
+        if request.broken_body:
             response.force_close()
         if not quiet:
             took = format_duration(time.perf_counter_ns() - started)
@@ -373,7 +387,19 @@ def _decode(text: str) -> str:
 class _Connection(web.RequestHandler):
     """aiohttp's connection, but bytes that are no HTTP get what Go answers them, and nobody logs them."""
 
-    __slots__ = ()
+    __slots__ = ("body", "broken")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.body: StreamReader | None = None
+        self.broken = False
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage) and self.body is not None:
+            # The parser gave up. If it did so inside a body, aiohttp forgets to tell who reads that body.
+            self.broken = not self.body.is_eof()
+            self.body.feed_eof()
 
     def handle_error(
         self,
@@ -398,7 +424,7 @@ class _WebServer(web.Server):
         return _Connection(
             self,
             loop=self._loop,
-            access_log=None,  # type: ignore[arg-type]
+            access_log=None,
             keepalive_timeout=IDLE_S,
             lingering_time=LINGER_S,
             auto_decompress=False,
@@ -412,4 +438,5 @@ class _WebServer(web.Server):
         if message.method == "UNKNOWN":
             # What aiohttp makes of garbage says HTTP/1.0; clients look for "HTTP/1.1 400".
             message = message._replace(version=HttpVersion11)
+        protocol.body = payload
         return web.BaseRequest(message, payload, protocol, writer, task, self._loop)

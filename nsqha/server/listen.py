@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
 
@@ -27,8 +28,7 @@ def listen(address: str, *, flag: str) -> socket.socket:
     try:
         return _tcp(*split_host_port(address)) if is_tcp(address) else _unix(address)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"--{flag}={address}: cannot listen: {reason}") from error
+        raise ConfigError(f"--{flag}={address}: cannot listen: {_reason(error)}") from error
 
 
 def is_tcp(address: str) -> bool:
@@ -65,6 +65,23 @@ def address_text(name: object) -> str:
     if host.startswith("::ffff:") and "." in host:
         host = host[7:]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def raise_open_files_limit() -> None:
+    """Take the file descriptors that the system would give us: the soft limit is often 1024, below our connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            pass  # macOS names a hard limit that it then refuses; the soft one stays
+
+
+def _reason(error: OSError | ValueError) -> str:
+    # Not strerror: socket.create_server says there what it was doing, in words of its own.
+    if isinstance(error, socket.gaierror) or not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    return os.strerror(error.errno)
 
 
 def _tcp(host: str, port: int) -> socket.socket:

@@ -1,0 +1,106 @@
+"""The real command: port 0, one conversation, idle company, a clean end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def daemon() -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    command = [
+        sys.executable,
+        "-m",
+        "lookupd",
+        "--tcp-address=127.0.0.1:0",
+        "-http-address",
+        "127.0.0.1:0",
+        "--verbose",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        addresses = []
+        for line in process.stderr:
+            assert re.match(r"\[nsqlookupd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} INFO: ", line), line
+            if found := re.search(r"(?:TCP|HTTP): listening on (\d+\.\d+\.\d+\.\d+:\d+)$", line.strip()):
+                addresses.append(found[1])
+            if len(addresses) == 2:
+                break
+        yield process, *addresses
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=5)
+    sock.sendall(b"  V1")
+    return sock
+
+
+def reply(sock: socket.socket) -> bytes:
+    (size,) = struct.unpack(">i", sock.recv(4, socket.MSG_WAITALL))
+    return sock.recv(size, socket.MSG_WAITALL)
+
+
+def get(address: str, target: str) -> bytes:
+    with urllib.request.urlopen(f"http://{address}{target}", timeout=5) as answer:
+        body: bytes = answer.read()
+        return body
+
+
+def test_a_conversation_with_the_real_process(daemon: tuple[subprocess.Popen[str], str, str]) -> None:
+    process, tcp, http = daemon
+    assert get(http, "/ping") == b"OK"
+    with connect(tcp) as sock:
+        body = b'{"version":"1.3.0","broadcast_address":"a","tcp_port":1,"http_port":2}'
+        sock.sendall(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
+        assert json.loads(reply(sock))["tcp_port"] == int(tcp.rpartition(":")[2])
+        sock.sendall(b"REGISTER orders billing\nPING\n")
+        assert (reply(sock), reply(sock)) == (b"OK", b"OK")
+        assert b'"channels":["billing"],"producers":[{' in get(http, "/lookup?topic=orders")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 0
+
+
+def test_idle_connections_cost_little(daemon: tuple[subprocess.Popen[str], str, str]) -> None:
+    process, tcp, http = daemon
+    idle = [connect(tcp) for _ in range(500)]
+    try:
+        assert get(http, "/ping") == b"OK"
+        resident = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096
+        assert resident < 75 << 20
+        before = cpu_seconds(process.pid)
+        time.sleep(0.3)
+        assert cpu_seconds(process.pid) - before <= 0.03
+    finally:
+        for sock in idle:
+            sock.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def test_a_port_in_use_ends_the_start_with_one_line(daemon: tuple[subprocess.Popen[str], str, str]) -> None:
+    _, tcp, _ = daemon
+    command = [sys.executable, "-m", "lookupd", f"--tcp-address={tcp}", "--http-address=127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    assert done.returncode == 1
+    assert re.search(rf"FATAL: .*--tcp-address={tcp}: cannot listen: Address already in use\n$", done.stderr)
+    assert "Traceback" not in done.stderr

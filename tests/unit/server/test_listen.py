@@ -1,0 +1,82 @@
+"""Addresses as nsqd writes them."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from nsqha.errors import ConfigError
+from nsqha.server.listen import address_text, bound_address, bound_port, listen, split_host_port
+
+
+def connects(family: int, address: object) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(2)
+        return client.connect_ex(address) == 0  # type: ignore[arg-type]
+
+
+def test_a_port_is_chosen_and_told() -> None:
+    with listen("127.0.0.1:0", flag="tcp-address") as sock:
+        assert bound_address(sock) == f"127.0.0.1:{bound_port(sock)}"
+        assert connects(socket.AF_INET, ("127.0.0.1", bound_port(sock)))
+        assert not sock.getblocking()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", ""])
+def test_a_wildcard_takes_both_families(host: str) -> None:
+    with listen(f"{host}:0", flag="tcp-address") as sock:
+        assert connects(socket.AF_INET, ("127.0.0.1", bound_port(sock)))
+        if sock.family == socket.AF_INET6:
+            assert bound_address(sock).startswith("[::]:")
+            assert connects(socket.AF_INET6, ("::1", bound_port(sock)))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:http", "127.0.0.1:", "::1:4150", "192.0.2.1:4150"])
+def test_an_address_that_can_not_be_is_refused_with_its_flag(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"--tcp-address=.*: cannot listen: "):
+        listen(address, flag="tcp-address")
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with listen("127.0.0.1:0", flag="a") as sock, pytest.raises(ConfigError, match="in use"):
+        listen(bound_address(sock), flag="b")
+
+
+def test_a_unix_socket_replaces_a_dead_one_but_not_a_living_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with listen(path, flag="tcp-address") as sock:
+        assert (bound_address(sock), bound_port(sock)) == (path, -1)
+        with pytest.raises(ConfigError, match="in use"):
+            listen(path, flag="tcp-address")
+    with listen(path, flag="tcp-address"):
+        assert connects(socket.AF_UNIX, path)
+
+
+def test_a_file_is_never_removed_for_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with pytest.raises(ConfigError):
+        listen(str(path), flag="tcp-address")
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (("1.2.3.4", 5), "1.2.3.4:5"),
+        (("::ffff:1.2.3.4", 5, 0, 0), "1.2.3.4:5"),
+        (("::1", 5, 0, 0), "[::1]:5"),
+        ("", "@"),
+        ("/run/s", "/run/s"),
+        (None, "@"),
+    ],
+)
+def test_peers_are_shown_as_nsqd_shows_them(name: object, text: str) -> None:
+    assert address_text(name) == text
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert split_host_port("[fe80::1]:4150") == ("fe80::1", 4150)
+    assert split_host_port(":4150") == ("", 4150)

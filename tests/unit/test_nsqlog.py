@@ -1,0 +1,94 @@
+"""The log line that people's tools parse, and its JSON twin."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from nsqha import nsqlog
+from nsqha.nsqlog import Log, configure, one_line, set_level
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, ours = root.handlers[:], root.level, logging.getLogger("nsqha").level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("nsqha").setLevel(ours)
+
+
+def written(format: str = "text", level: str = "info") -> io.StringIO:
+    stream = io.StringIO()
+    configure(prefix="[nsqd] ", level=level, format=format, stream=stream)
+    return stream
+
+
+def test_a_line_has_nsqds_shape() -> None:
+    stream = written()
+    Log("tcp").info("tcp_listening", "TCP: listening on %s", "[::]:4150", address="[::]:4150")
+    assert re.fullmatch(
+        r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} INFO: TCP: listening on \[::\]:4150\n", stream.getvalue()
+    )
+
+
+def test_levels_have_nsqds_names_and_filter() -> None:
+    stream = written(level="warn")
+    log = Log()
+    for say in (log.debug, log.info, log.warning, log.error, log.fatal):
+        say("event", "text")
+    assert re.findall(r" ([A-Z]+): text", stream.getvalue()) == ["WARNING", "ERROR", "FATAL"]
+    set_level("DEBUG")
+    log.debug("event", "now")
+    assert "DEBUG: now" in stream.getvalue()
+    with pytest.raises(KeyError):
+        set_level("loud")
+
+
+def test_what_a_peer_sends_can_not_forge_a_line() -> None:
+    stream = written()
+    Log().info("event", "name %s", "a\n[nsqd] FATAL: \x1b[2J\t\x7f")
+    assert stream.getvalue().count("\n") == 1
+    assert "a\\n[nsqd] FATAL: \\x1b[2J\\t\\x7f" in stream.getvalue()
+    assert one_line("plain ü") == "plain ü"
+
+
+def test_a_traceback_follows_an_error() -> None:
+    stream = written()
+    try:
+        raise ValueError("broken")
+    except ValueError as error:
+        Log().error("failed", "it failed", error=error)
+    assert "ERROR: it failed\nTraceback" in stream.getvalue()
+
+
+def test_json_has_the_event_and_its_fields_and_can_not_be_overridden() -> None:
+    stream = written("json")
+    Log().warning("lookup_silent", "silent for %d s\n", 5, client="1.2.3.4:5", level="x", odd={1, 2} - {2})
+    line = json.loads(stream.getvalue())
+    assert line["event"] == "lookup_silent"
+    assert (line["level"], line["program"]) == ("warning", "nsqd")
+    assert (line["message"], line["client"]) == ("silent for 5 s\n", "1.2.3.4:5")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line["time"])
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_libraries_are_heard_from_warnings_on() -> None:
+    stream = written()
+    logging.getLogger("somebody").info("chatter")
+    logging.getLogger("somebody").warning("trouble")
+    assert "chatter" not in stream.getvalue()
+    assert "WARNING: trouble" in stream.getvalue()
+    assert nsqlog.LEVELS["warn"] == logging.WARNING
+
+
+def test_a_closed_stderr_is_survived() -> None:
+    stream = written()
+    stream.close()
+    Log().info("event", "into the void")

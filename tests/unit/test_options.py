@@ -1,0 +1,242 @@
+"""The tables of nsqd and nsqlookupd: upstream's names, defaults and refusals, and what the commands print."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from nsqha.errors import ConfigError
+from nsqha.options import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    LookupdOptions,
+    Options,
+    TlsRequired,
+    checked,
+    config_value,
+    default_node_id,
+    flags_of,
+    load_nsqd,
+    load_nsqlookupd,
+    nsqd_command_line,
+    nsqlookupd_command_line,
+    version_line,
+)
+
+UPSTREAM = """version config verbose worker-id log-level log-prefix node-id tcp-address http-address https-address
+    broadcast-address broadcast-tcp-port broadcast-http-port lookupd-tcp-address auth-http-address
+    auth-http-request-method http-client-connect-timeout http-client-request-timeout topology-region topology-zone
+    data-path mem-queue-size max-bytes-per-file sync-every sync-timeout queue-scan-worker-pool-max
+    queue-scan-selection-count msg-timeout max-msg-timeout max-msg-size max-body-size max-req-timeout
+    max-heartbeat-interval max-rdy-count max-output-buffer-size max-output-buffer-timeout min-output-buffer-timeout
+    output-buffer-timeout max-channel-consumers statsd-address statsd-prefix statsd-interval statsd-mem-stats
+    statsd-udp-packet-size statsd-exclude-ephemeral e2e-processing-latency-percentile
+    e2e-processing-latency-window-time tls-cert tls-key tls-root-ca-file tls-client-auth-policy tls-required
+    tls-min-version deflate max-deflate-level snappy enable-experiment""".split()  # noqa: SIM905 - a list for reading
+
+
+def nsqd(*argv: str, env: dict[str, str] | None = None) -> Options:
+    return load_nsqd(argv, env or {}).options
+
+
+def test_every_flag_of_nsqd_is_there() -> None:
+    names = [flag.name for flag in flags_of(Options)]
+    assert set(UPSTREAM) <= set(names)
+    assert len(names) == len(set(names))
+    keys = {flag.name: flag.key for flag in flags_of(Options)}
+    assert keys["node-id"] == "id"
+    assert keys["lookupd-tcp-address"] == "nsqlookupd_tcp_addresses"
+    assert keys["auth-http-address"] == "auth_http_addresses"
+    assert keys["e2e-processing-latency-percentile"] == "e2e_processing_latency_percentiles"
+    assert keys["enable-experiment"] == "enable_experiment"
+    assert keys["msg-timeout"] == "msg_timeout"
+
+
+def test_defaults_are_nsqds() -> None:
+    options = nsqd()
+    assert (options.tcp_address, options.http_address, options.https_address) == (
+        "0.0.0.0:4150",
+        "0.0.0.0:4151",
+        "0.0.0.0:4152",
+    )
+    assert (options.msg_timeout_ns, options.max_msg_timeout_ns, options.max_req_timeout_ns) == (
+        MINUTE,
+        15 * MINUTE,
+        HOUR,
+    )
+    assert (options.max_msg_size, options.max_body_size, options.mem_queue_size) == (1048576, 5242880, 10000)
+    assert (options.sync, options.sync_every, options.sync_timeout_ns) == ("always", 2500, 2 * SECOND)
+    assert options.segment_bytes_or_default == 100 << 20
+    assert options.broadcast_address
+    assert 0 <= options.node_id < 1024
+
+
+def test_the_node_id_follows_the_host_name() -> None:
+    assert default_node_id("host-a") != default_node_id("host-b")
+    assert nsqd("--node-id=5").node_id == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--node-id=-1"], "--node-id=-1: must be 0-1023"),
+        (["--node-id=1024"], "--node-id"),
+        (["--max-deflate-level=0"], "--max-deflate-level=0: must be 1-9"),
+        (["--max-deflate-level=10"], "--max-deflate-level"),
+        (["--e2e-processing-latency-percentile=1.5"], "above 0 and at most 1"),
+        (["--e2e-processing-latency-percentile=0"], "above 0 and at most 1"),
+        (["--e2e-processing-latency-percentile=nan"], "above 0 and at most 1"),
+        (["--tls-required"], "without --tls-cert and --tls-key"),
+        (["--tls-required=tcp-https"], "without --tls-cert and --tls-key"),
+        (["--tls-client-auth-policy=require"], "without --tls-cert and --tls-key"),
+        (["--tls-cert=c"], "go together"),
+        (["--tls-cert=c", "--tls-key=k", "--tls-client-auth-policy=require-verify"], "--tls-root-ca-file"),
+        (["--max-req-timeout=8761h"], "8760h"),
+        (["--max-msg-size=0"], "--max-msg-size: must be at least 1"),
+        (["--max-msg-size=2000000000"], "--max-msg-size: must be at most"),
+        (["--msg-timeout=-1s"], "--msg-timeout: must be at least 1"),
+        (["--broadcast-tcp-port=70000"], "--broadcast-tcp-port: must be at most 65535"),
+        (["--mem-queue-size=-1"], "--mem-queue-size: must be at least 0"),
+        (["--auth-http-request-method=put"], "-auth-http-request-method"),
+        (["--tls-min-version=tls1.4"], "-tls-min-version"),
+        (["--log-level=loud"], "-log-level"),
+        (["--sync=often"], "-sync"),
+        (["--config=/does/not/exist"], "--config=/does/not/exist: No such file"),
+    ],
+)
+def test_what_is_refused_at_the_start(argv: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        nsqd(*argv)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_client_certificate_policy_turns_tls_on() -> None:
+    options = nsqd("--tls-client-auth-policy=require", "--tls-cert=c", "--tls-key=k")
+    assert options.tls_required is TlsRequired.YES
+    options = nsqd("--tls-client-auth-policy=require", "--tls-cert=c", "--tls-key=k", "--tls-required=tcp-https")
+    assert options.tls_required is TlsRequired.EXCEPT_HTTP
+
+
+def test_the_config_file_of_nsqd_is_understood(tmp_path: Path) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_text(
+        """
+        ## as in nsqd's own sample
+        verbose = false
+        id = 7
+        tcp_address = "127.0.0.1:1"
+        nsqlookupd_tcp_addresses = ["127.0.0.1:4160", "127.0.0.1:4161"]
+        max_output_buffer_timeout = "1s"
+        sync_timeout = 3000
+        tls_required = "tcp-https"
+        tls_cert = "c"
+        tls_key = "k"
+        tls_min_version = ""
+        e2e_processing_latency_percentiles = [1.0, 0.99]
+        """
+    )
+    loaded = load_nsqd([f"--config={file}", "--tcp-address=127.0.0.1:2"], {"NSQHA_LOG_LEVEL": "DEBUG"})
+    options = loaded.options
+    assert (options.node_id, options.tcp_address, options.log_level) == (7, "127.0.0.1:2", "debug")
+    assert options.lookupd_tcp_addresses == ("127.0.0.1:4160", "127.0.0.1:4161")
+    assert (options.max_output_buffer_timeout_ns, options.sync_timeout_ns) == (SECOND, 3 * SECOND)
+    assert options.tls_required is TlsRequired.EXCEPT_HTTP
+    assert options.e2e_processing_latency_percentiles == (1.0, 0.99)
+    assert "tcp-address" in loaded.given
+    assert loaded.notices == ("--verbose has no effect: --log-level decides",)
+
+
+@pytest.mark.parametrize("content", [b"tcp_address = ", b"\xff\xfe", b"a = 1\na = 2\n"])
+def test_a_broken_config_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="not a TOML file") as caught:
+        nsqd(f"--config={file}")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_lookup_daemon_has_an_environment_of_its_own() -> None:
+    env = {"NSQHA_TCP_ADDRESS": "nsqd:1", "NSQLOOKUPD_TCP_ADDRESS": "lookup:1"}
+    assert load_nsqlookupd([], env).options.tcp_address == "lookup:1"
+    assert nsqd(env=env).tcp_address == "nsqd:1"
+    with pytest.raises(ConfigError, match="tombstone-lifetime"):
+        load_nsqlookupd(["--tombstone-lifetime=0"], {})
+    assert LookupdOptions().inactive_producer_timeout_ns == 300 * SECOND
+
+
+def test_config_values_look_as_nsqd_shows_them() -> None:
+    options = checked(Options(broadcast_address="h"))
+    assert config_value(options, "log_level") == 2
+    assert config_value(options, "msg_timeout") == 60_000_000_000
+    assert config_value(options, "nsqlookupd_tcp_addresses") == []
+    assert config_value(options, "snappy") is True
+    assert config_value(options, "id") == 0
+    assert config_value(options, "tls_required") == 0
+    assert config_value(options, "tls_min_version") == 0x0301
+    for key in ("nope", "config", "version", "node_id", "msg_timeout_ns"):
+        with pytest.raises(KeyError):
+            config_value(options, key)
+
+
+def test_every_field_is_checked_or_free_text() -> None:
+    """A number that nobody bounds is a mistake in the table."""
+    loose = {"queue_scan_worker_pool_max", "queue_scan_selection_count"}  # without effect
+    for item in fields(Options):
+        if item.type == "int" and item.name not in loose:
+            name = item.metadata["name"] or item.name.removesuffix("_ns").replace("_", "-")
+            value = "-9223372036s" if item.name.endswith("_ns") else "-9223372036854775808"
+            with pytest.raises(ConfigError):
+                nsqd(f"--{name}={value}")
+
+
+def test_the_version_line() -> None:
+    assert version_line("nsqd") == f"nsqd v1.3.0 (built w/python3.{sys.version_info.minor})"
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "out", "err"),
+    [
+        (["--version"], 0, "nsqd v1.3.0 (built w/python", ""),
+        (["-version"], 0, "nsqd v1.3.0 (built w/python", ""),
+        (["--help"], 0, "Usage of nsqd:\n", ""),
+        (["--nope"], 2, "", "flag provided but not defined: -nope\nRun 'nsqd --help' for usage.\n"),
+        (["--msg-timeout=soon"], 2, "", 'invalid value "soon" for flag -msg-timeout: parse error\n'),
+        (["--node-id=1024"], 1, "", "nsqd: --node-id=1024: must be 0-1023\n"),
+    ],
+)
+def test_how_the_command_ends(
+    argv: list[str], status: int, out: str, err: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        nsqd_command_line(argv, {})
+    printed = capsys.readouterr()
+    assert caught.value.code == status
+    assert printed.out.startswith(out)
+    assert printed.err.startswith(err)
+    assert bool(printed.out) == bool(out)
+
+
+def test_the_help_of_the_lookup_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        nsqlookupd_command_line(["-h"], {})
+    assert "-tombstone-lifetime duration\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_version_and_help_answer_at_once(flag: str) -> None:
+    """Within 150 ms when nobody else uses the machine: the best of some attempts counts."""
+    command = [sys.executable, "-m", "lookupd", flag]
+    for _ in range(20):
+        started = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        if time.perf_counter() - started < 0.15:
+            assert "nsqlookupd" in done.stdout
+            return
+    pytest.fail("never within 150 ms")
