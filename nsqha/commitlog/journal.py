@@ -5,13 +5,8 @@ is known to be on this disk (`local_durable`) and a cut that was begun; and for 
 belongs to, whether the last stop was clean, under which kernel boot it ran, and whether a failed fsync closed the
 directory (poison). One lock file keeps a second process out.
 
-It is a `recordfile` of JSON texts, preallocated, made anew at every start and whenever it passes 1 MiB. One record
-is one round for all partitions, with one crc, one write and one fdatasync:
-
-    {"format": 1, "node": {all of NodeState}, "partitions": {"<topic uid, hex>-<partition>": {changed fields} | null}}
-
-The node's state is complete in every record, so any valid record tells who this is. The first record of a file has
-every field of every partition. null: the partition is no longer here.
+It is a `recordfile` of JSON texts (`journal_record`), preallocated, made anew at every start and whenever it passes
+1 MiB. One record is one round for all partitions, with one crc, one write and one fdatasync.
 
 What is found at start:
 - a torn last record is ordinary, but it may have held promises: `promise_trusted` is False for every partition until a
@@ -31,76 +26,44 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from nsqha.commitlog.recordfile import Contents, RecordFile
+from nsqha.commitlog.journal_record import (
+    CutIntent,
+    Identity,
+    JournalContents,
+    Key,
+    NodeState,
+    PartitionRecord,
+    decode,
+    encode,
+)
+from nsqha.commitlog.recordfile import RecordFile
 from nsqha.errors import AppendFailed, ConfigError
 from nsqha.ids import new_uid
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.storage import Storage
+    from nsqha.commitlog.storage import Lock, Storage
 
-FORMAT = 1
+__all__ = [
+    "CutIntent",
+    "Identity",
+    "JournalContents",
+    "Key",
+    "NodeJournal",
+    "NodeState",
+    "PartitionRecord",
+    "Taken",
+    "inspect",
+]
+
 REWRITE_BYTES = 1 << 20  # made anew when it has grown past this, or past four times the state if that is more
 SLACK_BYTES = 64 << 10  # preallocated behind that, to go on in the old file if a full disk refuses the new one
 POISON_TEXT_MAX = 400
 
 JOURNAL = "journal"
 LOCK = "lock"
-
-
-class Key(NamedTuple):
-    """A partition of one life of a topic. A plain tuple (topic_uid, partition) is as good."""
-
-    topic_uid: int
-    partition: int
-
-
-@dataclass(frozen=True, slots=True)
-class CutIntent:
-    """The log is to end here; replayed only if the first entry cut is absent, unreadable or this one."""
-
-    log_id: int  # the new end: this entry and all behind it go
-    offset: int
-    position: int
-    epoch: int  # of the first entry cut
-    chain: int  # of the first entry cut
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRecord:
-    """What the journal knows of one partition."""
-
-    promise: int = 0  # no append of a lower leader epoch is accepted
-    log_uid: int = 0  # 0: none is known, recovery has to draw one
-    local_durable: int = 0  # what `PartitionLog.synced` last reported
-    cut: CutIntent | None = None
-    promise_trusted: bool = True
-    log_uid_trusted: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this data directory is."""
-
-    node_uid: int
-    cluster_id: int = 0  # 0: not in a cluster yet
-    etcd_cluster_id: int = 0  # 0: never used etcd
-    revision_seen: int = 0  # highest metadata revision that this node has acted on
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """What every record repeats."""
-
-    identity: Identity
-    boot_id: str  # kernel boot under which the writer ran
-    clean: bool  # the last thing a clean stop writes
-    host_restarted: bool
-    poison: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +74,10 @@ class Taken:
     node: NodeState
 
 
-@dataclass(frozen=True, slots=True)
-class JournalContents:
-    """What a journal file says, for start and for tools that only look."""
-
-    node: NodeState
-    partitions: Mapping[Key, PartitionRecord]
-    torn: bool
-    damaged: bool
-
-
 def inspect(storage: Storage, directory: str) -> JournalContents:
     """Read a journal without taking it over. ConfigError if nothing of it can be read."""
     contents = RecordFile.inspect(storage, f"{directory}/{JOURNAL}")
-    return _decode(contents, directory)
+    return decode(contents, f"{directory}/{JOURNAL}")
 
 
 class NodeJournal:
@@ -132,7 +85,7 @@ class NodeJournal:
 
     def __init__(
         self,
-        lock: Any,
+        lock: Lock,
         file: RecordFile,
         node: NodeState,
         records: dict[Key, PartitionRecord],
@@ -163,7 +116,7 @@ class NodeJournal:
             path = f"{directory}/{JOURNAL}"
             found = _load(storage, directory) if storage.exists(path) else None
             node, records = _starting_state(found, rng, boot_id)
-            payload = _encode(node, records, {})
+            payload = encode(node, records, {})
             # Always made anew: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
             file = RecordFile.create(storage, path, payload, allocate=_rewrite_at(len(payload)) + SLACK_BYTES)
         except BaseException:
@@ -313,7 +266,7 @@ class NodeJournal:
         if not self._owed and taken.node == self._written_node:
             return
         self._behind = True
-        self._store(_encode(taken.node, self._owed, self._written), taken.node)
+        self._store(encode(taken.node, self._owed, self._written), taken.node)
         for key, record in self._owed.items():
             if record is None:
                 self._written.pop(key, None)
@@ -336,7 +289,7 @@ class NodeJournal:
     def _store(self, payload: bytes, node: NodeState) -> None:
         if self._file.end + len(payload) > self._rewrite_at:
             state = {key: r for key, r in {**self._written, **self._owed}.items() if r is not None}
-            whole = _encode(node, state, {})
+            whole = encode(node, state, {})
             rewrite_at = _rewrite_at(len(whole))
             try:
                 self._file.replace(whole, allocate=rewrite_at + SLACK_BYTES)
@@ -364,13 +317,19 @@ def _rewrite_at(state_bytes: int) -> int:
     return max(REWRITE_BYTES, 4 * state_bytes)
 
 
-def _locked(storage: Storage, directory: str) -> Any:
+def _locked(storage: Storage, directory: str) -> Lock:
     try:
         return storage.lock(f"{directory}/{LOCK}")
-    except (BlockingIOError, PermissionError, ConfigError) as error:
+    except ConfigError as error:
         raise ConfigError(
             f"data directory {directory} is in use by another process; stop that one, or choose another folder"
         ) from error
+
+
+def _load(storage: Storage, directory: str) -> JournalContents:
+    file, contents = RecordFile.load(storage, f"{directory}/{JOURNAL}")
+    file.close()
+    return decode(contents, f"{directory}/{JOURNAL}")
 
 
 def _starting_state(
@@ -392,68 +351,3 @@ def _starting_state(
         for key, record in found.partitions.items()
     }
     return node, records
-
-
-def _encode(
-    node: NodeState, changed: Mapping[Key, PartitionRecord | None], before: Mapping[Key, PartitionRecord]
-) -> bytes:
-    partitions = {
-        f"{key[0]:016x}-{key[1]}": None if record is None else _difference(before.get(key), record)
-        for key, record in changed.items()
-    }
-    return msgspec.json.encode({"format": FORMAT, "node": asdict(node), "partitions": partitions})
-
-
-_FIELDS = tuple(field.name for field in fields(PartitionRecord))
-
-
-def _difference(old: PartitionRecord | None, new: PartitionRecord) -> dict[str, Any]:
-    changed = {name: getattr(new, name) for name in _FIELDS if old is None or getattr(old, name) != getattr(new, name)}
-    if changed.get("cut") is not None:
-        changed["cut"] = asdict(changed["cut"])
-    return changed
-
-
-class _Round(msgspec.Struct):
-    """A record as it is read; fields that a later version of this format adds are skipped."""
-
-    node: NodeState
-    partitions: dict[str, dict[str, Any] | None]
-
-
-class _Format(msgspec.Struct):
-    format: int
-
-
-def _load(storage: Storage, directory: str) -> JournalContents:
-    file, contents = RecordFile.load(storage, f"{directory}/{JOURNAL}")
-    file.close()
-    return _decode(contents, directory)
-
-
-def _decode(contents: Contents, directory: str) -> JournalContents:
-    partitions: dict[Key, PartitionRecord] = {}
-    last: _Round | None = None
-    for payload in contents.payloads:
-        number = msgspec.json.decode(payload, type=_Format).format
-        if number > FORMAT:
-            raise ConfigError(
-                f"{directory}/{JOURNAL} has format {number}, this version reads up to {FORMAT}; start a newer version"
-            )
-        last = msgspec.json.decode(payload, type=_Round)
-        for name, values in last.partitions.items():
-            uid, _, partition = name.partition("-")
-            key = Key(int(uid, 16), int(partition))
-            if values is None:
-                partitions.pop(key, None)
-            else:
-                known = {k: v for k, v in values.items() if k in _FIELDS}
-                if known.get("cut") is not None:
-                    known["cut"] = msgspec.convert(known["cut"], CutIntent)
-                partitions[key] = replace(partitions.get(key, PartitionRecord()), **known)
-    if last is None:
-        raise ConfigError(
-            f"{directory}/{JOURNAL} is unreadable, so this node no longer knows who it is; restore it from a backup, "
-            "or move it away to start as a new node that keeps its logs"
-        )
-    return JournalContents(last.node, partitions, contents.torn, contents.damaged)

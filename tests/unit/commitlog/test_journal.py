@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.commitlog import journal as journal_module
+from nsqha.commitlog import journal_record
 from nsqha.commitlog.journal import CutIntent, Key, NodeJournal, PartitionRecord, inspect
 from nsqha.commitlog.recordfile import SECTOR, RecordFile
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
@@ -299,7 +300,7 @@ def test_an_unreadable_journal_is_refused_and_left_as_it_is() -> None:
 
 def test_a_journal_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemStorage()
-    monkeypatch.setattr(journal_module, "FORMAT", 2)
+    monkeypatch.setattr(journal_record, "FORMAT", 2)
     killed(opened(storage))
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="newer version"):
