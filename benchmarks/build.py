@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,25 +30,24 @@ def build(*, force: bool = False) -> Path:
         from Cython.Compiler.Main import compile as cythonize
     except ImportError as error:
         raise CannotBuild("the benchmark needs Cython: install the `bench` dependency group") from error
-    c_source = SOURCE.with_suffix(".c")
-    result = cythonize(  # type: ignore[no-untyped-call]
-        str(SOURCE), output_file=str(c_source), full_module_name="benchmarks.loadgen"
-    )
-    if result.num_errors:
-        raise CannotBuild(f"{SOURCE.name} has {result.num_errors} errors")
     compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
     include = sysconfig.get_paths()["include"]
-    # Built beside its place and moved, so that an interrupted build leaves no half extension behind.
-    unfinished = EXTENSION.with_suffix(".unfinished")
-    options = ["-O3", "-fno-strict-aliasing", "-fPIC", "-shared", f"-I{include}"]
-    try:
-        subprocess.run([*compiler, *options, str(c_source), "-o", str(unfinished)], check=True)
-    except FileNotFoundError as error:
-        raise CannotBuild(f"the benchmark needs a C compiler: {compiler[0]} is not installed") from error
-    except subprocess.CalledProcessError as error:
-        raise CannotBuild(f"the C compiler failed with status {error.returncode}") from error
-    unfinished.replace(EXTENSION)
-    c_source.unlink()
+    # Made elsewhere and moved into place: an interrupted build, or two at once, leave no half extension behind.
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=HERE) as directory:
+        c_source, built = Path(directory) / "loadgen.c", Path(directory) / EXTENSION.name
+        result = cythonize(  # type: ignore[no-untyped-call]
+            str(SOURCE), output_file=str(c_source), full_module_name="benchmarks.loadgen"
+        )
+        if result.num_errors:
+            raise CannotBuild(f"{SOURCE.name} has {result.num_errors} errors")
+        options = ["-O3", "-fno-strict-aliasing", "-fPIC", "-shared", f"-I{include}"]
+        try:
+            subprocess.run([*compiler, *options, str(c_source), "-o", str(built)], check=True)
+        except FileNotFoundError as error:
+            raise CannotBuild(f"the benchmark needs a C compiler: {compiler[0]} is not installed") from error
+        except subprocess.CalledProcessError as error:
+            raise CannotBuild(f"the C compiler failed with status {error.returncode}") from error
+        built.replace(EXTENSION)
     return EXTENSION
 
 

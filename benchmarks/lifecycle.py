@@ -10,7 +10,7 @@ from typing import Literal
 from . import client, disk
 from .figures import Figures, Spread
 from .loadgen import Engine
-from .place import CHANNEL, TOPIC, Place, WrongResult, checked, fill, payload, wait_quiet
+from .place import CHANNEL, TOPIC, Place, WrongResult, checked, each_once, fill, payload, wait_quiet
 from .procstat import watching_memory
 from .servers import Server
 
@@ -120,6 +120,7 @@ class Held:
             checked(engine)
             if engine.received < count:
                 raise WrongResult(f"only {engine.received} of {count} messages were handed out in {HELD_S:.0f} s")
+            each_once(engine, server)
             cpu_us = (server.tree.cpu_ns() - cpu) / 1e3
         finally:
             engine.close()

@@ -17,7 +17,8 @@ Latencies are counted from the intended send time: a server that stalls for a se
 Sockets arrive connected and past their handshake (`client.py`), with nothing unread. A TLS connection is the same
 connection with the two system calls replaced by the `ssl` object's; it takes the GIL once per TLS record.
 
-Every message is checked as it passes: frame shape, attempts, and its body against the one that was published.
+Every message is checked as it passes: frame shape, attempts, and its body against the one that was published. Ids
+are summed up, so that a server which numbers its messages densely can be held to "each once" over millions of them.
 A run ends at its deadline at the latest, wakes every 50 ms for Ctrl-C, and raises `LoadError` on anything odd.
 """
 import array
@@ -51,6 +52,14 @@ cdef extern from *:
     static inline void store64(char *at, int64_t value) {
         uint64_t v = __builtin_bswap64((uint64_t)value); memcpy(at, &v, 8);
     }
+    /* eight lowercase hex digits: a letter has bit 6 set and 1..6 in its low half */
+    static inline uint64_t hex8(const char *at) {
+        uint64_t v; memcpy(&v, at, 8); v = __builtin_bswap64(v);
+        v = (v & 0x0f0f0f0f0f0f0f0fULL) + ((v >> 6) & 0x0101010101010101ULL) * 9;
+        v = (v | v >> 4) & 0x00ff00ff00ff00ffULL;
+        v = (v | v >> 8) & 0x0000ffff0000ffffULL;
+        return (v | v >> 16) & 0xffffffffULL;
+    }
     static inline int64_t clock_ns(void) {
         struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000LL + t.tv_nsec;
     }
@@ -81,6 +90,7 @@ cdef extern from *:
     uint32_t load32(const char* at) nogil
     int64_t load64(const char* at) nogil
     void store64(char* at, int64_t value) nogil
+    uint64_t hex8(const char* at) nogil
     int64_t clock_ns() nogil
     int watch(int op, int poll, int fd, uint32_t events, uint32_t tag) nogil
     int wake_at(int timer, int64_t at) nogil
@@ -195,6 +205,11 @@ cdef class Engine:
     cdef int broken_errno
     cdef char error_text[256]
     cdef Py_ssize_t error_len
+    cdef uint64_t id_first              # of first deliveries: the first id seen, the lowest and the highest,
+    cdef uint64_t id_low                # and sums of distances from the first and of their squares, modulo 2^64
+    cdef uint64_t id_high
+    cdef uint64_t id_sum
+    cdef uint64_t id_squares
     cdef readonly int64_t acked         # messages answered with OK
     cdef readonly int64_t received      # messages delivered, redeliveries included
     cdef readonly int64_t finished      # messages answered with FIN
@@ -381,6 +396,18 @@ cdef class Engine:
     @property
     def received_per_consumer(self):
         return [self.connections[i].received for i in range(self.count) if self.connections[i].role == CONSUMER]
+
+    def ids_dense(self, int copies=1):
+        """Were the first deliveries a gapless row of ids, each exactly `copies` times? (Equal count, sum and sum of
+        squares between the same ends; an accident that keeps all of them is not a thing to plan for.)"""
+        first, low, high = int(self.id_first), int(self.id_low), int(self.id_high)
+        count = self.received - self.redelivered
+        if count == 0 or count != copies * (high - low + 1):
+            return False
+        below, above = first - low, high - first
+        total = copies * (above * (above + 1) - below * (below + 1)) // 2
+        squares = copies * sum(n * (n + 1) * (2 * n + 1) // 6 for n in (below, above))
+        return int(self.id_sum) == total % 2**64 and int(self.id_squares) == squares % 2**64
 
     def ready(self, int rdy):
         """Send RDY on every consumer."""
@@ -659,7 +686,9 @@ cdef class Engine:
             return BAD_FRAME
         c.received += 1
         self.received += 1
-        if not first:
+        if first:
+            self._count_id(hex8(at + 18) << 32 | hex8(at + 26))
+        else:
             self.redelivered += 1
         if self.body_len and (body_len != self.body_len or memcmp(
                 at + MESSAGE_HEAD + self.body_skip, self.body_at + self.body_skip, body_len - self.body_skip) != 0):
@@ -684,6 +713,16 @@ cdef class Engine:
             c.out_len += FIN_BYTES
             self.finished += 1
         return GOING
+
+    cdef void _count_id(self, uint64_t message_id) noexcept nogil:
+        cdef uint64_t distance
+        if self.received - self.redelivered == 1:
+            self.id_first = self.id_low = self.id_high = message_id
+        distance = message_id - self.id_first
+        self.id_low = min(self.id_low, message_id)
+        self.id_high = max(self.id_high, message_id)
+        self.id_sum += distance
+        self.id_squares += distance * distance
 
     # ------------------------------------------------------------------------------------------ sending
 

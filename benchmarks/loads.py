@@ -15,17 +15,19 @@ from .figures import Figures, latencies
 from .loadgen import Engine
 from .place import (
     CHANNEL,
-    DRAIN_S,
     FRAME_HEAD,
     TOPIC,
     Meter,
     Place,
+    Scale,
     WrongResult,
     checked,
     drain,
+    each_once,
     fill,
     payload,
     repeated,
+    run_until,
     wait_quiet,
 )
 
@@ -78,7 +80,7 @@ class Publish:
         seconds = engine.run(scale.seconds, acked=acked + count_max)
         in_window = engine.acked - acked
         meter.window()
-        drain(engine)
+        drain(engine, scale)
         return meter.figures(messages=engine.acked - acked, window_messages=in_window, window_s=seconds)
 
 
@@ -129,6 +131,8 @@ class Consume:
             engine.run(0.2)
         if engine.received > stored + engine.requeued:
             raise WrongResult(f"{engine.received} deliveries of {stored} messages, {engine.requeued} requeued")
+        if finished == stored:
+            each_once(engine, place.server)
         return {
             **meter.figures(messages=finished, window_messages=finished, window_s=seconds),
             "backlog": float(stored),
@@ -173,23 +177,25 @@ class EndToEnd:
                 engine.add_publisher(sock, units, len(unit), window=self.window, unit_messages=self.batch)
             engine.expect(body)
             engine.ready(self.rdy)
-            self._burst(engine, place.scale.warmup_s, place.scale.bytes_max // 10)
+            scale = place.scale
+            self._burst(engine, scale, scale.warmup_s, scale.bytes_max // 10)
             before = engine.acked
             meter = Meter(place.server)
-            seconds = self._burst(engine, place.scale.seconds, place.scale.bytes_max)
+            seconds = self._burst(engine, scale, scale.seconds, scale.bytes_max)
             meter.window()
             checked(engine)
+            each_once(engine, place.server, copies=self.channels)
             messages = engine.acked - before
             return meter.figures(messages=messages, window_messages=messages, window_s=seconds)
         finally:
             engine.close()
 
-    def _burst(self, engine: Engine, seconds: float, bytes_max: int) -> float:
+    def _burst(self, engine: Engine, scale: Scale, seconds: float, bytes_max: int) -> float:
         engine.publish()
         spent = engine.run(seconds, acked=engine.acked + bytes_max // (100 + FRAME_HEAD))
         engine.stop()
         due = engine.acked + engine.outstanding
-        spent += engine.run(DRAIN_S, acked=due, received=due * self.channels)
+        spent += run_until(engine, scale, acked=due, received=due * self.channels)
         if engine.outstanding or engine.received != due * self.channels:
             raise WrongResult(f"{engine.received} deliveries of {due} messages to {self.channels} channels")
         return spent
@@ -228,10 +234,11 @@ class Latency:
         in_window = engine.received - before
         meter.window()
         engine.stop()
-        engine.run(5.0, acked=engine.paced, received=engine.paced)
+        run_until(engine, scale, acked=engine.paced, received=engine.paced)
         if engine.acked != engine.paced or engine.received != engine.paced:
             raise WrongResult(f"{engine.paced} published, {engine.acked} answered, {engine.received} delivered")
         checked(engine)
+        each_once(engine, place.server)
         return {
             **meter.figures(messages=engine.received - before, window_messages=in_window, window_s=seconds),
             **latencies("ack", engine.ack_ns()),

@@ -31,7 +31,7 @@ from .place import CHANNEL, TOPIC, Place, WrongResult
 PUBLISHERS = 4
 CONSUMERS = {f"{CHANNEL}-a": 2, f"{CHANNEL}-b": 1}
 RDY = 37
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # of the whole pass; a silence of the scale's `patience_s` ends it earlier
 HEAD = struct.Struct(">HII")
 PARTITION_SHIFT = 50  # of our ids; another daemon's partition is all of its ids' high bits, hence one
 
@@ -44,6 +44,16 @@ class Received:
     messages: list[tuple[int, int]] = field(default_factory=list)  # (publisher, sequence)
     ids: list[bytes] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Until:
+    """When the consumers of one channel are done: all is there, or nothing has come for too long."""
+
+    peers: list[Received]
+    total: int
+    patience_s: float
+    done: threading.Event
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ class Verify:
         works: list[Callable[[], None]] = []
         for sock, each in zip(sockets, received, strict=True):
             peers = [other for other in received if other.channel == each.channel]
-            works.append(_bound(_consume, sock, each, peers, total, done[each.channel], random.Random(rng.random())))
+            until = Until(peers, total, place.scale.patience_s, done[each.channel])
+            works.append(_bound(_consume, sock, each, until, random.Random(rng.random())))
         for stream, answers in streams:
             works.append(_bound(_publish, address, stream, answers, random.Random(rng.random())))
         begun = time.perf_counter()
@@ -183,25 +194,20 @@ def _read_answers(sock: socket.socket, answers: int, failures: list[str]) -> Non
         failures.append(f"publishing: {error}")
 
 
-def _consume(
-    sock: socket.socket,
-    received: Received,
-    channel: list[Received],
-    total: int,
-    done: threading.Event,
-    rng: random.Random,
-) -> None:
-    """Read frames and answer FIN until the channel's consumers have `total` messages between them."""
+def _consume(sock: socket.socket, received: Received, until: Until, rng: random.Random) -> None:
+    """Read frames and answer FIN until the channel's consumers have everything between them."""
     sock.sendall(b"RDY %d\n" % RDY)
     sock.settimeout(0.1)
     inbox, fins = b"", b""
-    give_up = time.monotonic() + TIMEOUT_S
-    while not done.is_set() and time.monotonic() < give_up:
+    heard = time.monotonic()
+    give_up = heard + TIMEOUT_S
+    while not until.done.is_set() and time.monotonic() < min(give_up, heard + until.patience_s):
         try:
             piece = sock.recv(rng.choice((7, 100, 4096, 1 << 18)))
             if not piece:
                 received.faults.append("the server closed a consumer")
                 break
+            heard = time.monotonic()
         except TimeoutError:
             piece = b""
         frames, inbox = split_frames(inbox + piece)
@@ -212,8 +218,8 @@ def _consume(
         now, fins = fins[: len(fins) - keep], fins[len(fins) - keep :]
         for part in cuts(rng, now):
             sock.sendall(part)
-        if sum(len(each.messages) for each in channel) >= total:
-            done.set()
+        if sum(len(each.messages) for each in until.peers) >= until.total:
+            until.done.set()
     sock.sendall(fins)
     # FIN has no answer; NOP and a wait make sure it was read before the socket closes.
     sock.sendall(b"NOP\n")

@@ -2,7 +2,7 @@
 
 Everything lives in memory and in one thread: IDENTIFY (answers what was asked for), PUB, MPUB, SUB, RDY, FIN, REQ,
 NOP, and GET /ping. `--fault NAME` makes it wrong on purpose, for the checks that must notice:
-`lose`, `repeat`, `alter`, `swap` (every hundredth message) and `error` (refuses the hundredth PUB).
+`lose`, `repeat`, `alter`, `swap` (every hundredth message) and `error` (refuses every PUB from the hundredth on).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Broker:
         self.count += 1
         frame = bytearray(struct.pack(">IIqH16s", 30 + len(body), 2, time.time_ns(), 1, b"%016x" % self.count) + body)
         hundredth = self.count % 100 == 0
+        if hundredth and self.fault == "alter":
+            frame[-1] ^= 1
         for channel in self.topics.setdefault(topic, {}).values():
             if hundredth and self.fault == "lose":
                 continue
-            if hundredth and self.fault == "alter":
-                frame[-1] ^= 1
             channel.ready.append(frame)
             if hundredth and self.fault == "repeat":
                 channel.ready.append(frame)
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
             case ["PUB", topic]:
                 self.broker.publish(topic, body)
                 topics.add(topic)
-                if self.broker.fault == "error" and self.broker.count == 100:
+                if self.broker.fault == "error" and self.broker.count >= 100:
                     out.append(struct.pack(">II", 4 + 17, 1) + b"E_PUB_FAILED full")
                     return
                 out.append(OK)
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
             case ["RDY", count]:
                 self.rdy = int(count)
             case ["FIN", message_id]:
-                del self.in_flight[message_id.encode()]
+                self.in_flight.pop(message_id.encode(), None)
             case ["REQ", message_id, delay]:
                 assert self.channel
                 frame = bytearray(self.in_flight.pop(message_id.encode()))
