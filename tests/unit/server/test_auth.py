@@ -112,6 +112,7 @@ def test_one_matching_authorization_is_enough() -> None:
         (r"^[^[:upper:]]+$", "abc", "aBc"),
         (r"^[]a]$", "a", "b"),
         (r"^[a[]+$", "a", "b"),
+        (r"^[a[:digit:]]+$", "a1", "b"),
         (r"^\[:x$", "[:x", "x"),
         (r"(?i)^ORDERS", "orders.eu", "x"),
         (r"^(?P<name>a|b)$", "a", "c"),

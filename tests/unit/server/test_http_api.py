@@ -257,6 +257,17 @@ def test_a_stopping_broker_says_so() -> None:
     assert refusals(broker, ("POST", "/pub?topic=t", b"x"), ("POST", "/mpub?topic=t", b"x")) == [(503, "EXITING")] * 2
 
 
+def test_a_publish_that_the_stop_overtakes_says_so() -> None:
+    broker = FakeBroker()
+
+    async def publish(*_args: object, **_fields: object) -> None:
+        broker.exiting = True
+        raise Unavailable("exiting")
+
+    broker.publish = publish  # type: ignore[method-assign]
+    assert ask(broker, "POST", "/pub?topic=t", b"x").refusal == (503, "EXITING")
+
+
 def test_without_auto_create_a_publish_needs_its_topic() -> None:
     broker = FakeBroker(auto_create_topics=False)
     assert (

@@ -15,13 +15,14 @@ IDENTITY = Identity("node.example", "host", 4150, 4151, "z", "r")
 
 
 class FakeLookupd:
-    """Answers V1 commands with OK; `silent` swallows them, `refuse` answers with an error and closes."""
+    """Answers V1 commands with OK; `silent` swallows them, `refuse` is answered instead of OK."""
 
     def __init__(self, info: bytes | None = None) -> None:
         self.info = info
         self.heard: list[str] = []
         self.identities: list[dict[str, object]] = []
         self.writers: list[asyncio.StreamWriter] = []
+        self.left = 0
         self.silent = False
         self.refuse = b""
         self._changed = asyncio.Event()
@@ -44,12 +45,13 @@ class FakeLookupd:
                 self._changed.set()
                 if self.refuse:
                     self._reply(writer, self.refuse)
-                    writer.close()
                 elif not self.silent:
                     self._reply(writer, b"OK")
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.left += 1
+            self._changed.set()
             writer.close()
 
     def _reply(self, writer: asyncio.StreamWriter, body: bytes) -> None:
@@ -62,6 +64,13 @@ class FakeLookupd:
                 self._changed.clear()
                 await self._changed.wait()
         self.heard.clear()
+
+    async def until_left(self, connections: int) -> None:
+        """Wait until so many connections have ended."""
+        async with asyncio.timeout(5):
+            while self.left < connections:
+                self._changed.clear()
+                await self._changed.wait()
 
     def drop(self) -> None:
         for writer in self.writers:
@@ -201,6 +210,7 @@ def test_the_list_of_daemons_can_change() -> None:
         await other.until_heard("REGISTER a")
         registrar.topic_added("t")
         await other.until_heard("REGISTER t")
+        await lookupd.until_left(1)
         assert lookupd.heard == []
         assert registrar.connected == {other_address: True, "not an address": False, "127.0.0.1:1": False}
         registrar.set_peers([])
@@ -214,10 +224,8 @@ def test_leaving_closes_the_connection() -> None:
     async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
         registrar.set_peers([address])
         await lookupd.until_heard("REGISTER a")
-        (writer,) = lookupd.writers
         await registrar.close()
-        async with asyncio.timeout(5):
-            await writer.wait_closed()
+        await lookupd.until_left(1)
 
     run(conversation, lambda: {"a": []})
 
