@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import ssl
 import struct
+import threading
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from socket import socket
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from benchmarks import client
 from benchmarks.figures import latencies
 from benchmarks.loadgen import Engine, LoadError
+from benchmarks.workloads import CERTIFICATE, tls_flags
 
 Pair = Callable[[], tuple[socket, socket]]
 
@@ -356,3 +360,43 @@ def test_a_closed_engine_refuses(engine: Engine, pair: Pair) -> None:
         engine.run(1.0)
     with pytest.raises(ValueError):
         engine.add_consumer(pair()[0])
+
+
+# ---------------------------------------------------------------------------------------------- TLS
+
+
+def test_tls_carries_the_same_bytes(engine: Engine, pair: Pair, tmp_path: Path) -> None:
+    """Published through TLS: more than a record and more than the socket holds; delivered back: many frames."""
+    try:
+        tls_flags(tmp_path)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    ours, theirs = pair()
+    theirs.setblocking(True)
+    unit = client.pub("t", random.Random(3).randbytes(100_000))
+    answer = OK * 10
+    heard = bytearray()
+
+    def serve() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate, key = (str(tmp_path / name) for name in CERTIFICATE)
+        context.load_cert_chain(certificate, key)
+        with context.wrap_socket(theirs, server_side=True) as inside:
+            while len(heard) < 10 * len(unit):
+                heard.extend(inside.recv(1 << 16))
+            for at in range(0, len(answer), 7):
+                inside.send(answer[at : at + 7])
+            inside.recv(1)
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    engine.add_publisher(context.wrap_socket(ours), unit * 2, len(unit), window=10)
+    engine.publish(10)
+    engine.run(10.0, acked=10)
+    engine.close()
+    server.join(5.0)
+    assert bytes(heard) == unit * 10
+    assert engine.acked == 10
