@@ -58,6 +58,7 @@ def test_ephemeral_names_go_with_their_last_producer() -> None:
         db.register(peer, "live#ephemeral", "c")
     db.unregister(one, "orders", "tail#ephemeral")
     db.unregister(one, "live#ephemeral")
+    assert db.topics() == ["live#ephemeral", "orders"]
     assert db.channels("orders") == ["tail#ephemeral"]
     db.leave(two)
     assert db.topics() == ["orders"]

@@ -119,6 +119,11 @@ def test_the_registry_being_full_is_an_error(monkeypatch) -> None:
     assert talk.send(b"REGISTER t c\n") == [b"E_INVALID REGISTER too many topics and channels are registered"]
 
 
+def test_a_line_is_refused_when_it_is_too_long_even_if_it_comes_whole() -> None:
+    assert Talk().send(b"x" * (LINE_BYTES_MAX - 1) + b"\n")[0].startswith(b"E_INVALID invalid command xxx")
+    assert Talk().send(b"x" * LINE_BYTES_MAX + b"\n") == [b"E_INVALID line is longer than 4096 bytes"]
+
+
 def test_a_line_without_end_is_refused_when_it_is_too_long() -> None:
     talk = Talk()
     assert talk.send(b"x" * (LINE_BYTES_MAX - 1)) == []

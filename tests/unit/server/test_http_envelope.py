@@ -258,7 +258,7 @@ def test_too_large_a_body_is_refused_and_the_connection_goes_on_if_it_comes_to_a
         status, _, body = await peer.ask("POST /pub", b"a" * (BODY_MAX + 1))
         assert (status, body) == (413, b'{"message":"MSG_TOO_BIG"}')
         await peer.send(b"POST /pub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nabcdef\r\n")
-        await peer.send(b"6\r\nabcdef\r\n0\r\n\r\n")
+        await peer.send(b"5\r\nabcde\r\n0\r\n\r\n")
         assert (await peer.answer())[0] == 413
         assert (await peer.ask("GET /ping"))[0] == 200
 
