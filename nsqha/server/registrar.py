@@ -232,7 +232,7 @@ class _Peer:
         """One connection from beginning to end; returns or raises when it is of no more use."""
         host, port = split_host_port(self._address)
         async with asyncio.timeout(ANSWER_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host or "127.0.0.1", port)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 identity = self._identity.json()

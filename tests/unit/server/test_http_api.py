@@ -513,6 +513,13 @@ def test_stats_filters_by_query() -> None:
     talk(broker, conversation)
 
 
+def test_statistics_of_many_topics() -> None:
+    broker = FakeBroker()
+    broker.topics = {f"t{n:03}": FakeTopic() for n in range(150)}
+    assert len(ask(broker, "GET", "/stats?format=json").json["topics"]) == 150
+    assert ask(broker, "GET", "/stats").body.count(b"be-depth") == 150
+
+
 def test_any_other_format_is_text() -> None:
     answer = ask(FakeBroker(), "GET", "/stats?format=xml")
     assert answer.headers["content-type"] == TEXT
