@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -14,6 +15,7 @@ from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unava
 from nsqha.server import http_envelope
 from nsqha.server.api import Check
 from nsqha.server.http_api import HttpServer
+from nsqha.server.tls import server_context
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json; charset=utf-8"
@@ -602,6 +604,26 @@ def test_plain_http_is_refused_where_tls_is_required(certificate: tuple[str, str
         assert answer.headers["content-type"] == JSON
         assert answer.headers["x-nsq-content-type"] == NSQ
     assert broker.topics == {}
+
+
+def test_https_serves_what_plain_http_refuses(certificate: tuple[str, str]) -> None:
+    broker = FakeBroker(tls_required=2, tls_cert=certificate[0], tls_key=certificate[1])
+
+    async def run() -> None:
+        sock = socket.create_server(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        server = HttpServer(broker, None, sock, server_context(broker.options))
+        await server.start()
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname = False
+        trusting.verify_mode = ssl.CERT_NONE
+        connection = await Connection.open(port, trusting)
+        assert (await connection.ask("POST", "/pub?topic=t", b"x")).body == b"OK"
+        connection.close()
+        await server.close()
+
+    asyncio.run(run())
+    assert broker.topics["t"].bodies == [b"x"]
 
 
 def test_plain_http_may_stay_with_tcp_https(certificate: tuple[str, str]) -> None:
