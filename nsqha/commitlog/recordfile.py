@@ -9,11 +9,11 @@ be preallocated).
 
 A file is born complete, by temporary file, sync, rename and directory sync, and is made anew in the same way when it
 has grown, so record 1 is never torn. Records are appended one at a time, each synced before the next is written. A
-crash can therefore hurt only the last one, and of that one it keeps some 512-byte sectors and leaves zeros for the
-others. From this follows what a record that does not verify means:
+crash can therefore hurt only the last one: some of its 512-byte sectors are there, others are zero, and one at which a
+write broke off is zero from there on. From this follows what a record that does not verify means:
 
-    nothing valid after it, and a sector of it is missing: **torn**; it was never acknowledged
-    anything else: **damaged**; a header lies in one sector, so a wrong header is never a torn one
+    nothing valid after it, and a sector of it is missing or breaks off: **torn**; it was never acknowledged
+    anything else: **damaged**; a header lies in one sector, so one that is followed by text is never torn
 
 A torn tail is not appended to: whoever finds one makes the file anew first. A failed write is cut off again and
 nothing was stored (`AppendFailed`); if that fails, or any sync does, the file is closed for good (`Poisoned`).
@@ -121,7 +121,9 @@ def _is_torn(tail: bytes) -> bool:
     if header is None:
         return False
     end = HEADER_BYTES + header[0]
-    return any(not tail[a : min(a + SECTOR, end)].strip(b"\0") for a in range(SECTOR, end, SECTOR))
+    # Text has no zero byte, so a sector whose part of the record ends in one was not written, or not to its end.
+    ends = (*range(SECTOR, end, SECTOR), end)
+    return any(at > len(tail) or tail[at - 1] == 0 for at in ends)
 
 
 def _preallocate(file: File, size: int) -> None:

@@ -53,6 +53,13 @@ def test_a_last_record_that_the_file_ends_in_is_torn(size: int) -> None:
     assert (found.payloads, found.torn, found.damaged) == (tuple(TEXT[:2]), True, False)
 
 
+@pytest.mark.parametrize("size", [1, 10, 24, 25, 300, 511, 600, 1500, 2023])
+def test_a_last_record_at_which_the_write_broke_off_is_torn(size: int) -> None:
+    data = file_of(*TEXT[:2])
+    found = scan(data + encode(TEXT[2], 3)[:size] + bytes(4096 - size))
+    assert (found.payloads, found.torn, found.damaged) == (tuple(TEXT[:2]), True, False)
+
+
 def test_a_whole_last_record_with_a_wrong_bit_is_damage() -> None:
     data = file_of(*TEXT)
     last = len(file_of(*TEXT[:2]))
