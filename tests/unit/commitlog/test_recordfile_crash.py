@@ -2,8 +2,8 @@
 
 On a simulated disk the power fails at a random operation; of everything that was not synced any subset of 512-byte
 sectors, names and file sizes is kept. In half of the images one bit is flipped on top. What the next start finds must
-be explainable: everything that was acknowledged, plus the one change that was under way whole or not at all. Only where a
-bit was flipped it may be something else, and then the file must say that it is damaged.
+be explainable: everything that was acknowledged, plus the one change that was under way whole or not at all. Only where
+a bit was flipped it may be something else, and then the file must say that it is damaged.
 """
 
 from __future__ import annotations
