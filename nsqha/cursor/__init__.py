@@ -1,0 +1,23 @@
+"""Channels are cursors over the log, and their state is itself in the log.
+
+Two kinds of state, kept apart by everything in this package:
+
+    committed   what the log says. `state.PartitionState` is a pure function of the committed batches: followers,
+                recovery and a new leader compute the same bytes. It changes only when a batch is applied.
+    live        what the leader knows beyond that: who has which message in flight until when, what was finished since
+                the last progress event, who waits for redelivery. It exists only in memory. Losing it may repeat
+                messages; it can not lose one, because every floor that moved was committed first.
+
+Reading order:
+
+    events        the channel events: what is written into the log, and how
+    deferred      messages that wait for a due time: the set, and the protocol that its storage fulfils
+    state         the committed state of one partition's channels
+    flight        live: who has what in flight, and until when
+    postponed     live: deferred messages, committed and not yet committed, by due time
+    channel       live: one channel of one partition: what to hand out next; FIN, REQ, TOUCH, time-outs
+    progress      live -> events: what changed since it was last written
+    seek          moving a cursor: what would happen, what did, and the way back
+    checkpoint    committed state <-> frames in the log
+    partition     all channels of one partition: the queue of events, applying them, log start
+"""

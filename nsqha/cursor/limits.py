@@ -1,0 +1,32 @@
+"""The bounds and intervals of channels, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """One set per node; the defaults are what the documentation promises."""
+
+    # How far the reader may be ahead of the committed floor. It bounds the ring, what a crash can repeat, and how long
+    # a stalled commit goes unnoticed.
+    window: int = 1_000_000
+    # A requeue of at most this long stays in memory: most are shorter than the price of two events in the log.
+    short_delay_s: float = 5.0
+    # So many requeued or repeated messages are remembered one by one per channel; further ones are deferred.
+    waiting_max: int = 10_000
+    # So many redelivered or touched messages are in flight at once per channel (each is a small object).
+    singles_max: int = 100_000
+    # Progress rides with a data batch at most this often, and is written without data after at most that long.
+    progress_interval_s: float = 0.1
+    progress_idle_s: float = 1.0
+    # TOUCH never prolongs an attempt beyond this, as nsqd.
+    max_msg_timeout_s: float = 900.0
+    # An ephemeral channel keeps so many unread messages (nsqd: --mem-queue-size).
+    ephemeral_unread_max: int = 10_000
+    # How much of one batch events may take. What does not fit rides with the next.
+    event_bytes_max: int = 1 << 20
+    checkpoint_bytes_per_batch: int = 256 << 10
+    # A checkpoint is due when the log grew by this, or by four times the last checkpoint if that is more.
+    checkpoint_every_bytes: int = 64 << 20

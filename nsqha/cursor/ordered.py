@@ -1,0 +1,41 @@
+"""A channel in strict order: a message is first delivered only after the FIN of the one before it is committed.
+
+So at most one message of a partition is in flight, and the reader waits where an ordinary channel passes over: at a
+deferred message, until that is due and finished. A crash can repeat the last message; it can not hand out a later one
+first. What no broker can prevent: a consumer that was frozen through its time-out wakes and goes on with a message that
+another consumer has finished meanwhile (docs/guarantees.md).
+"""
+
+from __future__ import annotations
+
+from nsqha.clock import Now
+from nsqha.cursor.channel import Channel, Redelivery
+
+
+class OrderedChannel(Channel):
+    """One message at a time, in the order of the log."""
+
+    def next_run(self, end: int, count_max: int) -> tuple[int, int] | None:
+        run = super().next_run(end, min(count_max, 1))
+        if run is None or not self._all_committed():
+            return None
+        lowest = self.postponed.lowest()
+        return run if lowest is None or lowest > run[0] else None
+
+    def redelivery(self, now: Now) -> Redelivery | None:
+        return super().redelivery(now) if self.in_flight == 0 else None
+
+    def _due(self, now: Now) -> Redelivery | None:
+        """The lowest deferred message, once everything before it is finished and it is due."""
+        offset = self.postponed.lowest()
+        if offset is None or self.floor != self.next_read or offset > self._skip():
+            return None
+        ref = self.postponed.get(offset)
+        if ref is None or ref.due_ns > now.wall_ns or not (ref.attempts or self._all_committed()):
+            return None
+        return self._redelivery_of(ref.offset, ref.attempts, ref.position)
+
+    def _all_committed(self) -> bool:
+        if self.in_flight or self.floor != self.next_read or self.postponed.uncommitted:
+            return False
+        return self.ephemeral or self.floor == self.committed.floor

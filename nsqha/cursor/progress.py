@@ -1,0 +1,90 @@
+"""From live state to progress events: only what changed since the last one.
+
+`Written` is what the log has been told of a channel's cursor (on its way or committed). A channel's news may be long, a
+frame should not: it is cut into pieces of some thousand rows, in an order in which every beginning of it is true. What
+is deferred comes first and the floor last, for a floor that passed a message whose deferral was never read would lose
+it. (A batch is applied whole, so within one batch the order matters to readers only; between batches it matters.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, Progress, Range
+from nsqha.ranges import RangeSet
+
+ROWS_PER_PIECE = 3000  # of at most 18 bytes
+
+
+class Written:
+    """Floor and finished ranges above it, as the log has them or will have them."""
+
+    __slots__ = ("floor", "ranges")
+
+    def __init__(self, floor: int, ranges: RangeSet) -> None:
+        self.floor = floor
+        self.ranges = ranges.copy()
+
+    def advance(self, floor: int, finished: list[Range]) -> list[Range]:
+        """The cursor is here now; returns those parts of `finished` that were not written yet."""
+        self.floor = max(self.floor, floor)
+        self.ranges.cut_below(self.floor)
+        new = without(finished, self.ranges)
+        for first, end in new:
+            self.ranges.add(first, end)
+        return new
+
+
+def without(ranges: list[Range], held: RangeSet) -> list[Range]:
+    """The parts of `ranges` (in order) that are not in `held`."""
+    if not held:
+        return ranges
+    new: list[Range] = []
+    holes = iter(held)
+    hole = next(holes, None)
+    for first, end in ranges:
+        while hole is not None and hole[1] <= first:
+            hole = next(holes, None)
+        while hole is not None and hole[0] < end:
+            if first < hole[0]:
+                new.append((first, hole[0]))
+            first = hole[1]
+            if first >= end:
+                break
+            hole = next(holes, None)
+        if first < end:
+            new.append((first, end))
+    return new
+
+
+def pieces(whole: ChannelProgress, floor_before: int) -> Iterator[ChannelProgress]:
+    """The same news in parts that fit frames; parts but the last say `floor_before`."""
+    rows = len(whole.ranges) + len(whole.puts) + len(whole.finished) + len(whole.attempts)
+    if rows <= ROWS_PER_PIECE:
+        yield whole
+        return
+    uid, seek, n = whole.uid, whole.seek, ROWS_PER_PIECE
+    for i in range(0, len(whole.puts), n):
+        yield ChannelProgress(uid, seek, floor_before, puts=whole.puts[i : i + n])
+    for i in range(0, len(whole.finished), n):
+        yield ChannelProgress(uid, seek, floor_before, finished=whole.finished[i : i + n])
+    for i in range(0, len(whole.ranges), n):
+        yield ChannelProgress(uid, seek, floor_before, ranges=whole.ranges[i : i + n])
+    yield ChannelProgress(uid, seek, whole.floor, attempts=whole.attempts[:n], attempts_known=whole.attempts_known)
+    for i in range(n, len(whole.attempts), n):
+        yield ChannelProgress(uid, seek, whole.floor, attempts=whole.attempts[i : i + n])
+
+
+def frames(parts: Iterable[ChannelProgress]) -> Iterator[bytes]:
+    """Parts gathered into as few progress frames as 64 KB each allow."""
+    gathered: list[ChannelProgress] = []
+    size = 0
+    for part in parts:
+        part_size = len(part.encode())
+        if gathered and size + part_size > FRAME_BYTES_MAX - 64:
+            yield Progress(tuple(gathered)).encode()
+            gathered, size = [], 0
+        gathered.append(part)
+        size += part_size
+    if gathered:
+        yield Progress(tuple(gathered)).encode()

@@ -1,0 +1,60 @@
+"""Moving a cursor: what would happen, and what an event of it says.
+
+A seek is one event. Everything about it is decided when it is applied (the target is clamped to [log start, pump]
+there), so a plan is a forecast; what was done is told by the `Sought` effect. Asking twice is safe: the second goes to
+the same place.
+
+`empty` is a seek to the pump that also drops the deferred messages. `undo` goes back to where the last seek came from,
+with the finished ranges it had if they fitted into the event; dropped deferred messages stay dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.events import FRAME_BYTES_MAX, TARGET_END, Seek
+from nsqha.cursor.state import PartitionState
+
+RANGES_MAX = (FRAME_BYTES_MAX - 64) // 16
+
+
+@dataclass(frozen=True)
+class SeekPlan:
+    """What a seek of one channel of one partition would do now."""
+
+    channel: str
+    floor: int  # where the cursor is
+    target: int  # where it would be
+    again: int  # finished or handed out messages that would be delivered (again)
+    skipped: int  # messages that were not handed out yet and would not be
+    exact: bool  # an undo would restore the finished ranges too
+    clamped: bool  # the target asked for was outside [log start, pump]
+
+
+def plan(state: PartitionState, channel: Channel, target: int) -> SeekPlan:
+    """What a seek to `target` would do."""
+    goes_to = state.clamp(target)
+    place = channel.next_read
+    return SeekPlan(
+        channel=channel.name,
+        floor=channel.floor,
+        target=goes_to,
+        again=max(place - goes_to, 0),
+        skipped=max(goes_to - place, 0),
+        exact=len(channel.written.ranges) <= RANGES_MAX,
+        clamped=target != goes_to and target != TARGET_END,
+    )
+
+
+def event(channel: Channel, target: int, *, drop_deferred: bool = False, undo: bool = False) -> Seek:
+    """The event, to be written right behind the channel's progress: it says where the cursor was."""
+    ranges = tuple(channel.written.ranges)
+    return Seek(
+        uid=channel.uid,
+        target=target,
+        old_floor=channel.written.floor,
+        old_ranges=ranges if len(ranges) <= RANGES_MAX else None,
+        drop_deferred=drop_deferred,
+        undo=undo,
+    )

@@ -1,0 +1,42 @@
+"""The numbers of control frames and batch flags that both the log and the channels need.
+
+    [size u32 = 4 + len(payload)][type u32][payload]         big endian
+
+Type 2 is a message. Types 16 to 31 must be understood by whoever reads the log, types from 32 on may be skipped. In a
+batch, channel events come first and their place is the batch's first offset; an attributes frame precedes the messages
+it speaks of. What the payloads say is decided in `nsqha.cursor.events`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+MESSAGE: Final = 2
+CONTROL_MIN: Final = 16
+SKIPPABLE_MIN: Final = 32
+
+ATTRIBUTES: Final = 16
+CHANNELS: Final = 17
+EPHEMERAL: Final = 18
+TOPIC_EMPTY: Final = 19
+PROGRESS: Final = 20
+SEEK: Final = 21
+CARRY: Final = 22
+LOG_START: Final = 23
+CHECKPOINT: Final = 24
+EPOCH_START: Final = 25
+
+# Flags of a commitlog entry: what a reader of the batch can not step over without looking.
+HAS_EVENTS: Final = 1
+HAS_ATTRIBUTES: Final = 2
+HAS_CHECKPOINT: Final = 4
+HAS_CARRY: Final = 8
+
+HEAD: Final = struct.Struct(">II")
+
+
+def control_frame(frame_type: int, payload: bytes) -> bytes:
+    """A whole control frame."""
+    assert frame_type >= CONTROL_MIN, f"type {frame_type} is not a control frame"
+    return HEAD.pack(4 + len(payload), frame_type) + payload
