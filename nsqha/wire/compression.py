@@ -67,8 +67,6 @@ class Deflate:
 
     def decompress(self, data: bytes) -> bytes:
         stream = self._decompressor
-        if stream.eof and data:
-            raise ValueError("bytes after the end of the deflate stream")
         try:
             out = stream.decompress(stream.unconsumed_tail + data, PIECE_BYTES_MAX)
         except zlib.error as error:

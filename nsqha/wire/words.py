@@ -21,7 +21,7 @@ _ESCAPES = {
 
 def name(word: bytes) -> str | None:
     """The topic or channel that `word` names; None if it is not a valid name."""
-    text = word.decode("latin-1")  # one character per byte: the length limit is in bytes
+    text = word.decode("latin-1")
     return text if ids.valid_name(text) else None
 
 

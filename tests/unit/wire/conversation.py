@@ -47,7 +47,11 @@ class Recorder:
         self.refuse_publish = False
 
     def _call(self, name: str, *arguments: object) -> None:
-        self.calls.append((name, *arguments))
+        self._run(name, [(name, *arguments)])
+
+    def _run(self, name: str, run: list[Call]) -> None:
+        assert not self.blocked, "called while blocked"
+        self.calls += run
         if name in self.block_on:
             self.blocked = True
 
@@ -76,8 +80,7 @@ class Recorder:
         bodies = bodies_of(frames)
         assert len(bodies) == count > 0
         if command == "PUB":
-            for body in bodies:
-                self._call("pub", topic, body)
+            self._run("pub", [("pub", topic, body) for body in bodies])
         else:
             self._call("mpub", topic, bodies)
 
@@ -93,9 +96,9 @@ class Recorder:
 
     def fin_run(self, data: bytes, pos: int, end: int) -> None:
         assert end > pos and (end - pos) % 21 == 0
-        for at in range(pos, end, 21):
-            assert data[at : at + 4] == b"FIN " and data[at + 20 : at + 21] == b"\n"
-            self._call("fin", data[at + 4 : at + 20])
+        lines = [data[at : at + 21] for at in range(pos, end, 21)]
+        assert all(line.startswith(b"FIN ") and line.endswith(b"\n") for line in lines)
+        self._run("fin", [("fin", line[4:20]) for line in lines])
 
     def req(self, message_id: bytes, delay_ms: int) -> None:
         self._call("req", message_id, delay_ms)

@@ -85,6 +85,13 @@ def test_deflate_holds_back_nothing_when_a_piece_is_exactly_full() -> None:
     assert not codec.pending
 
 
+def test_deflate_gives_all_that_a_cut_stream_holds() -> None:
+    sent = zlib.compress(bytes(PIECE_BYTES_MAX + 200), wbits=-15)
+    for cut in range(1, 8):
+        expected = zlib.decompressobj(-15).decompress(sent[:-cut])
+        assert b"".join(drain(Deflate(6), sent[:-cut])) == expected
+
+
 def test_a_snappy_bomb_comes_out_in_pieces() -> None:
     sender = cramjam.snappy.Compressor()
     sender.compress(bytes(8 << 20))
@@ -107,7 +114,7 @@ def test_a_snappy_block_that_lies_about_its_length_is_refused() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        chunk(1, b"0000x"),  # no identifier
+        Snappy().compress(b"hello")[len(STREAM_ID) :],  # no identifier
         b"PUB t\n",
         b"\xff\x06\x00\x00sNaPpX",
         STREAM_ID + chunk(2, b"x"),  # must be understood

@@ -143,8 +143,9 @@ def test_refused_after_sub(sent: bytes, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("command", [b"RDY", b"FIN", b"REQ", b"TOUCH", b"CLS"])
-def test_the_state_is_checked_before_the_parameters(command: bytes) -> None:
-    assert calls(command + b"\n") == [fatal(b"E_INVALID cannot %b in current state" % command)]
+@pytest.mark.parametrize("words", [b"", b" " + ID, b" " + ID + b" 0"])
+def test_the_state_is_checked_before_the_parameters(command: bytes, words: bytes) -> None:
+    assert calls(command + words + b"\n") == [fatal(b"E_INVALID cannot %b in current state" % command)]
 
 
 @pytest.mark.parametrize("command", [b"FIN", b"REQ", b"TOUCH"])
@@ -219,6 +220,11 @@ def test_the_parts_of_an_mpub_say_where_it_ends(announced: int) -> None:
     expected = [("mpub", "t", [b"one", b"two", b"x"]), ("pub", "t", b"next")]
     assert calls(sent, limits=SMALL)[2:] == expected
     assert calls(*[sent[n : n + 1] for n in range(len(sent))], limits=SMALL)[2:] == expected
+
+
+def test_every_mpub_is_checked_and_makes_its_topic() -> None:
+    names = [call[0] for call in calls((b"MPUB t\n" + sized(mpub_body(b"x"))) * 2)]
+    assert names == ["check", "ensure_topic", "mpub"] * 2
 
 
 def test_what_looks_like_one_more_message_of_an_mpub_is_the_next_command() -> None:

@@ -146,6 +146,8 @@ def test_the_longest_line() -> None:
 def test_a_longer_line_closes_without_a_frame(step: int) -> None:
     sent = b"x" * 16384 + b"\nPUB t\n" + sized(b"x")
     assert calls(*[sent[n : n + step] for n in range(0, len(sent), step)]) == [("close",)]
+    assert calls(sent[:16384]) == [("close",)]
+    assert calls(sent[:16383]) == []
 
 
 def test_a_number_of_sixteen_thousand_digits() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from conversation import Call, Recorder, calls, sized, start
+import pytest
+from conversation import Call, Recorder, calls, i32, sized, start
 
 from nsqha.wire.identify import Request
 from nsqha.wire.limits import Limits
@@ -27,6 +28,43 @@ def test_a_blocked_handler_gets_nothing_until_it_goes_on() -> None:
     handler.blocked = False
     session.resume()
     assert handler.calls[1:] == [("rdy", 1), ("rdy", 2)]
+
+
+ID = b"0123456789abcdef"
+EVERY_CALL = {
+    "pub": PUB,
+    "dpub": b"DPUB t 1\n" + sized(b"x"),
+    "mpub": b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"x")),
+    "rdy": b"RDY 1\n",
+    "fin": b"FIN %b\n" % ID,
+    "req": b"REQ %b 0\n" % ID,
+    "touch": b"TOUCH %b\n" % ID,
+    "cls": b"CLS\n",
+}
+
+
+@pytest.mark.parametrize("name", EVERY_CALL)
+@pytest.mark.parametrize("ending", [False, True])
+def test_nothing_follows_a_call_that_blocks_or_ends(name: str, ending: bool) -> None:
+    class Ending(Recorder):
+        def _run(self, what: str, run: list[Call]) -> None:
+            super()._run(what, run)
+            if ending and self.blocked:
+                self.blocked = False
+                assert self.session is not None
+                self.session.kill()
+
+    handler = Ending()
+    handler.session = session = Session(Limits(), handler)
+    session.receive(MAGIC + b"SUB t c\n" + PUB)
+    del handler.calls[:]
+    handler.block_on = {name}
+    session.receive(EVERY_CALL[name] + b"PUB u\n" + sized(b"next"))
+    assert handler.calls[-1][0] == name
+    handler.blocked = False
+    session.resume()
+    assert handler.calls[-1] == ("pub", "u", b"next") or (ending and handler.calls[-1][0] == name)
+    assert session.take_unread() == b""
 
 
 def test_bytes_wait_when_the_handler_was_blocked_from_outside() -> None:
@@ -66,6 +104,26 @@ def test_an_mpub_is_checked_and_makes_its_topic_before_its_body_comes() -> None:
     assert handler.calls == [("check", "MPUB", "t"), ("ensure_topic", "t")]
     session.receive(sized(b"\0\0\0\1" + sized(b"x")))
     assert handler.calls[2:] == [("mpub", "t", [b"x"])]
+
+
+def test_an_mpub_waits_for_its_topic() -> None:
+    for command in (b"MPUB t\n", b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"x")), b"MPUB t\n" + i32(0)):
+        session, handler = start()
+        handler.block_on = {"ensure_topic"}
+        session.receive(command)
+        assert handler.calls == [("check", "MPUB", "t"), ("ensure_topic", "t")]
+        handler.blocked = False
+        session.resume()
+        assert handler.calls == calls(command)
+
+
+def test_a_short_mpub_leaves_nothing_to_wait_for() -> None:
+    session, handler = start()
+    handler.block_on = {"mpub"}
+    session.receive(b"MPUB t\n" + i32(1000) + b"\0\0\0\1" + sized(b"x") + PUB)
+    handler.blocked = False
+    session.resume()
+    assert handler.calls[2:] == [("mpub", "t", [b"x"]), ("pub", "t", b"x")]
 
 
 def test_a_handler_that_ends_the_connection_hears_no_more() -> None:
