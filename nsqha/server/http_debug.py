@@ -12,18 +12,16 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 import threading
 import time
-import traceback
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import PurePath
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nsqha.server.http_envelope import ApiError, HttpApi, Request
 
@@ -57,21 +55,41 @@ async def _cmdline(_request: Request) -> object:
 
 
 async def _tasks(_request: Request) -> object:
-    out = io.StringIO()
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
-    print(f"{len(tasks)} tasks", file=out)
+    parts = [f"{len(tasks)} tasks"]
     for task in tasks:
-        print(file=out)
-        task.print_stack(file=out)
-    return out.getvalue()
+        parts.append("\n".join([task.get_name(), *map(_place, _awaiting(task.get_coro()))]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _awaiting(coro: Any) -> Iterator[FrameType]:
+    """Where a suspended coroutine stands, outermost call first."""
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None) or getattr(coro, "ag_frame", None)
+        if frame is None:
+            return
+        yield frame
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None) or getattr(coro, "ag_await", None)
 
 
 async def _threads(_request: Request) -> object:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, frame in sys._current_frames().items():
-        parts.append(f"thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame)))
-    return "\n".join(parts)
+    for ident, innermost in sys._current_frames().items():
+        places = [_place(frame) for frame in _callers(innermost)]
+        parts.append("\n".join([f"thread {names.get(ident, ident)}", *reversed(places)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _place(frame: FrameType) -> str:
+    # Compiled code has frames without line.
+    return f"    {frame.f_code.co_filename}:{frame.f_lineno or '?'} {frame.f_code.co_qualname}"
 
 
 async def _heap(_request: Request) -> object:
@@ -134,9 +152,6 @@ def sample(seconds: float) -> Counter[str]:
     return found
 
 
-def _folded(frame: FrameType | None) -> str:
-    names = []
-    while frame is not None:
-        names.append(f"{PurePath(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}")
-        frame = frame.f_back
+def _folded(innermost: FrameType) -> str:
+    names = [f"{PurePath(f.f_code.co_filename).stem}.{f.f_code.co_qualname}" for f in _callers(innermost)]
     return ";".join(reversed(names))

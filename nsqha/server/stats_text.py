@@ -1,6 +1,6 @@
 """The text form of /stats: what people see with curl, laid out as nsqd does, with one line of ours at the end.
 
-nsqd v1.3.0 (built w/python3.11.7)
+nsqd v1.3.0 (built w/python3.11)
 start_time 2026-11-20T22:10:34Z
 uptime 24.7s
 
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from platform import python_version
 
 from nsqha.goflags import format_duration
+from nsqha.options import version_line
 from nsqha.quantile import Result
 from nsqha.server.process import MemoryStats
 from nsqha.server.stats import BrokerStats, ChannelStats, ClientStats, NodeStats, Selection, TopicStats, select
@@ -39,7 +39,7 @@ def stats_text(stats: BrokerStats, wanted: Selection, memory: MemoryStats | None
 def _lines(stats: BrokerStats, wanted: Selection, memory: MemoryStats | None, now_ns: int) -> Iterator[str]:
     selected = select(stats, wanted)
     started = datetime.fromtimestamp(stats.start_time_ns // _SECOND, UTC)
-    yield f"nsqd v{stats.version} (built w/python{python_version()})"
+    yield version_line("nsqd")
     yield f"start_time {started:%Y-%m-%dT%H:%M:%SZ}"
     yield f"uptime {format_duration(max(now_ns - stats.start_time_ns, 0))}"
     yield ""

@@ -569,8 +569,8 @@ def test_metrics_are_served_in_both_formats() -> None:
     [
         ("/debug/pprof/", b"/debug/pprof"),
         ("/debug/pprof/cmdline", b"pytest"),
-        ("/debug/pprof/goroutine", b"tasks"),
-        ("/debug/pprof/threadcreate", b"MainThread"),
+        ("/debug/pprof/goroutine", b"test_http_api.py"),
+        ("/debug/pprof/threadcreate", b"thread MainThread\n"),
         ("/debug/pprof/heap", b"tracemalloc"),
         ("/debug/pprof/profile?seconds=0.05", b";"),
     ],
