@@ -1,0 +1,5 @@
+"""`python -m nsqha` is the `nsqha` command."""
+
+from nsqha.cli import main
+
+main()

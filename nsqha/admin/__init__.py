@@ -1,0 +1,1 @@
+"""Administration over gRPC (`proto/nsqha/v1/admin.proto`): the broker's own API with plans before acts."""

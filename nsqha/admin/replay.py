@@ -1,0 +1,3 @@
+"""Seek, undo and peek."""
+
+from __future__ import annotations

@@ -1,0 +1,319 @@
+"""The Admin service: each RPC is one call of the broker, with our errors as gRPC status codes.
+
+Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work without our .proto files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+# Before the first import of grpc: its own log lines are not ours, and the event engine costs a third more CPU on small
+# messages (docs/performance.md). Unknown experiment names are only ignored.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+import nsqha
+from nsqha import hot, ids
+from nsqha.admin import replay
+from nsqha.election.model import TopicSettings
+from nsqha.errors import Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
+
+if TYPE_CHECKING:
+    from nsqha.server.broker import Broker
+    from nsqha.server.stats import ChannelStats
+    from nsqha.server.topic import Topic
+
+T = TypeVar("T")
+
+log = Log("admin")
+
+_STATUS = (
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Conflict, grpc.StatusCode.ALREADY_EXISTS),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (OutcomeUnknown, grpc.StatusCode.UNKNOWN),
+    (StorageError, grpc.StatusCode.INTERNAL),
+    (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
+)
+_SYNC = {"always": admin_pb2.SYNC_ALWAYS, "interval": admin_pb2.SYNC_INTERVAL, "none": admin_pb2.SYNC_NONE}
+_SYNC_NAME = {number: name for name, number in _SYNC.items()}
+
+
+Context = Any  # grpc.aio.ServicerContext, which has no usable types
+
+
+def answers(method: Callable[[Any, Any], Awaitable[T]]) -> Callable[[Any, Any, Context], Awaitable[T]]:
+    """A unary RPC that raises our errors."""
+
+    @wraps(method)
+    async def rpc(self: Any, request: Any, context: Context) -> T:
+        try:
+            return await method(self, request)
+        except Exception as error:
+            for kind, code in _STATUS:
+                if isinstance(error, kind):
+                    await context.abort(code, str(error))
+            raise
+
+    return rpc
+
+
+def _named(topic: str, channel: str | None = None) -> None:
+    if not ids.valid_name(topic):
+        raise ValueError(f"{topic!r} is not a topic name: 1 to 64 of . a-z A-Z 0-9 _ - and optionally #ephemeral")
+    if channel is not None and not ids.valid_name(channel):
+        raise ValueError(f"{channel!r} is not a channel name: 1 to 64 of . a-z A-Z 0-9 _ - and optionally #ephemeral")
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Topics, channels, replay."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    # ---- node and topics
+
+    @answers
+    async def GetNode(self, request: Any) -> Any:
+        broker = self._broker
+        return admin_pb2.GetNodeResponse(
+            version=nsqha.__version__,
+            implementation=hot.ACTIVE,
+            data_path=broker.options.data_path,
+            health=broker.health(),
+            node_uid=broker.journal.identity.node_uid,
+            start_time_ns=broker.start_time_ns,
+            sync=broker.options.sync,
+            disk_free_bytes=broker.space.free_bytes,
+            publishes_refused=broker.refuses_publish() is not None,
+        )
+
+    @answers
+    async def ListTopics(self, request: Any) -> Any:
+        return admin_pb2.ListTopicsResponse(topics=[self._topic(n) for n in self._broker.topic_names()])
+
+    @answers
+    async def DescribeTopic(self, request: Any) -> Any:
+        return admin_pb2.DescribeTopicResponse(topic=self._topic(request.topic))
+
+    @answers
+    async def CreateTopic(self, request: Any) -> Any:
+        _named(request.topic)
+        for channel in request.channels:
+            _named(request.topic, channel)
+        if self._broker.has_topic(request.topic):
+            raise Conflict(f"topic {request.topic} exists already")
+        await self._broker.create_topic(request.topic, settings_of(request.settings))
+        for channel in request.channels:
+            await self._broker.create_channel(request.topic, channel)
+        return admin_pb2.CreateTopicResponse(topic=self._topic(request.topic))
+
+    @answers
+    async def DeleteTopic(self, request: Any) -> Any:
+        await self._broker.delete_topic(request.topic)
+        return admin_pb2.DeleteTopicResponse()
+
+    @answers
+    async def PauseTopic(self, request: Any) -> Any:
+        await self._broker.pause_topic(request.topic, request.paused)
+        return admin_pb2.PauseTopicResponse()
+
+    @answers
+    async def EmptyTopic(self, request: Any) -> Any:
+        await self._broker.empty_topic(request.topic)
+        return admin_pb2.EmptyTopicResponse()
+
+    @answers
+    async def UpdateTopicSettings(self, request: Any) -> Any:
+        changes: dict[str, Any] = {}
+        if request.HasField("sync"):
+            changes["sync"] = _SYNC_NAME.get(request.sync)
+        for name in ("retention_ms", "retention_bytes", "abandoned_after_ms"):
+            if request.HasField(name):
+                changes[name] = getattr(request, name) or None
+        await self._broker.change_settings(request.topic, changes)
+        return admin_pb2.UpdateTopicSettingsResponse(topic=self._topic(request.topic))
+
+    # ---- channels
+
+    @answers
+    async def ListChannels(self, request: Any) -> Any:
+        topic = self._broker.topic(request.topic)
+        return admin_pb2.ListChannelsResponse(channels=[self._channel(topic, n) for n in topic.channel_names()])
+
+    @answers
+    async def DescribeChannel(self, request: Any) -> Any:
+        topic = self._existing(request.topic, request.channel)
+        return admin_pb2.DescribeChannelResponse(channel=self._channel(topic, request.channel))
+
+    @answers
+    async def CreateChannel(self, request: Any) -> Any:
+        _named(request.topic, request.channel)
+        if self._broker.has_channel(request.topic, request.channel):
+            raise Conflict(f"channel {request.channel} of topic {request.topic} exists already")
+        await self._broker.create_channel(request.topic, request.channel)
+        topic = self._broker.topic(request.topic)
+        return admin_pb2.CreateChannelResponse(channel=self._channel(topic, request.channel))
+
+    @answers
+    async def DeleteChannel(self, request: Any) -> Any:
+        await self._broker.delete_channel(request.topic, request.channel)
+        return admin_pb2.DeleteChannelResponse()
+
+    @answers
+    async def PauseChannel(self, request: Any) -> Any:
+        await self._broker.pause_channel(request.topic, request.channel, request.paused)
+        return admin_pb2.PauseChannelResponse()
+
+    @answers
+    async def EmptyChannel(self, request: Any) -> Any:
+        await self._broker.empty_channel(request.topic, request.channel)
+        return admin_pb2.EmptyChannelResponse()
+
+    # ---- replay
+
+    @answers
+    async def Seek(self, request: Any) -> Any:
+        return await replay.seek(self._broker, request)
+
+    @answers
+    async def UndoSeek(self, request: Any) -> Any:
+        return await replay.undo(self._broker, request)
+
+    async def PeekMessages(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for message in replay.peek(self._broker, request):
+                yield message
+        except (NotFound, ValueError) as error:
+            code = grpc.StatusCode.NOT_FOUND if isinstance(error, NotFound) else grpc.StatusCode.INVALID_ARGUMENT
+            await context.abort(code, str(error))
+
+    # ---- records
+
+    def _existing(self, topic: str, channel: str) -> Topic:
+        found = self._broker.topic(topic)
+        if not found.has_channel(channel):
+            raise NotFound(f"there is no channel {channel} of topic {topic}")
+        return found
+
+    def _topic(self, name: str) -> Any:
+        topic = self._broker.topic(name)
+        record = topic.record
+        partitions = []
+        for partition in topic.partitions:
+            log_ = partition.log
+            last = log_.last
+            first = log_.entry_for_offset(log_.start.offset) if log_.start.offset < log_.end.offset else None
+            partitions.append(
+                admin_pb2.PartitionState(
+                    partition=partition.number,
+                    log_start_offset=log_.start.offset,
+                    log_end_offset=log_.end.offset,
+                    high_watermark=partition.high_watermark,
+                    pump_offset=partition.cursors.pump,
+                    leader_epoch=partition.leader.epoch,
+                    bytes=log_.end.position - log_.start.position,
+                    first_timestamp_ns=first.timestamp_ns if first else 0,
+                    last_timestamp_ns=last.timestamp_ns if last else 0,
+                )
+            )
+        settings = record.settings
+        return admin_pb2.Topic(
+            name=name,
+            uid=record.uid,
+            paused=topic.paused,
+            settings=admin_pb2.TopicSettings(
+                sync=_SYNC[settings.sync or self._broker.options.sync],
+                partitions=settings.partitions,
+                retention_ms=settings.retention_ms or 0,
+                retention_bytes=settings.retention_bytes or 0,
+                abandoned_after_ms=settings.abandoned_after_ms or 0,
+                ordered=settings.ordered,
+            ),
+            partitions=partitions,
+            channels=topic.channel_names(),
+        )
+
+    def _channel(self, topic: Topic, name: str) -> Any:
+        stats = next(c for t in self._broker.snapshot(topic.name).topics for c in t.channels if c.channel_name == name)
+        return channel_message(topic.name, stats)
+
+
+def channel_message(topic: str, stats: ChannelStats) -> Any:
+    ages = [c.oldest_unfinished_seconds for c in stats.cursors if c.oldest_unfinished_seconds is not None]
+    return admin_pb2.Channel(
+        topic=topic,
+        name=stats.channel_name,
+        paused=stats.paused,
+        ephemeral=ids.is_ephemeral(stats.channel_name),
+        depth=stats.depth,
+        in_flight=stats.in_flight_count,
+        deferred=stats.deferred_count,
+        consumers=stats.client_count,
+        oldest_unfinished_seconds=max(ages, default=0.0),
+        partitions=[
+            admin_pb2.ChannelPartition(
+                partition=c.partition,
+                floor=c.floor,
+                next_read=c.next_read,
+                finished_above_floor=c.finished_ranges,
+                uncommitted_progress=c.uncommitted_progress,
+            )
+            for c in stats.cursors
+        ],
+    )
+
+
+def settings_of(message: Any) -> TopicSettings:
+    """TopicSettings of a request; zeros mean "not said". ValueError if they do not fit."""
+    return TopicSettings(
+        sync=_SYNC_NAME.get(message.sync),  # type: ignore[arg-type]
+        partitions=message.partitions or 1,
+        retention_ms=message.retention_ms or None,
+        retention_bytes=message.retention_bytes or None,
+        abandoned_after_ms=message.abandoned_after_ms or None,
+        ordered=message.ordered,
+    )
+
+
+class AdminServer:
+    """The gRPC listener of one node."""
+
+    def __init__(self, broker: Broker, address: str) -> None:
+        self._broker = broker
+        self._wanted = address
+        self._server: aio.Server | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen. Unavailable if the address can not be had."""
+        server = aio.server(options=[("grpc.so_reuseport", 0)])
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker), server)
+        name = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+        checks = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        for service in ("", name):
+            await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        try:
+            port = server.add_insecure_port(self._wanted)
+        except RuntimeError as error:
+            raise Unavailable(f"--grpc-address={self._wanted}: cannot listen: {error}") from None
+        await server.start()
+        self._server = server
+        self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
+        log.info("listening", "gRPC: listening on %s", self.address, address="grpc")
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=0.5)

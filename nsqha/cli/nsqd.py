@@ -1,0 +1,37 @@
+"""`nsqd`: the broker with nsqd's flags and config files."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from nsqha.errors import NsqhaError
+from nsqha.options import Options, nsqd_command_line
+
+
+def main() -> None:
+    loaded = nsqd_command_line(sys.argv[1:], os.environ)
+    run(loaded.options, loaded.notices)
+
+
+def run(options: Options, notices: tuple[str, ...]) -> None:
+    """Serve until SIGINT or SIGTERM; exit status 1 if the node can not start or its disk fails."""
+    # What follows costs a quarter of a second to import; --help and --version do without.
+    from nsqha import nsqlog
+
+    nsqlog.configure(prefix=options.log_prefix, level=options.log_level, format=options.log_format)
+    log = nsqlog.Log("node")
+    for notice in notices:
+        log.info("flag_without_meaning", "%s", notice)
+    from nsqha.server.node import serve_until_signal
+
+    try:
+        status = serve_until_signal(options)
+    except NsqhaError as error:
+        log.fatal("start_failed", "%s", error)
+        status = 1
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

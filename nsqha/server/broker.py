@@ -1,0 +1,578 @@
+"""The node: its topics, who may create and change them, and what the HTTP and gRPC interfaces call.
+
+Every change of a topic or a channel list goes the same way: compare-and-set in the metadata store, then a channel event
+in each partition's log, then the answer. Slow work (metadata writes, recovery, deletion) runs on the disk thread in
+submission order. After every await the world is looked at again: a topic may have come or gone meanwhile. Changes of
+one topic are serialised by its lock, so two of them can not interleave their awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nsqha import ids, nsqlog
+from nsqha.clock import Clock, Now
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.election.model import ChannelList, PartitionMeta, TopicSettings
+from nsqha.election.store import MetadataStore
+from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
+from nsqha.options import Options
+from nsqha.quantile import LatencyWindow
+from nsqha.server import diskspace
+from nsqha.server.api import Check, Ports
+from nsqha.server.connection import Connection
+from nsqha.server.delivery import Consumer, Delivery
+from nsqha.server.disk import DiskRounds
+from nsqha.server.opening import PartitionOpener
+from nsqha.server.partition import Partition
+from nsqha.server.snapshot import broker_stats
+from nsqha.server.topic import Topic
+from nsqha.wire.limits import Limits
+
+if TYPE_CHECKING:
+    import ssl
+
+    from nsqha.cursor.channel import Channel
+    from nsqha.server.auth import AuthClient
+    from nsqha.server.registrar import Registrar
+    from nsqha.server.stats import BrokerStats
+
+CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
+HOUSEKEEPING_SECONDS = 1.0
+SUB_RETRIES = 2  # a channel that vanishes between create and attach
+
+log = nsqlog.Log("broker")
+
+
+class PublishWaiter:
+    """The outcome of a publish that came over HTTP or gRPC."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+
+    def stored(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def failed(self, why: str) -> None:
+        if not self.future.done():
+            error = OutcomeUnknown if why.startswith("outcome unknown") else Unavailable
+            self.future.set_exception(error(why))
+
+
+class Broker:
+    """All topics of this node."""
+
+    def __init__(
+        self,
+        options: Options,
+        limits: Limits,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        rng: random.Random,
+        journal: NodeJournal,
+        store: MetadataStore,
+        disk: DiskRounds,
+        opener: PartitionOpener,
+    ) -> None:
+        self.options = options
+        self.limits = limits
+        self.loop = loop
+        self.clock = clock
+        self.rng = rng
+        self.journal = journal
+        self.store = store
+        self.disk = disk
+        self.opener = opener
+        self.topics: dict[str, Topic] = {}
+        self.connections: dict[int, Connection] = {}
+        self.connections_total = 0
+        self.start_time_ns = clock.wall_ns()
+        self.exiting = False
+        self.failure: str | None = None  # why the data directory is closed
+        self.disk_refusing = False
+        self.ports = Ports()
+        self.registrar: Registrar | None = None
+        self.auth: AuthClient | None = None
+        self.tls_context: ssl.SSLContext | None = None
+        self.on_failure: Callable[[str], None] = lambda why: None
+        self.space = diskspace.of(options.data_path)
+        self.measures = opener.measures
+        self.grpc_address = ""
+        self._numbers = 0
+        self._creating: dict[str, asyncio.Task[Topic]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._housekeeping: asyncio.TimerHandle | None = None
+        self._journal_writing = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # ---- start and stop
+
+    async def open_topics(self) -> None:
+        """Recover everything that the metadata names; nothing listens yet."""
+        for tombstone in self.store.tombstones().values():
+            await self.disk.run(lambda t=tombstone: self.opener.remove(t.name, t.uid))  # type: ignore[misc]
+            self.store.forget_tombstone(tombstone.uid)
+        records = self.store.topics()
+        recovered = {}
+        for name, versioned in records.items():
+            recovered[name] = await self.disk.run(lambda r=versioned.record: self.opener.recover(r))  # type: ignore[misc]
+        raised = await self.disk.run(lambda: self.store.raise_epochs(leader=self.journal.identity.node_uid))
+        for name, versioned in raised.items():
+            if name not in recovered:
+                continue
+            partitions = self.opener.lead(versioned.record, recovered[name])
+            self.topics[name] = Topic(versioned, partitions, self._new_delivery)
+        self.journal.recovered()
+        await self._write_journal()
+        starts = [p.start_epoch() for topic in self.topics.values() for p in topic.partitions]
+        for start in starts:
+            await start
+        for topic in self.topics.values():
+            await self._reconcile(topic)
+        self._keep_house()
+
+    async def stop(self) -> None:
+        """Refuse publishes, close clients, write the last progress, sync."""
+        self.exiting = True
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        for connection in list(self.connections.values()):
+            connection.close()
+        for task in list(self._tasks):
+            task.cancel()
+        for consumer in [c for t in self.topics.values() for cs in t.consumers.values() for c in cs]:
+            self.unsubscribe(consumer)
+        for topic in self.topics.values():
+            for partition in topic.partitions:
+                await partition.close()
+                if not topic.ephemeral and not self.failure:
+                    self.opener.stage_durable(topic.record, partition)
+        self.opener.close()
+        if not self.failure:
+            await self.disk.run(self.journal.stop)
+        self.store.close()
+        self.disk.close()
+
+    def fail(self, error: BaseException) -> None:
+        """The disk failed: close the data directory for good. The process ends; a restart recovers or refuses."""
+        if self.failure is not None:
+            return
+        self.failure = str(error) or type(error).__name__
+        log.error("poisoned", "the data directory failed and is closed: %s", self.failure)
+        self.journal.poison(self.failure)
+        for topic in self.topics.values():
+            for partition in topic.partitions:
+                partition.abandon(f"the disk failed: {self.failure}")
+        self.on_failure(self.failure)
+
+    def _keep_house(self) -> None:
+        """Once a second: disk space, overdue publishes, the journal, log start."""
+        self._housekeeping = self.loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
+        now = self.now()
+        self._watch_disk()
+        for topic in self.topics.values():
+            for partition in topic.partitions:
+                partition.keep_house(now)
+                if not topic.ephemeral:
+                    self.opener.stage_durable(topic.record, partition)
+        if self.journal.dirty and not self._journal_writing:
+            self.spawn(self._write_journal())
+
+    def _watch_disk(self) -> None:
+        self.space = diskspace.of(self.options.data_path)
+        refusing = self.space.free_bytes < self.options.disk_low_bytes
+        if refusing != self.disk_refusing:
+            self.disk_refusing = refusing
+            if refusing:
+                text = "%d bytes free, below %d: publishes are refused"
+                log.warning("disk_low", text, self.space.free_bytes, self.options.disk_low_bytes)
+            else:
+                log.info("disk_recovered", "%d bytes free: publishes are accepted again", self.space.free_bytes)
+            for connection in self.connections.values():
+                connection.forget_targets()
+
+    async def _write_journal(self) -> None:
+        self._journal_writing = True
+        try:
+            taken = self.journal.take()
+            await self.disk.run(lambda: self.journal.write(taken))
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._journal_writing = False
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a task that belongs to the broker and ends with it."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned_ended)
+
+    def _spawned_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task_failed", "a background task failed", error=error)
+
+    def now(self) -> Now:
+        return Now(self.clock.monotonic(), self.clock.wall_ns())
+
+    # ---- connections
+
+    def next_connection_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def connection_opened(self, connection: Connection) -> None:
+        self.connections[connection.number] = connection
+        self.connections_total += 1
+        if self.exiting:
+            connection.close()
+
+    def connection_closed(self, connection: Connection) -> None:
+        self.connections.pop(connection.number, None)
+        if connection.consumer is not None:
+            self.unsubscribe(connection.consumer)
+
+    # ---- publishing
+
+    def refuses_publish(self) -> str | None:
+        """Why nothing can be published now; None if it can."""
+        if self.exiting:
+            return "exiting"
+        if self.failure is not None:
+            return f"the disk failed: {self.failure}"
+        if self.disk_refusing:
+            return f"disk low: {self.space.free_bytes} bytes free, {self.options.disk_low_bytes} required"
+        return None
+
+    def partition_for_publish(self, topic: str, connection_number: int) -> Partition | None:
+        found = self.topics.get(topic)
+        return found.partition_for(connection_number) if found is not None and not found.deleting else None
+
+    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
+        """Store blank frames as one unit; returns when they are committed."""
+        refusal = self.refuses_publish()
+        if refusal is not None:
+            raise Unavailable(refusal)
+        found = await self.ensure_topic(topic)
+        partition = found.partition_for(self.next_connection_number())
+        waiter = PublishWaiter(self.loop.create_future())
+        if deliver_in_ms:
+            partition.publish_deferred(frames, deliver_in_ms, waiter)
+        else:
+            partition.publish(frames, waiter)
+        await waiter.future
+
+    # ---- topics
+
+    def has_topic(self, name: str) -> bool:
+        return name in self.topics
+
+    def topic_names(self) -> list[str]:
+        return sorted(self.topics)
+
+    def topic(self, name: str) -> Topic:
+        found = self.topics.get(name)
+        if found is None or found.deleting:
+            raise NotFound(f"there is no topic {name}")
+        return found
+
+    async def create_topic(self, name: str, settings: TopicSettings | None = None) -> None:
+        await self.ensure_topic(name, settings)
+
+    async def ensure_topic(self, name: str, settings: TopicSettings | None = None) -> Topic:
+        """The topic, made if it is not there; all who ask at once wait for one creation."""
+        while True:
+            found = self.topics.get(name)
+            if found is not None and not found.deleting:
+                return found
+            if found is not None:
+                async with self._changing(name):
+                    continue  # the deletion has ended
+            if self.exiting or self.failure:
+                raise Unavailable("exiting")
+            task = self._creating.get(name)
+            if task is None:
+                task = self.loop.create_task(self._create(name, settings or TopicSettings()))
+                self._creating[name] = task
+                task.add_done_callback(lambda _: self._creating.pop(name, None))
+            return await asyncio.shield(task)
+
+    async def _create(self, name: str, settings: TopicSettings) -> Topic:
+        async with self._changing(name):
+            node = self.journal.identity.node_uid
+            log_uids = {n: ids.new_uid(self.rng) for n in range(settings.partitions)}
+            metas = {n: PartitionMeta().led_by(node, uid) for n, uid in log_uids.items()}
+            versioned = await self.disk.run(lambda: self.store.create_topic(name, settings, partitions=metas))
+            record = versioned.record
+            logs = await self.disk.run(lambda: self.opener.create(record, log_uids))
+            partitions = self.opener.lead(record, logs)
+            if not ids.is_ephemeral(name):
+                await self._write_journal()
+            topic = Topic(versioned, partitions, self._new_delivery)
+            for partition in partitions:
+                await partition.start_epoch()
+            if self.registrar is not None:
+                for channel in await self.registrar.known_channels(name):
+                    await self._add_channel(topic, channel)
+            await self._reconcile(topic)
+            self.topics[name] = topic
+            log.info("topic_created", "TOPIC(%s): created", name)
+        if self.registrar is not None:
+            self.registrar.topic_added(name)
+            for channel in topic.channel_names():
+                self.registrar.channel_added(name, channel)
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        topic = self.topic(name)
+        async with self._changing(name):
+            if self.topics.get(name) is not topic:
+                raise NotFound(f"there is no topic {name}")
+            topic.deleting = True
+            self._forget_targets()
+            try:
+                await self.disk.run(lambda: self.store.delete_topic(name))
+            except BaseException:
+                topic.deleting = False
+                raise
+            for consumer in [c for consumers in topic.consumers.values() for c in consumers]:
+                consumer.wire.close()
+            for partition in topic.partitions:
+                partition.abandon("the topic was deleted")
+            channels = topic.channel_names()
+            record = topic.record
+            for partition in topic.partitions:
+                partition.log.close()
+            if not topic.ephemeral:
+                await self.disk.run(lambda: self.opener.remove(record.name, record.uid))
+            await self.disk.run(lambda: self.store.forget_tombstone(record.uid))
+            self.opener.forget(record)
+            del self.topics[name]
+            log.info("topic_deleted", "TOPIC(%s): deleted", name)
+        if self.registrar is not None:
+            for channel in channels:
+                self.registrar.channel_removed(name, channel)
+            self.registrar.topic_removed(name)
+
+    async def empty_topic(self, name: str) -> None:
+        topic = self.topic(name)
+        async with self._changing(name):
+            for partition in topic.partitions:
+                partition.cursors.topic_empty()
+            await topic.commit_events()
+
+    async def pause_topic(self, name: str, paused: bool) -> None:
+        topic = self.topic(name)
+        async with self._changing(name):
+            await self._change_channels(topic, lambda channels: channels.with_topic_paused(paused))
+            await self._reconcile(topic)
+
+    async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Change settings that may change while a topic lives. ValueError if they do not fit."""
+        topic = self.topic(name)
+        async with self._changing(name):
+            settings = replace(topic.record.settings, **changes)
+            versioned = topic.versioned
+            record = replace(versioned.record, settings=settings)
+            topic.versioned = await self.disk.run(lambda: self.store.replace(name, versioned.version, record))
+            for partition in topic.partitions:
+                partition.set_sync(self.opener.sync_of(record))
+
+    # ---- channels
+
+    def has_channel(self, topic: str, channel: str) -> bool:
+        found = self.topics.get(topic)
+        return found is not None and found.has_channel(channel)
+
+    def channel_names(self, topic: str) -> list[str]:
+        return self.topic(topic).channel_names()
+
+    def _existing_channel(self, topic: str, channel: str) -> Topic:
+        found = self.topic(topic)
+        if not found.has_channel(channel):
+            raise NotFound(f"there is no channel {channel} of topic {topic}")
+        return found
+
+    async def create_channel(self, topic: str, channel: str) -> None:
+        await self._ensure_channel(self.topic(topic), channel)
+
+    async def _ensure_channel(self, topic: Topic, channel: str) -> None:
+        if topic.has_channel(channel):
+            return
+        async with self._changing(topic.name):
+            if topic.deleting:
+                raise Unavailable("deleted topic/channel")
+            if topic.has_channel(channel):
+                return
+            await self._add_channel(topic, channel)
+            await self._reconcile(topic)
+            log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
+        if self.registrar is not None:
+            self.registrar.channel_added(topic.name, channel)
+
+    async def _add_channel(self, topic: Topic, channel: str) -> None:
+        if ids.is_ephemeral(channel):
+            for partition in topic.partitions:
+                partition.cursors.create_ephemeral(channel, ids.new_uid(self.rng))
+            return
+        uid = ids.new_uid(self.rng)
+        await self._change_channels(
+            topic, lambda channels: channels if channel in channels.channels else channels.with_channel(channel, uid)
+        )
+
+    async def delete_channel(self, topic: str, channel: str) -> None:
+        found = self._existing_channel(topic, channel)
+        async with self._changing(topic):
+            self._existing_channel(topic, channel)
+            if ids.is_ephemeral(channel):
+                for partition in found.partitions:
+                    partition.cursors.delete_ephemeral(channel)
+                await found.commit_events()
+            else:
+                await self._change_channels(found, lambda channels: channels.without_channel(channel))
+                await self._reconcile(found)
+            log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
+        if self.registrar is not None:
+            self.registrar.channel_removed(topic, channel)
+        if found.ephemeral and not found.channel_names():
+            await self.delete_topic(topic)
+
+    async def empty_channel(self, topic: str, channel: str) -> None:
+        found = self._existing_channel(topic, channel)
+        async with self._changing(topic):
+            for partition in found.partitions:
+                if channel in partition.cursors.channels:
+                    partition.cursors.empty(channel)
+            await found.commit_events()
+
+    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
+        found = self._existing_channel(topic, channel)
+        async with self._changing(topic):
+            if ids.is_ephemeral(channel):
+                for partition in found.partitions:
+                    partition.cursors.channels[channel].paused = paused
+            else:
+                await self._change_channels(found, lambda channels: channels.with_channel_paused(channel, paused))
+                await self._reconcile(found)
+        found.wake(channel)
+
+    async def _change_channels(self, topic: Topic, change: Callable[[ChannelList], ChannelList]) -> None:
+        """Compare-and-set of the topic's channel list; lost races are tried again on what is there now."""
+        for _ in range(CHANGE_RETRIES):
+            versioned = topic.versioned
+            channels = change(versioned.record.channels)
+            if channels is versioned.record.channels:
+                return
+            record = replace(versioned.record, channels=channels)
+            try:
+                topic.versioned = await self.disk.run(
+                    lambda v=versioned, r=record: self.store.replace(topic.name, v.version, r)  # type: ignore[misc]
+                )
+                return
+            except Conflict:
+                current = await self.disk.run(lambda: self.store.topic(topic.name))
+                if current is None or current.record.uid != topic.record.uid:
+                    raise NotFound(f"there is no topic {topic.name}") from None
+                topic.versioned = current
+        raise Unavailable(f"topic {topic.name} is being changed by too many at once")
+
+    async def _reconcile(self, topic: Topic) -> None:
+        """Bring every partition's log in line with the record; returns when that is committed."""
+        for partition in topic.partitions:
+            partition.cursors.reconcile(topic.record.channels)
+        await topic.commit_events()
+
+    # ---- consumers
+
+    async def subscribe(self, consumer: Consumer) -> None:
+        """Give a consumer its place; makes topic and channel if need be."""
+        for _ in range(SUB_RETRIES):
+            if self.exiting:
+                raise Unavailable("exiting")
+            topic = await self.ensure_topic(consumer.topic)
+            limit = self.options.max_channel_consumers
+            if limit and len(topic.consumers.get(consumer.channel, ())) >= limit:
+                raise Unavailable(
+                    f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {limit}"
+                )
+            await self._ensure_channel(topic, consumer.channel)
+            if not topic.deleting and topic.has_channel(consumer.channel):
+                topic.attach(consumer)
+                return
+        raise Unavailable("deleted topic/channel")
+
+    def unsubscribe(self, consumer: Consumer) -> None:
+        """A consumer is gone; an ephemeral channel goes with its last one."""
+        topic = self.topics.get(consumer.topic)
+        if topic is None or not topic.detach(consumer, self.now()):
+            return
+        if ids.is_ephemeral(consumer.channel) and not self.exiting and not topic.deleting:
+            self.spawn(self._delete_if_unused(consumer.topic, consumer.channel))
+
+    async def _delete_if_unused(self, topic: str, channel: str) -> None:
+        found = self.topics.get(topic)
+        if found is not None and not found.consumers.get(channel) and found.has_channel(channel):
+            try:
+                await self.delete_channel(topic, channel)
+            except (NotFound, Unavailable):
+                pass  # somebody else deleted it
+
+    # ---- what others watch
+
+    def registrations(self) -> dict[str, list[str]]:
+        """All topics and their channels, for the lookup daemons."""
+        return {name: topic.channel_names() for name, topic in self.topics.items()}
+
+    def set_lookupds(self, addresses: Sequence[str]) -> None:
+        self.options = replace(self.options, lookupd_tcp_addresses=tuple(addresses))
+        if self.registrar is not None:
+            self.registrar.set_peers(addresses)
+
+    def set_log_level(self, level: str) -> None:
+        nsqlog.set_level(level)
+        self.options = replace(self.options, log_level=level)
+
+    def snapshot(self, topic: str = "", clients: bool = True) -> BrokerStats:
+        return broker_stats(self, topic, clients)
+
+    def _new_delivery(self, partition: Partition, channel: Channel) -> Delivery:
+        percentiles = self.options.e2e_processing_latency_percentiles
+        window = self.options.e2e_processing_latency_window_time_ns / 1e9
+        latency = LatencyWindow(window, percentiles, self.clock.monotonic()) if percentiles else None
+        return Delivery(partition, channel, self.loop, self.rng, latency)
+
+    # ---- health
+
+    def health(self) -> str:
+        return "OK" if self.failure is None else f"NOK - {self.failure}"
+
+    def checks(self) -> list[Check]:
+        return [
+            Check("data_directory", self.failure is None, self.failure or "", live=True),
+            Check("not_exiting", not self.exiting, "shutting down" if self.exiting else ""),
+            Check("disk_space", not self.disk_refusing, self.refuses_publish() or ""),
+        ]
+
+    # ---- odds
+
+    def _forget_targets(self) -> None:
+        for connection in self.connections.values():
+            connection.forget_targets()
+
+    @asynccontextmanager
+    async def _changing(self, topic: str) -> AsyncIterator[None]:
+        """One change of a topic at a time."""
+        lock = self._locks.setdefault(topic, asyncio.Lock())
+        async with lock:
+            yield
+        if not lock.locked() and topic not in self.topics:
+            self._locks.pop(topic, None)

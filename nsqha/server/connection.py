@@ -1,0 +1,581 @@
+"""One client's socket: bytes in to the wire session, replies out in command order, messages out as they come.
+
+The outcome of a publish is not known when the command is read, so each publish takes a `Slot` in the reply queue;
+whatever is known at the front of the queue leaves. Messages and heartbeats are not replies and do not wait for it.
+
+The session is synchronous. Where a command needs something slow (a topic's first publish, SUB to a new channel, TLS,
+an auth server), the connection sets `blocked`; the session keeps the unread bytes until `_unblock`, and reading from
+the socket pauses meanwhile, so a client can not make us hold more than one read's worth.
+
+Invariants: one frame per command that has a reply, in command order; after a fatal error nothing but it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+from nsqha import ids
+from nsqha.errors import NsqhaError
+from nsqha.options import TlsRequired
+from nsqha.server.auth import AuthFailed, Question, denial
+from nsqha.server.delivery import Consumer, Leg
+from nsqha.server.listen import address_text
+from nsqha.server.tls import common_name
+from nsqha.wire import encoder, errors
+from nsqha.wire.compression import Codec, new_codec
+from nsqha.wire.session import CLOSING, Session
+
+if TYPE_CHECKING:
+    from nsqha.server.auth import AuthState
+    from nsqha.server.broker import Broker
+    from nsqha.server.partition import Partition
+    from nsqha.wire.identify import Agreed, Request
+
+TLS_SECONDS_MAX = 5.0
+WRITE_BUFFER_HIGH = 1 << 20  # a consumer that reads slower gets no more messages until half of it is gone
+
+_OK = [encoder.OK * n for n in range(256)]
+
+
+class Slot:
+    """A place in the reply queue; a publish's outcome fills it."""
+
+    __slots__ = ("close", "command", "connection", "data", "ready")
+
+    def __init__(self, connection: Connection, command: str, data: bytes, *, ready: bool = False) -> None:
+        self.connection = connection
+        self.command = command
+        self.data = data
+        self.ready = ready
+        self.close = False  # close after writing
+
+    def stored(self) -> None:
+        self.ready = True
+        self.connection.settle(self)
+
+    def failed(self, why: str) -> None:
+        self.data = errors.publish_failed(self.command, why)
+        self.ready = self.close = True
+        self.connection.settle(self)
+
+
+class Connection(asyncio.Protocol):
+    """A V2 client: implements `wire.session.Handler`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.blocked = False
+        self.writable = True
+        self.closed = False
+        self.number = broker.next_connection_number()
+        self.remote_address = ""
+        self.connected_at = 0
+        self.agreed: Agreed | None = None
+        self.consumer: Consumer | None = None
+        self.pub_counts: dict[str, int] = {}
+        self.tls: ssl.SSLObject | None = None
+        self.auth_state: AuthState | None = None
+        self.auth_secret = b""
+        self.session = Session(broker.limits, self)
+        self.session.tls_required_now = broker.options.tls_required != TlsRequired.NO
+        self._transport: asyncio.Transport | None = None
+        self._replies: deque[Slot] = deque()
+        self._when_drained: Callable[[], None] | None = None
+        self._targets: dict[str, Partition] = {}
+        self._codec: Codec | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._heartbeat_seconds = 0.0
+        self._received_at = 0.0
+        self._loop = broker.loop
+        self._eof = False
+        self._task: asyncio.Task[None] | None = None
+
+    # ---- the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
+        if self.closed or not self.remote_address:
+            peer = transport.get_extra_info("peername")
+            self.remote_address = address_text(peer)
+            self.connected_at = self.broker.clock.wall_ns() // 1_000_000_000
+            self._received_at = self._loop.time()
+            self._set_heartbeat(self.broker.limits.heartbeat_interval_default_ms)
+            self.broker.connection_opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._received_at = self._loop.time()
+        if self._codec is None:
+            self.session.receive(data)
+        else:
+            self._decompress(data)
+
+    def _decompress(self, data: bytes) -> None:
+        """Feed the session piece by piece: a few bytes may decompress to many."""
+        codec = self._codec
+        assert codec is not None
+        try:
+            piece = codec.decompress(data)
+            while piece:
+                self.session.receive(piece)
+                if self.blocked or self.closed or not codec.pending:
+                    return
+                piece = codec.decompress(b"")
+        except ValueError:
+            self.session.kill()
+            self.close()
+
+    def eof_received(self) -> bool:
+        self._eof = True
+        self.session.eof()
+        return bool(self._replies) or self.blocked  # answers are still owed; closed when they have left
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.closed and self._transport is None:
+            return
+        self.closed = True
+        self.writable = False
+        self._transport = None
+        self._replies.clear()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self.broker.connection_closed(self)
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = not self.closed
+        if self.consumer is not None:
+            self.consumer.wake()
+
+    def _write(self, data: Any) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        if self._codec is None:
+            transport.write(data)
+        else:
+            for chunk in self._codec.chunks(data):
+                transport.write(chunk)
+
+    send_messages = _write
+
+    def close(self) -> None:
+        """Drop the connection once what was written has left."""
+        if self._transport is not None and not self.closed:
+            self.closed = True
+            self.writable = False
+            self._transport.close()
+
+    # ---- heartbeats
+
+    def _set_heartbeat(self, interval_ms: int) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+        self._heartbeat_seconds = interval_ms / 1000
+        if interval_ms > 0:
+            self._heartbeat = self._loop.call_later(self._heartbeat_seconds, self._beat)
+
+    def _beat(self) -> None:
+        # A client whose socket we do not read at present can not be blamed for its silence.
+        if self._loop.time() - self._received_at > 2 * self._heartbeat_seconds - 0.05 and not self.blocked:
+            self.close()
+            return
+        self._write(encoder.HEARTBEAT)
+        self._heartbeat = self._loop.call_later(self._heartbeat_seconds, self._beat)
+
+    # ---- replies
+
+    def reply(self, data: bytes) -> None:
+        """A frame that leaves after the replies of all earlier commands."""
+        if self._replies:
+            self._replies.append(Slot(self, "", data, ready=True))
+        else:
+            self._write(data)
+
+    def fatal(self, data: bytes) -> None:
+        """An error frame in its turn, then the end."""
+        if self._replies:
+            slot = Slot(self, "", data, ready=True)
+            slot.close = True
+            self._replies.append(slot)
+        else:
+            self._write(data)
+            self.close()
+
+    def settle(self, slot: Slot) -> None:
+        """A slot became ready: write what has no unready reply before it."""
+        replies = self._replies
+        if not replies or replies[0] is not slot:
+            return
+        if len(replies) == 1 and not slot.close:
+            replies.popleft()
+            self._write(slot.data)
+        else:
+            out = []
+            closing = False
+            while replies and replies[0].ready and not closing:
+                first = replies.popleft()
+                out.append(first.data)
+                closing = first.close
+            self._write(b"".join(out))
+            if closing:
+                replies.clear()
+                self.close()
+                return
+        if not replies:
+            if self._when_drained is not None:
+                then, self._when_drained = self._when_drained, None
+                self._unblock(then)
+            elif self._eof:
+                self.close()
+
+    def _after_replies(self, then: Callable[[], None]) -> None:
+        """Do `then` when every earlier command has been answered; the session waits."""
+        if not self._replies:
+            then()
+        else:
+            self._block()
+            self._when_drained = then
+
+    # ---- waiting
+
+    def _block(self) -> None:
+        if not self.blocked:
+            self.blocked = True
+            if self._transport is not None:
+                self._transport.pause_reading()
+
+    def _unblock(self, then: Callable[[], None] | None = None) -> None:
+        self.blocked = False
+        if self.closed:
+            return
+        self._received_at = self._loop.time()
+        if then is not None:
+            then()
+        if self.blocked or self.closed:
+            return
+        if self._transport is not None and not self._eof:
+            self._transport.resume_reading()
+        self.session.resume()
+        if self._codec is not None and self._codec.pending and not self.blocked:
+            self._decompress(b"")
+        if self._eof and not self._replies and not self.blocked:
+            self.close()
+
+    def _wait_for(self, work: Coroutine[Any, Any, Callable[[], None] | None]) -> None:
+        """Block the session until `work` ends; it returns what to do then."""
+        self._block()
+
+        async def run() -> None:
+            then = await work
+            self._task = None
+            self._unblock(then)
+
+        self._task = self._loop.create_task(run())
+
+    # ---- publishing
+
+    def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
+        partition = self._targets.get(topic)
+        if partition is None or partition.closed:
+            partition = self._target(topic, lambda: self.publish(topic, frames, count, command), command)
+            if partition is None:
+                return
+        if command == "PUB" and count != 1:
+            slot = Slot(self, command, _OK[count] if count < 256 else encoder.OK * count)
+        else:
+            slot = Slot(self, command, encoder.OK)
+        self._replies.append(slot)
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
+        partition.publish(frames, slot)
+        if partition.full:
+            self._wait_until_drained(partition)
+
+    def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
+        partition = self._targets.get(topic)
+        if partition is None or partition.closed:
+            partition = self._target(topic, lambda: self.publish_deferred(topic, frame, delay_ms), "DPUB")
+            if partition is None:
+                return
+        slot = Slot(self, "DPUB", encoder.OK)
+        self._replies.append(slot)
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
+        partition.publish_deferred(frame, delay_ms, slot)
+        if partition.full:
+            self._wait_until_drained(partition)
+
+    def _target(self, topic: str, again: Callable[[], None], command: str) -> Partition | None:
+        """The partition this connection publishes to; None while the topic is being created or if it can not be."""
+        refusal = self.broker.refuses_publish()
+        if refusal is not None:
+            self.fatal(errors.publish_failed(command, refusal))
+            self.session.kill()
+            return None
+        partition = self.broker.partition_for_publish(topic, self.number)
+        if partition is not None:
+            self._targets[topic] = partition
+            return partition
+
+        async def create() -> Callable[[], None]:
+            try:
+                await self.broker.create_topic(topic)
+            except NsqhaError as error:
+                why = str(error)
+                return lambda: self._refuse(errors.publish_failed(command, why))
+            return again
+
+        self._wait_for(create())
+        return None
+
+    def _refuse(self, frame: bytes) -> None:
+        self.fatal(frame)
+        self.session.kill()
+
+    def _wait_until_drained(self, partition: Partition) -> None:
+        if not self.blocked:
+            self._block()
+            partition.when_drained(self._unblock)
+
+    def forget_targets(self) -> None:
+        """A topic came, went or changed its partitions."""
+        self._targets.clear()
+
+    def ensure_topic(self, topic: str) -> None:
+        if topic in self._targets or self.broker.has_topic(topic):
+            return
+
+        async def create() -> None:
+            try:
+                await self.broker.create_topic(topic)
+            except NsqhaError:
+                pass  # the publish that follows reports it
+
+        self._wait_for(create())
+
+    # ---- authorization
+
+    def check_publish(self, command: str, topic: str) -> bool:
+        if self.broker.auth is None:
+            return True
+        state = self.auth_state
+        if state is not None and state.expired(self.broker.clock.monotonic()):
+            self._wait_for(self._authorize_again())
+            return False
+        refusal = denial(state, command, topic)
+        if refusal is not None:
+            self.fatal(encoder.error(refusal))
+            return False
+        return True
+
+    async def _authorize_again(self) -> Callable[[], None] | None:
+        return None if await self._ask() else lambda: self._refuse(errors.AUTH_FAILED)
+
+    async def _ask(self) -> bool:
+        """Ask the auth server what this connection's secret may do."""
+        assert self.broker.auth is not None
+        question = Question(
+            self.auth_secret,
+            self.remote_address.rpartition(":")[0].strip("[]"),
+            self.tls is not None,
+            common_name(self.tls),
+        )
+        try:
+            self.auth_state = await self.broker.auth.ask(question)
+        except AuthFailed:
+            return False
+        return True
+
+    def auth(self, secret: bytes) -> None:
+        if self.auth_state is not None:
+            self._refuse(errors.AUTH_ALREADY_SET)
+        elif self.broker.auth is None:
+            self._refuse(errors.AUTH_DISABLED)
+        else:
+            self.auth_secret = secret
+            self._after_replies(lambda: self._wait_for(self._auth()))
+
+    async def _auth(self) -> Callable[[], None]:
+        if not await self._ask():
+            return lambda: self._refuse(errors.AUTH_FAILED)
+        state = self.auth_state
+        assert state is not None
+        if not state.authorizations:
+            return lambda: self._refuse(errors.AUTH_NOTHING_ALLOWED)
+        return lambda: self.reply(encoder.response(state.reply_json()))
+
+    # ---- consuming
+
+    def subscribe(self, topic: str, channel: str) -> None:
+        self._after_replies(lambda: self._wait_for(self._subscribe(topic, channel)))
+
+    async def _subscribe(self, topic: str, channel: str) -> Callable[[], None]:
+        if self.broker.auth is not None:
+            state = self.auth_state
+            if state is not None and state.expired(self.broker.clock.monotonic()) and not await self._ask():
+                return lambda: self._refuse(errors.AUTH_FAILED)
+            refusal = denial(self.auth_state, "SUB", topic, channel)
+            if refusal is not None:
+                frame = encoder.error(refusal)
+                return lambda: self._refuse(frame)
+        agreed = self.agreed
+        timeout_ms = agreed.msg_timeout_ms if agreed else self.broker.limits.msg_timeout_default_ms
+        consumer = Consumer(
+            self,
+            topic=topic,
+            channel=channel,
+            msg_timeout=timeout_ms / 1000,
+            sample_rate=agreed.sample_rate if agreed else 0,
+        )
+        try:
+            await self.broker.subscribe(consumer)
+        except NsqhaError as error:
+            why = str(error)
+            return lambda: self._refuse(errors.sub_failed(why))
+        if self.closed:
+            self.broker.unsubscribe(consumer)
+        self.consumer = consumer
+        return lambda: self.reply(encoder.OK)
+
+    def ready(self, count: int) -> None:
+        consumer = self.consumer
+        if consumer is not None and self.session.state != CLOSING:
+            consumer.rdy = count
+            consumer.wake()
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> None:
+        consumer = self.consumer
+        assert consumer is not None
+        while pos < end:
+            leg = consumer.legs.get(int(data[pos + 4 : pos + 8], 16) >> 2) if is_hex(data, pos + 4) else None
+            if leg is not None:
+                new, count = leg.channel.fin_run(data, pos, end, leg.owner)
+                if count:
+                    consumer.in_flight -= count
+                    consumer.finish_count += count
+                    leg.delivery.wake()
+                    if leg.delivery.latency is not None:
+                        self._note_latency(leg, data[new - 17 : new - 1], count)
+                if new != pos:
+                    pos = new
+                    continue
+            self._fin_one(consumer, data[pos + 4 : pos + 20])
+            pos += 21
+
+    def _fin_one(self, consumer: Consumer, message_id: bytes) -> None:
+        leg, offset = self._find(consumer, message_id)
+        why = leg.channel.fin(offset, leg.owner) if leg is not None else errors.NOT_IN_FLIGHT
+        if why is not None:
+            self.reply(errors.fin_failed(message_id, why))
+            return
+        assert leg is not None
+        consumer.in_flight -= 1
+        consumer.finish_count += 1
+        leg.delivery.wake()
+        if leg.delivery.latency is not None:
+            self._note_latency(leg, message_id, 1)
+
+    def _note_latency(self, leg: Leg, message_id: bytes, count: int) -> None:
+        """As nsqd, at FIN; a run of FINs counts with the age of its last message."""
+        leg.delivery.finished(int(message_id, 16) - leg.id_base, count, self.broker.now())
+
+    def req(self, message_id: bytes, delay_ms: int) -> None:
+        consumer = self.consumer
+        assert consumer is not None
+        leg, offset = self._find(consumer, message_id)
+        if leg is None:
+            self.reply(errors.req_failed(message_id, errors.NOT_IN_FLIGHT))
+            return
+        why = leg.channel.req(offset, leg.owner, delay_ms, self.broker.now())
+        if why is not None:
+            self.reply(errors.req_failed(message_id, why))
+            return
+        consumer.in_flight -= 1
+        consumer.requeue_count += 1
+        leg.delivery.wake()
+
+    def touch(self, message_id: bytes) -> None:
+        consumer = self.consumer
+        assert consumer is not None
+        leg, offset = self._find(consumer, message_id)
+        if leg is None:
+            self.reply(errors.touch_failed(message_id, errors.NOT_IN_FLIGHT))
+            return
+        why = leg.channel.touch(offset, leg.owner, self.broker.now(), consumer.msg_timeout)
+        if why is not None:
+            self.reply(errors.touch_failed(message_id, why))
+
+    def _find(self, consumer: Consumer, message_id: bytes) -> tuple[Leg | None, int]:
+        number = ids.parse_message_id(message_id)
+        if number is None:
+            return None, 0
+        leg = consumer.legs.get(ids.partition_of(number))
+        return (leg, number - leg.id_base) if leg is not None else (None, 0)
+
+    def cls(self) -> None:
+        if self.consumer is not None:
+            self.consumer.rdy = 0
+        self.reply(encoder.CLOSE_WAIT)
+
+    # ---- negotiation
+
+    def identify(self, request: Request) -> None:
+        self._after_replies(lambda: self._identify(request))
+
+    def _identify(self, request: Request) -> None:
+        agreed = request.agreed
+        self.agreed = agreed
+        if agreed.heartbeat_interval_ms / 1000 != self._heartbeat_seconds:
+            self._set_heartbeat(agreed.heartbeat_interval_ms)
+        self._write(request.reply)
+        if agreed.tls:
+            self._wait_for(self._upgrade_tls(agreed))
+        elif agreed.codec:
+            self._upgrade_codec(agreed)
+
+    async def _upgrade_tls(self, agreed: Agreed) -> Callable[[], None]:
+        transport, context = self._transport, self.broker.tls_context
+        assert context is not None
+        if transport is None or self.session.take_unread():
+            return self.close  # bytes in clear behind the IDENTIFY are not part of the TLS session
+        transport.pause_reading()
+        try:
+            upgraded = await self._loop.start_tls(
+                transport, self, context, server_side=True, ssl_handshake_timeout=TLS_SECONDS_MAX
+            )
+        except (OSError, ssl.SSLError, ConnectionError):
+            return self.close
+        assert upgraded is not None
+        self._transport = upgraded
+        upgraded.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
+        self.tls = upgraded.get_extra_info("ssl_object")
+        self.session.tls_required_now = False
+
+        def then() -> None:
+            self._write(encoder.OK)
+            if agreed.codec:
+                self._upgrade_codec(agreed)
+
+        return then
+
+    def _upgrade_codec(self, agreed: Agreed) -> None:
+        rest = self.session.take_unread()
+        self._codec = new_codec(agreed.codec, agreed.deflate_level)
+        self._write(encoder.OK)
+        if rest:
+            self._decompress(rest)
+
+
+def is_hex(data: bytes, pos: int) -> bool:
+    return data[pos : pos + 4].isalnum() and all(c in b"0123456789abcdef" for c in data[pos : pos + 4])
+
+

@@ -1,0 +1,258 @@
+"""Handing committed messages of one channel of one partition to its consumers.
+
+A consumer is one connection. Its RDY window (`rdy - in_flight`) covers all partitions of the topic; a `Leg` is its
+place at one of them. First deliveries are slices of committed batches, as many messages as the window allows at a
+time; only redeliveries are rendered one by one.
+
+Fairness: with little backlog a pump deals it out evenly over the consumers that are ready; with much, windows decide.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqha import hot
+from nsqha.clock import Now
+from nsqha.errors import LogCorrupt
+from nsqha.quantile import LatencyWindow
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.reader import Batch
+    from nsqha.cursor.channel import Channel
+    from nsqha.server.partition import Partition
+
+OWNER_MAX = 65535
+
+
+class Wire(Protocol):
+    """Where a consumer's frames go."""
+
+    writable: bool
+
+    def send_messages(self, data: Any) -> None:
+        """Write whole message frames, not counted as a reply."""
+
+    def close(self) -> None:
+        """Drop the connection."""
+
+
+class Consumer:
+    """A subscribed connection: its window and its counters."""
+
+    def __init__(self, wire: Wire, *, topic: str, channel: str, msg_timeout: float, sample_rate: int) -> None:
+        self.wire = wire
+        self.topic = topic
+        self.channel = channel
+        self.msg_timeout = msg_timeout
+        self.sample_rate = sample_rate
+        self.rdy = 0
+        self.in_flight = 0
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.legs: dict[int, Leg] = {}
+
+    @property
+    def room(self) -> int:
+        return self.rdy - self.in_flight if self.wire.writable else 0
+
+    def wake(self) -> None:
+        """The window opened: look for messages at the end of this tick."""
+        for leg in self.legs.values():
+            leg.delivery.wake()
+
+
+class Leg:
+    """A consumer's place at one partition of its channel."""
+
+    __slots__ = ("channel", "consumer", "delivery", "id_base", "owner")
+
+    def __init__(self, consumer: Consumer, delivery: Delivery, owner: int) -> None:
+        self.consumer = consumer
+        self.delivery = delivery
+        self.owner = owner
+        self.channel = delivery.channel
+        self.id_base = delivery.partition.id_base
+
+
+class Delivery:
+    """One channel of one partition, and the consumers it feeds."""
+
+    def __init__(
+        self, partition: Partition, channel: Channel, loop: Any, rng: random.Random, latency: LatencyWindow | None
+    ) -> None:
+        self.partition = partition
+        self.latency = latency  # of messages from publish to FIN; None: not asked for
+        self.channel = channel
+        self.stuck: str | None = None  # why nothing more can be read; shown in /stats
+        self._loop = loop
+        self._rng = rng
+        self._legs: dict[int, Leg] = {}
+        self._order: list[Leg] = []
+        self._turn = 0
+        self._woken = False
+        self._batch: Batch | None = None
+        self._offset = 0  # of the message at `_position` of `_batch`
+        self._position = 0
+
+    # ---- consumers
+
+    def attach(self, consumer: Consumer) -> Leg:
+        owner = next(n for n in range(1, OWNER_MAX + 1) if n not in self._legs)
+        leg = Leg(consumer, self, owner)
+        self._legs[owner] = leg
+        self._order.append(leg)
+        consumer.legs[self.partition.number] = leg
+        return leg
+
+    def detach(self, leg: Leg, now: Now) -> None:
+        """The consumer is gone; what it had in flight waits for the next one."""
+        if self._legs.pop(leg.owner, None) is None:
+            return
+        self._order.remove(leg)
+        leg.consumer.legs.pop(self.partition.number, None)
+        leg.consumer.in_flight -= self.channel.detach(leg.owner, now)
+        self.wake()
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return [leg.consumer for leg in self._order]
+
+    def finished(self, offset: int, count: int, now: Now) -> None:
+        """`count` messages up to `offset` were finished: remember their age. Called only if `latency` is wanted."""
+        assert self.latency is not None
+        entry = self.partition.log.entry_for_offset(offset)
+        if entry is not None:
+            self.latency.add(max(0, now.wall_ns - entry.timestamp_ns), now.mono, count)
+
+    def forgotten(self, counts: dict[int, int]) -> None:
+        """A seek or an empty: these deliveries are no longer in flight."""
+        for owner, count in counts.items():
+            leg = self._legs.get(owner)
+            if leg is not None:
+                leg.consumer.in_flight -= count
+        self._batch = None
+        self.wake()
+
+    # ---- time
+
+    def next_deadline(self) -> float | None:
+        return self.channel.next_deadline()
+
+    def due(self, now: Now) -> None:
+        """Time out what is overdue and hand out what has become due."""
+        for owner, count in self.channel.expire(now):
+            leg = self._legs.get(owner)
+            if leg is not None:
+                leg.consumer.in_flight -= count
+                leg.consumer.wake()
+        self.pump(now)
+
+    # ---- handing out
+
+    def wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._woken = False
+        partition = self.partition
+        if partition.closed:
+            return
+        now = partition.now()
+        self.pump(now)
+        partition.arm(now.mono)
+
+    def pump(self, now: Now) -> None:
+        """Hand out as much as windows and backlog allow."""
+        channel = self.channel
+        if not self._order or channel.paused or self.stuck is not None:
+            return
+        ready = [leg for leg in self._order if leg.consumer.room > 0]
+        if not ready:
+            return
+        try:
+            if channel.has_redelivery(now):
+                self._redeliver(ready, now)
+            if ready:
+                self._deliver(ready, now)
+        except LogCorrupt as error:
+            self.stuck = str(error)
+
+    def _redeliver(self, ready: list[Leg], now: Now) -> None:
+        channel = self.channel
+        while ready and (redelivery := channel.redelivery(now)) is not None:
+            leg = ready[self._turn % len(ready)]
+            self._turn += 1
+            frame = self.partition.read_message(redelivery.offset, redelivery.position)
+            consumer = leg.consumer
+            channel.redelivered(redelivery, leg.owner, now.mono + consumer.msg_timeout)
+            consumer.in_flight += 1
+            consumer.message_count += 1
+            consumer.wire.send_messages(hot.patch_attempts(frame, redelivery.attempts))
+            if consumer.room <= 0:
+                ready.remove(leg)
+
+    def _deliver(self, ready: list[Leg], now: Now) -> None:
+        channel = self.channel
+        end = self.partition.cursors.pump
+        while ready:
+            leg = ready[self._turn % len(ready)]
+            consumer = leg.consumer
+            room = consumer.room
+            if room <= 0:
+                ready.remove(leg)
+                continue
+            if len(ready) > 1:
+                self._turn += 1
+                room = min(room, (end - channel.next_read) // len(ready) + 1)
+            run = channel.next_run(end, room)
+            if run is None:
+                return
+            first, stop = run
+            batch = self._batch_of(first)
+            position = self._position
+            position_end, count = hot.walk(batch.data, position, len(batch.data), stop - first)
+            if count == 0:
+                raise LogCorrupt(f"no message frame at offset {first}")
+            if consumer.sample_rate:
+                self._deliver_sample(leg, first, count, batch, position, now)
+            else:
+                channel.delivered(first, first + count, leg.owner, now.mono + consumer.msg_timeout)
+                consumer.in_flight += count
+                consumer.message_count += count
+                consumer.wire.send_messages(memoryview(batch.data)[position:position_end])
+            self._offset = first + count
+            self._position = position_end
+
+    def _deliver_sample(self, leg: Leg, first: int, count: int, batch: Batch, position: int, now: Now) -> None:
+        """As nsqd: a message passes if a number drawn from 0..99 is at most the sample rate; others are dropped."""
+        channel, consumer = leg.channel, leg.consumer
+        for offset in range(first, first + count):
+            end, _ = hot.walk(batch.data, position, len(batch.data), 1)
+            if self._rng.randrange(100) > consumer.sample_rate:
+                channel.drop(offset, offset + 1)
+            else:
+                channel.delivered(offset, offset + 1, leg.owner, now.mono + consumer.msg_timeout)
+                consumer.in_flight += 1
+                consumer.message_count += 1
+                consumer.wire.send_messages(memoryview(batch.data)[position:end])
+            position = end
+
+    def _batch_of(self, offset: int) -> Batch:
+        """The batch that holds `offset`, with `_position` at its frame (behind attribute frames)."""
+        batch = self._batch
+        if batch is None or not batch.first_offset <= offset < batch.end_offset:
+            batch = self.partition.log.batch_at(offset)
+            if batch is None:
+                raise LogCorrupt(f"offset {offset} is not in the log")
+            self._batch = batch
+            self._position = batch.locate(offset)
+        elif offset != self._offset:
+            self._position = batch.locate(offset)
+        else:
+            self._position = hot.skip_control(batch.data, self._position, len(batch.data))
+        self._offset = offset
+        return batch

@@ -1,0 +1,273 @@
+"""A running node: everything from the lock file to the listeners, in the order in which it starts and stops.
+
+Start: lock and journal -> metadata -> recover and lead every partition -> announce -> listen. Nothing is answered
+before everything that was acknowledged earlier can be served again. Stop is the reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nsqha.clock import SystemClock
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.storage import OsStorage
+from nsqha.election.embedded import EmbeddedStore
+from nsqha.errors import ConfigError
+from nsqha.nsqlog import Log
+from nsqha.options import Options, version_line
+from nsqha.server import listen
+from nsqha.server.api import Ports
+from nsqha.server.auth import AuthClient
+from nsqha.server.broker import Broker
+from nsqha.server.connection import Connection
+from nsqha.server.disk import DiskRounds
+from nsqha.server.opening import PartitionOpener
+from nsqha.server.process import collector
+from nsqha.server.registrar import Identity, Registrar
+from nsqha.server.statsd import StatsdPusher, host_prefix
+from nsqha.wire.limits import Limits
+
+MS = 1_000_000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+log = Log("node")
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a node serves, as clients on this machine reach it."""
+
+    tcp: str
+    http: str
+    https: str
+    grpc: str
+
+
+def limits_of(options: Options) -> Limits:
+    """What the protocol checks, out of the flags."""
+    return Limits(
+        msg_bytes_max=options.max_msg_size,
+        body_bytes_max=options.max_body_size,
+        rdy_count_max=options.max_rdy_count,
+        req_timeout_ms_max=options.max_req_timeout_ns // MS,
+        # As nsqd: the client timeout is a minute, a heartbeat is due in half of it.
+        heartbeat_interval_ms_max=options.max_heartbeat_interval_ns // MS,
+        msg_timeout_default_ms=options.msg_timeout_ns // MS,
+        msg_timeout_ms_max=options.max_msg_timeout_ns // MS,
+        output_buffer_bytes_max=options.max_output_buffer_size,
+        output_buffer_timeout_default_ms=options.output_buffer_timeout_ns // MS,
+        output_buffer_timeout_ms_min=options.min_output_buffer_timeout_ns // MS,
+        output_buffer_timeout_ms_max=options.max_output_buffer_timeout_ns // MS,
+        tls=bool(options.tls_cert),
+        snappy=options.snappy,
+        deflate=options.deflate,
+        deflate_level_max=options.max_deflate_level,
+        auth_required=bool(options.auth_http_addresses),
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+    )
+
+
+class Node:
+    """One broker in this process."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = replace(options, data_path=os.path.abspath(options.data_path or "."))
+        self.failed: asyncio.Future[str] | None = None  # the disk failed: why
+        self._broker: Broker | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._closers: list[Any] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.addresses = Addresses("", "", "", "")
+
+    @property
+    def broker(self) -> Broker:
+        assert self._broker is not None, "the node was not started"
+        return self._broker
+
+    async def start(self) -> None:
+        """Serve. ConfigError if a flag, the folder or a port can not be used."""
+        options = self.options
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        log.info("starting", "%s", version_line("nsqd"))
+        log.info("node_id", "ID: %d", options.node_id)
+        # Sockets first: a port that is taken should not cost a recovery.
+        sockets = self._listen()
+        clock = SystemClock()
+        rng = random.Random()
+        journal, store = self._open_state(rng)
+        disk = DiskRounds(loop, clock, self._fail)
+        opener = PartitionOpener(options, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=self._fail)
+        broker = Broker(
+            options,
+            limits_of(options),
+            loop=loop,
+            clock=clock,
+            rng=rng,
+            journal=journal,
+            store=store,
+            disk=disk,
+            opener=opener,
+        )
+        self._broker = broker
+        broker.on_failure = self._failed
+        broker.ports = Ports(**{name: listen.bound_port(sock) for name, sock in sockets.items()})
+        await broker.open_topics()
+        self._prepare_tls_and_auth(broker)
+        self._announce(broker)
+        await self._serve(broker, sockets)
+        collector.start()
+        # What exists now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+
+    def _open_state(self, rng: random.Random) -> tuple[NodeJournal, EmbeddedStore]:
+        options = self.options
+        storage = OsStorage()
+        try:
+            os.makedirs(options.data_path, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--data-path={options.data_path}: {error.strerror}") from None
+        boot_id = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+        journal = NodeJournal.open(storage, options.data_path, rng, boot_id=boot_id)
+        if journal.poisoned:
+            log.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
+        store = EmbeddedStore(
+            storage,
+            f"{options.data_path}/metadata",
+            rng,
+            cluster_id=journal.identity.cluster_id,
+            revision_seen=journal.identity.revision_seen,
+        )
+        journal.join(store.cluster().record.cluster_id)
+        return journal, store
+
+    def _listen(self) -> dict[str, socket.socket]:
+        options = self.options
+        wanted = {"tcp": options.tcp_address, "http": options.http_address}
+        if options.tls_cert and options.https_address:
+            wanted["https"] = options.https_address
+        sockets: dict[str, socket.socket] = {}
+        try:
+            for name, address in wanted.items():
+                if address:
+                    sockets[name] = listen.listen(address, flag=f"{name}-address")
+        except ConfigError:
+            for sock in sockets.values():
+                sock.close()
+            raise
+        return sockets
+
+    def _prepare_tls_and_auth(self, broker: Broker) -> None:
+        from nsqha.server import tls
+
+        options = self.options
+        if options.tls_cert:
+            broker.tls_context = tls.server_context(options)
+        if options.auth_http_addresses:
+            broker.auth = AuthClient(
+                options.auth_http_addresses,
+                clock=broker.clock,
+                rng=broker.rng,
+                post=options.auth_http_request_method == "post",
+                connect_seconds=options.http_client_connect_timeout_ns / 1e9,
+                request_seconds=options.http_client_request_timeout_ns / 1e9,
+                tls=tls.client_context(options),
+            )
+            self._closers.append(broker.auth.close)
+
+    def _announce(self, broker: Broker) -> None:
+        options = self.options
+        registrar = Registrar(
+            Identity(
+                tcp_port=options.broadcast_tcp_port or broker.ports.tcp,
+                http_port=options.broadcast_http_port or broker.ports.http,
+                hostname=socket.gethostname(),
+                broadcast_address=options.broadcast_address,
+                topology_zone=options.topology_zone,
+                topology_region=options.topology_region,
+            ),
+            broker.registrations,
+            answer_bytes_max=options.max_body_size,
+            connect_seconds=options.http_client_connect_timeout_ns / 1e9,
+            request_seconds=options.http_client_request_timeout_ns / 1e9,
+        )
+        broker.registrar = registrar
+        registrar.set_peers(options.lookupd_tcp_addresses)
+        self._closers.append(registrar.close)
+        if options.statsd_address:
+            prefix = host_prefix(
+                options.statsd_prefix, options.broadcast_address, options.broadcast_http_port or broker.ports.http
+            )
+            interval = options.statsd_interval_ns / 1e9
+            pusher = StatsdPusher(broker, options.statsd_address, prefix, interval_seconds=interval)
+            self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
+
+    async def _serve(self, broker: Broker, sockets: dict[str, socket.socket]) -> None:
+        from nsqha.admin.service import AdminServer
+        from nsqha.server.http_api import HttpServer
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(broker), sock=sockets["tcp"])
+        log.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
+        http = HttpServer(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
+        await http.start()
+        self._closers.append(http.close)
+        admin = AdminServer(broker, self.options.grpc_address)
+        await admin.start()
+        self._closers.append(admin.close)
+        broker.grpc_address = admin.address
+        bound = {name: listen.bound_address(sock) for name, sock in sockets.items()}
+        self.addresses = Addresses(bound.get("tcp", ""), bound.get("http", ""), bound.get("https", ""), admin.address)
+
+    def _fail(self, error: BaseException) -> None:
+        self.broker.fail(error)
+
+    def _failed(self, why: str) -> None:
+        if self.failed is not None and not self.failed.done():
+            self.failed.set_result(why)
+
+    async def stop(self) -> None:
+        """Leave the lookup daemons, close listeners and clients, write what is left, sync, mark the stop clean."""
+        broker = self.broker
+        broker.exiting = True
+        log.info("stopping", "NSQ: stopping")
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        for close in reversed(self._closers):
+            await close()
+        await broker.stop()
+        log.info("stopped", "bye")
+
+
+def serve_until_signal(options: Options) -> int:
+    """Run one node until SIGINT or SIGTERM (0), or until its disk fails (1)."""
+    import uvloop
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        node = Node(options)
+        await node.start()
+        assert node.failed is not None
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        failed = node.failed.done()
+        await node.stop()
+        return 1 if failed else 0
+
+    return uvloop.run(main())

@@ -1,0 +1,211 @@
+"""From a topic's record to partitions that are led: create or recover the log, load the channels, begin an epoch.
+
+The slow halves (`recover`, `create`, `remove`) run on the disk thread and touch only files; the others run on the
+loop and touch only memory. A partition's folder is `topics/<name>-<topic uid>/<partition>`: the name is for people,
+the uid makes delete-and-recreate and names such as `..` harmless. An #ephemeral topic has the same log in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from nsqha import ids
+from nsqha.clock import Clock
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.commitlog.lookup import LogIdentity
+from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.recovery import JournalCuts, Report, recover
+from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
+from nsqha.cursor.limits import Limits
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.state import NEEDS_LOOK, PartitionState
+from nsqha.election.model import TopicRecord
+from nsqha.nsqlog import Log
+from nsqha.options import Options
+from nsqha.replication.leader import LeaderReplica
+from nsqha.server.disk import DiskRounds
+from nsqha.server.measures import Measures
+from nsqha.server.partition import Partition, PartitionRuntime
+
+log = Log("opening")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLog:
+    """A partition's log, and the log_uid it goes by from now on."""
+
+    log: PartitionLog
+    log_uid: int
+    state: PartitionState
+    report: Report | None  # None: new
+
+
+class PartitionOpener:
+    """Opens, creates and removes the partitions of one node."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        disk: DiskRounds,
+        journal: NodeJournal,
+        rng: random.Random,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.measures = Measures()
+        self._options = options
+        self._journal = journal
+        self._rng = rng
+        self._storage: Storage = OsStorage()
+        self._cache = BatchCache(options.tail_cache_bytes)
+        self._limits = LogLimits(segment_bytes=options.segment_bytes_or_default)
+        self._cursor_limits = Limits(
+            max_msg_timeout_s=options.max_msg_timeout_ns / 1e9, ephemeral_unread_max=options.mem_queue_size
+        )
+        self._runtime = PartitionRuntime(
+            loop=loop,
+            clock=clock,
+            disk=disk,
+            measures=self.measures,
+            on_failure=fail,
+            waiting_bytes_max=options.publish_queue_bytes,
+            wait_seconds_max=options.publish_wait_ns / 1e9,
+            written_seconds_max=options.publish_outcome_wait_ns / 1e9,
+            sync_every=options.sync_every,
+            sync_seconds=options.sync_timeout_ns / 1e9,
+        )
+
+    # ---- files, on the disk thread
+
+    def folder(self, name: str, uid: int) -> str:
+        return f"{self._options.data_path}/topics/{name}-{uid:016x}"
+
+    def create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> dict[int, OpenedLog]:
+        """New, empty logs. The record is durable already, so a crash here leaves nothing that nobody knows of."""
+        storage = self._storage_of(record)
+        folder = self.folder(record.name, record.uid)
+        opened = {}
+        for number, log_uid in log_uids.items():
+            identity = LogIdentity(record.uid, number)
+            log_ = PartitionLog.create(storage, f"{folder}/{number}", identity, cache=self._cache, limits=self._limits)
+            opened[number] = OpenedLog(log_, log_uid, PartitionState(), None)
+        return opened
+
+    def recover(self, record: TopicRecord) -> dict[int, OpenedLog]:
+        """The logs of a topic that was here before."""
+        folder = self.folder(record.name, record.uid)
+        opened = {}
+        for number in record.partitions:
+            key = (record.uid, number)
+            before = self._journal.record(key)
+            recovery = recover(
+                self._storage,
+                f"{folder}/{number}",
+                LogIdentity(record.uid, number),
+                before,
+                JournalCuts(self._journal, key),
+                sync_always=self.sync_of(record) == "always",
+                replicas=1,
+                host_restarted=self._journal.host_restarted,
+                cache=self._cache,
+                limits=self._limits,
+            )
+            self._tell(f"{record.name}/{number}", recovery.report)
+            new_uid = recovery.report.new_log_uid or before is None or not before.log_uid
+            log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
+            opened[number] = OpenedLog(recovery.log, log_uid, state_of(recovery.log), recovery.report)
+        return opened
+
+    def remove(self, name: str, uid: int) -> None:
+        """Unlink everything of a deleted topic; safe to repeat."""
+        self._storage.remove_tree(self.folder(name, uid))
+
+    def sync_of(self, record: TopicRecord) -> str:
+        return "none" if ids.is_ephemeral(record.name) else record.settings.sync or self._options.sync
+
+    def _storage_of(self, record: TopicRecord) -> Storage:
+        return MemStorage() if ids.is_ephemeral(record.name) else self._storage
+
+    def _tell(self, partition: str, report: Report) -> None:
+        """Say what recovery found, once each, under stable names."""
+        if report.clean:
+            return
+        for cut in report.cuts:
+            log.warning("log_cut", "%s: the log was cut at offset %d (%s)", partition, cut.at.offset, cut.why)
+            self.measures.log_events["log_cut"] += 1
+        for damage in report.damage:
+            log.error(
+                "log_damaged", "%s: offsets [%d, %d) did not verify: %s",
+                partition, damage.first.offset, damage.end.offset, damage.what,
+            )  # fmt: skip
+            self.measures.log_events["log_damaged"] += 1
+        if report.possible_loss:
+            log.warning("possible_loss", "%s: messages acknowledged before their fsync may be gone", partition)
+            self.measures.log_events["possible_loss"] += 1
+
+    # ---- memory, on the loop
+
+    def lead(self, record: TopicRecord, logs: Mapping[int, OpenedLog]) -> list[Partition]:
+        """Partitions over open logs, in the epochs that the record names; their promises are staged."""
+        partitions = []
+        for number, opened in sorted(logs.items()):
+            epoch = record.partitions[number].epoch
+            if not ids.is_ephemeral(record.name):
+                end = opened.log.local_durable
+                key = (record.uid, number)
+                known = self._journal.record(key)
+                if known is None or known.log_uid != opened.log_uid:
+                    self._journal.stage(key, promise=epoch, log_uid=opened.log_uid, local_durable=end)
+                else:
+                    self._journal.stage(key, promise=epoch, local_durable=max(end, known.local_durable))
+            partitions.append(self._partition(record, number, epoch, opened))
+        return partitions
+
+    def _partition(self, record: TopicRecord, number: int, epoch: int, opened: OpenedLog) -> Partition:
+        log_ = opened.log
+        sync = self.sync_of(record)
+        id_base = ids.id_base(number, record.salt)
+        node = self._journal.identity.node_uid
+        leader = LeaderReplica(
+            node=node,
+            epoch=epoch,
+            isr=(node,),
+            min_isr=1,
+            sync_always=sync == "always",
+            end=log_.end.log_id,
+            durable=log_.local_durable,
+        )
+        cursors = PartitionCursors(
+            id_base=id_base, state=opened.state, limits=self._cursor_limits, ordered=record.settings.ordered
+        )
+        return Partition(
+            self._runtime, number=number, id_base=id_base, log=log_, cursors=cursors, leader=leader, sync=sync
+        )
+
+    def stage_durable(self, record: TopicRecord, partition: Partition) -> None:
+        """Remember up to where the log is on this disk; the caller writes the journal at its leisure."""
+        known = self._journal.record((record.uid, partition.number))
+        if known is not None and partition.log.local_durable > known.local_durable:
+            self._journal.stage((record.uid, partition.number), local_durable=partition.log.local_durable)
+
+    def forget(self, record: TopicRecord) -> None:
+        """The topic's files are gone."""
+        for number in record.partitions:
+            self._journal.forget((record.uid, number))
+
+    def close(self) -> None:
+        """Nothing is open any more."""
+
+
+def state_of(log_: PartitionLog) -> PartitionState:
+    """The channel state that a recovered log says, from its first batch on."""
+    state = PartitionState()
+    for entry in log_.entries(log_.start.log_id, log_.end.log_id):
+        state.apply(entry, log_.read(entry) if entry.flags & NEEDS_LOOK else b"")
+    return state

@@ -1,0 +1,461 @@
+"""One partition on the node that leads it: group commit in, committed batches out.
+
+    publish / channel events -> waiting -> flush -> PartitionLog.append -> {disk round} -> LeaderReplica -> commit
+    commit -> channel events applied, high watermark moved, publishers answered, channels pumped
+
+Adaptive group commit: with nothing outstanding the waiting runs are flushed at the end of the loop tick; else they
+gather until the outstanding batch is committed or `FLUSH_BYTES` wait. Merging stops at `BATCH_BYTES`; one run of
+frames is never split, so an MPUB stays in one batch.
+
+Invariants: batches commit in log order; a waiter is answered exactly once; no append while a roll is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from nsqha import hot
+from nsqha.clock import Clock, Now
+from nsqha.commitlog.entry import Entry
+from nsqha.commitlog.log import PartitionLog, SyncTicket
+from nsqha.cursor.events import EpochStart
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.state import Effect
+from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
+from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
+from nsqha.replication.leader import LeaderReplica
+from nsqha.server.disk import DiskRounds
+from nsqha.server.measures import Measures
+
+if TYPE_CHECKING:
+    from nsqha.cursor.channel import Channel
+    from nsqha.server.delivery import Delivery
+
+FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
+BATCH_BYTES = 256 << 10  # merging stops here
+TIMER_SLACK = 0.01  # deadlines closer than this share one timer
+RETRY_SECONDS = 1.0  # after an append that failed: channel events are tried again
+
+
+class Reply(Protocol):
+    """Somebody who waits for the outcome of a publish."""
+
+    def stored(self) -> None:
+        """Committed."""
+
+    def failed(self, why: str) -> None:
+        """Refused, or of unknown outcome; `why` says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRuntime:
+    """What the node lends to each of its partitions."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    disk: DiskRounds
+    measures: Measures
+    on_failure: Callable[[BaseException], None]
+    waiting_bytes_max: int  # beyond this publishers of the partition are not read
+    wait_seconds_max: float  # a publish that could not be written for so long is refused
+    written_seconds_max: float  # a written publish without outcome is answered "unknown"
+    sync_every: int  # messages per fsync with sync=interval
+    sync_seconds: float
+
+
+class Outstanding:
+    """A written batch that is not committed yet, and who waits for it."""
+
+    __slots__ = ("data", "done", "entry", "waiters", "written_at")
+
+    def __init__(
+        self,
+        entry: Entry,
+        data: bytearray,
+        waiters: list[tuple[Reply, float]],
+        done: list[asyncio.Future[None]],
+        written_at: float,
+    ) -> None:
+        self.entry = entry
+        self.data = data
+        self.waiters = waiters
+        self.done = done
+        self.written_at = written_at
+
+
+class Partition:
+    """Owner of one partition's log, commit point and channels."""
+
+    def __init__(
+        self,
+        runtime: PartitionRuntime,
+        *,
+        number: int,
+        id_base: int,
+        log: PartitionLog,
+        cursors: PartitionCursors,
+        leader: LeaderReplica,
+        sync: str,
+    ) -> None:
+        self.number = number
+        self.id_base = id_base
+        self.log = log
+        self.cursors = cursors
+        self.leader = leader
+        self.deliveries: dict[str, Delivery] = {}
+        self.message_count = 0
+        self.message_bytes = 0
+        self.closed = False
+        self.sync = sync
+        self.on_effects: Callable[[list[Effect]], None] = lambda effects: None
+        self._runtime = runtime
+        self._loop = runtime.loop
+        self._clock = runtime.clock
+        self._disk = runtime.disk
+        self._measures = runtime.measures
+        self._on_failure = runtime.on_failure
+        self._runs: list[bytes] = []
+        self._waiters: list[tuple[Reply, float]] = []
+        self._delays: list[tuple[int, int]] = []  # (index in _runs, delay ms) of deferred publishes
+        self.waiting_bytes = 0
+        self._unsent_events = b""
+        self._unsent_flags = 0
+        self._event_waiters: list[asyncio.Future[None]] = []
+        self._outstanding: deque[Outstanding] = deque()
+        self._flush_scheduled = False
+        self._rolling = False
+        self.unsynced_messages = 0
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._drained: dict[Callable[[], None], None] = {}
+
+    def start_epoch(self) -> asyncio.Future[None]:
+        """Write the epoch-start batch, synced; the future ends when it is committed and applied."""
+        self._unsent_events = EpochStart(self.leader.epoch, self.leader.node).encode()
+        self._unsent_flags = HAS_EVENTS
+        future = self.commit_events()
+        self._disk.request(self)
+        return future
+
+    # ---- publishing
+
+    def publish(self, frames: bytes, reply: Reply) -> None:
+        """Store a run of blank frames as one unit; `reply` hears of the outcome."""
+        self._runs.append(frames)
+        self._waiters.append((reply, self._loop.time()))
+        self.waiting_bytes += len(frames)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def publish_deferred(self, frames: bytes, delay_ms: int, reply: Reply) -> None:
+        """As `publish`; every channel gets the messages `delay_ms` after the flush."""
+        self._delays.append((len(self._runs), delay_ms))
+        self.publish(frames, reply)
+
+    @property
+    def full(self) -> bool:
+        """Whether publishers should stop being read until `when_drained`."""
+        return self.waiting_bytes > self._runtime.waiting_bytes_max
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call once, after the waiting bytes have been written."""
+        self._drained[callback] = None
+
+    def commit_events(self) -> asyncio.Future[None]:
+        """Write the channel events that are due; the future ends when they are committed and applied."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self.closed:
+            future.set_exception(Unavailable("the partition is closed"))
+            return future
+        self._event_waiters.append(future)
+        self._schedule_flush()
+        return future
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        while self._runs or self._event_waiters or self.cursors.urgent:
+            if self._rolling or self.closed:
+                return
+            urgent = self._event_waiters or self.cursors.urgent
+            if self._outstanding and self.waiting_bytes < FLUSH_BYTES and not urgent:
+                return
+            if not self._write(force_events=bool(self._event_waiters)):
+                return
+        if self._drained and not self.full:
+            drained, self._drained = self._drained, {}
+            for callback in drained:
+                callback()
+
+    def _take_runs(self) -> tuple[list[bytes], list[tuple[Reply, float]], list[tuple[int, int]]]:
+        """The next batch's runs: all that wait, or as many as reach `BATCH_BYTES`."""
+        if self.waiting_bytes <= BATCH_BYTES:
+            taken = self._runs, self._waiters, self._delays
+            self._runs, self._waiters, self._delays = [], [], []
+            self.waiting_bytes = 0
+            return taken
+        size = n = 0
+        for run in self._runs:
+            if n and size + len(run) > BATCH_BYTES:
+                break
+            size += len(run)
+            n += 1
+        taken = self._runs[:n], self._waiters[:n], [d for d in self._delays if d[0] < n]
+        del self._runs[:n], self._waiters[:n]
+        self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
+        self.waiting_bytes -= size
+        return taken
+
+    def _write(self, *, force_events: bool = False) -> bool:
+        """Write one batch. False if the disk refused."""
+        now = self.now()
+        events, flags = self.cursors.take_events(now, force=force_events)
+        if self._unsent_events:
+            # In the order they were taken, and none is ever dropped: what they say has been counted as said.
+            events, flags = self._unsent_events + events, flags | self._unsent_flags
+        runs, waiters, delays = self._take_runs()
+        done, self._event_waiters = self._event_waiters, []
+        if delays:
+            flags |= HAS_ATTRIBUTES
+            for index, delay_ms in delays:
+                runs[index] = self.cursors.deliver_at(now.wall_ns + delay_ms * 1_000_000, runs[index])
+        if not runs and not events:
+            for future in done:
+                if not future.done():
+                    future.set_result(None)
+            return True
+        data = bytearray().join((events, *runs)) if events else bytearray().join(runs)
+        timestamp_ns = self.log.next_timestamp(now.wall_ns)
+        count = hot.stamp(data, len(events), self.id_base + self.log.end.offset, timestamp_ns) if runs else 0
+        try:
+            entry = self.log.append(
+                data,
+                count=count,
+                flags=flags,
+                timestamp_ns=timestamp_ns,
+                epoch=self.leader.epoch,
+                durable=self.leader.durable,
+            )
+        except AppendFailed as error:
+            # Nothing was stored. Events are not publishes: nobody sends them again, so they wait for the next batch.
+            self._unsent_events, self._unsent_flags = events, flags & ~HAS_ATTRIBUTES
+            self._event_waiters = done + self._event_waiters
+            for reply, _ in waiters:
+                reply.failed(f"not stored: {error}")
+            self._loop.call_later(RETRY_SECONDS, self._schedule_flush)
+            return False
+        except Poisoned as error:
+            for reply, _ in waiters:
+                reply.failed("outcome unknown: the disk failed")
+            self._on_failure(error)
+            return False
+        self._unsent_events, self._unsent_flags = b"", 0
+        self.message_count += count
+        self.message_bytes += len(data) - len(events) - count * hot.HEADER
+        self._outstanding.append(Outstanding(entry, data, waiters, done, now.mono))
+        if self.sync == "always":
+            self._disk.request(self)
+        elif self.sync == "interval":
+            self._sync_later(count)
+        if self.leader.written(self.log.end.log_id):
+            self._commit(now)
+        if self.log.needs_roll:
+            self._rolling = True
+            self._loop.create_task(self._roll())
+        return True
+
+    async def _roll(self) -> None:
+        try:
+            await self._disk.run(self.log.roll)
+        except (Poisoned, OSError) as error:
+            self._on_failure(error)
+            return
+        self._rolling = False
+        self._schedule_flush()
+
+    # ---- durability
+
+    def _sync_later(self, count: int) -> None:
+        self.unsynced_messages += count
+        if self.unsynced_messages >= self._runtime.sync_every:
+            self.unsynced_messages = 0
+            self._disk.request(self)
+        elif self._sync_timer is None:
+            self._sync_timer = self._loop.call_later(self._runtime.sync_seconds, self._sync_due)
+
+    def _sync_due(self) -> None:
+        self._sync_timer = None
+        self.unsynced_messages = 0
+        self._disk.request(self)
+
+    def set_sync(self, sync: str) -> None:
+        """What OK means from now on; batches that wait are judged by the new meaning."""
+        self.sync = sync
+        if sync == "always":
+            self._disk.request(self)
+        if self.leader.set_sync_always(sync == "always"):
+            self._commit(self.now())
+
+    def sync_ticket(self) -> SyncTicket | None:
+        return None if self.closed else self.log.unsynced()
+
+    def synced(self, ticket: SyncTicket) -> None:
+        durable = self.log.synced(ticket)
+        if self.leader.acked(self.leader.node, end=self.log.end.log_id, durable=durable):
+            self._commit(self.now())
+        if self.sync == "always" and self.log.unsynced() is not None:
+            self._disk.request(self)
+        if self._runs:
+            self._flush()
+
+    # ---- commit
+
+    def _commit(self, now: Now) -> None:
+        committed = self.leader.committed
+        outstanding = self._outstanding
+        cursors = self.cursors
+        while outstanding and outstanding[0].entry.log_id < committed:
+            batch = outstanding.popleft()
+            entry = batch.entry
+            effects = cursors.apply(entry, batch.data, now)
+            if entry.count:
+                self._measures.publish_seconds.observe(now.mono - batch.written_at)
+                self._measures.batch_messages.observe(entry.count)
+            for reply, _ in batch.waiters:
+                reply.stored()
+            if effects:
+                self.on_effects(effects)
+            for future in batch.done:
+                if not future.done():
+                    future.set_result(None)
+        for delivery in self.deliveries.values():
+            delivery.pump(now)
+        self.arm(now.mono)
+
+    # ---- timers
+
+    def arm(self, now: float) -> None:
+        """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""
+        deadline = self.cursors.event_deadline()
+        for delivery in self.deliveries.values():
+            mine = delivery.next_deadline()
+            if mine is not None and (deadline is None or mine < deadline):
+                deadline = mine
+        if deadline is None:
+            return
+        if self._timer is not None:
+            if self._timer_at <= deadline + TIMER_SLACK:
+                return
+            self._timer.cancel()
+        self._timer_at = max(deadline, now + TIMER_SLACK)
+        self._timer = self._loop.call_later(self._timer_at - now, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self.closed:
+            return
+        now = self.now()
+        for delivery in list(self.deliveries.values()):
+            delivery.due(now)
+        deadline = self.cursors.event_deadline()
+        if (self.cursors.urgent or (deadline is not None and deadline <= now.mono)) and not self._rolling:
+            self._write()
+        self.arm(now.mono)
+
+    def keep_house(self, now: Now) -> None:
+        """Called about once a second: answer publishes that waited too long."""
+        overdue = self._loop.time() - self._runtime.wait_seconds_max
+        if self._waiters and self._waiters[0][1] < overdue:
+            n = sum(at < overdue for _, at in self._waiters)
+            expired = self._waiters[:n]
+            self.waiting_bytes -= sum(map(len, self._runs[:n]))
+            del self._runs[:n], self._waiters[:n]
+            self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
+            for reply, _ in expired:
+                reply.failed("not stored: the log could not be written in time")
+        for batch in self._outstanding:
+            if batch.waiters and batch.written_at < now.mono - self._runtime.written_seconds_max:
+                waiters, batch.waiters = batch.waiters, []
+                for reply, _ in waiters:
+                    reply.failed("outcome unknown: not confirmed in time")
+
+    def now(self) -> Now:
+        return Now(self._clock.monotonic(), self._clock.wall_ns())
+
+    @property
+    def high_watermark(self) -> int:
+        """End of what is committed, as an offset."""
+        return self._outstanding[0].entry.first_offset if self._outstanding else self.log.end.offset
+
+    def oldest_unfinished_seconds(self, channel: Channel, now: Now) -> float | None:
+        """Age of the oldest message that the channel has not finished, by publish time; None if all are."""
+        offset = channel.oldest_unfinished(self.cursors.pump)
+        if offset is None:
+            return None
+        entry = self.log.entry_for_offset(offset)
+        return max(0.0, (now.wall_ns - entry.timestamp_ns) / 1e9) if entry is not None else None
+
+    # ---- reading
+
+    def read_message(self, offset: int, position: int = 0) -> bytes:
+        """The stored frame of one message, or its carried copy at `position`. LogCorrupt if it can not be read."""
+        batch = self.log.batch_at(offset)
+        if batch is None:
+            raise LogCorrupt(f"offset {offset} is not in the log")
+        position = batch.locate(offset)
+        size = int.from_bytes(batch.data[position : position + 4], "big")
+        return bytes(batch.data[position : position + 4 + size])
+
+    # ---- end
+
+    async def close(self) -> None:
+        """Write the last progress, sync, and answer who still waits."""
+        if self.closed:
+            return
+        while self._rolling:
+            await asyncio.sleep(0.01)
+        self.cursors.prepare_stop()
+        self._write(force_events=True)
+        while self._runs:
+            self._write()
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+        ticket = self.log.unsynced()
+        if ticket is not None:
+            await self._disk.run(ticket.run)
+            self.log.synced(ticket)
+            if self.leader.acked(self.leader.node, end=self.log.end.log_id, durable=self.log.end.log_id):
+                self._commit(self.now())
+        self.abandon("shutting down")
+        self.log.close()
+
+    def abandon(self, why: str) -> None:
+        """Answer everybody who waits: the partition ends here."""
+        self.closed = True
+        waiters, self._waiters, self._runs = self._waiters, [], []
+        for reply, _ in waiters:
+            reply.failed(f"not stored: {why}")
+        for batch in self._outstanding:
+            for reply, _ in batch.waiters:
+                reply.failed(f"outcome unknown: {why}")
+            for future in batch.done:
+                if not future.done():
+                    future.set_exception(Unavailable(why))
+        self._outstanding.clear()
+        for future in self._event_waiters:
+            if not future.done():
+                future.set_exception(Unavailable(why))
+        self._event_waiters = []

@@ -1,0 +1,205 @@
+"""One moment of the broker as the immutable records of `server.stats`.
+
+Taken only when somebody asks. Figures of a channel are the sums over the partitions this node leads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import nsqha
+from nsqha import hot
+from nsqha.clock import Now
+from nsqha.quantile import NOTHING, merged
+from nsqha.server.stats import (
+    BrokerStats,
+    ChannelStats,
+    ClientStats,
+    CursorStats,
+    NodeStats,
+    PartitionStats,
+    TopicStats,
+)
+from nsqha.server.tls import describe
+
+if TYPE_CHECKING:
+    from nsqha.server.broker import Broker
+    from nsqha.server.connection import Connection
+    from nsqha.server.delivery import Consumer
+    from nsqha.server.partition import Partition
+    from nsqha.server.topic import Topic
+
+
+def broker_stats(broker: Broker, topic: str, clients: bool) -> BrokerStats:
+    """All topics, or `topic` alone; connections only if `clients`."""
+    now = broker.now()
+    topics = [t for t in broker.topics.values() if topic in ("", t.name)]
+    producers = [client_stats(c, None) for c in broker.connections.values() if c.pub_counts] if clients else []
+    return BrokerStats(
+        health=broker.health(),
+        start_time_ns=broker.start_time_ns,
+        topics=tuple(topic_stats(t, now, clients) for t in topics),
+        producers=tuple(producers),
+        node=node_stats(broker),
+    )
+
+
+def node_stats(broker: Broker) -> NodeStats:
+    return NodeStats(
+        version=nsqha.__version__,
+        hot=hot.ACTIVE,
+        sync=broker.options.sync,
+        data_path=broker.options.data_path,
+        grpc_address=broker.grpc_address,
+        connections=len(broker.connections),
+        connections_total=broker.connections_total,
+        disk_free_bytes=broker.space.free_bytes,
+        disk_total_bytes=broker.space.total_bytes,
+        disk_refusing=broker.disk_refusing,
+        fsync_seconds=broker.disk.round_seconds.data(),
+        publish_seconds=broker.measures.publish_seconds.data(),
+        batch_messages=broker.measures.batch_messages.data(),
+        loop_lag_seconds=broker.measures.loop_lag_seconds.data(),
+        publish_errors=tuple(sorted(broker.measures.publish_errors.items())),
+        log_events=tuple(sorted(broker.measures.log_events.items())),
+    )
+
+
+def topic_stats(topic: Topic, now: Now, clients: bool) -> TopicStats:
+    unhanded = sum(p.log.end.offset - p.cursors.pump for p in topic.partitions)
+    channels = tuple(channel_stats(topic, name, now, clients) for name in topic.channel_names())
+    windows = [w for p in topic.partitions for d in p.deliveries.values() if (w := d.latency) is not None]
+    return TopicStats(
+        topic_name=topic.name,
+        channels=channels,
+        depth=unhanded,
+        backend_depth=0 if topic.ephemeral else unhanded,
+        message_count=sum(p.message_count for p in topic.partitions),
+        message_bytes=sum(p.message_bytes for p in topic.partitions),
+        paused=topic.paused,
+        e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
+        partitions=tuple(partition_stats(p) for p in topic.partitions),
+    )
+
+
+def partition_stats(partition: Partition) -> PartitionStats:
+    log = partition.log
+    return PartitionStats(
+        partition=partition.number,
+        leader_epoch=partition.leader.epoch,
+        sync=partition.sync,
+        start_offset=log.start.offset,
+        start_position_bytes=log.start.position,
+        end_offset=log.end.offset,
+        end_position_bytes=log.end.position,
+        committed_offset=partition.high_watermark,
+        segments=len(log.pairs),
+        waiting_bytes=partition.waiting_bytes,
+        unsynced_messages=partition.unsynced_messages,
+    )
+
+
+def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelStats:
+    cursors = []
+    totals = dict.fromkeys(("message_count", "requeue_count", "timeout_count", "finished_count"), 0)
+    windows = []
+    paused = False
+    for partition in topic.partitions:
+        delivery = partition.deliveries.get(name)
+        if delivery is None:
+            continue
+        channel = delivery.channel
+        paused = channel.paused
+        for key in totals:
+            totals[key] += getattr(channel, key)
+        if delivery.latency is not None:
+            windows.append(delivery.latency)
+        cursors.append(
+            CursorStats(
+                partition=partition.number,
+                floor=channel.floor,
+                next_read=channel.next_read,
+                finished_ranges=channel.finished_range_count,
+                depth=channel.depth(partition.cursors.pump),
+                in_flight_count=channel.in_flight,
+                deferred_count=channel.deferred_count,
+                uncommitted_progress=channel.uncommitted_progress,
+                oldest_unfinished_seconds=partition.oldest_unfinished_seconds(channel, now),
+                stuck=delivery.stuck or "",
+            )
+        )
+    consumers = topic.consumers.get(name, [])
+    depth = sum(c.depth for c in cursors)
+    return ChannelStats(
+        channel_name=name,
+        depth=depth,
+        backend_depth=0 if name.endswith("#ephemeral") or topic.ephemeral else depth,
+        in_flight_count=sum(c.in_flight_count for c in cursors),
+        deferred_count=sum(c.deferred_count for c in cursors),
+        message_count=totals["message_count"],
+        requeue_count=totals["requeue_count"],
+        timeout_count=totals["timeout_count"],
+        finish_count=totals["finished_count"],
+        client_count=len(consumers),
+        clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
+        paused=paused,
+        e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
+        cursors=tuple(cursors),
+    )
+
+
+def client_stats(connection: Connection | Any, consumer: Consumer | None) -> ClientStats:
+    agreed = connection.agreed
+    address = connection.remote_address
+    auth = connection.auth_state
+    counts: dict[str, Any] = {}
+    if consumer is not None:
+        counts = {
+            "ready_count": consumer.rdy,
+            "in_flight_count": consumer.in_flight,
+            "message_count": consumer.message_count,
+            "finish_count": consumer.finish_count,
+            "requeue_count": consumer.requeue_count,
+        }
+    elif connection.consumer is not None:
+        return client_stats(connection, connection.consumer)
+    identity: dict[str, Any]
+    if agreed is None:
+        # Never identified: nsqd shows the peer's address instead.
+        host = address.rpartition(":")[0].strip("[]") or address
+        identity = {"client_id": host, "hostname": host}
+    else:
+        identity = {
+            "client_id": agreed.client_id,
+            "hostname": agreed.hostname,
+            "user_agent": agreed.user_agent,
+            "topology_zone": agreed.topology_zone,
+            "topology_region": agreed.topology_region,
+        }
+    return ClientStats(
+        remote_address=address,
+        state=connection.session.state,
+        connect_ts=connection.connected_at,
+        sample_rate=agreed.sample_rate if agreed else 0,
+        deflate=bool(agreed and agreed.deflate),
+        snappy=bool(agreed and agreed.snappy),
+        authed=auth is not None,
+        auth_identity=auth.identity if auth else "",
+        auth_identity_url=auth.identity_url if auth else "",
+        pub_counts=tuple(connection.pub_counts.items()),
+        **tls_fields(connection.tls),
+        **identity,
+        **counts,
+    )
+
+
+def tls_fields(session: Any) -> dict[str, Any]:
+    """What /stats says of a TLS session."""
+    info = describe(session)
+    return {
+        "tls": session is not None,
+        "tls_cipher_suite": info.cipher_suite,
+        "tls_version": info.version,
+        "tls_negotiated_protocol": info.negotiated_protocol,
+        "tls_negotiated_protocol_is_mutual": info.negotiated_protocol_is_mutual,
+    }

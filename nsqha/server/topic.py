@@ -1,0 +1,118 @@
+"""A topic on this node: its metadata record, the partitions this node leads, and the channels by name.
+
+The record (settings, channel list) belongs to the metadata store; this object holds the last version read. Changes of
+the channel list go: compare-and-set in the store -> `adopt` -> a `channels` event in each partition's log -> applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nsqha import ids
+from nsqha.clock import Now
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.partition import Forgotten
+from nsqha.cursor.state import Created, Deleted, Effect
+from nsqha.election.model import TopicRecord, Versioned
+from nsqha.server.delivery import Consumer, Delivery
+from nsqha.server.partition import Partition
+
+
+class Topic:
+    """The local part of one topic."""
+
+    def __init__(
+        self,
+        record: Versioned[TopicRecord],
+        partitions: list[Partition],
+        new_delivery: Callable[[Partition, Channel], Delivery],
+    ) -> None:
+        self.versioned = record
+        self.partitions = partitions
+        self.consumers: dict[str, list[Consumer]] = {}
+        self.deleting = False
+        self._new_delivery = new_delivery
+        for partition in partitions:
+            partition.on_effects = lambda effects, p=partition: self._happened(p, effects)  # type: ignore[misc]
+            self._sync_deliveries(partition)
+
+    @property
+    def name(self) -> str:
+        return self.versioned.record.name
+
+    @property
+    def record(self) -> TopicRecord:
+        return self.versioned.record
+
+    @property
+    def ephemeral(self) -> bool:
+        return ids.is_ephemeral(self.name)
+
+    def partition_for(self, connection_number: int) -> Partition:
+        """Sticky per connection, so that what one connection publishes keeps its order."""
+        return self.partitions[connection_number % len(self.partitions)]
+
+    def channel_names(self) -> list[str]:
+        return sorted({name for partition in self.partitions for name in partition.cursors.channels})
+
+    def has_channel(self, name: str) -> bool:
+        return any(name in partition.cursors.channels for partition in self.partitions)
+
+    @property
+    def paused(self) -> bool:
+        return self.record.channels.paused
+
+    def wake(self, channel: str) -> None:
+        """Deliveries of the channel may go on."""
+        for partition in self.partitions:
+            if channel in partition.deliveries:
+                partition.deliveries[channel].wake()
+
+    # ---- channels come and go with committed events
+
+    def _happened(self, partition: Partition, effects: list[Effect]) -> None:
+        """A committed batch changed channels: bring deliveries and windows in line."""
+        for effect in effects:
+            if isinstance(effect, (Created, Deleted)):
+                self._sync_deliveries(partition)
+            elif isinstance(effect, Forgotten):
+                delivery = partition.deliveries.get(effect.channel.name)
+                if delivery is not None:
+                    delivery.forgotten(effect.counts)
+
+    def _sync_deliveries(self, partition: Partition) -> None:
+        """Open deliveries for new channels, close those of deleted ones."""
+        channels = partition.cursors.channels
+        for name, delivery in list(partition.deliveries.items()):
+            if channels.get(name) is not delivery.channel:
+                del partition.deliveries[name]
+                for consumer in delivery.consumers:
+                    consumer.wire.close()
+        for name, channel in channels.items():
+            if name not in partition.deliveries:
+                partition.deliveries[name] = self._new_delivery(partition, channel)
+
+    # ---- consumers
+
+    def attach(self, consumer: Consumer) -> None:
+        """Give the consumer its place at each partition. The channel exists."""
+        self.consumers.setdefault(consumer.channel, []).append(consumer)
+        for partition in self.partitions:
+            partition.deliveries[consumer.channel].attach(consumer)
+
+    def detach(self, consumer: Consumer, now: Now) -> bool:
+        """The consumer is gone. True if it was the last of its channel."""
+        for leg in list(consumer.legs.values()):
+            leg.delivery.detach(leg, now)
+        remaining = self.consumers.get(consumer.channel, [])
+        if consumer in remaining:
+            remaining.remove(consumer)
+        if remaining:
+            return False
+        return self.consumers.pop(consumer.channel, None) is not None
+
+    async def commit_events(self) -> None:
+        """Have the channel events that are queued committed in every partition."""
+        futures = [partition.commit_events() for partition in self.partitions]
+        for future in futures:
+            await future
