@@ -2,7 +2,7 @@
 
 A pair starts where its anchor says. An anchor that does not verify is derived again: it is a copy of the last entry
 of the pair before, or the genesis, or one wrong bit away from what was written, or (its chain unknown) it precedes the
-pair's first entry. Nothing is changed here; recovery writes such anchors back and unlinks what is left over:
+first entry that verifies. Nothing is changed here; recovery writes such anchors back and unlinks what is left over:
 
     X.dropping             a pair that was being unlinked: the segment X goes, then the marker
     a last pair without    the remains of a roll that failed or was cut short: goes if its segment is empty and
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nsqha.commitlog.control import iter_frames
 from nsqha.commitlog.entry import (
     CRC_ZLIB,
     ENTRY_BYTES,
@@ -25,10 +26,11 @@ from nsqha.commitlog.entry import (
     decode_flipped,
     genesis,
 )
-from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, DROPPING, SEGMENT, Pair, file_name, parse_name
+from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, DROPPING, SEGMENT, LogIdentity, Pair, file_name, parse_name
+from nsqha.errors import LogCorrupt
+from nsqha.frames import MESSAGE
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.lookup import LogIdentity
     from nsqha.commitlog.storage import Storage
 
 
@@ -38,7 +40,8 @@ class Found:
 
     pairs: list[Pair] = field(default_factory=list)
     restored: list[Pair] = field(default_factory=list)  # those of `pairs` whose anchor on disk is wrong
-    leftovers: list[str] = field(default_factory=list)  # paths to unlink, in this order
+    dropping: list[int] = field(default_factory=list)  # positions of pairs whose removal was begun
+    leftovers: list[str] = field(default_factory=list)  # paths to unlink
     unreadable: list[int] = field(default_factory=list)  # positions of pairs that nothing can be said about
     strays: list[str] = field(default_factory=list)  # names that do not belong here
 
@@ -54,16 +57,13 @@ def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: 
             found.strays.append(name)
         else:
             (dropping if parsed[1] == DROPPING else positions).add(parsed[0])
-    for position in sorted(dropping):
-        if position in positions:
-            found.leftovers.append(f"{directory}/{file_name(position, SEGMENT)}")
-        found.leftovers.append(f"{directory}/{file_name(position, DROPPING)}")
+    found.dropping = sorted(dropping)
     for position in sorted(positions - dropping):
         raw = _slots(storage, directory, position)
         anchor = decode(raw[:ENTRY_BYTES])
         good = anchor is not None and anchor.end_position == position
         if not good:
-            anchor = _derived(raw, position, identity, found.pairs)
+            anchor = _derived(storage, directory, raw, position, identity, found.pairs)
         if anchor is None:
             found.unreadable.append(position)
             continue
@@ -87,7 +87,9 @@ def _slots(storage: Storage, directory: str, position: int) -> bytes:
         file.close()
 
 
-def _derived(raw: bytes, position: int, identity: LogIdentity, before: list[Pair]) -> Entry | None:
+def _derived(
+    storage: Storage, directory: str, raw: bytes, position: int, identity: LogIdentity, before: list[Pair]
+) -> Entry | None:
     """The anchor of the pair at `position`, from anything but its own valid bytes."""
     if position == 0:
         return genesis(identity.topic_uid, identity.partition)
@@ -98,14 +100,43 @@ def _derived(raw: bytes, position: int, identity: LogIdentity, before: list[Pair
         candidate = _entry_ending_at(before[-1], position)
         if candidate is not None:
             return candidate
-    first = decode(raw[ENTRY_BYTES : 2 * ENTRY_BYTES])
-    if first is None or first.position != position:
+    return _before_first_entry(storage, directory, raw, position)
+
+
+def _before_first_entry(storage: Storage, directory: str, raw: bytes, position: int) -> Entry | None:
+    """An anchor in front of the first valid entry, which may not be in slot 1; the frames in between are counted."""
+    slot, first = next(((n, entry) for n, entry in enumerate(decode_all(raw)) if n and entry is not None), (0, None))
+    if first is None or first.position < position:
         return None
-    # FAULTY: what chain comes before the first entry is not known any more.
+    count = 0
+    if first.position > position:
+        try:
+            file = storage.open(f"{directory}/{file_name(position, SEGMENT)}", read_only=True)
+        except FileNotFoundError:
+            return None
+        try:
+            frames = list(iter_frames(file.pread(first.position - position, 0)))
+            count = sum(frame.type == MESSAGE for frame in frames)
+        except LogCorrupt:
+            pass  # the offsets of those messages are lost with them
+        finally:
+            file.close()
+    # FAULTY: what chain came before is not known any more.
     return Entry(
-        first.log_id - 1, first.epoch, first.first_offset, position, first.timestamp_ns, 0, 0, 0, FAULTY,
-        VERSION, CRC_ZLIB, 0, 0,
-    )  # fmt: skip
+        log_id=first.log_id - slot,
+        epoch=first.epoch,
+        first_offset=first.first_offset - count,
+        position=position,
+        timestamp_ns=0,
+        count=0,
+        size=0,
+        crc=0,
+        flags=FAULTY,
+        version=VERSION,
+        crc_kind=CRC_ZLIB,
+        chain=0,
+        durable=0,
+    )
 
 
 def _entry_ending_at(pair: Pair, position: int) -> Entry | None:

@@ -10,7 +10,7 @@ Big endian, 80 bytes:
     40  count         u32   messages
     44  size          u32   bytes of frames
     48  crc           u32   of the frames
-    52  flags         u32   HAS_...
+    52  flags         u32   HAS_..., REBUILT, FAULTY
     56  version       u16   of this layout: 1
     58  crc_kind      u16   how `crc` is computed: 1 = zlib.crc32
     60  chain         u64   BLAKE2b-64 of the previous entry's chain and bytes 0..59
@@ -38,10 +38,7 @@ from nsqha.errors import LogCorrupt
 VERSION = 1
 CRC_ZLIB = 1
 
-HAS_EVENTS = 1
-HAS_ATTRIBUTES = 2
-HAS_CHECKPOINT = 4
-HAS_CARRY = 8
+# The low bits of `flags` are HAS_... of `nsqha.frames`: what is in the batch beside messages.
 # Set by recovery on an entry that it had to write anew; the chain of the entry behind one is not expected to fit.
 REBUILT = 1 << 30  # from the frames, and no successor's chain could prove it
 FAULTY = 1 << 31  # stands for messages that can not be read

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, genesis, next_entry
 from nsqha.commitlog.journal import CutIntent
-from nsqha.commitlog.lookup import LogIdentity, LogReader, PairInfo, verifies
-from nsqha.commitlog.pairs import Pair
+from nsqha.commitlog.lookup import LogReader, PairInfo, verifies
+from nsqha.commitlog.pairs import LogIdentity, Pair, remove_pairs
 from nsqha.commitlog.reader import Batch, BatchCache
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 
@@ -138,7 +138,7 @@ class PartitionLog(LogReader):
     def _cut_back(self, error: OSError) -> None:
         pair = self._active
         try:
-            pair.truncate(self.end)
+            pair.cut(self.end)
         except OSError as second:
             self.poisoned = f"{self.directory}: a failed write could not be cut back: {error}; then {second}"
             raise Poisoned(self.poisoned) from second
@@ -190,16 +190,17 @@ class PartitionLog(LogReader):
 
     def drop_pairs(self, up_to: Place) -> int:
         """Unlink the pairs that end at or below `up_to`; how many. The pair being written always stays."""
-        dropped = 0
-        while len(self._pairs) > 1:
-            end = self._pairs[1].first
+        n = 0
+        for after in self._pairs[1:]:
+            end = after.first
             if end.offset > up_to.offset or end.position > up_to.position:
                 break
-            self._pairs.pop(0).remove()
-            dropped += 1
-        if dropped:
-            self._storage.sync_dir(self.directory)
-        return dropped
+            n += 1
+        if n:
+            dropped = self._pairs[:n]
+            del self._pairs[:n]
+            remove_pairs(self._storage, self.directory, dropped)
+        return n
 
     def cut_intent(self, log_id: int) -> CutIntent:
         """What to journal before `truncate_to(log_id)`."""
@@ -209,16 +210,18 @@ class PartitionLog(LogReader):
     def truncate_to(self, log_id: int) -> None:
         """End the log before `log_id`, durably. Its intent must be in the journal; clear it before the next append."""
         assert self.start.log_id <= log_id <= self.end.log_id, f"{log_id} is not in {self}"
-        pair = self._pair_of(log_id)
+        pair = self.pair_of(log_id)
         last = pair.anchor if log_id == pair.first.log_id else self.entry(log_id - 1)
         self._shelf.cut(log_id)
-        while self._pairs[-1] is not pair:
-            self._pairs.pop().remove()
-        self._storage.sync_dir(self.directory)
+        n = self._pairs.index(pair) + 1
+        removed = self._pairs[n:]
+        del self._pairs[n:]
+        if removed:
+            remove_pairs(self._storage, self.directory, removed)
         self._active = pair
         self._last = last
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self.local_durable = min(self.local_durable, log_id)
-        pair.truncate(self.end)
+        pair.cut(self.end)
         pair.segment.sync()
         pair.commitlog.sync()

@@ -16,23 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry, Place
-from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
+from nsqha.commitlog.directory import find
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Entry, Place
+from nsqha.commitlog.pairs import BLOCK_SLOTS, LogIdentity, Pair
 from nsqha.commitlog.reader import RUN_BYTES, Batch, BatchCache
+from nsqha.errors import NotFound
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
 
+__all__ = ["LogIdentity", "LogReader", "PairInfo", "bad_data", "verifies"]
+
 OPEN_PAIRS = 4  # old pairs whose files stay open
 FIRST_SLOTS = 16  # entries that a run looks at first: enough unless batches are small
-
-
-@dataclass(frozen=True, slots=True)
-class LogIdentity:
-    """Whose log it is; the chain begins with it."""
-
-    topic_uid: int
-    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,20 @@ class LogReader:
         self._shelf = cache.shelf()
         self._open_old: list[Pair] = []
 
+    @classmethod
+    def open(cls, storage: Storage, directory: str, identity: LogIdentity) -> LogReader:
+        """Look at a log as it is, also while its broker writes it: nothing is changed or recovered."""
+        found = find(storage, directory, identity, read_only=True)
+        if not found.pairs:
+            raise NotFound(f"{directory} has no log files")
+        pair = found.pairs[-1]
+        last = pair.anchor
+        for log_id in range(last.log_id + pair.commitlog.size() // ENTRY_BYTES - 1, last.log_id, -1):
+            if (entry := pair.read_entry(log_id)) is not None:
+                last = entry
+                break
+        return LogReader(storage, directory, identity, found.pairs, last, BatchCache())
+
     @property
     def last(self) -> Entry | None:
         """The last entry, even if its files are gone; None in a log that never had one."""
@@ -96,22 +106,22 @@ class LogReader:
         if batch is not None:
             return batch.entry
         assert self.start.log_id <= log_id < self.end.log_id, f"log id {log_id} is not in {self}"
-        entry = self._pair_of(log_id).read_entry(log_id)
+        entry = self.pair_of(log_id).read_entry(log_id)
         if entry is None:
-            raise self._hole(log_id)
+            raise self.hole(log_id)
         return entry
 
     def entries(self, first_log_id: int, end_log_id: int) -> Iterator[Entry]:
         """The entries of [first, end) that are here. LogCorrupt at one that does not verify."""
         log_id = max(first_log_id, self.start.log_id)
         while log_id < (end := min(end_log_id, self.end.log_id)):
-            pair = self._pair_of(log_id)
-            block = pair.read_entries(log_id, min(end, self._end_of(pair).log_id, log_id + BLOCK_SLOTS) - log_id)
+            pair = self.pair_of(log_id)
+            block = pair.read_entries(log_id, min(end, self.end_of(pair).log_id, log_id + BLOCK_SLOTS) - log_id)
             if not block:
-                raise self._hole(log_id)
+                raise self.hole(log_id)
             for entry in block:
                 if entry is None:
-                    raise self._hole(log_id)
+                    raise self.hole(log_id)
                 yield entry
                 log_id += 1
 
@@ -126,7 +136,7 @@ class LogReader:
         pair = pairs[bisect_right(pairs, offset, key=lambda p: p.first.offset) - 1]
         log_id, entry = self._first_where(pair, lambda entry: entry.end_offset > offset)
         if entry is None or entry.first_offset > offset:
-            raise self._hole(log_id - 1)
+            raise self.hole(log_id - 1)
         return entry
 
     def entry_for_time(self, timestamp_ns: int) -> Entry | None:
@@ -139,7 +149,7 @@ class LogReader:
 
     def _first_where(self, pair: Pair, wanted: Callable[[Entry], bool]) -> tuple[int, Entry | None]:
         """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None)."""
-        low, high = pair.first.log_id, self._end_of(pair).log_id
+        low, high = pair.first.log_id, self.end_of(pair).log_id
         best: tuple[int, Entry | None] = (high, None)
         while low < high:
             middle = probe = (low + high) // 2
@@ -155,7 +165,8 @@ class LogReader:
                 low = probe + 1
         return best
 
-    def _pair_of(self, log_id: int) -> Pair:
+    def pair_of(self, log_id: int) -> Pair:
+        """The pair that this log id belongs to."""
         pairs = self._pairs
         pair = pairs[bisect_right(pairs, log_id, key=lambda p: p.first.log_id) - 1]
         if pair is not pairs[-1] and not pair.is_open:
@@ -168,15 +179,16 @@ class LogReader:
         if len(self._open_old) > OPEN_PAIRS:
             self._open_old.pop(0).release()
 
-    def _end_of(self, pair: Pair) -> Place:
+    def end_of(self, pair: Pair) -> Place:
+        """Where the next pair begins, or the log ends."""
         pairs = self._pairs
         i = bisect_right(pairs, pair.position, key=lambda p: p.position)
         return pairs[i].first if i < len(pairs) else self.end
 
-    def _hole(self, log_id: int) -> BatchCorrupt:
+    def hole(self, log_id: int) -> BatchCorrupt:
         """The error for an entry that does not verify: the damage reaches from valid neighbour to valid neighbour."""
-        pair = self._pair_of(log_id)
-        end = self._end_of(pair)
+        pair = self.pair_of(log_id)
+        end = self.end_of(pair)
         before: Entry | None = pair.anchor
         for first in range(log_id, pair.first.log_id, -1):
             if (before := pair.read_entry(first - 1)) is not None:
@@ -196,7 +208,7 @@ class LogReader:
         batch = self._shelf.by_log_id(entry.log_id)
         if batch is not None and batch.entry == entry:
             return batch.data
-        data = self._pair_of(entry.log_id).read_data(entry.position, entry.size)
+        data = self.pair_of(entry.log_id).read_data(entry.position, entry.size)
         if not verifies(entry, data):
             raise bad_data(entry)
         return data
@@ -222,7 +234,7 @@ class LogReader:
 
     def _read_run(self, log_id: int) -> Batch:
         """The batch `log_id` and those behind it in the same pair, as far as they verify, up to RUN_BYTES."""
-        pair = self._pair_of(log_id)
+        pair = self.pair_of(log_id)
         entries, size = self._entries_of_run(pair, log_id)
         if not entries:
             raise self._bad(log_id)
@@ -250,7 +262,7 @@ class LogReader:
     def _entries_of_run(self, pair: Pair, log_id: int) -> tuple[list[Entry], int]:
         entries: list[Entry] = []
         size = 0
-        end = self._end_of(pair).log_id
+        end = self.end_of(pair).log_id
         slots = FIRST_SLOTS
         while log_id < end:
             block = pair.read_entries(log_id, min(slots, end - log_id))
@@ -266,8 +278,8 @@ class LogReader:
         return entries, size
 
     def _bad(self, log_id: int) -> BatchCorrupt:
-        entry = self._pair_of(log_id).read_entry(log_id)
-        return self._hole(log_id) if entry is None else bad_data(entry)
+        entry = self.pair_of(log_id).read_entry(log_id)
+        return self.hole(log_id) if entry is None else bad_data(entry)
 
     def close(self) -> None:
         """Close the files. Nothing is synced."""

@@ -15,18 +15,28 @@ thread still syncs stays alive until that thread lets go of it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode, decode_all
+from nsqha.errors import Poisoned
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import File, Storage
 
 SEGMENT = ".segment"
 COMMITLOG = ".commitlog"
-# A commitlog of this name says that its pair is being unlinked (see `PartitionLog.drop_pairs`).
+# A commitlog of this name says that its pair is being unlinked (see `remove_pairs`).
 DROPPING = ".dropping"
 BLOCK_SLOTS = 512  # entries read at a time: 40 KB
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Whose log it is; the chain begins with it."""
+
+    topic_uid: int
+    partition: int
 
 
 class Pair:
@@ -44,18 +54,35 @@ class Pair:
 
     @classmethod
     def create(cls, storage: Storage, directory: str, anchor: Entry) -> Pair:
-        """A new empty pair behind `anchor`; durable, its names included, when this returns."""
+        """A new empty pair behind `anchor`; durable, its names included, when this returns.
+
+        OSError: there is none. Its names must not stay behind either: the log would seem to go on in it.
+        """
         pair = cls(storage, directory, anchor)
-        pair._segment = storage.open(pair.path(SEGMENT), create=True)
-        pair._commitlog = storage.open(pair.path(COMMITLOG), create=True)
-        # What a crash may have left under these names was never acknowledged.
-        pair._segment.truncate(0)
-        pair._commitlog.truncate(0)
-        pair._commitlog.pwrite(anchor.encode(), 0)
-        pair._segment.sync()
-        pair._commitlog.sync()
+        try:
+            segment = pair._segment = storage.open(pair.path(SEGMENT), create=True)
+            commitlog = pair._commitlog = storage.open(pair.path(COMMITLOG), create=True)
+            # What a crash may have left under these names was never acknowledged.
+            segment.truncate(0)
+            commitlog.truncate(0)
+            commitlog.pwrite(anchor.encode(), 0)
+        except OSError as error:
+            pair._undo_create(error)
+            raise
+        segment.sync()
+        commitlog.sync()
         storage.sync_dir(directory)
         return pair
+
+    def _undo_create(self, error: OSError) -> None:
+        self.close()
+        try:
+            for suffix in (COMMITLOG, SEGMENT):
+                if self._storage.exists(self.path(suffix)):
+                    self._storage.remove(self.path(suffix))
+            self._storage.sync_dir(self.directory)
+        except OSError as second:
+            raise Poisoned(f"{self.directory}: new files could not be removed: {error}; then {second}") from second
 
     @property
     def position(self) -> int:
@@ -127,30 +154,42 @@ class Pair:
             self._storage.open(self.path(suffix), create=True).close()
         return bool(missing)
 
-    def truncate(self, end: Place) -> int:
-        """Let both files end there; how many bytes that removed. Not synced."""
+    def cut(self, end: Place) -> int:
+        """Let neither file go beyond `end`; how many bytes that removed. Not synced."""
         removed = 0
         for file, size in (self.segment, end.position - self.position), (self.commitlog, self.slot(end.log_id)):
-            had = file.size()
-            if had != size:
+            excess = file.size() - size
+            if excess > 0:
                 file.truncate(size)
-                removed += max(had - size, 0)
+                removed += excess
         return removed
-
-    def remove(self) -> None:
-        """Unlink both files so that a crash in between is recognised; the directory is not synced."""
-        marker = self.path(DROPPING)
-        if self._storage.exists(self.path(COMMITLOG)):
-            self._storage.rename(self.path(COMMITLOG), marker)
-        else:
-            self._storage.open(marker, create=True).close()
-        if self._storage.exists(self.path(SEGMENT)):
-            self._storage.remove(self.path(SEGMENT))
-        self._storage.remove(marker)
-        self.release()
 
     def __repr__(self) -> str:
         return f"Pair({self.first})"
+
+
+def remove_pairs(storage: Storage, directory: str, pairs: list[Pair]) -> None:
+    """Unlink whole pairs so that a crash in between is recognised: a marker in place of the commitlog comes first."""
+    for pair in pairs:
+        marker = pair.path(DROPPING)
+        if storage.exists(pair.path(COMMITLOG)):
+            storage.rename(pair.path(COMMITLOG), marker)
+        else:
+            storage.open(marker, create=True).close()
+        pair.release()
+    storage.sync_dir(directory)
+    finish_removal(storage, directory, [pair.position for pair in pairs])
+
+
+def finish_removal(storage: Storage, directory: str, positions: list[int]) -> None:
+    """Unlink what is marked. A segment must be gone for good before its marker goes."""
+    for position in positions:
+        segment = f"{directory}/{file_name(position, SEGMENT)}"
+        if storage.exists(segment):
+            storage.remove(segment)
+    storage.sync_dir(directory)
+    for position in positions:
+        storage.remove(f"{directory}/{file_name(position, DROPPING)}")
 
 
 def file_name(position: int, suffix: str) -> str:

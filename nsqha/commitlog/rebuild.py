@@ -15,15 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from nsqha.commitlog import control
 from nsqha.commitlog.control import iter_frames
 from nsqha.commitlog.entry import (
     CRC_ZLIB,
     FAULTY,
-    HAS_ATTRIBUTES,
-    HAS_CARRY,
-    HAS_CHECKPOINT,
-    HAS_EVENTS,
     REBUILT,
     VERSION,
     Entry,
@@ -31,6 +26,17 @@ from nsqha.commitlog.entry import (
     next_chain,
 )
 from nsqha.errors import LogCorrupt
+from nsqha.frames import (
+    ATTRIBUTES,
+    CARRY,
+    CHECKPOINT,
+    EPOCH_START,
+    HAS_ATTRIBUTES,
+    HAS_CARRY,
+    HAS_CHECKPOINT,
+    HAS_EVENTS,
+    MESSAGE,
+)
 
 _MESSAGE = struct.Struct(">q2x16s")  # behind size and type: timestamp, attempts, id
 _MESSAGE_MIN = 8 + _MESSAGE.size
@@ -124,7 +130,7 @@ def _groups(data: bytes) -> tuple[list[Group], bool]:
     last_id = None
     try:
         for frame in iter_frames(data):
-            if frame.type == control.MESSAGE:
+            if frame.type == MESSAGE:
                 if frame.end - frame.position < _MESSAGE_MIN:
                     break
                 timestamp_ns, raw_id = _MESSAGE.unpack_from(data, frame.payload_position)
@@ -138,15 +144,15 @@ def _groups(data: bytes) -> tuple[list[Group], bool]:
                 group.timestamp_ns = timestamp_ns
                 group.count += 1
                 unit = None
-            elif frame.type == control.ATTRIBUTES:
+            elif frame.type == ATTRIBUTES:
                 unit = frame.position if unit is None else unit
                 group.flags |= HAS_ATTRIBUTES
             else:
                 if group.count or unit is not None:
                     group = _next_group(groups, group, frame.position)
                     unit = None
-                group.flags |= HAS_EVENTS | _FLAGS.get(frame.type, 0)
-                group.starts_epoch |= frame.type == control.EPOCH_START
+                group.flags |= _FLAGS.get(frame.type, HAS_EVENTS)
+                group.starts_epoch |= frame.type == EPOCH_START
             group.end = frame.end
     except (LogCorrupt, ValueError):
         pass
@@ -161,4 +167,4 @@ def _next_group(groups: list[Group], group: Group, position: int) -> Group:
     return Group(position, position)
 
 
-_FLAGS = {control.CHECKPOINT: HAS_CHECKPOINT, control.CARRY: HAS_CARRY}
+_FLAGS = {CHECKPOINT: HAS_CHECKPOINT, CARRY: HAS_CARRY}

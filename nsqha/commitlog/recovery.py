@@ -38,7 +38,7 @@ from nsqha.commitlog.directory import Found, find
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.pairs import Pair
+from nsqha.commitlog.pairs import Pair, finish_removal, remove_pairs
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.rebuild import Outcome, rebuild
 from nsqha.commitlog.scan import Scan, scan_data, scan_entries
@@ -201,12 +201,17 @@ def recover(
     limits = limits or LogLimits()
     storage.make_dirs(directory)
     found = find(storage, directory, identity)
+    if found.dropping:
+        finish_removal(storage, directory, found.dropping)
     for path in found.leftovers:
         storage.remove(path)
-    if found.leftovers:
-        storage.sync_dir(directory)
     if not found.pairs:
-        return _begin(storage, directory, identity, found, circumstances, cache, limits)
+        if found.unreadable:
+            raise LogCorrupt(
+                f"{directory}: no commitlog of this partition can be read; restore the files, or move the folder away "
+                "to begin anew without what is in it"
+            )
+        return _begin(storage, directory, identity, circumstances, cache, limits)
     work = _Work(storage, found.pairs[-2:], found, cuts, circumstances)
     work.settle_files()
     if record is not None and record.cut is not None:
@@ -223,14 +228,13 @@ def _begin(
     storage: Storage,
     directory: str,
     identity: LogIdentity,
-    found: Found,
     circumstances: Circumstances,
     cache: BatchCache,
     limits: LogLimits,
 ) -> Recovery:
-    """No usable files: a new partition, or everything is gone."""
+    """No files: a new partition, or everything is gone."""
     log = PartitionLog.create(storage, directory, identity, cache=cache, limits=limits)
-    gone = circumstances.local_durable > log.end.log_id or bool(found.unreadable)
+    gone = circumstances.local_durable > log.end.log_id
     verdict = Verdict(
         cut_at=None,
         bad=log.end.log_id if gone else None,
@@ -246,7 +250,6 @@ def _begin(
             watermark=circumstances.local_durable,
             verdict=verdict,
             damage=damage,
-            unreadable=tuple(found.unreadable),
         ),
     )
 
@@ -314,15 +317,15 @@ class _Work:
 
     def _cut(self, at: Place, why: str) -> None:
         """Remove every entry from `at` on, durably; the intent is in the journal."""
-        entries = 0
         pair = self._pair_at(at.log_id)
         assert pair is not None
-        while self.found.pairs[-1] is not pair:
-            entries += _count_entries(self.found.pairs[-1], at.log_id)
-            self.found.pairs.pop().remove()
-        entries += _count_entries(pair, at.log_id)
-        self.storage.sync_dir(pair.directory)
-        pair.truncate(at)
+        n = self.found.pairs.index(pair)
+        entries = sum(_count_entries(p, at.log_id) for p in self.found.pairs[n:])
+        removed = self.found.pairs[n + 1 :]
+        del self.found.pairs[n + 1 :]
+        if removed:
+            remove_pairs(self.storage, pair.directory, removed)
+        pair.cut(at)
         pair.segment.sync()
         pair.commitlog.sync()
         self.pairs = self.found.pairs[-2:]
@@ -432,7 +435,7 @@ class _Work:
             self._cut(at, "torn")
             self.cuts.done()
         else:
-            self.trimmed_bytes = pair.truncate(at)
+            self.trimmed_bytes = pair.cut(at)
         for pair in self.pairs:
             pair.segment.sync()
             pair.commitlog.sync()

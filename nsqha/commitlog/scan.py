@@ -119,23 +119,26 @@ def check_pair(pair: Pair, first: int, end: int) -> Iterator[tuple[int, bool, bo
         return
     previous = pair.anchor if first == pair.first.log_id else pair.read_entry(first - 1)
     for log_id in range(first, end, BLOCK_SLOTS):
-        block = pair.read_entries(log_id, min(BLOCK_SLOTS, end - log_id))
-        ahead = b""
-        ahead_position = 0
-        for i, entry in enumerate(block):
-            if entry is None or entry.flags & FAULTY:
-                previous = entry
-                continue
-            at = entry.position - ahead_position
-            if not ahead_position <= entry.position <= entry.end_position <= ahead_position + len(ahead):
-                ahead_position, at = entry.position, 0
-                ahead = pair.read_data(entry.position, _readable(block, i))
-            with memoryview(ahead) as view:
-                frames = view[at : at + entry.size]
-                good_data = len(frames) == entry.size and crc32(frames) == entry.crc
-                frames.release()
-            yield log_id + i, previous is None or entry.chained_to(previous), good_data
+        for entry, frames in frames_of(pair, pair.read_entries(log_id, min(BLOCK_SLOTS, end - log_id))):
+            if entry is not None and not entry.flags & FAULTY:
+                good_chain = previous is None or entry.chained_to(previous)
+                yield entry.log_id, good_chain, len(frames) == entry.size and crc32(frames) == entry.crc
             previous = entry
+
+
+def frames_of(pair: Pair, block: list[Entry | None]) -> Iterator[tuple[Entry | None, memoryview]]:
+    """Every entry of a block with its bytes, not verified; large parts of the segment are read at once."""
+    view = memoryview(b"")
+    begin = 0
+    for i, entry in enumerate(block):
+        if entry is None:
+            yield None, view[:0]
+            continue
+        at = entry.position - begin
+        if at < 0 or at + entry.size > len(view):
+            begin, at = entry.position, 0
+            view = memoryview(pair.read_data(begin, _readable(block, i)))
+        yield entry, view[at : at + entry.size]
 
 
 def _readable(block: list[Entry | None], i: int) -> int:

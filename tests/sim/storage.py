@@ -178,7 +178,10 @@ class SimStorage:
         self._dirs = {name for name in self._dirs if name != path and not name.startswith(inside)}
 
     def sync_dir(self, path: str) -> None:
-        self.acting("sync_dir", path)
+        try:
+            self.acting("sync_dir", path)
+        except OSError as error:
+            raise Poisoned(f"fsync of directory {path} failed: {error}") from error
         rest = []
         for change in self._name_changes:
             here = any(parent(name) == path for name in change)

@@ -1,0 +1,64 @@
+"""Which files of a log may go: pure policy. Time and bytes propose, the channels dispose.
+
+A partition keeps finished messages for replay as long as `keep_ns` says and at most `keep_bytes` of them. What that
+allows to go is capped by `limit_offset`: the lowest committed floor of its channels and the pump offset, or what an
+explicit policy for abandoned channels puts in their place. The result is a **log start**, always the border of a file
+pair. It becomes true by a log_start event, and files go later still (`PartitionLog.drop_pairs`).
+
+Deferred messages below a new log start are carried: appended again. That is worth it while they are few: a pair goes
+only if at most a quarter of its bytes has to be carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsqha.commitlog.entry import Place
+from nsqha.commitlog.lookup import PairInfo
+
+CARRY_SHARE = 4  # a pair goes if at most one in so many of its bytes must be carried
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """None: no limit of that kind."""
+
+    keep_ns: int | None
+    keep_bytes: int | None
+
+
+def expired(pair: PairInfo, retention: Retention, now_ns: int) -> bool:
+    """Whether every batch of the pair is older than asked for."""
+    return retention.keep_ns is not None and pair.newest_ns < now_ns - retention.keep_ns
+
+
+def wanted_start(pairs: Sequence[PairInfo], retention: Retention, now_ns: int) -> Place:
+    """Where the log would start if nobody needed it: in front of the first pair that is to be kept."""
+    total = sum(pair.size for pair in pairs)
+    for pair in pairs[:-1]:
+        too_much = retention.keep_bytes is not None and total > retention.keep_bytes
+        if not too_much and not expired(pair, retention, now_ns):
+            return pair.first
+        total -= pair.size
+    return pairs[-1].first
+
+
+def log_start(pairs: Sequence[PairInfo], retention: Retention, now_ns: int, *, limit_offset: int) -> Place:
+    """The log start to propose: the last pair border that retention wants and `limit_offset` allows."""
+    wanted = wanted_start(pairs, retention, now_ns)
+    start = pairs[0].first
+    for pair in pairs:
+        if pair.first.position <= wanted.position and pair.first.offset <= limit_offset:
+            start = pair.first
+    return start
+
+
+def roll_due(active: PairInfo, retention: Retention, now_ns: int) -> bool:
+    """Whether the pair that is being written should be closed only so that it can go: a topic fell silent."""
+    return active.size > 0 and expired(active, retention, now_ns)
+
+
+def worth_carrying(pair: PairInfo, carry_bytes: int) -> bool:
+    """Whether the pair should go although so many bytes of it have to be appended again."""
+    return carry_bytes * CARRY_SHARE <= pair.size

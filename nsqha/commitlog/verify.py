@@ -1,0 +1,123 @@
+"""Reading a whole log to see whether it is what it says: `nsqha log verify`, and the slow scrub of a running node.
+
+Checked for every batch: the entry's own CRC, that it goes on where the one before ends, the chain, the CRC of its
+frames, that the frames tile it and hold as many messages as the entry says; for every pair: that its anchor is the
+last entry of the pair before. Nothing is changed.
+
+`checks` is a generator that does a bounded piece of work per step, so that a scrub can pause in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nsqha import hot
+from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry, Place
+from nsqha.commitlog.lookup import LogReader, bad_data
+from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
+from nsqha.commitlog.scan import frames_of
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One step: this batch is good, or this range is not."""
+
+    end: Place
+    messages: int = 0
+    size: int = 0
+    problem: BatchCorrupt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a whole pass found."""
+
+    start: Place
+    end: Place
+    batches: int
+    messages: int
+    size: int
+    problems: tuple[BatchCorrupt, ...]
+
+
+def verify(log: LogReader, progress: Callable[[int, int], None] | None = None) -> Verification:
+    """Check everything that is in the log now; `progress(done, total)` hears of bytes."""
+    start, end = log.start, log.end
+    total = end.position - start.position
+    batches = messages = size = 0
+    problems: list[BatchCorrupt] = []
+    for checked in checks(log, start.log_id, end.log_id):
+        messages += checked.messages
+        size += checked.size
+        if checked.problem is None:
+            batches += 1
+        else:
+            problems.append(checked.problem)
+        if progress is not None:
+            progress(checked.end.position - start.position, total)
+    return Verification(start, end, batches, messages, size, tuple(problems))
+
+
+def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Checked]:
+    """Every batch of [first, end), one per step; a range of lost entries is one step."""
+    log_id = first_log_id
+    previous: Entry | None = None
+    while log_id < end_log_id:
+        pair = log.pair_of(log_id)
+        if log_id == pair.first.log_id:
+            if previous is not None and previous != pair.anchor:
+                yield Checked(pair.first, problem=_anchor_problem(pair, previous))
+            previous = pair.anchor
+        end = min(end_log_id, log.end_of(pair).log_id, log_id + BLOCK_SLOTS)
+        block = pair.read_entries(log_id, end - log_id)
+        for entry, data in frames_of(pair, block):
+            checked = _check(log, log_id, entry, data, previous)
+            previous = entry
+            log_id = checked.end.log_id
+            yield checked
+            if entry is None:
+                break  # the damage may reach beyond this block
+        if not block:
+            hole = log.hole(log_id)
+            log_id = hole.end_log_id
+            yield Checked(hole.end, problem=hole)
+
+
+def _check(log: LogReader, log_id: int, entry: Entry | None, data: memoryview, previous: Entry | None) -> Checked:
+    if entry is None:
+        hole = log.hole(log_id)
+        return Checked(hole.end, problem=hole)
+    end = Place(log_id + 1, entry.end_offset, entry.end_position)
+    here = Place(log_id, entry.first_offset, entry.position)
+    if previous is not None and not entry.follows(previous):
+        problem = BatchCorrupt(here, end, "the entry does not go on where the one before it ends")
+    elif previous is not None and not entry.chained_to(previous):
+        problem = BatchCorrupt(here, end, "the chain is broken: an entry was replaced")
+    elif entry.flags & FAULTY or len(data) != entry.size or hot.crc32(data) != entry.crc:
+        problem = bad_data(entry)
+    elif _messages(data) != entry.count:
+        problem = BatchCorrupt(here, end, f"the frames do not tile the batch or are not {entry.count} messages")
+    else:
+        return Checked(end, entry.count, entry.size)
+    return Checked(end, problem=problem)
+
+
+def _messages(data: memoryview) -> int | None:
+    """Message frames in a batch; None if its frames do not tile it."""
+    position, count = 0, 0
+    try:
+        while position < len(data):
+            position, control = hot.skip_control(data, position, len(data)), position
+            position, n = hot.walk(data, position, len(data), len(data))
+            count += n
+            if position == control:
+                return None
+    except ValueError:
+        return None
+    return count
+
+
+def _anchor_problem(pair: Pair, previous: Entry) -> BatchCorrupt:
+    first = Place(previous.log_id, previous.first_offset, previous.position)
+    return BatchCorrupt(first, pair.first, "the next file does not begin with a copy of this entry")

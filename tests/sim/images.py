@@ -1,0 +1,90 @@
+"""Crash images: run a workload on a simulated disk up to some moment, then look at what a restart may find.
+
+    for image in crash_images(MyWorkload, seeds=range(100), images=5):
+        check(image)
+
+A workload does things with the storage it is given, and keeps a history of what it was told (acknowledged, synced,
+refused) that is exact at every moment: `run` ends early with `Crashed` when the machine goes off in mid-operation.
+Everything is drawn from the seed; a check that fails names it (`image.label`), and `crash_images(..., seeds=[n])`
+repeats it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from tests.sim.storage import SECTOR, Crashed, SimStorage
+
+
+class Workload(Protocol):
+    """Something that uses a disk and remembers what it was promised."""
+
+    def run(self) -> None:
+        """Do it all; may raise Crashed at any operation."""
+
+
+W = TypeVar("W", bound=Workload)
+
+
+@dataclass
+class Image(Generic[W]):
+    """One possible state of the disk after a crash."""
+
+    label: str
+    history: W  # shared by all images of a seed: read it only
+    storage: SimStorage
+    rng: random.Random
+
+
+def crash_images(
+    make: Callable[[SimStorage, random.Random], W], *, seeds: Iterable[int], images: int, operations_max: int = 400
+) -> Iterator[Image[W]]:
+    """For every seed one workload that crashes somewhere (or ends), and several images of that moment."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        storage = SimStorage(rng)
+        workload = make(storage, rng)
+        storage.crash_after(rng.randrange(1, operations_max))
+        try:
+            workload.run()
+        except Crashed:
+            pass
+        for n in range(images):
+            image_rng = random.Random(seed * 1_000_003 + n)
+            yield Image(f"seed {seed}, image {n}", workload, storage.crash(image_rng), image_rng)
+
+
+@contextmanager
+def named(image: Image[W]) -> Iterator[None]:
+    """Put the image's name into every failure."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"crash image: {image.label}")
+        raise
+
+
+def flip_one_bit(storage: SimStorage, rng: random.Random, directory: str) -> tuple[str, int] | None:
+    """Flip one random bit of one file under `directory`, small files as likely as large ones; (path, bit)."""
+    files = [(path, data) for path, data in storage.contents().items() if path.startswith(directory) and data]
+    if not files:
+        return None
+    path, data = rng.choice(files)
+    bit = rng.randrange(len(data) * 8)
+    storage.flip(path, bit)
+    return path, bit
+
+
+def blank_one_sector(storage: SimStorage, rng: random.Random, directory: str) -> tuple[str, int] | None:
+    """Lose one random sector of one file under `directory`; (path, sector)."""
+    files = [(path, data) for path, data in storage.contents().items() if path.startswith(directory) and data]
+    if not files:
+        return None
+    path, data = rng.choice(files)
+    sector = rng.randrange(-(-len(data) // SECTOR))
+    storage.blank(path, sector)
+    return path, sector
