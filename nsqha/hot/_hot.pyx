@@ -416,7 +416,8 @@ cdef class Ring:
             and d[pos + 20] == c"\n"
             and parse_id(d + pos + 4, &number)
         ):
-            # Both are unsigned: an id below the base wraps and is far above `next`.
+            if number < id_base:
+                break
             number -= id_base
             if number < <uint64_t>self.low or number >= <uint64_t>self.next:
                 break

@@ -156,6 +156,18 @@ def test_a_run_stops_before_a_bad_size(hot: ModuleType, size: int, size_max: int
     assert (end, count, frames) == (len(pubs(PREFIX, expected)), len(expected), b"".join(map(blank, expected)))
 
 
+@pytest.mark.parametrize("at", range(len(PREFIX) + 4))
+@pytest.mark.parametrize("nth", [1, 2, 31, 33, 34, 99])
+def test_a_run_of_one_size_stops_where_any_byte_differs(hot: ModuleType, at: int, nth: int) -> None:
+    one = pubs(PREFIX, [b"abc"])
+    data = bytearray(one * 100)
+    data[nth * len(one) + at] ^= 0x80
+    broken = bytes(data)
+    expected = plain_reframe(broken, len(broken), 0, PREFIX, 100, 100)
+    assert expected[1] == nth
+    assert hot.pub_run(broken, 0, len(broken), PREFIX, 100) == expected
+
+
 def test_commands_inside_a_body_are_content(hot: ModuleType) -> None:
     inner = pubs(PREFIX, [b"x" * 3])
     data = pubs(PREFIX, [inner] * 100)
@@ -335,6 +347,18 @@ def test_walk_stops_at_its_count_a_control_frame_and_the_end(hot: ModuleType) ->
     assert hot.walk(data, len(data), len(data), 99) == (len(data), 0)
     assert hot.walk(data, 0, len(data), 0) == (0, 0)
     assert hot.walk(data, 0, len(data), -1) == (0, 0)
+
+
+@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("nth", [1, 2, 31, 33, 34, 99])
+def test_walk_notices_any_byte_of_a_header(hot: ModuleType, at: int, nth: int) -> None:
+    one = blank(b"abc")
+    data = bytearray(one * 100)
+    data[nth * len(one) + at] ^= 0x80
+    expected = outcome(plain_walk, bytes(data), 0, len(data), 100)
+    assert expected in (ValueError, (nth * len(one), nth))
+    assert outcome(hot.walk, bytes(data), 0, len(data), 100) == expected
+    assert hot.walk(bytes(data), 0, len(data), nth) == (nth * len(one), nth)
 
 
 def test_walk_does_not_look_behind_its_count(hot: ModuleType) -> None:
