@@ -13,14 +13,14 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqha import ids, nsqlog
 from nsqha.clock import Clock, Now
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.model import ChannelList, PartitionMeta, TopicSettings
 from nsqha.election.store import MetadataStore
-from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
+from nsqha.errors import AppendFailed, Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
 from nsqha.server import diskspace
@@ -47,6 +47,8 @@ HOUSEKEEPING_SECONDS = 1.0
 SUB_RETRIES = 2  # a channel that vanishes between create and attach
 
 log = nsqlog.Log("broker")
+
+T = TypeVar("T")
 
 
 class PublishWaiter:
@@ -125,14 +127,15 @@ class Broker:
         recovered = {}
         for name, versioned in records.items():
             recovered[name] = await self.disk.run(lambda r=versioned.record: self.opener.recover(r))  # type: ignore[misc]
-        raised = await self.disk.run(lambda: self.store.raise_epochs(leader=self.journal.identity.node_uid))
+        raised = await self._change_metadata(lambda: self.store.raise_epochs(leader=self.journal.identity.node_uid))
         for name, versioned in raised.items():
             if name not in recovered:
                 continue
             partitions = self.opener.lead(versioned.record, recovered[name])
             self.topics[name] = Topic(versioned, partitions, self._new_delivery)
         self.journal.recovered()
-        await self._write_journal()
+        self.journal.clear_poison()  # every log was read from the disk and verified
+        await self._promise()
         starts = [p.start_epoch() for topic in self.topics.values() for p in topic.partitions]
         for start in starts:
             await start
@@ -169,6 +172,7 @@ class Broker:
         self.failure = str(error) or type(error).__name__
         log.error("poisoned", "the data directory failed and is closed: %s", self.failure)
         self.journal.poison(self.failure)
+        self.spawn(self._write_journal())  # if the disk still takes it, the next start knows
         for topic in self.topics.values():
             for partition in topic.partitions:
                 partition.abandon(f"the disk failed: {self.failure}")
@@ -200,15 +204,28 @@ class Broker:
             for connection in self.connections.values():
                 connection.forget_targets()
 
+    async def _promise(self) -> None:
+        """Make what is staged durable before anything is done on its account."""
+        taken = self.journal.take()
+        await self.disk.run(lambda: self.journal.write(taken))
+
     async def _write_journal(self) -> None:
+        """Make what is staged durable some time. A full disk is tried again: nothing staged is lost by it."""
         self._journal_writing = True
         try:
-            taken = self.journal.take()
-            await self.disk.run(lambda: self.journal.write(taken))
-        except Exception as error:
+            await self._promise()
+        except AppendFailed as error:
+            log.warning("journal_delayed", "the journal could not be written, trying again: %s", error)
+        except StorageError as error:
             self.fail(error)
         finally:
             self._journal_writing = False
+
+    async def _change_metadata(self, change: Callable[[], T]) -> T:
+        """One write to the metadata store, on the disk thread; its revision is remembered."""
+        result = await self.disk.run(change)
+        self.journal.stage_revision(self.store.revision)
+        return result
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a task that belongs to the broker and ends with it."""
@@ -311,12 +328,12 @@ class Broker:
             node = self.journal.identity.node_uid
             log_uids = {n: ids.new_uid(self.rng) for n in range(settings.partitions)}
             metas = {n: PartitionMeta().led_by(node, uid) for n, uid in log_uids.items()}
-            versioned = await self.disk.run(lambda: self.store.create_topic(name, settings, partitions=metas))
+            versioned = await self._change_metadata(lambda: self.store.create_topic(name, settings, partitions=metas))
             record = versioned.record
             logs = await self.disk.run(lambda: self.opener.create(record, log_uids))
             partitions = self.opener.lead(record, logs)
             if not ids.is_ephemeral(name):
-                await self._write_journal()
+                await self._promise()
             topic = Topic(versioned, partitions, self._new_delivery)
             for partition in partitions:
                 await partition.start_epoch()
@@ -340,7 +357,7 @@ class Broker:
             topic.deleting = True
             self._forget_targets()
             try:
-                await self.disk.run(lambda: self.store.delete_topic(name))
+                await self._change_metadata(lambda: self.store.delete_topic(name))
             except BaseException:
                 topic.deleting = False
                 raise
@@ -354,7 +371,7 @@ class Broker:
                 partition.log.close()
             if not topic.ephemeral:
                 await self.disk.run(lambda: self.opener.remove(record.name, record.uid))
-            await self.disk.run(lambda: self.store.forget_tombstone(record.uid))
+            await self._change_metadata(lambda: self.store.forget_tombstone(record.uid))
             self.opener.forget(record)
             del self.topics[name]
             log.info("topic_deleted", "TOPIC(%s): deleted", name)
@@ -383,7 +400,7 @@ class Broker:
             settings = replace(topic.record.settings, **changes)
             versioned = topic.versioned
             record = replace(versioned.record, settings=settings)
-            topic.versioned = await self.disk.run(lambda: self.store.replace(name, versioned.version, record))
+            topic.versioned = await self._change_metadata(lambda: self.store.replace(name, versioned.version, record))
             for partition in topic.partitions:
                 partition.set_sync(self.opener.sync_of(record))
 
@@ -474,7 +491,7 @@ class Broker:
                 return
             record = replace(versioned.record, channels=channels)
             try:
-                topic.versioned = await self.disk.run(
+                topic.versioned = await self._change_metadata(
                     lambda v=versioned, r=record: self.store.replace(topic.name, v.version, r)  # type: ignore[misc]
                 )
                 return
