@@ -9,8 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+# The machine may be busy; how long one example takes proves nothing.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 HEADER = 34
 PREFIX = b"PUB topic\n"
@@ -174,6 +177,7 @@ def test_commands_inside_a_body_are_content(hot: ModuleType) -> None:
     assert hot.pub_run(data, 0, len(data), PREFIX, 1024) == (len(data), 100, blank(inner) * 100)
 
 
+@unhurried
 @given(bodies, prefixes, st.data())
 def test_pub_run_does_what_the_plain_code_does(
     hot: ModuleType, messages: list[bytes], prefix: bytes, draw: st.DataObject
@@ -184,6 +188,7 @@ def test_pub_run_does_what_the_plain_code_does(
     assert hot.pub_run(data, 0, end, prefix, size_max) == plain_reframe(data, end, 0, prefix, size_max, end)
 
 
+@unhurried
 @given(crumbs, st.data())
 def test_pub_run_of_garbage(hot: ModuleType, data: bytes, draw: st.DataObject) -> None:
     pos = draw.draw(st.integers(0, len(data)))
@@ -225,6 +230,7 @@ def test_huge_counts_and_sizes_allocate_nothing(hot: ModuleType, number: int) ->
     assert hot.mpub_body(data, 0, len(data), 2**62) == plain_mpub(data, 0, len(data), 2**62)
 
 
+@unhurried
 @given(bodies, crumbs, st.data())
 def test_mpub_does_what_the_plain_code_does(
     hot: ModuleType, messages: list[bytes], rest: bytes, draw: st.DataObject
@@ -235,6 +241,7 @@ def test_mpub_does_what_the_plain_code_does(
     assert hot.mpub_body(data, 0, end, size_max) == plain_mpub(data, 0, end, size_max)
 
 
+@unhurried
 @given(st.binary(max_size=200))
 def test_frame_is_a_run_of_one(hot: ModuleType, body: bytes) -> None:
     assert hot.frame(body) == blank(body)
@@ -262,6 +269,7 @@ def test_stamp_numbers_the_messages_and_skips_control_frames(hot: ModuleType) ->
     assert batch == expected
 
 
+@unhurried
 @given(batches, st.integers(0, 2**64 - 3000), timestamps)
 def test_stamp_does_what_the_plain_code_does(hot: ModuleType, data: bytes, id_value: int, timestamp_ns: int) -> None:
     check_stamp(hot, data, id_value, timestamp_ns)
@@ -298,6 +306,7 @@ def test_the_last_id_of_64_bits_and_the_one_after_it(hot: ModuleType) -> None:
             hot.stamp(bytearray(), 0, id_value, timestamp_ns)
 
 
+@unhurried
 @given(batches, crumbs)
 def test_stamp_writes_nothing_into_what_is_no_batch(hot: ModuleType, good: bytes, rest: bytes) -> None:
     data = good + rest
@@ -368,6 +377,7 @@ def test_walk_does_not_look_behind_its_count(hot: ModuleType) -> None:
         hot.walk(data, 0, len(data), 3)
 
 
+@unhurried
 @given(batches, crumbs, st.integers(-1, 100), st.sampled_from([bytes, bytearray, memoryview]))
 def test_walk_does_what_the_plain_code_does(
     hot: ModuleType, good: bytes, rest: bytes, count_max: int, kind: type
@@ -376,6 +386,7 @@ def test_walk_does_what_the_plain_code_does(
     assert outcome(hot.walk, kind(data), 0, len(data), count_max) == outcome(plain_walk, data, 0, len(data), count_max)
 
 
+@unhurried
 @given(batches, st.integers(1, 60))
 def test_walk_and_skip_control_cross_a_whole_batch(hot: ModuleType, data: bytes, step: int) -> None:
     pos = count = 0
@@ -386,6 +397,7 @@ def test_walk_and_skip_control_cross_a_whole_batch(hot: ModuleType, data: bytes,
     assert count == sum(kind == 2 for _, kind in plain_frames(data, 0, len(data)))
 
 
+@unhurried
 @given(crumbs)
 def test_skip_control_of_garbage(hot: ModuleType, rest: bytes) -> None:
     data = control(b"x") * 40 + rest
@@ -404,6 +416,7 @@ def test_skip_control_of_garbage(hot: ModuleType, rest: bytes) -> None:
     assert outcome(hot.skip_control, data, 0, len(data)) == expected
 
 
+@unhurried
 @given(st.binary(max_size=60), st.integers(0, 65535), st.sampled_from([bytes, bytearray, memoryview]))
 def test_patch_attempts_changes_a_copy(hot: ModuleType, body: bytes, attempts: int, kind: type) -> None:
     message_id = b"0123456789abcdef"
@@ -427,6 +440,7 @@ def test_patch_attempts_takes_one_whole_frame_and_16_bits(hot: ModuleType) -> No
 # FIN
 
 
+@unhurried
 @given(
     st.lists(
         st.one_of(

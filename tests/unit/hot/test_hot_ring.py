@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 FREE, IN_FLIGHT, FINISHED, SINGLE, WAITING, DEFERRED = range(6)
@@ -298,7 +298,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([0, 60, 2**49 - 7]), steps, st.integers(-5, 400), st.integers(-5, 400))
 def test_behaves_like_a_dict(hot: ModuleType, low: int, history: list[Any], a: int, b: int) -> None:
     ring, model = hot.Ring(low), Model(low)
