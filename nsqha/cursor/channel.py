@@ -45,7 +45,6 @@ from nsqha.ranges import RangeSet
 FIN_LINE = 21  # b"FIN " + 16 hex digits + newline
 _NEVER = 1 << 63
 _SPILL_AT_ONCE = 10_000
-_CHANGES_AT_ONCE = 50_000  # about 1 MB of events
 
 
 class Redelivery(NamedTuple):
@@ -505,7 +504,12 @@ class Channel:
         deferral is not in the log. The channel stays dirty then.
         """
         self.is_dirty = False
-        sent = self.postponed.take_unsent(_CHANGES_AT_ONCE)
+        if final:
+            for offset, single in self._flight.singles.items():
+                ref = self.postponed.get(offset) if single.deferred else None
+                if ref is not None:
+                    self.postponed.put(ref._replace(attempts=single.attempts))
+        sent = self.postponed.take_unsent(self.postponed.unsent if final else self._limits.changes_per_batch)
         ranges: list[tuple[int, int]] = []
         if self.postponed.unsent:
             self._touch()

@@ -25,8 +25,8 @@ class Limits:
     max_msg_timeout_s: float = 900.0
     # An ephemeral channel keeps so many unread messages (nsqd: --mem-queue-size).
     ephemeral_unread_max: int = 10_000
-    # How much of one batch events may take. What does not fit rides with the next.
-    event_bytes_max: int = 1 << 20
+    # What one batch takes of a channel's deferrals (about 1 MB) and of a checkpoint; the rest rides with the next.
+    changes_per_batch: int = 50_000
     checkpoint_bytes_per_batch: int = 256 << 10
     # A checkpoint is due when the log grew by this, or by four times the last checkpoint if that is more.
     checkpoint_every_bytes: int = 64 << 20

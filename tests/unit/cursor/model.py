@@ -1,0 +1,215 @@
+"""A naive model of nsqd's topic and channels, with lists and sets, that judges what the channel core does.
+
+It knows what an administrator and a consumer can know: which messages a channel must still deliver, which it must not
+deliver any more, and not before when. It does not know floors, ranges, rings or where a message waits.
+
+A message of a channel is PENDING, FINISHED, or MAYBE: it was finished, but nobody knows whether that outlived a crash,
+so it may come again (and is PENDING then) or not. A FIN is certain when the batch that was written after it is
+committed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+PENDING, FINISHED, MAYBE = "pending", "finished", "maybe"
+
+
+class Wrong(AssertionError):
+    """The channel core did what it must not."""
+
+
+def check(condition: object, why: str) -> None:
+    if not condition:
+        raise Wrong(why)
+
+
+@dataclass
+class Due:
+    """Not to be delivered before `at_ns`; outlives a crash once it is certain."""
+
+    at_ns: int
+    written: int | None = None
+    certain: bool = False
+
+
+@dataclass
+class Snapshot:
+    """What an undo goes back to."""
+
+    floor: int
+    finished: set[int]
+    maybe: set[int]
+
+
+@dataclass
+class ChannelModel:
+    name: str
+    uid: int
+    paused: bool = False
+    status: dict[int, str] = field(default_factory=dict)
+    in_flight: dict[int, int] = field(default_factory=dict)  # offset -> owner
+    deliveries: dict[int, int | None] = field(default_factory=dict)  # None: not known after a crash
+    due: dict[int, Due] = field(default_factory=dict)
+    uncertain: dict[int, int | None] = field(default_factory=dict)  # finished -> log_id that says so, once written
+    forgotten: Counter[tuple[int, int]] = field(default_factory=Counter)  # (owner, offset)
+    undo: Snapshot | None = None
+
+    @property
+    def ephemeral(self) -> bool:
+        return self.name.endswith("#ephemeral")
+
+    # ---- what consumers do
+
+    def delivered(self, offset: int, owner: int, attempts: int, now_ns: int) -> None:
+        check(not self.paused, f"{self.name} delivers {offset} while paused")
+        check(offset in self.status, f"{self.name} delivers {offset}, which it never got")
+        check(self.status[offset] != FINISHED, f"{self.name} delivers {offset}, which is finished")
+        check(offset not in self.in_flight, f"{self.name} delivers {offset}, which is in flight")
+        due = self.due.get(offset)
+        check(due is None or due.at_ns <= now_ns, f"{self.name} delivers {offset} before it is due")
+        before = self.deliveries.get(offset, 0)
+        check(before is None or attempts == before + 1, f"{offset} has attempts {attempts} after {before} deliveries")
+        self.deliveries[offset] = attempts
+        self.status[offset] = PENDING
+        self.in_flight[offset] = owner
+        self.due.pop(offset, None)
+
+    def answer(self, offset: int, owner: int, *, fin_or_req: bool) -> str | None:
+        """The error that an answer of `owner` must get."""
+        if self.forgotten[owner, offset] > 0:
+            self.forgotten[owner, offset] -= fin_or_req
+            return "ID not in flight"
+        if offset not in self.in_flight:
+            return "ID not in flight"
+        return None if self.in_flight[offset] == owner else "client does not own message"
+
+    def finished(self, offset: int) -> None:
+        del self.in_flight[offset]
+        self.status[offset] = FINISHED
+        self.uncertain[offset] = None
+
+    def requeued(self, offset: int, due_ns: int | None) -> None:
+        del self.in_flight[offset]
+        if due_ns is not None:
+            self.due[offset] = Due(due_ns)
+
+    def detached(self, owner: int) -> int:
+        gone = [offset for offset, o in self.in_flight.items() if o == owner]
+        for offset in gone:
+            del self.in_flight[offset]
+        for key in [key for key in self.forgotten if key[0] == owner]:
+            del self.forgotten[key]
+        return len(gone)
+
+    # ---- what the log does
+
+    def finished_by(self, offset: int, log_id: int) -> bool:
+        """Whether the log says so up to here."""
+        at = self.uncertain.get(offset, 0)
+        return self.status.get(offset) == FINISHED and at is not None and at <= log_id
+
+    def written_in(self, log_id: int) -> None:
+        """All that happened so far is in this batch."""
+        for offset, at in self.uncertain.items():
+            if at is None:
+                self.uncertain[offset] = log_id
+        for due in self.due.values():
+            if due.written is None:
+                due.written = log_id
+
+    def committed(self, log_id: int) -> None:
+        for offset in [o for o, at in self.uncertain.items() if at is not None and at <= log_id]:
+            del self.uncertain[offset]
+        for due in self.due.values():
+            due.certain = due.certain or (due.written is not None and due.written <= log_id)
+
+    def sought(self, target: int, pump: int, deferred: set[int], *, drop: bool, undo: Snapshot | None) -> None:
+        """The cursor goes to `target`; `deferred` messages are not touched unless dropped."""
+        if drop:
+            deferred = set()
+        for offset in range(pump):
+            if offset in deferred:
+                continue
+            self.status[offset] = PENDING if offset >= target else FINISHED
+            if undo is not None and offset >= target:
+                if offset in undo.finished:
+                    self.status[offset] = FINISHED
+                elif offset in undo.maybe:
+                    self.status[offset] = MAYBE
+            self.uncertain.pop(offset, None)
+            self.deliveries[offset] = 0
+            self.due.pop(offset, None)
+            if offset in self.in_flight:
+                self.forgotten[self.in_flight.pop(offset), offset] += 1
+
+    def crashed(self, deferred: set[int]) -> None:
+        """What was not committed is open; `deferred` are the messages that the log says are deferred."""
+        self.in_flight.clear()
+        self.forgotten.clear()
+        for offset in self.uncertain:
+            self.status[offset] = MAYBE
+        self.uncertain.clear()
+        self.due = {offset: due for offset, due in self.due.items() if due.certain and offset in deferred}
+        for offset, count in self.deliveries.items():
+            if count:
+                self.deliveries[offset] = None
+
+
+class Model:
+    """The topic: what it holds back, and what its channels have to do."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.pump = 0
+        self.paused = False
+        self.channels: dict[str, ChannelModel] = {}
+        self.deliver_at: dict[int, int] = {}
+
+    def published(self, count: int, deliver_at: int) -> None:
+        for offset in range(self.end, self.end + count):
+            if deliver_at:
+                self.deliver_at[offset] = deliver_at
+        self.end += count
+        self._flow()
+
+    def _flow(self) -> None:
+        """What the topic holds goes to every channel, as nsqd's message pump does."""
+        if self.paused or not self.channels:
+            return
+        for channel in self.channels.values():
+            for offset in range(self.pump, self.end):
+                channel.status.setdefault(offset, PENDING)
+                if offset in self.deliver_at:
+                    channel.due[offset] = Due(self.deliver_at[offset], certain=True)
+        self.pump = self.end
+
+    def listed(self, record: dict[str, tuple[int, bool]], paused: bool) -> None:
+        """The channel list is this now."""
+        for name, channel in list(self.channels.items()):
+            if not channel.ephemeral and (name not in record or record[name][0] != channel.uid):
+                del self.channels[name]
+        for name, (uid, channel_paused) in record.items():
+            if name not in self.channels:
+                self.channels[name] = ChannelModel(name, uid)
+            self.channels[name].paused = channel_paused
+        self.paused = paused
+        self._flow()
+
+    def ephemeral(self, name: str, uid: int, exists: bool) -> None:
+        if exists and name not in self.channels:
+            self.channels[name] = ChannelModel(name, uid)
+        elif not exists and name in self.channels:
+            del self.channels[name]
+        self._flow()
+
+    def epoch_started(self) -> None:
+        for name in [name for name, channel in self.channels.items() if channel.ephemeral]:
+            del self.channels[name]
+
+    def topic_emptied(self) -> None:
+        for channel in self.channels.values():
+            for offset in range(self.pump, self.end):
+                channel.status[offset] = FINISHED
+        self.pump = self.end
