@@ -139,6 +139,17 @@ class LogReader:
             raise self.hole(log_id - 1)
         return entry
 
+    def entry_at_position(self, position: int) -> Entry | None:
+        """The entry of the batch that holds the byte at `position`; None if it is not here."""
+        if not self.start.position <= position < self.end.position:
+            return None
+        pairs = self._pairs
+        pair = pairs[bisect_right(pairs, position, key=lambda p: p.position) - 1]
+        log_id, entry = self._first_where(pair, lambda entry: entry.end_position > position)
+        if entry is None or entry.position > position:
+            raise self.hole(log_id if entry is None else log_id - 1)
+        return entry
+
     def entry_for_time(self, timestamp_ns: int) -> Entry | None:
         """The first batch with messages at or after this time; None if there is none yet."""
         pairs = self._pairs
@@ -257,7 +268,7 @@ class LogReader:
         if at < len(data):
             data = data[:at]
         last = entries[good - 1]
-        return Batch(entries[0], data, end_log_id=last.log_id + 1, end_offset=last.end_offset, flags=flags)
+        return Batch(entries[0], data, last.log_id + 1, last.end_offset, flags)
 
     def _entries_of_run(self, pair: Pair, log_id: int) -> tuple[list[Entry], int]:
         entries: list[Entry] = []

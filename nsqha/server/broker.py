@@ -28,7 +28,7 @@ from nsqha.server.api import Check, Ports
 from nsqha.server.connection import Connection
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.disk import DiskRounds
-from nsqha.server.opening import PartitionOpener
+from nsqha.server.opening import PartitionOpener, abandoned_of
 from nsqha.server.partition import Partition
 from nsqha.server.snapshot import broker_stats
 from nsqha.server.topic import Topic
@@ -403,6 +403,7 @@ class Broker:
             topic.versioned = await self._change_metadata(lambda: self.store.replace(name, versioned.version, record))
             for partition in topic.partitions:
                 partition.set_sync(self.opener.sync_of(record))
+                partition.trimmer.change(retention=self.opener.retention_of(record), abandoned=abandoned_of(record))
 
     # ---- channels
 

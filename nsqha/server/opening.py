@@ -19,17 +19,19 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
+from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import NEEDS_LOOK, PartitionState
-from nsqha.election.model import TopicRecord
+from nsqha.election.model import UNLIMITED, TopicRecord
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.disk import DiskRounds
 from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
+from nsqha.server.trimming import AbandonedPolicy, Trimmer
 
 log = Log("opening")
 
@@ -185,7 +187,27 @@ class PartitionOpener:
             id_base=id_base, state=opened.state, limits=self._cursor_limits, ordered=record.settings.ordered
         )
         return Partition(
-            self._runtime, number=number, id_base=id_base, log=log_, cursors=cursors, leader=leader, sync=sync
+            self._runtime,
+            number=number,
+            id_base=id_base,
+            log=log_,
+            cursors=cursors,
+            leader=leader,
+            trimmer=Trimmer(self.retention_of(record), abandoned_of(record)),
+            sync=sync,
+            held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,
+        )
+
+    def retention_of(self, record: TopicRecord) -> Retention:
+        """How long and how much of finished messages is kept for replay."""
+        if ids.is_ephemeral(record.name):
+            return Retention(keep_ns=0, keep_bytes=0)
+        settings = record.settings
+        keep_ns = self._options.retention_ns if settings.retention_ms is None else settings.retention_ms * 1_000_000
+        keep_bytes = self._options.retention_bytes if settings.retention_bytes is None else settings.retention_bytes
+        return Retention(
+            keep_ns=None if settings.retention_ms == UNLIMITED else keep_ns,
+            keep_bytes=None if keep_bytes == UNLIMITED else keep_bytes,
         )
 
     def stage_durable(self, record: TopicRecord, partition: Partition) -> None:
@@ -201,6 +223,13 @@ class PartitionOpener:
 
     def close(self) -> None:
         """Nothing is open any more."""
+
+
+def abandoned_of(record: TopicRecord) -> AbandonedPolicy:
+    """The topic's policy for channels that nobody reads."""
+    settings = record.settings
+    after_ms = settings.abandoned_after_ms
+    return AbandonedPolicy(None if after_ms is None else after_ms * 1_000_000, settings.abandoned_over_bytes)
 
 
 def state_of(log_: PartitionLog) -> PartitionState:

@@ -22,18 +22,22 @@ from nsqha import hot
 from nsqha.clock import Clock, Now
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.log import PartitionLog, SyncTicket
-from nsqha.cursor.events import EpochStart
-from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.events import CARRY_HEAD, EpochStart
+from nsqha.cursor.partition import Forgotten, PartitionCursors
 from nsqha.cursor.state import Effect
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
+from nsqha.nsqlog import Log
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.disk import DiskRounds
 from nsqha.server.measures import Measures
+from nsqha.server.trimming import Trimmer
 
 if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
     from nsqha.server.delivery import Delivery
+
+log = Log("partition")
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 BATCH_BYTES = 256 << 10  # merging stops here
@@ -99,8 +103,13 @@ class Partition:
         log: PartitionLog,
         cursors: PartitionCursors,
         leader: LeaderReplica,
+        trimmer: Trimmer,
         sync: str,
+        held_back_max: int | None,
     ) -> None:
+        """`held_back_max`: messages kept while no channel takes them; None: all."""
+        self.held_back_max = held_back_max
+        self.trimmer = trimmer
         self.number = number
         self.id_base = id_base
         self.log = log
@@ -111,7 +120,7 @@ class Partition:
         self.message_bytes = 0
         self.closed = False
         self.sync = sync
-        self.on_effects: Callable[[list[Effect]], None] = lambda effects: None
+        self.on_effects: Callable[[list[Effect | Forgotten]], None] = lambda effects: None
         self._runtime = runtime
         self._loop = runtime.loop
         self._clock = runtime.clock
@@ -146,12 +155,29 @@ class Partition:
 
     def publish(self, frames: bytes, reply: Reply) -> None:
         """Store a run of blank frames as one unit; `reply` hears of the outcome."""
+        if self.held_back_max is not None:
+            frames = self._fitting(frames)
+            if not frames:
+                reply.stored()
+                return
         self._runs.append(frames)
         self._waiters.append((reply, self._loop.time()))
         self.waiting_bytes += len(frames)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
+
+    def _fitting(self, frames: bytes) -> bytes:
+        """What of a publish an #ephemeral topic keeps while no channel takes it: nsqd drops the rest and says OK."""
+        assert self.held_back_max is not None
+        _, count = hot.walk(frames, 0, len(frames), len(frames))
+        waiting = sum(hot.walk(run, 0, len(run), len(run))[1] for run in self._runs)
+        room = max(self.held_back_max - (self.log.end.offset + waiting - self.cursors.pump), 0)
+        if self.cursors.state.moving or count <= room:
+            return frames
+        self.message_count += count - room
+        end, _ = hot.walk(frames, 0, len(frames), room)
+        return frames[:end]
 
     def publish_deferred(self, frames: bytes, delay_ms: int, reply: Reply) -> None:
         """As `publish`; every channel gets the messages `delay_ms` after the flush."""
@@ -270,17 +296,19 @@ class Partition:
         if self.leader.written(self.log.end.log_id):
             self._commit(now)
         if self.log.needs_roll:
-            self._rolling = True
-            self._loop.create_task(self._roll())
+            self.exclusively(self.log.roll)
         return True
 
-    async def _roll(self) -> None:
+    async def _run_exclusively(self, job: Callable[[], object]) -> None:
         try:
-            await self._disk.run(self.log.roll)
+            await self._disk.run(job)
+        except AppendFailed as error:
+            log.warning("files_delayed", "%s; trying again", error)
         except (Poisoned, OSError) as error:
             self._on_failure(error)
             return
-        self._rolling = False
+        finally:
+            self._rolling = False
         self._schedule_flush()
 
     # ---- durability
@@ -373,7 +401,7 @@ class Partition:
         self.arm(now.mono)
 
     def keep_house(self, now: Now) -> None:
-        """Called about once a second: answer publishes that waited too long."""
+        """Called about once a second: answer publishes that waited too long, let go of what nobody needs."""
         overdue = self._loop.time() - self._runtime.wait_seconds_max
         if self._waiters and self._waiters[0][1] < overdue:
             n = sum(at < overdue for _, at in self._waiters)
@@ -388,6 +416,18 @@ class Partition:
                 waiters, batch.waiters = batch.waiters, []
                 for reply, _ in waiters:
                     reply.failed("outcome unknown: not confirmed in time")
+
+        self.trimmer.step(self, now)
+
+    def write_events(self) -> None:
+        """Channel events were queued; nobody waits for them."""
+        self._schedule_flush()
+
+    def exclusively(self, job: Callable[[], object]) -> None:
+        """Run a job on the files while nothing is appended; publishes wait meanwhile."""
+        if not self._rolling and not self.closed:
+            self._rolling = True
+            self._loop.create_task(self._run_exclusively(job))
 
     def now(self) -> Now:
         return Now(self._clock.monotonic(), self._clock.wall_ns())
@@ -409,12 +449,23 @@ class Partition:
 
     def read_message(self, offset: int, position: int = 0) -> bytes:
         """The stored frame of one message, or its carried copy at `position`. LogCorrupt if it can not be read."""
+        if position:
+            return self._read_carried(position)
         batch = self.log.batch_at(offset)
         if batch is None:
             raise LogCorrupt(f"offset {offset} is not in the log")
-        position = batch.locate(offset)
-        size = int.from_bytes(batch.data[position : position + 4], "big")
-        return bytes(batch.data[position : position + 4 + size])
+        at = batch.locate(offset)
+        size = int.from_bytes(batch.data[at : at + 4], "big")
+        return bytes(batch.data[at : at + 4 + size])
+
+    def _read_carried(self, position: int) -> bytes:
+        entry = self.log.entry_at_position(position)
+        if entry is None:
+            raise LogCorrupt(f"position {position} of a carried message is not in the log")
+        data = self.log.read(entry)
+        at = position - entry.position
+        size = int.from_bytes(data[at : at + 4], "big")
+        return bytes(data[at + CARRY_HEAD : at + 4 + size])
 
     # ---- end
 

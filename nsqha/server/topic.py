@@ -70,7 +70,7 @@ class Topic:
 
     # ---- channels come and go with committed events
 
-    def _happened(self, partition: Partition, effects: list[Effect]) -> None:
+    def _happened(self, partition: Partition, effects: list[Effect | Forgotten]) -> None:
         """A committed batch changed channels: bring deliveries and windows in line."""
         for effect in effects:
             if isinstance(effect, (Created, Deleted)):

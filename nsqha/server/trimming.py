@@ -1,0 +1,131 @@
+"""What a partition's log may forget, and how it goes.
+
+Four steps, each waiting for the one before to be committed, looked at once a second:
+
+    retention wants a start -> deferred messages below it are carried -> a log_start event -> a checkpoint above the
+    files -> everything of that durable here -> the file pairs are unlinked
+
+Retention never passes the lowest committed floor of a channel nor the pump, except where the topic has an explicit
+policy for abandoned channels: those without a consumer whose oldest unread message is too old, or who hold back too
+many bytes. What such a channel loses is named in the event, counted and logged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsqha.clock import Now
+from nsqha.commitlog.entry import Place
+from nsqha.commitlog.lookup import PairInfo
+from nsqha.commitlog.retention import CARRY_SHARE, Retention, log_start, roll_due, wanted_start
+from nsqha.cursor.events import Abandoned
+from nsqha.nsqlog import Log
+
+if TYPE_CHECKING:
+    from nsqha.server.partition import Partition
+
+CARRY_AT_ONCE = 1000  # messages per second and partition: carrying shares the log with publishers
+
+log = Log("retention")
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedPolicy:
+    """When retention may pass what a channel has not read; None: never."""
+
+    after_ns: int | None = None
+    over_bytes: int | None = None
+
+
+class Trimmer:
+    """Moves one partition's log start."""
+
+    def __init__(self, retention: Retention, abandoned: AbandonedPolicy) -> None:
+        self.retention = retention
+        self.abandoned = abandoned
+        self._proposed = 0  # position of the log start that was asked for last
+
+    def step(self, partition: Partition, now: Now) -> None:
+        """Take the next step, if one is due."""
+        pairs = partition.log.pairs
+        if len(pairs) == 1:
+            if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0]):
+                partition.exclusively(partition.log.roll)
+            return
+        self._unlink(partition, pairs)
+        given_up = self._give_up(partition, pairs, now)
+        limit = max([partition.cursors.log_start_limit(), *(a.end for a in given_up)]) if given_up else None
+        start = log_start(
+            pairs,
+            self.retention,
+            now.wall_ns,
+            limit_offset=partition.cursors.log_start_limit() if limit is None else limit,
+        )
+        if start.position > max(partition.cursors.log_start[1], self._proposed):
+            self._propose(partition, pairs, start, given_up)
+
+    def _all_read(self, partition: Partition, pair: PairInfo) -> bool:
+        return partition.cursors.log_start_limit() >= pair.end.offset
+
+    def _propose(self, partition: Partition, pairs: list[PairInfo], start: Place, given_up: list[Abandoned]) -> None:
+        cursors = partition.cursors
+        references = cursors.to_carry(start.offset, start.position)
+        if references:
+            going = sum(pair.size for pair in pairs if pair.end.position <= start.position)
+            frames = [(r.offset, partition.read_message(r.offset, r.position)) for r in references[:CARRY_AT_ONCE]]
+            size = sum(len(frame) for _, frame in frames)
+            if size * len(references) // len(frames) * CARRY_SHARE > going:
+                return  # mostly deferred messages: appending them again would free little
+            for offset, frame in frames:
+                cursors.carry(offset, frame)
+        if len(references) <= CARRY_AT_ONCE:
+            for abandoned in given_up:
+                count = abandoned.end - abandoned.first
+                log.warning("abandoned", "%d unread messages of an abandoned channel are given up", count)
+            cursors.propose_log_start(start.offset, start.position, tuple(given_up))
+            self._proposed = start.position
+        partition.write_events()
+
+    def _unlink(self, partition: Partition, pairs: list[PairInfo]) -> None:
+        cursors = partition.cursors
+        up_to: Place | None = None
+        for pair in pairs[:-1]:
+            end = pair.end
+            if end.offset > cursors.log_start[0] or end.position > cursors.log_start[1]:
+                break
+            if not cursors.may_unlink(end_offset=end.offset, end_position=end.position, end_log_id=end.log_id):
+                if cursors.state.checkpoint.as_of < end.log_id:
+                    cursors.begin_checkpoint(cursors.state.snapshot())
+                    partition.write_events()
+                break
+            up_to = end
+        if up_to is not None and partition.log.local_durable > cursors.needed_durable:
+            place = up_to
+            log.info("unlinked", "%s: files below offset %d go", partition.log.directory, place.offset)
+            partition.exclusively(lambda: partition.log.drop_pairs(place))
+
+    def _give_up(self, partition: Partition, pairs: list[PairInfo], now: Now) -> list[Abandoned]:
+        """What the policy takes from channels nobody reads, so that the log start can pass it."""
+        policy = self.abandoned
+        if policy.after_ns is None and policy.over_bytes is None:
+            return []
+        wanted = wanted_start(pairs, self.retention, now.wall_ns)
+        found = []
+        for name, channel in partition.cursors.channels.items():
+            delivery = partition.deliveries.get(name)
+            if channel.ephemeral or channel.committed.floor >= wanted.offset or delivery is None or delivery.consumers:
+                continue
+            entry = partition.log.entry_for_offset(max(channel.committed.floor, partition.log.start.offset))
+            if entry is None:
+                continue
+            old = policy.after_ns is not None and entry.timestamp_ns < now.wall_ns - policy.after_ns
+            much = policy.over_bytes is not None and partition.log.end.position - entry.position > policy.over_bytes
+            if old or much:
+                found.append(Abandoned(channel.uid, channel.committed.floor, wanted.offset))
+        return found
+
+    def change(self, *, retention: Retention, abandoned: AbandonedPolicy) -> None:
+        """The topic's settings changed."""
+        self.retention = retention
+        self.abandoned = abandoned
