@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = place.QUICK if options.quick else place.FULL
     if options.seconds:
         scale = replace(scale, seconds=options.seconds)
-    names = ["compiled", "pure"] if options.implementation == "both" else [options.implementation]
+    names = servers.IMPLEMENTATIONS if options.implementation == "both" else (options.implementation,)
     ours = [servers.our_broker(name, options.server) for name in names]
     peers = [_peer(text, number) for number, text in enumerate(options.peer)]
     plan = runner.Plan(
@@ -97,7 +97,9 @@ def _print(
         print(report.target_table(verdicts))
     for cell in cells:
         if cell.failure:
-            print(f"\nFAILED {cell.workload} {cell.subject} round {cell.round + 1}: {cell.failure.splitlines()[0]}")
+            first, *rest = cell.failure.splitlines()
+            why = " ... ".join([first, *rest[-1:]])
+            print(f"\nFAILED {cell.workload} {cell.subject} round {cell.round + 1}: {why}")
 
 
 def _peer(text: str, number: int) -> servers.Subject:
@@ -121,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="shorter windows, smaller backlogs, one round")
     add("--rounds", type=_at_least_one, help="rounds per row (default 3, quick 1)")
     add("--seconds", type=float, help="length of a measured window")
-    add("--implementation", choices=("compiled", "pure", "both"), default="compiled", help="our hot functions")
+    add("--implementation", choices=(*servers.IMPLEMENTATIONS, "both"), default="compiled", help="our hot functions")
     add("--sync", choices=("interval", "always", "none"), default="interval", help="mode of rows that do not name one")
     add(
         "--peer",

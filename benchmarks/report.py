@@ -31,6 +31,7 @@ OWN_WORDS: dict[str, tuple[tuple[str, str, float, str], ...]] = {
         ("anonymous_peak_growth_bytes", "at most", 1e6, " MB"),
     ),
     "always": (("disk_round_us", "disk round", 1, " us"), ("disk_single_us", "one file", 1, " us")),
+    "pub-100-topics": (("topics_created_s", "topics created in", 1, " s"),),
     "consume-cold": (("resident_share", "still cached", 0.01, " %"),),
     "latency": (("late_p50_us", "generator late p50", 1, " us"), ("late_p99_us", "p99", 1, " us")),
 }
@@ -155,19 +156,22 @@ def machine() -> dict[str, Any]:
     }
 
 
-def own_words(workload: str, figures: dict[str, Spread] | Any) -> str:
+def own_words(workload: str, figures: Any) -> str:
     """What is particular to a row."""
     for prefix, words in OWN_WORDS.items():
         if workload.startswith(prefix):
             texts = [
-                f"{label} {figures[name].median / scale:,.{0 if figures[name].median / scale >= 100 else 3}g}{unit}"
-                if figures[name].median / scale < 100
-                else f"{label} {figures[name].median / scale:,.0f}{unit}"
+                f"{label} {_plain(figures[name].median / scale)}{unit}"
                 for name, label, scale, unit in words
                 if name in figures
             ]
             return ", ".join(texts)
     return ""
+
+
+def _plain(value: float) -> str:
+    """Three digits that count, and all of a large number."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rate(figures: Any, unit: str = "/s") -> str:

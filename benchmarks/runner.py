@@ -6,6 +6,7 @@ benchmark runs does not favour one of them.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from .figures import Cell, marks_of
 from .loadgen import LoadError
 from .place import Place, Scale, WrongResult, cores_for
 from .procstat import load_average
-from .servers import CannotStart, NotForThisSubject, Server, Subject, fresh_server
+from .servers import IMPLEMENTATIONS, CannotStart, NotForThisSubject, Server, Subject, fresh_server
 from .workloads import Workload, tls_flags
 
 
@@ -80,6 +81,7 @@ def _cell(
         flags = [*workload.flags, *(tls_flags(workspace) if workload.tls else ())]
         with fresh_server(subject, workspace, sync=workload.sync or plan.sync, flags=flags, cores=cores) as server:
             try:
+                _check_implementation(server)
                 cell.figures = workload.measure(Place(server, plan.scale, workspace))
             except Exception:
                 cell.failure = server.log_tail()
@@ -95,19 +97,29 @@ def _cell(
     return cell
 
 
+def _check_implementation(server: Server) -> None:
+    """A figure of the compiled functions must not come from the twin because they were never built."""
+    try:
+        active = json.loads(server.get("/stats?format=json"))["nsqha"]["hot"]
+    except (ValueError, KeyError):
+        return  # not our broker
+    if server.subject.name in IMPLEMENTATIONS and active != server.subject.name:
+        raise WrongResult(f"the broker runs its {active} functions: build the others or say --implementation {active}")
+
+
 @contextmanager
 def temporary_workspace(parent: Path | None) -> Iterator[Path]:
-    """A directory for data, removed at the end; a TERM ends the run as Ctrl-C does, so that it is removed then too."""
+    """A directory for data, removed at the end; TERM ends a run as Ctrl-C does, so that it is removed then too."""
     directory = Path(tempfile.mkdtemp(prefix="nsqha-bench-", dir=parent))
-    previous = None
-    if threading.current_thread() is threading.main_thread():
-        previous = signal.signal(signal.SIGTERM, _interrupt)
+    # Set even for INT: a shell that starts this in the background has it ignored.
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    previous = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def filesystem_of(path: Path) -> str:

@@ -29,6 +29,7 @@ from .procstat import ProcessTree
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.002
+IMPLEMENTATIONS = ("compiled", "pure")
 NSQD_FLAGS = "--tcp-address={tcp} --http-address={http} --data-path={data}"
 
 _libc = ctypes.CDLL(None)
