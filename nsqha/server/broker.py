@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nsqha import ids, nsqlog
 from nsqha.clock import Clock, Now
 from nsqha.commitlog.journal import NodeJournal
+from nsqha.cursor.events import TARGET_END
+from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import ChannelList, PartitionMeta, TopicSettings
 from nsqha.election.store import MetadataStore
-from nsqha.errors import AppendFailed, Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha.errors import AppendFailed, Conflict, NotFound, NsqhaError, OutcomeUnknown, StorageError, Unavailable
 from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
 from nsqha.server import diskspace
@@ -180,6 +182,8 @@ class Broker:
 
     def _keep_house(self) -> None:
         """Once a second: disk space, overdue publishes, the journal, log start."""
+        if self._housekeeping is not None:
+            self.measures.loop_lag_seconds.observe(max(0.0, self.loop.time() - self._housekeeping.when()))
         self._housekeeping = self.loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
         now = self.now()
         self._watch_disk()
@@ -279,7 +283,7 @@ class Broker:
         refusal = self.refuses_publish()
         if refusal is not None:
             raise Unavailable(refusal)
-        found = await self.ensure_topic(topic)
+        found = await self.topic_for_client(topic)
         partition = found.partition_for(self.next_connection_number())
         waiter = PublishWaiter(self.loop.create_future())
         if deliver_in_ms:
@@ -305,6 +309,12 @@ class Broker:
     async def create_topic(self, name: str, settings: TopicSettings | None = None) -> None:
         await self.ensure_topic(name, settings)
 
+    async def topic_for_client(self, name: str) -> Topic:
+        """The topic that a PUB or SUB names; made if that is allowed."""
+        if not self.options.auto_create_topics and name not in self.topics:
+            raise Unavailable(f"topic {name} does not exist and --auto-create-topics is off")
+        return await self.ensure_topic(name)
+
     async def ensure_topic(self, name: str, settings: TopicSettings | None = None) -> Topic:
         """The topic, made if it is not there; all who ask at once wait for one creation."""
         while True:
@@ -318,10 +328,13 @@ class Broker:
                 raise Unavailable("exiting")
             task = self._creating.get(name)
             if task is None:
-                task = self.loop.create_task(self._create(name, settings or TopicSettings()))
+                task = self.loop.create_task(self._create(name, settings or self._default_settings()))
                 self._creating[name] = task
                 task.add_done_callback(lambda _: self._creating.pop(name, None))
             return await asyncio.shield(task)
+
+    def _default_settings(self) -> TopicSettings:
+        return TopicSettings(partitions=self.options.topic_partitions)
 
     async def _create(self, name: str, settings: TopicSettings) -> Topic:
         async with self._changing(name):
@@ -472,6 +485,34 @@ class Broker:
                     partition.cursors.empty(channel)
             await found.commit_events()
 
+    async def seek_channel(
+        self, topic: str, channel: str, targets: Mapping[int, int | None]
+    ) -> dict[int, SeekPlan | NsqhaError]:
+        """Move the channel in these partitions (None: undo its last seek); what was done in each, or why it was not."""
+        found = self._existing_channel(topic, channel)
+        async with self._changing(topic):
+            self._existing_channel(topic, channel)
+            moving = [p for p in found.partitions if p.number in targets]
+            moves = [self._move(p, channel, targets[p.number]) for p in moving]
+            outcomes = await asyncio.gather(*moves)
+        return dict(zip((p.number for p in moving), outcomes, strict=True))
+
+    async def _move(self, partition: Partition, channel: str, target: int | None) -> SeekPlan | NsqhaError:
+        cursors = partition.cursors
+        try:
+            plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
+            await partition.commit_events()
+        except NsqhaError as error:
+            return error
+        # The event is applied and no later progress can be: this is where the seek came from and where it went.
+        committed = cursors.channels[channel].committed
+        before = committed.undo
+        assert before is not None
+        clamped = plan.clamped or target not in (None, TARGET_END, committed.floor)
+        return replace(
+            plan, floor=before.floor, target=committed.floor, exact=before.ranges is not None, clamped=clamped
+        )
+
     async def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
         found = self._existing_channel(topic, channel)
         async with self._changing(topic):
@@ -516,7 +557,7 @@ class Broker:
         for _ in range(SUB_RETRIES):
             if self.exiting:
                 raise Unavailable("exiting")
-            topic = await self.ensure_topic(consumer.topic)
+            topic = await self.topic_for_client(consumer.topic)
             limit = self.options.max_channel_consumers
             if limit and len(topic.consumers.get(consumer.channel, ())) >= limit:
                 raise Unavailable(

@@ -58,6 +58,7 @@ class Slot:
         self.connection.settle(self)
 
     def failed(self, why: str) -> None:
+        self.connection.broker.measures.publish_errors[f"E_{self.command}_FAILED"] += 1
         self.data = errors.publish_failed(self.command, why)
         self.ready = self.close = True
         self.connection.settle(self)
@@ -328,7 +329,7 @@ class Connection(asyncio.Protocol):
 
         async def create() -> Callable[[], None]:
             try:
-                await self.broker.create_topic(topic)
+                await self.broker.topic_for_client(topic)
             except NsqhaError as error:
                 why = str(error)
                 return lambda: self._refuse(errors.publish_failed(command, why))
@@ -356,7 +357,7 @@ class Connection(asyncio.Protocol):
 
         async def create() -> None:
             try:
-                await self.broker.create_topic(topic)
+                await self.broker.topic_for_client(topic)
             except NsqhaError:
                 pass  # the publish that follows reports it
 
