@@ -363,7 +363,7 @@ class Ring:
         """Forget everything: an empty ring whose `next` is `low`."""
         if low < 0:
             raise ValueError(f"offset {low} is negative")
-        # Plain strings that grow at the end and lose their front: both are cheap for a bytearray.
+        # Both grow at the end and lose their front, which a bytearray does without moving the rest.
         self._states = bytearray()
         self._owners = bytearray()
         self.low = low

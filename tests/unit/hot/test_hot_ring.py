@@ -152,8 +152,9 @@ def test_reset_forgets(hot: ModuleType) -> None:
     ring = ring_of(hot, 100)
     ring.reset(7)
     assert (ring.low, ring.next, ring.get(7), ring.owned(1)) == (7, 7, FREE, [])
-    ring.deliver(7, 9, 3)
-    assert ring.owned(3) == [7, 8]
+    ring.deliver(7, 9, 1)
+    assert ring.owned(1) == [7, 8]
+    assert fin(ring, 7, 8, 9) == 2  # 9 was in flight before
 
 
 def test_a_million_slots_take_at_most_four_bytes_each_and_are_given_back(hot: ModuleType) -> None:
