@@ -24,7 +24,7 @@ import nsqha
 from nsqha import hot, ids
 from nsqha.admin import replay
 from nsqha.election.model import TopicSettings
-from nsqha.errors import Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha.errors import Conflict, LogCorrupt, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
 
@@ -42,6 +42,7 @@ _STATUS = (
     (Conflict, grpc.StatusCode.ALREADY_EXISTS),
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (OutcomeUnknown, grpc.StatusCode.UNKNOWN),
+    (LogCorrupt, grpc.StatusCode.DATA_LOSS),
     (StorageError, grpc.StatusCode.INTERNAL),
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
 )
@@ -60,12 +61,18 @@ def answers(method: Callable[[Any, Any], Awaitable[T]]) -> Callable[[Any, Any, C
         try:
             return await method(self, request)
         except Exception as error:
-            for kind, code in _STATUS:
-                if isinstance(error, kind):
-                    await context.abort(code, str(error))
+            await refuse(context, error)
             raise
 
     return rpc
+
+
+async def refuse(context: Context, error: Exception) -> None:
+    """End the call with the status that stands for `error`; return if none does: that is a bug of ours."""
+    for kind, code in _STATUS:
+        if isinstance(error, kind):
+            await context.abort(code, str(error) or type(error).__name__)
+    log.error("rpc_failed", "an administration call failed", error=error)
 
 
 def _named(topic: str, channel: str | None = None) -> None:
@@ -148,8 +155,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def ListChannels(self, request: Any) -> Any:
-        topic = self._broker.topic(request.topic)
-        return admin_pb2.ListChannelsResponse(channels=[self._channel(topic, n) for n in topic.channel_names()])
+        if request.topic:
+            self._broker.topic(request.topic)
+        found = self._broker.snapshot(request.topic, clients=False)
+        return admin_pb2.ListChannelsResponse(
+            channels=[
+                channel_message(topic.topic_name, channel)
+                for topic in sorted(found.topics, key=lambda t: t.topic_name)
+                for channel in sorted(topic.channels, key=lambda c: c.channel_name)
+            ]
+        )
 
     @answers
     async def DescribeChannel(self, request: Any) -> Any:
@@ -194,9 +209,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         try:
             async for message in replay.peek(self._broker, request):
                 yield message
-        except (NotFound, ValueError) as error:
-            code = grpc.StatusCode.NOT_FOUND if isinstance(error, NotFound) else grpc.StatusCode.INVALID_ARGUMENT
-            await context.abort(code, str(error))
+        except Exception as error:
+            await refuse(context, error)
+            raise
 
     # ---- records
 
@@ -213,7 +228,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         for partition in topic.partitions:
             log_ = partition.log
             last = log_.last
-            first = log_.entry_for_offset(log_.start.offset) if log_.start.offset < log_.end.offset else None
             partitions.append(
                 admin_pb2.PartitionState(
                     partition=partition.number,
@@ -223,7 +237,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     pump_offset=partition.cursors.pump,
                     leader_epoch=partition.leader.epoch,
                     bytes=log_.end.position - log_.start.position,
-                    first_timestamp_ns=first.timestamp_ns if first else 0,
+                    first_timestamp_ns=replay.timestamp_of(partition, log_.start.offset),
                     last_timestamp_ns=last.timestamp_ns if last else 0,
                 )
             )
@@ -242,11 +256,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ),
             partitions=partitions,
             channels=topic.channel_names(),
+            message_count=sum(partition.message_count for partition in topic.partitions),
         )
 
     def _channel(self, topic: Topic, name: str) -> Any:
-        stats = next(c for t in self._broker.snapshot(topic.name).topics for c in t.channels if c.channel_name == name)
-        return channel_message(topic.name, stats)
+        channels = self._broker.snapshot(topic.name, clients=False).topics[0].channels
+        return channel_message(topic.name, next(c for c in channels if c.channel_name == name))
 
 
 def channel_message(topic: str, stats: ChannelStats) -> Any:
@@ -271,6 +286,10 @@ def channel_message(topic: str, stats: ChannelStats) -> Any:
             )
             for c in stats.cursors
         ],
+        message_count=stats.message_count,
+        finished=stats.finish_count,
+        requeued=stats.requeue_count,
+        timed_out=stats.timeout_count,
     )
 
 

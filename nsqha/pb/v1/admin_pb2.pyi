@@ -3,9 +3,9 @@
 isort:skip_file
 Administration of an nsqha broker: topics, channels, replay.
 
-Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, channel or message; ALREADY_EXISTS;
-FAILED_PRECONDITION the request does not fit the state (the text says what to do); UNAVAILABLE nothing was done, try
-again; UNKNOWN the outcome is not known, look before trying again.
+Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, channel, partition or message;
+ALREADY_EXISTS; UNAVAILABLE nothing was done, try again; UNKNOWN the outcome is not known, look before trying again;
+DATA_LOSS stored bytes do not verify; INTERNAL the disk refused. Seek and UndoSeek answer for each partition by itself.
 """
 
 from collections import abc as _abc
@@ -127,9 +127,9 @@ class TopicSettings(_message.Message):
     sync: Global___Sync.ValueType
     partitions: _builtins.int
     retention_ms: _builtins.int
-    """0: no limit by time"""
+    """0: as the node has it; -1: for ever"""
     retention_bytes: _builtins.int
-    """0: no limit by size (per partition)"""
+    """per partition; 0: as the node has it; -1: no limit"""
     abandoned_after_ms: _builtins.int
     """an unread channel may be passed by retention after so long; 0: never"""
     ordered: _builtins.bool
@@ -161,9 +161,12 @@ class Topic(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     CHANNELS_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     uid: _builtins.int
     paused: _builtins.bool
+    message_count: _builtins.int
+    """published since this node leads it"""
     @_builtins.property
     def settings(self) -> Global___TopicSettings: ...
     @_builtins.property
@@ -179,10 +182,11 @@ class Topic(_message.Message):
         settings: Global___TopicSettings | None = ...,
         partitions: _abc.Iterable[Global___PartitionState] | None = ...,
         channels: _abc.Iterable[_builtins.str] | None = ...,
+        message_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "name", b"name", "partitions", b"partitions", "paused", b"paused", "settings", b"settings", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "message_count", b"message_count", "name", b"name", "partitions", b"partitions", "paused", b"paused", "settings", b"settings", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -461,6 +465,8 @@ Global___EmptyTopicResponse: _TypeAlias = EmptyTopicResponse  # noqa: Y015
 
 @_typing.final
 class UpdateTopicSettingsRequest(_message.Message):
+    """What is not said stays as it is; values as in TopicSettings."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
@@ -539,6 +545,10 @@ class Channel(_message.Message):
     CONSUMERS_FIELD_NUMBER: _builtins.int
     OLDEST_UNFINISHED_SECONDS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    REQUEUED_FIELD_NUMBER: _builtins.int
+    TIMED_OUT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     name: _builtins.str
     paused: _builtins.bool
@@ -548,6 +558,11 @@ class Channel(_message.Message):
     deferred: _builtins.int
     consumers: _builtins.int
     oldest_unfinished_seconds: _builtins.float
+    message_count: _builtins.int
+    """handed to the channel since this node leads it"""
+    finished: _builtins.int
+    requeued: _builtins.int
+    timed_out: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPartition]: ...
     def __init__(
@@ -563,10 +578,14 @@ class Channel(_message.Message):
         consumers: _builtins.int = ...,
         oldest_unfinished_seconds: _builtins.float = ...,
         partitions: _abc.Iterable[Global___ChannelPartition] | None = ...,
+        message_count: _builtins.int = ...,
+        finished: _builtins.int = ...,
+        requeued: _builtins.int = ...,
+        timed_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "deferred", b"deferred", "depth", b"depth", "ephemeral", b"ephemeral", "in_flight", b"in_flight", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "deferred", b"deferred", "depth", b"depth", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "requeued", b"requeued", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -611,6 +630,7 @@ class ListChannelsRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    """empty: of all topics"""
     def __init__(
         self,
         *,
@@ -851,8 +871,9 @@ class SeekTarget(_message.Message):
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    CLOCK_SKEW_NS_FIELD_NUMBER: _builtins.int
     timestamp_ns: _builtins.int
-    """the first batch at or after it"""
+    """the first batch at or after it, less clock_skew_ns"""
     offset: _builtins.int
     """of the one partition given, or of each partition"""
     message_id: _builtins.str
@@ -861,6 +882,8 @@ class SeekTarget(_message.Message):
     """the oldest message kept"""
     end: _builtins.bool
     """skip everything"""
+    clock_skew_ns: _builtins.int
+    """How far the clock that timestamp_ns was read from may be ahead of the brokers' clocks. Default 1 s."""
     def __init__(
         self,
         *,
@@ -869,13 +892,19 @@ class SeekTarget(_message.Message):
         message_id: _builtins.str = ...,
         start: _builtins.bool = ...,
         end: _builtins.bool = ...,
+        clock_skew_ns: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "message_id", b"message_id", "offset", b"offset", "start", b"start", "timestamp_ns", b"timestamp_ns", "to", b"to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ns", b"_clock_skew_ns", "clock_skew_ns", b"clock_skew_ns", "end", b"end", "message_id", b"message_id", "offset", b"offset", "start", b"start", "timestamp_ns", b"timestamp_ns", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "message_id", b"message_id", "offset", b"offset", "start", b"start", "timestamp_ns", b"timestamp_ns", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock_skew_ns", b"_clock_skew_ns", "clock_skew_ns", b"clock_skew_ns", "end", b"end", "message_id", b"message_id", "offset", b"offset", "start", b"start", "timestamp_ns", b"timestamp_ns", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__clock_skew_ns: _TypeAlias = _typing.Literal["clock_skew_ns"]  # noqa: Y015
+    _WhichOneofArgType__clock_skew_ns: _TypeAlias = _typing.Literal["_clock_skew_ns", b"_clock_skew_ns"]  # noqa: Y015
     _WhichOneofReturnType_to: _TypeAlias = _typing.Literal["timestamp_ns", "offset", "message_id", "start", "end"]  # noqa: Y015
     _WhichOneofArgType_to: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clock_skew_ns) -> _WhichOneofReturnType__clock_skew_ns | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_to) -> _WhichOneofReturnType_to | None: ...
 
 Global___SeekTarget: _TypeAlias = SeekTarget  # noqa: Y015
@@ -922,6 +951,7 @@ class SeekResponse(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     done: _builtins.bool
+    """false: this is a plan, nothing was changed"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeekPartition]: ...
     def __init__(
@@ -950,6 +980,7 @@ class SeekPartition(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     UNDO_REPEATS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    TO_TIMESTAMP_NS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     from_offset: _builtins.int
     """the floor before"""
@@ -959,10 +990,13 @@ class SeekPartition(_message.Message):
     messages: _builtins.int
     """that will be delivered again; negative: that many are skipped"""
     bytes: _builtins.int
+    """that they take in the log; a batch that is cut through counts in proportion"""
     undo_repeats: _builtins.bool
     """undoing it may deliver finished messages again"""
     error: _builtins.str
     """nothing was done here, and why"""
+    to_timestamp_ns: _builtins.int
+    """publish time of the message at to_offset; 0: there is none yet"""
     def __init__(
         self,
         *,
@@ -974,10 +1008,11 @@ class SeekPartition(_message.Message):
         bytes: _builtins.int = ...,
         undo_repeats: _builtins.bool = ...,
         error: _builtins.str = ...,
+        to_timestamp_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "clamped", b"clamped", "error", b"error", "from_offset", b"from_offset", "messages", b"messages", "partition", b"partition", "to_offset", b"to_offset", "undo_repeats", b"undo_repeats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "clamped", b"clamped", "error", b"error", "from_offset", b"from_offset", "messages", b"messages", "partition", b"partition", "to_offset", b"to_offset", "to_timestamp_ns", b"to_timestamp_ns", "undo_repeats", b"undo_repeats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -990,21 +1025,27 @@ class UndoSeekRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
     PLAN_ONLY_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
     plan_only: _builtins.bool
+    partition: _builtins.int
+    """only this one"""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         channel: _builtins.str = ...,
         plan_only: _builtins.bool = ...,
+        partition: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "plan_only", b"plan_only", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "channel", b"channel", "partition", b"partition", "plan_only", b"plan_only", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
 
 Global___UndoSeekRequest: _TypeAlias = UndoSeekRequest  # noqa: Y015
 
@@ -1022,14 +1063,17 @@ class PeekMessagesRequest(_message.Message):
     COUNT_MAX_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
+    """default: all, merged by time"""
     offset: _builtins.int
     timestamp_ns: _builtins.int
+    """the first batch at or after it"""
     message_id: _builtins.str
+    """only the partition that the id names"""
     start: _builtins.bool
     last: _builtins.int
-    """the newest so many"""
+    """the newest so many, of all partitions together"""
     count_max: _builtins.int
-    """0: 100"""
+    """0: 100; at most 10,000"""
     def __init__(
         self,
         *,
@@ -1067,12 +1111,15 @@ class PeekedMessage(_message.Message):
     TIMESTAMP_NS_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    DELIVER_AT_NS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     offset: _builtins.int
     message_id: _builtins.str
     timestamp_ns: _builtins.int
     body: _builtins.bytes
     leader_epoch: _builtins.int
+    deliver_at_ns: _builtins.int
+    """of a deferred publish; 0: at once"""
     def __init__(
         self,
         *,
@@ -1082,10 +1129,11 @@ class PeekedMessage(_message.Message):
         timestamp_ns: _builtins.int = ...,
         body: _builtins.bytes = ...,
         leader_epoch: _builtins.int = ...,
+        deliver_at_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "leader_epoch", b"leader_epoch", "message_id", b"message_id", "offset", b"offset", "partition", b"partition", "timestamp_ns", b"timestamp_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "deliver_at_ns", b"deliver_at_ns", "leader_epoch", b"leader_epoch", "message_id", b"message_id", "offset", b"offset", "partition", b"partition", "timestamp_ns", b"timestamp_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

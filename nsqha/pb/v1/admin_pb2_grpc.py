@@ -217,14 +217,14 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UndoSeek(self, request, context):
-        """Goes back to where the channel was before the last Seek or EmptyChannel.
+        """Goes back to where the channel was before the last Seek or EmptyChannel. It is a seek itself: undoing twice returns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PeekMessages(self, request, context):
-        """Messages as they are stored; no channel is touched.
+        """Committed messages as they are stored, oldest first; no channel is touched.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

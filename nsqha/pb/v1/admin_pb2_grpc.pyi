@@ -3,9 +3,9 @@
 isort:skip_file
 Administration of an nsqha broker: topics, channels, replay.
 
-Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, channel or message; ALREADY_EXISTS;
-FAILED_PRECONDITION the request does not fit the state (the text says what to do); UNAVAILABLE nothing was done, try
-again; UNKNOWN the outcome is not known, look before trying again.
+Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, channel, partition or message;
+ALREADY_EXISTS; UNAVAILABLE nothing was done, try again; UNKNOWN the outcome is not known, look before trying again;
+DATA_LOSS stored bytes do not verify; INTERNAL the disk refused. Seek and UndoSeek answer for each partition by itself.
 """
 
 from collections import abc as _abc
@@ -54,9 +54,9 @@ class AdminStub:
     Seek: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SeekRequest, _admin_pb2.SeekResponse]
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]
-    """Goes back to where the channel was before the last Seek or EmptyChannel."""
+    """Goes back to where the channel was before the last Seek or EmptyChannel. It is a seek itself: undoing twice returns."""
     PeekMessages: _grpc.UnaryStreamMultiCallable[_admin_pb2.PeekMessagesRequest, _admin_pb2.PeekedMessage]
-    """Messages as they are stored; no channel is touched."""
+    """Committed messages as they are stored, oldest first; no channel is touched."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -79,9 +79,9 @@ class AdminAsyncStub(AdminStub):
     Seek: _aio.UnaryUnaryMultiCallable[_admin_pb2.SeekRequest, _admin_pb2.SeekResponse]  # type: ignore[assignment]
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]  # type: ignore[assignment]
-    """Goes back to where the channel was before the last Seek or EmptyChannel."""
+    """Goes back to where the channel was before the last Seek or EmptyChannel. It is a seek itself: undoing twice returns."""
     PeekMessages: _aio.UnaryStreamMultiCallable[_admin_pb2.PeekMessagesRequest, _admin_pb2.PeekedMessage]  # type: ignore[assignment]
-    """Messages as they are stored; no channel is touched."""
+    """Committed messages as they are stored, oldest first; no channel is touched."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -197,7 +197,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndoSeekRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SeekResponse, _abc.Awaitable[_admin_pb2.SeekResponse]]:
-        """Goes back to where the channel was before the last Seek or EmptyChannel."""
+        """Goes back to where the channel was before the last Seek or EmptyChannel. It is a seek itself: undoing twice returns."""
 
     @_abc_1.abstractmethod
     def PeekMessages(
@@ -205,6 +205,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.PeekMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.PeekedMessage], _abc.AsyncIterator[_admin_pb2.PeekedMessage]]:
-        """Messages as they are stored; no channel is touched."""
+        """Committed messages as they are stored, oldest first; no channel is touched."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
