@@ -31,6 +31,7 @@ from nsqha.server.connection import Connection
 from nsqha.server.disk import DiskRounds
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.process import collector
+from nsqha.server.rebuilding import records
 from nsqha.server.registrar import Identity, Registrar
 from nsqha.server.statsd import StatsdPusher, host_prefix
 from nsqha.wire.limits import Limits
@@ -121,6 +122,10 @@ class Node:
         self._broker = broker
         broker.on_failure = self._failed
         broker.ports = Ports(**{name: listen.bound_port(sock) for name, sock in sockets.items()})
+        if store.created and not journal.created:
+            storage = OsStorage()
+            for record in await disk.run(lambda: list(records(storage, opener, journal, self.options.data_path))):
+                store.put_recovered(record)
         await broker.open_topics()
         self._prepare_tls_and_auth(broker)
         self._announce(broker)
