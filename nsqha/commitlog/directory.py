@@ -26,7 +26,17 @@ from nsqha.commitlog.entry import (
     decode_flipped,
     genesis,
 )
-from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, DROPPING, SEGMENT, LogIdentity, Pair, file_name, parse_name
+from nsqha.commitlog.pairs import (
+    BLOCK_SLOTS,
+    COMMITLOG,
+    DROPPING,
+    SEGMENT,
+    LogIdentity,
+    Pair,
+    file_name,
+    parse_name,
+    read_around,
+)
 from nsqha.errors import LogCorrupt
 from nsqha.frames import MESSAGE
 
@@ -82,7 +92,7 @@ def _slots(storage: Storage, directory: str, position: int) -> bytes:
     except FileNotFoundError:
         return b""
     try:
-        return file.pread((1 + BLOCK_SLOTS) * ENTRY_BYTES, 0)
+        return read_around(file, (1 + BLOCK_SLOTS) * ENTRY_BYTES, 0)
     finally:
         file.close()
 
@@ -115,7 +125,7 @@ def _before_first_entry(storage: Storage, directory: str, raw: bytes, position: 
         except FileNotFoundError:
             return None
         try:
-            frames = list(iter_frames(file.pread(first.position - position, 0)))
+            frames = list(iter_frames(read_around(file, first.position - position, 0)))
             count = sum(frame.type == MESSAGE for frame in frames)
         except LogCorrupt:
             pass  # the offsets of those messages are lost with them

@@ -44,11 +44,10 @@ REBUILT = 1 << 30  # from the frames, and no successor's chain could prove it
 FAULTY = 1 << 31  # stands for messages that can not be read
 BROKEN_CHAIN = REBUILT | FAULTY
 
-_CHAINED = struct.Struct(">QQQQQIIIIHH")
-_REST = struct.Struct(">QQ")
-_CRC = struct.Struct(">I")
+_LINKED = struct.Struct(">QQQQQQIIIIHH")  # the chain before, and what the chain covers
 _WHOLE = struct.Struct(">QQQQQIIIIHHQQI")
-_CHAIN = struct.Struct(">Q")
+_Q = struct.Struct(">Q")
+_CRC = struct.Struct(">I")
 ENTRY_BYTES = _WHOLE.size
 CRC_AT = ENTRY_BYTES - 4
 
@@ -83,8 +82,8 @@ class Entry(NamedTuple):
 
     def encode(self) -> bytes:
         """The 80 bytes on disk."""
-        head = _CHAINED.pack(*self[:11]) + _REST.pack(self.chain, self.durable)
-        return head + _CRC.pack(_crc32(head))
+        raw = _WHOLE.pack(*self, 0)
+        return raw[:CRC_AT] + _CRC.pack(_crc32(raw[:CRC_AT]))
 
     def follows(self, previous: Entry) -> bool:
         """Whether ordinals and positions go on where `previous` ends (the chain is another question)."""
@@ -143,28 +142,27 @@ def next_entry(
     previous: Entry, data: bytes | bytearray, *, count: int, flags: int, timestamp_ns: int, epoch: int, durable: int
 ) -> tuple[Entry, bytes]:
     """The entry of a batch that follows `previous`, and its bytes on disk. Once per batch, so written for speed."""
-    log_id, _, offset, position, _, previous_count, previous_size, *_ = previous
+    log_id, _, offset, position, _, previous_count, previous_size, _, _, _, _, chain, _ = previous
     log_id += 1
     offset += previous_count
     position += previous_size
     size = len(data)
     crc = _crc32(data)
-    head = _CHAINED.pack(
-        log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB
+    linked = _LINKED.pack(
+        chain, log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB
     )  # fmt: skip
-    chained = _blake2b(_CHAIN.pack(previous[11]) + head, digest_size=8).digest()
-    chain = int.from_bytes(chained, "big")
-    head += _REST.pack(chain, durable)
-    entry = Entry(
-        log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB, chain, durable
-    )
-    return entry, head + _CRC.pack(_crc32(head))
+    digest = _blake2b(linked, digest_size=8).digest()
+    head = linked[8:] + digest + _Q.pack(durable)
+    chain = int.from_bytes(digest, "big")
+    # What Entry(...) does, in half the time.
+    fields = (log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB, chain, durable)
+    return tuple.__new__(Entry, fields), head + _CRC.pack(_crc32(head))
 
 
 def next_chain(chain: int, entry: Entry) -> int:
     """The chain of `entry` behind one whose chain is `chain`."""
-    hashed = _blake2b(_CHAIN.pack(chain) + _CHAINED.pack(*entry[:11]), digest_size=8)
-    return int.from_bytes(hashed.digest(), "big")
+    digest = _blake2b(_LINKED.pack(chain, *entry[:11]), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def genesis(topic_uid: int, partition: int) -> Entry:

@@ -132,8 +132,9 @@ class PartitionLog(LogReader):
         except OSError as error:
             self._cut_back(error)
         self._last = entry
-        self.end = Place(entry.log_id + 1, entry.first_offset + entry.count, entry.position + entry.size)
-        self._shelf.append(Batch.of(entry, data))
+        end = (entry.log_id + 1, entry.first_offset + entry.count, entry.position + entry.size)
+        self.end = tuple.__new__(Place, end)
+        self._shelf.append(Batch(entry, data, end[0], end[1], entry.flags))
 
     def _cut_back(self, error: OSError) -> None:
         pair = self._active

@@ -15,6 +15,7 @@ thread still syncs stays alive until that thread lets go of it.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ SEGMENT = ".segment"
 COMMITLOG = ".commitlog"
 # A commitlog of this name says that its pair is being unlinked (see `remove_pairs`).
 DROPPING = ".dropping"
+SECTOR = 512  # bytes that a disk reads or loses at a time
 BLOCK_SLOTS = 512  # entries read at a time: 40 KB
 
 
@@ -131,7 +133,7 @@ class Pair:
 
     def read_entries(self, log_id: int, n: int) -> list[Entry | None]:
         """Up to `n` slots from `log_id`; None for one that does not verify or names another log id."""
-        raw = self.commitlog.pread(n * ENTRY_BYTES, self.slot(log_id))
+        raw = self._read(COMMITLOG, n * ENTRY_BYTES, self.slot(log_id))
         entries = decode_all(raw)
         for i, entry in enumerate(entries):
             if entry is not None and entry.log_id != log_id + i:
@@ -140,12 +142,19 @@ class Pair:
 
     def read_entry(self, log_id: int) -> Entry | None:
         """The entry in one slot; None if it does not verify."""
-        entry = decode(self.commitlog.pread(ENTRY_BYTES, self.slot(log_id)))
+        entry = decode(self._read(COMMITLOG, ENTRY_BYTES, self.slot(log_id)))
         return entry if entry is not None and entry.log_id == log_id else None
 
     def read_data(self, position: int, size: int) -> bytes:
         """Bytes of the segment, not verified; fewer if the file ends before."""
-        return self.segment.pread(size, position - self.position)
+        return self._read(SEGMENT, size, position - self.position)
+
+    def _read(self, suffix: str, n: int, position: int) -> bytes:
+        """What can be read. A missing file reads as empty: its bytes do not verify, whoever needs them will say so."""
+        try:
+            return read_around(self.segment if suffix == SEGMENT else self.commitlog, n, position)
+        except FileNotFoundError:
+            return b""
 
     def create_missing(self) -> bool:
         """Put an empty file in the place of one that is gone, so that the rest can be read; whether any was."""
@@ -190,6 +199,27 @@ def finish_removal(storage: Storage, directory: str, positions: list[int]) -> No
     storage.sync_dir(directory)
     for position in positions:
         storage.remove(f"{directory}/{file_name(position, DROPPING)}")
+
+
+def read_around(file: File, n: int, position: int) -> bytes:
+    """`File.pread`, with zeros in place of the sectors that the disk can not read."""
+    try:
+        return file.pread(n, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise  # too many open files and the like say nothing about the bytes
+    parts = []
+    end = min(position + n, file.size())
+    while position < end:
+        size = min(SECTOR - position % SECTOR, end - position)
+        try:
+            parts.append(file.pread(size, position))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            parts.append(bytes(size))
+        position += size
+    return b"".join(parts)
 
 
 def file_name(position: int, suffix: str) -> str:

@@ -35,7 +35,7 @@ class Batch:
 
     __slots__ = ("_offset", "_position", "data", "end_log_id", "end_offset", "entry", "first_offset", "flags")
 
-    def __init__(self, entry: Entry, data: bytes | bytearray, *, end_log_id: int, end_offset: int, flags: int) -> None:
+    def __init__(self, entry: Entry, data: bytes | bytearray, end_log_id: int, end_offset: int, flags: int) -> None:
         self.entry = entry  # of the first batch
         self.data = data
         self.first_offset = entry.first_offset
@@ -48,7 +48,7 @@ class Batch:
     @classmethod
     def of(cls, entry: Entry, data: bytes | bytearray) -> Batch:
         """A single batch."""
-        return cls(entry, data, end_log_id=entry.log_id + 1, end_offset=entry.end_offset, flags=entry.flags)
+        return cls(entry, data, entry.log_id + 1, entry.end_offset, entry.flags)
 
     def locate(self, offset: int) -> int:
         """Where in `data` the frame of this message begins. Going forward continues where the last call ended."""
@@ -87,10 +87,10 @@ class BatchCache:
         """The part of a log that is being opened."""
         return Shelf(self)
 
-    def appended(self, shelf: Shelf, batch: Batch) -> None:
+    def appended(self, shelf: Shelf, size: int) -> None:
         self._tail.append(shelf)
-        self.tail_bytes += len(batch.data) + BATCH_OVERHEAD
-        if self.tail_bytes + self.runs_bytes > self.bytes_max:
+        self.tail_bytes = tail_bytes = self.tail_bytes + size + BATCH_OVERHEAD
+        if tail_bytes + self.runs_bytes > self.bytes_max:
             self._shrink()
 
     def _shrink(self) -> None:
@@ -138,7 +138,7 @@ class Shelf:
             self._tail_log_id = log_id
         self._tail[log_id] = batch
         self._offsets.append(batch.first_offset)
-        self._cache.appended(self, batch)
+        self._cache.appended(self, len(batch.data))
 
     def drop_oldest(self) -> int:
         """Take out the oldest batch of the tail; how many bytes that freed."""
@@ -213,6 +213,6 @@ class Shelf:
         if last is batch:
             return batch
         data = b"".join(parts)
-        run = Batch(batch.entry, data, end_log_id=last.end_log_id, end_offset=last.end_offset, flags=flags)
+        run = Batch(batch.entry, data, last.end_log_id, last.end_offset, flags)
         self._cache.keep_run(self, run)
         return run

@@ -38,7 +38,7 @@ from nsqha.commitlog.directory import Found, find
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.pairs import Pair, finish_removal, remove_pairs
+from nsqha.commitlog.pairs import Pair, finish_removal, read_around, remove_pairs
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.rebuild import Outcome, rebuild
 from nsqha.commitlog.scan import Scan, scan_data, scan_entries
@@ -376,7 +376,7 @@ class _Work:
         for log_id in range(first, end):
             pair, before = self._pair_at(log_id), self._entry(log_id - 1)
             assert pair is not None and before is not None
-            entry = decode_flipped(pair.commitlog.pread(ENTRY_BYTES, pair.slot(log_id)))
+            entry = decode_flipped(read_around(pair.commitlog, ENTRY_BYTES, pair.slot(log_id)))
             if entry is None or not (entry.follows(before) and entry.chained_to(before)):
                 return log_id
             self._write([entry])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, Entry
-from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
+from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair, read_around
 from nsqha.ranges import RangeSet
 
 READ_BYTES = 1 << 20  # data verified at a time, unless one batch is larger
@@ -95,7 +95,7 @@ def _end_of_bytes(pair: Pair, log_id: int) -> int:
     position, end = pair.slot(log_id), log_id
     size = pair.commitlog.size()
     while position < size:
-        raw = pair.commitlog.pread(BLOCK_SLOTS * ENTRY_BYTES, position)
+        raw = read_around(pair.commitlog, BLOCK_SLOTS * ENTRY_BYTES, position)
         used = len(raw.rstrip(b"\0"))
         if used:
             end = log_id + (position - pair.slot(log_id)) // ENTRY_BYTES + -(-used // ENTRY_BYTES)

@@ -14,7 +14,7 @@ is as unkind as a real disk may be:
     crash_after(n)   the n-th operation from now that changes anything raises `Crashed`, and every later one does
     crash(rng)       the disk as the next process may find it; may be called again and again
     fail(...)        one or more operations fail with an OSError
-    flip, blank      what a bad disk does to bytes that were durable
+    flip, blank, spoil   what a bad disk does to bytes that were durable
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ class SimStorage:
         self._locks: set[str] = set()
         self._crash_at: int | None = None
         self._faults: list[Fault] = []
+        self._unreadable: dict[str, set[int]] = {}
 
     # ---- Storage
 
@@ -215,6 +216,16 @@ class SimStorage:
                     continue
                 fault.times -= 1
                 raise OSError(fault.code, errno.errorcode[fault.code], path)
+
+    def reading(self, path: str, position: int, n: int) -> None:
+        """A read of these bytes; fails if one of their sectors was spoilt."""
+        for sector in self._unreadable.get(path, ()):
+            if sector * SECTOR < position + n and position < (sector + 1) * SECTOR:
+                raise OSError(errno.EIO, "unreadable sector", path)
+
+    def spoil(self, path: str, sector: int) -> None:
+        """Let every read that touches this sector fail."""
+        self._unreadable.setdefault(path, set()).add(sector)
 
     def crash_after(self, n: int) -> None:
         """Let the n-th change from now be the moment of the crash."""
@@ -301,6 +312,7 @@ class SimFile:
             raise failure
 
     def pread(self, n: int, position: int) -> bytes:
+        self._storage.reading(self._path, position, n)
         return bytes(self._inode.now[position : position + n])
 
     def truncate(self, n: int) -> None:

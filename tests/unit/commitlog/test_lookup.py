@@ -1,0 +1,193 @@
+"""Finding batches: bisection over pairs and slots, and what damage may and may not stop."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nsqha.commitlog.entry import BatchCorrupt, Entry
+from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.errors import LogCorrupt
+from tests.sim.storage import SimStorage
+from tests.unit.commitlog.logs import DIRECTORY, SECOND, add, event, new_log
+
+TINY = LogLimits(segment_bytes=600, commitlog_bytes=1 << 20)
+
+
+def built(batches: int = 60, seed: int = 1, cache_bytes: int = 1) -> tuple[SimStorage, PartitionLog, list[Entry]]:
+    """A log of many pairs with empty batches in between, nothing cached."""
+    rng = random.Random(seed)
+    storage = SimStorage()
+    log = new_log(storage, limits=TINY, cache_bytes=cache_bytes)
+    entries = []
+    for _ in range(batches):
+        if rng.random() < 0.3:
+            entries.append(add(log, events=event(), seconds=rng.randrange(3)))
+        else:
+            entries.append(add(log, *[b"x" * rng.randrange(1, 80)] * rng.randrange(1, 5), seconds=rng.randrange(3)))
+        if log.needs_roll:
+            log.roll()
+    log._shelf.clear()
+    return storage, log, entries
+
+
+def damage(storage: SimStorage, log: PartitionLog, log_id: int) -> None:
+    """Make one entry unreadable on disk."""
+    pair = log.pair_of(log_id)
+    position = pair.slot(log_id)
+    path = pair.path(".commitlog")
+    for byte in range(position, position + 4):
+        storage.flip(path, byte * 8)
+
+
+def damage_data(storage: SimStorage, log: PartitionLog, entry: Entry) -> None:
+    pair = log.pair_of(entry.log_id)
+    storage.flip(pair.path(".segment"), (entry.position - pair.position) * 8 + 5)
+
+
+def test_entries_by_log_id_offset_and_time() -> None:
+    _, log, entries = built()
+    assert len(log.pairs) > 5
+    assert list(log.entries(0, 1000)) == entries
+    assert list(log.entries(5, 9)) == entries[4:8]
+    assert [log.entry(entry.log_id) for entry in entries] == entries
+    for entry in entries:
+        for offset in range(entry.first_offset, entry.end_offset):
+            assert log.entry_for_offset(offset) == entry
+    for time in range(0, entries[-1].timestamp_ns + SECOND, SECOND // 2):
+        first = next((e for e in entries if e.timestamp_ns >= time and e.count), None)
+        assert log.entry_for_time(time) == first
+
+
+def test_nothing_is_found_outside_the_log() -> None:
+    _, log, entries = built()
+    assert log.entry_for_offset(entries[-1].end_offset) is None
+    assert log.entry_for_offset(-1) is None
+    assert log.batch_at(entries[-1].end_offset) is None
+    assert log.entry_for_time(entries[-1].timestamp_ns + 1) is None
+    empty = new_log(SimStorage())
+    assert empty.entry_for_offset(0) is None and empty.entry_for_time(0) is None and empty.batch_at(0) is None
+
+
+def test_a_backlog_is_read_in_runs() -> None:
+    _, log, _entries = built(cache_bytes=1 << 20)
+    seen: list[int] = []
+    offset = 0
+    reads = 0
+    while (batch := log.batch_at(offset)) is not None:
+        assert batch.first_offset <= offset
+        seen += range(offset, batch.end_offset)
+        offset = batch.end_offset
+        reads += 1
+    assert seen == list(range(log.end.offset))
+    assert reads <= len(log.pairs) + 1, "one read per pair: they are far smaller than a run"
+
+
+def test_a_run_says_where_each_message_is() -> None:
+    _, log, _entries = built(cache_bytes=1 << 20)
+    batch = log.batch_at(0)
+    assert batch is not None and batch.end_log_id > 3 and batch.flags
+    for offset in [*range(batch.first_offset, batch.end_offset), batch.first_offset]:
+        entry = log.entry_for_offset(offset)
+        assert entry is not None
+        position = batch.locate(offset)
+        frame = bytes(batch.data[position : position + 34])
+        assert int(frame[18:34], 16) & 0xFFFFFF == offset
+        assert int.from_bytes(frame[8:16], "big") == entry.timestamp_ns
+
+
+def test_the_same_run_serves_the_next_reader() -> None:
+    _, log, _ = built(cache_bytes=1 << 20)
+    assert log.batch_at(0) is log.batch_at(1)
+
+
+def test_bad_frames_stop_only_who_needs_them() -> None:
+    storage, log, entries = built()
+    bad = next(entry for entry in entries[20:] if entry.count)
+    damage_data(storage, log, bad)
+    with pytest.raises(BatchCorrupt) as caught:
+        log.read(bad)
+    assert (caught.value.first_offset, caught.value.end_offset) == (bad.first_offset, bad.end_offset)
+    assert caught.value.end_log_id == bad.log_id + 1
+    with pytest.raises(LogCorrupt):
+        log.batch_at(bad.first_offset)
+    batch = log.batch_at(bad.first_offset - 1)
+    assert batch is not None and batch.end_offset == bad.first_offset
+    assert log.batch_at(bad.end_offset) is not None
+    assert log.entry_for_offset(bad.first_offset) == bad, "the entry itself is good"
+
+
+def test_a_bad_entry_stops_only_who_needs_it() -> None:
+    storage, log, _entries = built()
+    # One that is not at a border of its pair, so that both neighbours are beside it.
+    pair = max(log.pairs, key=lambda pair: pair.end.log_id - pair.first.log_id)
+    bad = next(entry for entry in log.entries(pair.first.log_id + 1, pair.end.log_id - 1) if entry.count)
+    damage(storage, log, bad.log_id)
+    with pytest.raises(BatchCorrupt) as caught:
+        log.entry(bad.log_id)
+    assert tuple(caught.value.first) == (bad.log_id, bad.first_offset, bad.position)
+    assert tuple(caught.value.end) == (bad.log_id + 1, bad.end_offset, bad.end_position)
+    for offset in range(log.end.offset):
+        if bad.first_offset <= offset < bad.end_offset:
+            for look_up in (log.entry_for_offset, log.batch_at):
+                with pytest.raises(BatchCorrupt):
+                    look_up(offset)
+        else:
+            found, batch = log.entry_for_offset(offset), log.batch_at(offset)
+            assert found is not None and found.first_offset <= offset < found.end_offset
+            assert batch is not None and batch.first_offset <= offset < batch.end_offset
+    with pytest.raises(BatchCorrupt):
+        list(log.entries(1, log.end.log_id))
+    assert next(e.log_id for e in log.entries(caught.value.end_log_id, log.end.log_id)) == bad.log_id + 1
+
+
+def test_times_are_found_beside_a_bad_entry() -> None:
+    storage, log, entries = built()
+    damage(storage, log, 30)
+    for time in range(0, entries[-1].timestamp_ns, SECOND):
+        want = next(e for e in entries if e.timestamp_ns >= time and e.count)
+        try:
+            found = log.entry_for_time(time)
+        except BatchCorrupt as error:
+            assert error.first.log_id == 30
+        else:
+            assert found is not None and abs(found.log_id - want.log_id) <= 2
+
+
+def test_only_a_few_old_files_stay_open() -> None:
+    _, log, _ = built()
+    for offset in range(log.end.offset):
+        log.batch_at(offset)
+    assert sum(pair.is_open for pair in log._pairs) <= 6
+
+
+def test_a_missing_segment_is_corrupt_not_a_crash() -> None:
+    storage, log, _entries = built()
+    pair = log._pairs[2]
+    pair.close()
+    storage.remove(pair.path(".segment"))
+    assert DIRECTORY in pair.path(".segment")
+    with pytest.raises(LogCorrupt):
+        log.batch_at(pair.first.offset)
+    with pytest.raises(LogCorrupt):
+        log.read(log.entry(pair.first.log_id))
+    storage.remove(pair.path(".commitlog"))
+    pair.close()
+    with pytest.raises(LogCorrupt):
+        log.entry(pair.first.log_id)
+
+
+def test_an_unreadable_sector_is_corrupt_where_it_is_and_nowhere_else() -> None:
+    storage, log, entries = built()
+    pair = log._pairs[3]
+    storage.spoil(pair.path(".segment"), 0)
+    lost = [e for e in entries if pair.position <= e.position < pair.position + 512 and e.count]
+    assert 0 < len(lost) < 20
+    for entry in entries:
+        if entry in lost or entry.position < pair.position + 512 <= entry.end_position:
+            with pytest.raises(LogCorrupt):
+                log.read(entry)
+        elif entry.count:
+            log.read(entry)
+            assert log.batch_at(entry.first_offset) is not None
