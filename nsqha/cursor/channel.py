@@ -460,8 +460,7 @@ class Channel:
             self.postponed.reload()
         else:
             self.postponed.keep_committed()
-        keep = [o for o, single in self._flight.singles.items() if single.deferred and o in self.postponed]
-        counts = self._flight.forget(committed.floor, keep=keep)
+        counts = self._flight.forget(committed.floor, keep=self._deferred_in_flight())
         self._waiting = Waiting(self._ring)
         self._passed = committed.ranges.copy()
         for offset in self.postponed.finished(committed.floor):
@@ -473,12 +472,21 @@ class Channel:
 
     def gone(self, end: int) -> dict[int, int]:
         """By policy everything below `end` goes unread; owner -> deliveries that were dropped."""
-        counts = self._flight.forget_below(end)
+        self.postponed.keep_committed(below=end)
+        counts = self._flight.forget_below(end, keep=self._deferred_in_flight())
         self._ring.settle(self._ring.low, end, FINISHED)
         self._waiting.drop_below(end)
         self._look()
         self._touch()
         return counts
+
+    def _deferred_in_flight(self) -> list[int]:
+        return [o for o, single in self._flight.singles.items() if single.deferred and o in self.postponed]
+
+    def holds_below(self, offset: int) -> bool:
+        """Whether this channel still has to do with a message below `offset`."""
+        lowest = self.postponed.lowest()
+        return self._ring.low < offset or (lowest is not None and lowest < offset)
 
     def keep_unread(self, pump: int) -> None:
         """An ephemeral channel that is not read drops what comes when it holds enough."""
@@ -516,6 +524,8 @@ class Channel:
         else:
             ring = self._ring
             ranges = self.written.advance(ring.low, ring.finished_ranges(ring.low, ring.next))
+        finished = tuple(offset for offset, change in sent.items() if change.ref is None)
+        self.written.imply(finished)
         attempts = self._deliveries() if final else []
         refs = [change.ref for change in sent.values() if change.ref is not None]
         change = ChannelProgress(
@@ -524,7 +534,7 @@ class Channel:
             floor=self.written.floor,
             ranges=tuple(ranges),
             puts=tuple((ref.offset, ref.due_ns, ref.attempts) for ref in refs),
-            finished=tuple(offset for offset, change in sent.items() if change.ref is None),
+            finished=finished,
             attempts=tuple(attempts),
             attempts_known=final,
         )

@@ -48,7 +48,7 @@ from nsqha.frames import HEAD as FRAME_HEAD
 from nsqha.ranges import RangeSet
 
 FORMAT = 1
-BODY_BYTES_MAX = 60 << 10
+BODY_BYTES_MAX = 60 << 10  # a frame stays below 64 KB with its heads
 _ROWS = 2000  # of at most 26 bytes per record
 _DIGEST = 16
 
@@ -133,7 +133,7 @@ def digest(state: PartitionState) -> bytes:
     return hashed.digest()
 
 
-def write(state: PartitionState) -> Iterator[bytes]:
+def write(state: PartitionState, body_bytes_max: int = BODY_BYTES_MAX) -> Iterator[bytes]:
     """The frames of a checkpoint of `state`, which must not change meanwhile.
 
     Its id is its as_of and the epoch of the last epoch start: no two writers share both.
@@ -144,7 +144,7 @@ def write(state: PartitionState) -> Iterator[bytes]:
     body = bytearray()
     sequence = 0
     for record in records(state):
-        if len(body) + len(record) > BODY_BYTES_MAX:
+        if body and len(body) + len(record) > body_bytes_max:
             yield CheckpointFrame(identity, sequence, as_of, False, bytes(body)).encode()
             sequence += 1
             body.clear()

@@ -251,18 +251,19 @@ class Flight:
         self._span_heap.clear()
         return counts
 
-    def forget_below(self, end: int) -> dict[int, int]:
-        """What is in flight below `end` and not deferred is dropped; returns owner -> messages.
+    def forget_below(self, end: int, *, keep: Iterable[int] = ()) -> dict[int, int]:
+        """What is in flight below `end` is dropped, but the deferred messages `keep`; returns owner -> messages.
 
-        Nothing needs to be remembered of it: those offsets are never delivered again.
+        Nothing needs to be remembered of it: those offsets are not delivered again.
         """
+        kept = set(keep)
         counts: dict[int, int] = {}
         for owner in self._spans:
             dropped = len(self.ring.expire(self.ring.low, end, owner))
             if dropped:
                 counts[owner] = dropped
         for offset, single in list(self.singles.items()):
-            if offset < end and not single.deferred:
+            if offset < end and offset not in kept:
                 del self.singles[offset]
                 counts[single.owner] = counts.get(single.owner, 0) + 1
         self.count -= sum(counts.values())

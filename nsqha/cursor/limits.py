@@ -28,5 +28,6 @@ class Limits:
     # What one batch takes of a channel's deferrals (about 1 MB) and of a checkpoint; the rest rides with the next.
     changes_per_batch: int = 50_000
     checkpoint_bytes_per_batch: int = 256 << 10
+    checkpoint_frame_bytes: int = 60 << 10
     # A checkpoint is due when the log grew by this, or by four times the last checkpoint if that is more.
     checkpoint_every_bytes: int = 64 << 20

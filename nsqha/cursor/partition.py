@@ -264,7 +264,7 @@ class PartitionCursors:
     def begin_checkpoint(self, snapshot: PartitionState) -> None:
         """Write `snapshot`, which may lag behind, with the next batches; replaces one that is being written."""
         if snapshot.applied.log_id >= self.state.checkpoint.as_of:
-            self._checkpoint = checkpoint.write(snapshot)
+            self._checkpoint = checkpoint.write(snapshot, self.limits.checkpoint_frame_bytes)
 
     def deliver_at(self, due_ns: int, message: bytes) -> bytes:
         """A message frame with the attributes frame that defers it; the batch needs HAS_ATTRIBUTES."""
@@ -306,7 +306,7 @@ class PartitionCursors:
         start = self.state.log_start
         if end_offset > start[0] or end_position > start[1] or self.state.checkpoint.as_of < end_log_id:
             return False
-        return all(channel.floor >= end_offset for channel in self._ephemerals)
+        return not any(channel.holds_below(end_offset) for channel in self._ephemerals)
 
     @property
     def needed_durable(self) -> int:

@@ -164,13 +164,11 @@ class Postponed:
         """Offsets at or above `first` that are done, while the committed set still holds them."""
         return [o for o, change in self._changes.items() if o >= first and change.ref is None and not change.fresh]
 
-    def keep_committed(self) -> None:
-        """A seek: what is not deferred in the committed set is pending by position now."""
-        for offset in [offset for offset, change in self._changes.items() if self.committed.get(offset) is None]:
+    def keep_committed(self, below: int = _NEVER) -> None:
+        """Forget changes below an offset that are not deferred in the committed set: the log will not take them."""
+        for offset in [o for o in self._changes if o < below and self.committed.get(o) is None]:
             del self._changes[offset]
             self._unsent.pop(offset, None)
-        for change in self._changes.values():
-            change.fresh = False
         self._extra = sum(change.weight for change in self._changes.values())
 
     def reload(self) -> None:

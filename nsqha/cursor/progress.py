@@ -34,6 +34,12 @@ class Written:
             self.ranges.add(first, end)
         return new
 
+    def imply(self, finished: Iterable[int]) -> None:
+        """Applying that these deferred messages are finished adds those at or above the floor to the ranges."""
+        for offset in finished:
+            if offset >= self.floor:
+                self.ranges.add(offset, offset + 1)
+
 
 def without(ranges: list[Range], held: RangeSet) -> list[Range]:
     """The parts of `ranges` (in order) that are not in `held`."""

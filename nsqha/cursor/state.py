@@ -395,7 +395,7 @@ class PartitionState:
             held = deferred.get(offset)
             if held is not None:
                 deferred.put(Deferred(offset, due_ns, attempts, held.position))
-            elif not stale:
+            elif not stale and offset >= channel.floor:  # below: a policy gave it up meanwhile
                 deferred.put(Deferred(offset, due_ns, attempts))
         for offset in change.finished:
             if deferred.remove(offset) and offset >= channel.floor:

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from nsqha.clock import ManualClock
 from nsqha.cursor import checkpoint
 from nsqha.cursor.channel import Channel
-from nsqha.cursor.events import TARGET_END, Abandoned, EpochStart
+from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, Channels
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import ChannelState, PartitionState
 from nsqha.frames import HAS_EVENTS
-from tests.unit.cursor.model import FINISHED, MAYBE, PENDING, ChannelModel, Model, Snapshot, check
-from tests.unit.cursor.tiny import ID_BASE, Entry, Info, Leader, Record, TinyLog, fins
+from tests.unit.cursor.model import FINISHED, MAYBE, PENDING, ChannelModel, Due, Model, Snapshot, check
+from tests.unit.cursor.tiny import Entry, Info, Leader, Record, TinyLog, fins
 
 OWNERS = (1, 2, 3)
 SMALL = Limits(
@@ -35,6 +35,7 @@ SMALL = Limits(
     singles_max=6,
     changes_per_batch=5,
     checkpoint_bytes_per_batch=200,
+    checkpoint_frame_bytes=150,
     checkpoint_every_bytes=1 << 40,
     max_msg_timeout_s=100.0,
 )
@@ -139,7 +140,8 @@ class History:
         self.uids = 0
         self.encoded: dict[int, bytes] = {}
         self.log_unlinked = 0  # batches below this log_id are gone
-        self.snapshot: PartitionState | None = None
+        self.snapshots: list[PartitionState] = []
+        self.swarm: dict[str, float] | None = None
         self.trace: list[str] = []
         self.start()
 
@@ -170,7 +172,7 @@ class History:
         self.trace.append("drain")
         self.drain()
 
-    def menu(self) -> tuple[list[Step], list[int]]:
+    def menu(self) -> tuple[list[Step], list[float]]:
         steps: dict[Step, int] = {
             self.publish: 12,
             self.publish_deferred: 4,
@@ -185,6 +187,8 @@ class History:
             self.flush: 6,
             self.create_channel: 2,
             self.delete_channel: 1,
+            self.recreate_channel: 1,
+            self.old_record: 1,
             self.pause_channel: 2,
             self.pause_topic: 2,
             self.empty_topic: 1,
@@ -206,7 +210,10 @@ class History:
             steps[self.abandon] = 1
             steps[self.create_ephemeral] = 1
             steps[self.delete_ephemeral] = 1
-        return list(steps), list(steps.values())
+        if self.swarm is None:
+            # Some of everything is rarely much of anything: each life has its own habits.
+            self.swarm = {step.__name__: self.rng.choice([0.3, 1, 1, 4]) for step in steps}
+        return list(steps), [weight * self.swarm[step.__name__] for step, weight in steps.items()]
 
     @property
     def now_ns(self) -> int:
@@ -224,13 +231,9 @@ class History:
 
     def publish(self, deliver_at: int = 0) -> None:
         count = self.rng.randint(1, 5)
-        cursors = self.leader.cursors
-        # As the broker does: events first, then the messages of the batch.
-        self.leader.requested.append(lambda: None)
-        requested = self.leader.requested
-        self.leader.requested = [*requested, lambda: self.model.published(count, deliver_at)]
+        # Events come first in a batch, then its messages.
+        self._request(lambda: self.model.published(count, deliver_at))
         self.leader.publish(count, deliver_at=deliver_at, force=self.rng.random() < 0.3)
-        del cursors
 
     def publish_deferred(self) -> None:
         self.publish(self.now_ns + self.rng.choice([1, 20, 200]) * 1_000_000_000)
@@ -254,7 +257,7 @@ class History:
             stamped = [o for o in range(first, end) if o in self.model.deliver_at]
             if stamped and stamped[0] == first:
                 if channel.meet(first, self.model.deliver_at[first], self.leader.now):
-                    model.due.setdefault(first, self._due_of(first))
+                    model.due.setdefault(first, Due(self.model.deliver_at[first], long=True))
                     continue
                 end = first + 1
             elif stamped:
@@ -266,14 +269,11 @@ class History:
                 model.delivered(offset, owner, 1, self.now_ns)
                 self.leader.log.frame_of(offset)
             channel.delivered(first, end, owner, deadline)
+            behind = channel.floor if model.ephemeral else channel.committed.floor
+            check(end - behind <= self.limits.window, f"{model.name} reads {end - behind} ahead of its floor")
             total += end - first
             count -= end - first
         return total
-
-    def _due_of(self, offset: int):  # type: ignore[no-untyped-def]
-        from tests.unit.cursor.model import Due
-
-        return Due(self.model.deliver_at[offset])
 
     def redeliver(self) -> None:
         if (found := self.some_channel()) is not None:
@@ -320,7 +320,9 @@ class History:
         channel, model = found
         owner, offsets = held
         count = self.rng.randint(1, len(offsets))
-        self._fin(channel, model, owner, self.rng.sample(offsets, count) if self.rng.random() < 0.5 else offsets[:count])
+        self._fin(
+            channel, model, owner, self.rng.sample(offsets, count) if self.rng.random() < 0.5 else offsets[:count]
+        )
 
     def _fin(self, channel: Channel, model: ChannelModel, owner: int, offsets: list[int]) -> None:
         """As the broker: the run, and one by one where it stops."""
@@ -370,7 +372,8 @@ class History:
         why = channel.req(offset, owner, delay_s * 1000, self.leader.now)
         check(why == wanted, f"REQ {offset} of {owner} got {why}, not {wanted}")
         if why is None:
-            model.requeued(offset, self.now_ns + delay_s * 1_000_000_000 if delay_s else None)
+            due = Due(self.now_ns + delay_s * 1_000_000_000, long=delay_s > self.limits.short_delay_s)
+            model.requeued(offset, due if delay_s else None)
 
     def answer_touch(self) -> None:
         if (found := self.some_channel()) is None or (held := self._held(found[1])) is None:
@@ -434,6 +437,20 @@ class History:
             gone = self.rng.choice(sorted(self.record.channels))
             self._reconcile(channels={n: info for n, info in self.record.channels.items() if n != gone})
 
+    def recreate_channel(self) -> None:
+        """Deleted and created again before any leader looked."""
+        if self.record.channels:
+            self.uids += 1
+            self._reconcile(
+                channels={**self.record.channels, self.rng.choice(sorted(self.record.channels)): Info(self.uids)}
+            )
+
+    def old_record(self) -> None:
+        """A leader that read the record long ago writes what it read."""
+        if self.record.version > 1:
+            event = Channels(self.record.version - 1, self.rng.random() < 0.5, (ChannelEntry("a", 1 << 40),))
+            self.leader._write(event.encode(), HAS_EVENTS, [], 0)
+
     def pause_channel(self) -> None:
         if self.record.channels:
             name = self.rng.choice(sorted(self.record.channels))
@@ -475,7 +492,13 @@ class History:
             self._seek_requested(found[1], TARGET_END, drop=True)
 
     def undo(self) -> None:
-        if (found := self.some_channel()) is not None and found[0].committed.undo is not None:
+        if (found := self.some_channel()) is None:
+            return
+        if found[0].committed.undo is None:
+            target = self.rng.randint(0, self.log.end_offset)
+            self.leader.cursors.seek(found[0].name, target)
+            self._seek_requested(found[1], target)
+        if found[0].committed.undo is not None:
             self.leader.cursors.undo(found[0].name)
             self._seek_requested(found[1], 0, undo=True)
 
@@ -533,12 +556,13 @@ class History:
     # ---- checkpoints and retention
 
     def take_snapshot(self) -> None:
-        self.snapshot = self.leader.cursors.state.snapshot()
+        self.snapshots.append(self.leader.cursors.state.snapshot())
 
     def write_checkpoint(self) -> None:
-        if self.snapshot is not None:
-            self.leader.cursors.begin_checkpoint(self.snapshot)
-            self.snapshot = None
+        if not self.snapshots:
+            self.take_snapshot()
+        snapshot = self.snapshots.pop(self.rng.randrange(len(self.snapshots)))
+        self.leader.cursors.begin_checkpoint(snapshot)
 
     def _border(self, highest: int) -> tuple[int, int] | None:
         """A place between batches at or below an offset, where a log could start."""
@@ -553,14 +577,21 @@ class History:
         place = self._border(self.log.end_offset if careless else cursors.log_start_limit())
         if place is None:
             return
+        place_is_free = False
         if not careless or self.rng.random() < 0.5:
             for ref in cursors.to_carry(*place):
                 frame = self.log.frame_at(ref.position) if ref.position else self.log.frame_of(ref.offset)
                 cursors.carry(ref.offset, frame)
             if self.rng.random() < 0.5:
                 self.leader.flush()
+                place_is_free = not careless and not self.leader.hold
         cursors.propose_log_start(*place)
         self.leader.flush()
+        if place_is_free:
+            start = cursors.log_start
+            check(
+                start[0] >= place[0] and start[1] >= place[1], f"log start is {start}, nothing holds it below {place}"
+            )
 
     def abandon(self) -> None:
         if (found := self.some_channel()) is None or found[1].ephemeral:
@@ -646,7 +677,7 @@ class History:
         for name, model in self.model.channels.items():
             committed = state.channels[name]
             model.crashed({ref.offset for ref in committed.deferred.items()})
-        self.snapshot = None
+        self.snapshots.clear()
         old = self.leader
         self.start()
         self.leader.max_floor = old.max_floor
@@ -710,6 +741,3 @@ class History:
         check(channel.in_flight == 0 == channel.depth(end), f"{channel} counts what is not there")
         check(channel.deferred_count == 0, f"{channel} counts deferred messages that are not there")
         check(channel.uncommitted_progress == 0 == channel.postponed.uncommitted, f"{channel} has news after a flush")
-
-
-__all__ = ["EpochStart", "HAS_EVENTS", "History", "ID_BASE"]

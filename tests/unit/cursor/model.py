@@ -27,9 +27,10 @@ def check(condition: object, why: str) -> None:
 
 @dataclass
 class Due:
-    """Not to be delivered before `at_ns`; outlives a crash once it is certain."""
+    """Not to be delivered before `at_ns`. A crash forgets it unless it is certain and long (or happens to be kept)."""
 
     at_ns: int
+    long: bool = False
     written: int | None = None
     certain: bool = False
 
@@ -90,10 +91,10 @@ class ChannelModel:
         self.status[offset] = FINISHED
         self.uncertain[offset] = None
 
-    def requeued(self, offset: int, due_ns: int | None) -> None:
+    def requeued(self, offset: int, due: Due | None) -> None:
         del self.in_flight[offset]
-        if due_ns is not None:
-            self.due[offset] = Due(due_ns)
+        if due is not None:
+            self.due[offset] = due
 
     def detached(self, owner: int) -> int:
         gone = [offset for offset, o in self.in_flight.items() if o == owner]
@@ -151,7 +152,7 @@ class ChannelModel:
         for offset in self.uncertain:
             self.status[offset] = MAYBE
         self.uncertain.clear()
-        self.due = {offset: due for offset, due in self.due.items() if due.certain and offset in deferred}
+        self.due = {offset: due for offset, due in self.due.items() if due.certain and (due.long or offset in deferred)}
         for offset, count in self.deliveries.items():
             if count:
                 self.deliveries[offset] = None
@@ -182,7 +183,7 @@ class Model:
             for offset in range(self.pump, self.end):
                 channel.status.setdefault(offset, PENDING)
                 if offset in self.deliver_at:
-                    channel.due[offset] = Due(self.deliver_at[offset], certain=True)
+                    channel.due[offset] = Due(self.deliver_at[offset], long=True, certain=True)
         self.pump = self.end
 
     def listed(self, record: dict[str, tuple[int, bool]], paused: bool) -> None:

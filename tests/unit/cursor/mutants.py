@@ -1,0 +1,592 @@
+"""Every rule of the channel core, switched off on purpose: do the random histories notice?
+
+    python -m tests.unit.cursor.mutants [--histories N] [--seconds S] [name ...]
+
+A mutant replaces one function for the time of a run; the product has no switches. Each must be found within 10,000
+histories; one that is not is a rule that nobody checks. Exit status 1 if one survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from nsqha.cursor import checkpoint, events
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.checkpoint import Gatherer
+from nsqha.cursor.deferred import Deferred, MemoryDeferred
+from nsqha.cursor.flight import Flight
+from nsqha.cursor.ordered import OrderedChannel
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.postponed import Postponed
+from nsqha.cursor.progress import Written
+from nsqha.cursor.state import PartitionState
+from nsqha.errors import LogCorrupt
+from nsqha.hot import WAITING
+from tests.unit.cursor.history import History
+
+Patch = Any
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`rule` is what is broken; `patches` break it."""
+
+    name: str
+    rule: str
+    patches: Callable[[], list[Patch]]
+    ordered: bool = False
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(rule: str, *, ordered: bool = False) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
+    def add(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
+        MUTANTS.append(Mutant(patches.__name__, rule, patches, ordered))
+        return patches
+
+    return add
+
+
+def instead(owner: object, name: str, function: object) -> Patch:
+    return patch.object(owner, name, function)
+
+
+# ---- cursors
+
+
+@mutant("the floor passes only what is finished or deferred")
+def floor_is_next_read() -> list[Patch]:
+    advance = Written.advance
+
+    def wrong(self: Written, floor: int, finished: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        return advance(self, finished[-1][1] if finished else floor, finished)
+
+    return [instead(Written, "advance", wrong)]
+
+
+@mutant("finished ranges above the floor are written")
+def no_ranges() -> list[Patch]:
+    advance = Written.advance
+    return [instead(Written, "advance", lambda self, floor, finished: advance(self, floor, []))]
+
+
+@mutant("only a seek lowers a floor: progress that a newer seek precedes is stale")
+def stale_progress_applies() -> list[Patch]:
+    progress = PartitionState._progress
+
+    def wrong(self: PartitionState, change: events.ChannelProgress, effects: list[Any]) -> None:
+        progress(self, replace(change, seek=1 << 62), effects)
+
+    return [instead(PartitionState, "_progress", wrong)]
+
+
+@mutant("of stale progress the changes to offsets that are deferred still apply")
+def stale_progress_is_dropped() -> list[Patch]:
+    progress = PartitionState._progress
+
+    def wrong(self: PartitionState, change: events.ChannelProgress, effects: list[Any]) -> None:
+        channel = self.by_uid(change.uid)
+        if channel is None or change.seek >= channel.seek:
+            progress(self, change, effects)
+
+    return [instead(PartitionState, "_progress", wrong)]
+
+
+@mutant("a floor never passes a message whose deferral is not in the log yet")
+def floor_before_its_deferrals() -> list[Patch]:
+    return [patch.object(Postponed, "unsent", property(lambda self: 0)), _takes_some()]
+
+
+def _takes_some() -> Patch:
+    take = Postponed.take_unsent
+    return instead(Postponed, "take_unsent", lambda self, limit: take(self, limit or 5))
+
+
+@mutant("the reader stops a window behind the committed floor")
+def no_window() -> list[Patch]:
+    return [instead(Channel, "_window_end", lambda self: 1 << 60)]
+
+
+@mutant("what timed out comes again")
+def timeout_forgets() -> list[Patch]:
+    return [instead(Channel, "_came_back", lambda self, offsets, singles, now: len(offsets) + len(singles))]
+
+
+@mutant("what was delivered is finished only by a FIN of its owner")
+def any_owner_may_answer() -> list[Patch]:
+    refuse = Flight.refuse
+
+    def wrong(self: Flight, offset: int, owner: int) -> str | None:
+        why = refuse(self, offset, owner)
+        return None if why == "client does not own message" else why
+
+    return [instead(Flight, "refuse", wrong)]
+
+
+# ---- the pump
+
+
+@mutant("the pump stands still while the topic is paused")
+def pump_ignores_pause() -> list[Patch]:
+    return [patch.object(PartitionState, "moving", property(lambda self: bool(self.channels)))]
+
+
+@mutant("the pump stands still while there is no channel")
+def pump_ignores_channels() -> list[Patch]:
+    return [patch.object(PartitionState, "moving", property(lambda self: not self.paused))]
+
+
+@mutant("a new channel starts at the pump as it was before the event moved it")
+def new_channel_starts_at_the_end() -> list[Patch]:
+    create = PartitionState._create
+
+    def wrong(self: PartitionState, name: str, uid: int, effects: list[Any]) -> None:
+        pump, self.pump = self.pump, self.applied.end_offset
+        create(self, name, uid, effects)
+        self.pump = pump
+
+    return [instead(PartitionState, "_create", wrong)]
+
+
+@mutant("topic_empty finishes what the topic held for all channels")
+def topic_empty_only_moves_the_pump() -> list[Patch]:
+    def wrong(self: PartitionState, place: int, effects: list[Any]) -> None:
+        self.pump = max(self.pump, place)
+        self._cut_later(self.pump)
+
+    return [instead(PartitionState, "_topic_empty", wrong)]
+
+
+@mutant("topic_empty defers nothing")
+def topic_empty_defers() -> list[Patch]:
+    empty = PartitionState._topic_empty
+
+    def wrong(self: PartitionState, place: int, effects: list[Any]) -> None:
+        if self.pump < place:
+            pump = self.pump
+            self._move_pump(place, effects)
+            self.pump = pump
+        empty(self, place, effects)
+
+    return [instead(PartitionState, "_topic_empty", wrong)]
+
+
+@mutant("when the pump passes a message with a deliver-at time every channel defers it")
+def deliver_at_is_ignored() -> list[Patch]:
+    return [
+        instead(PartitionState, "defer_later", lambda self, offset, due_ns: None),
+        instead(Channel, "meet", lambda self, offset, due_ns, now: False),
+    ]
+
+
+@mutant("a reader that meets a message before its due time defers it")
+def nothing_is_met() -> list[Patch]:
+    return [instead(Channel, "meet", lambda self, offset, due_ns, now: False)]
+
+
+# ---- the channel list
+
+
+@mutant("a version below the highest in the log is not applied")
+def old_versions_apply() -> list[Patch]:
+    channels = PartitionState._channels
+
+    def wrong(self: PartitionState, event: events.Channels, effects: list[Any]) -> None:
+        self.version = min(self.version, event.version)
+        channels(self, event, effects)
+
+    return [instead(PartitionState, "_channels", wrong)]
+
+
+@mutant("a channel that is deleted and created anew is another one")
+def recreated_is_the_same() -> list[Patch]:
+    channels = PartitionState._channels
+
+    def wrong(self: PartitionState, event: events.Channels, effects: list[Any]) -> None:
+        kept = tuple(
+            replace(c, uid=self.channels[c.name].uid) if c.name in self.channels else c for c in event.channels
+        )
+        channels(self, replace(event, channels=kept), effects)
+
+    return [instead(PartitionState, "_channels", wrong)]
+
+
+@mutant("ephemeral channels end with the epoch")
+def ephemerals_survive() -> list[Patch]:
+    apply = PartitionState._apply_event
+
+    def wrong(self: PartitionState, event: Any, entry: Any, position: int, effects: list[Any]) -> None:
+        if isinstance(event, events.EpochStart):
+            self.epoch = event.epoch
+        else:
+            apply(self, event, entry, position, effects)
+
+    return [instead(PartitionState, "_apply_event", wrong)]
+
+
+# ---- seek
+
+
+@mutant("a seek does not touch the deferred set")
+def seek_drops_deferred() -> list[Patch]:
+    seek = PartitionState._seek
+
+    def wrong(self: PartitionState, event: events.Seek, log_id: int, effects: list[Any]) -> None:
+        seek(self, replace(event, drop_deferred=True), log_id, effects)
+
+    return [instead(PartitionState, "_seek", wrong)]
+
+
+@mutant("empty drops the deferred set")
+def empty_keeps_deferred() -> list[Patch]:
+    seek = PartitionState._seek
+
+    def wrong(self: PartitionState, event: events.Seek, log_id: int, effects: list[Any]) -> None:
+        seek(self, replace(event, drop_deferred=False), log_id, effects)
+
+    return [instead(PartitionState, "_seek", wrong)]
+
+
+@mutant("deferred messages in flight stay in flight over a seek")
+def seek_forgets_deferred_deliveries() -> list[Patch]:
+    forget = Flight.forget
+    return [instead(Flight, "forget", lambda self, low, keep=(): forget(self, low))]
+
+
+@mutant("a FIN for a delivery that a seek forgot fails")
+def old_fin_finishes_new_delivery() -> list[Patch]:
+    return [_forgets_nothing()]
+
+
+def _forgets_nothing() -> Patch:
+    forget = Flight.forget
+
+    def wrong(self: Flight, low: int, *, keep: Any = ()) -> dict[int, int]:
+        counts = forget(self, low, keep=keep)
+        self._forgotten.clear()
+        return counts
+
+    return instead(Flight, "forget", wrong)
+
+
+@mutant("a TOUCH takes no forgotten delivery off")
+def touch_takes_one_off() -> list[Patch]:
+    forgotten = Flight.forgotten
+
+    def wrong(self: Flight, offset: int, owner: int, *, answered: bool) -> bool:
+        return forgotten(self, offset, owner, answered=True)
+
+    return [instead(Flight, "forgotten", wrong)]
+
+
+@mutant("forgotten deliveries are counted: two seeks, two late answers")
+def forgotten_once() -> list[Patch]:
+    forgotten = Flight.forgotten
+
+    def wrong(self: Flight, offset: int, owner: int, *, answered: bool) -> bool:
+        found = forgotten(self, offset, owner, answered=answered)
+        while found and answered and forgotten(self, offset, owner, answered=True):
+            pass
+        return found
+
+    return [instead(Flight, "forgotten", wrong)]
+
+
+@mutant("a seek is clamped to [log start, pump] when it is applied")
+def seek_is_not_clamped() -> list[Patch]:
+    return [instead(PartitionState, "clamp", lambda self, target: min(target, self.applied.end_offset))]
+
+
+@mutant("an undo brings the finished ranges back")
+def undo_without_ranges() -> list[Patch]:
+    seek = PartitionState._seek
+
+    def wrong(self: PartitionState, event: events.Seek, log_id: int, effects: list[Any]) -> None:
+        seek(self, replace(event, old_ranges=None), log_id, effects)
+
+    return [instead(PartitionState, "_seek", wrong)]
+
+
+@mutant("progress gathered before a seek is written before it")
+def seek_without_progress() -> list[Patch]:
+    take = PartitionCursors._take_progress
+
+    def wrong(self: PartitionCursors, parts: list[bytes], now: Any) -> Any:
+        return [] if self._queue else take(self, parts, now)
+
+    return [instead(PartitionCursors, "_take_progress", wrong)]
+
+
+# ---- deferred messages
+
+
+@mutant("the reader passes over deferred messages")
+def reader_meets_deferred() -> list[Patch]:
+    return [instead(MemoryDeferred, "next_offset", lambda self, offset: None)]
+
+
+@mutant("a FIN of a deferred message at or above the floor adds its offset to the finished ranges")
+def fin_of_deferred_adds_no_range() -> list[Patch]:
+    progress = PartitionState._progress
+
+    def wrong(self: PartitionState, change: events.ChannelProgress, effects: list[Any]) -> None:
+        channel = self.by_uid(change.uid)
+        if channel is not None:
+            for offset in change.finished:
+                channel.deferred.remove(offset)
+        progress(self, replace(change, finished=()), effects)
+
+    return [instead(PartitionState, "_progress", wrong)]
+
+
+@mutant("a deferred message leaves its set only by FIN: delivery does not take it out")
+def delivery_takes_it_out() -> list[Patch]:
+    redelivered = Channel.redelivered
+
+    def wrong(self: Channel, redelivery: Any, owner: int, deadline: float) -> None:
+        if self._ring.get(redelivery.offset) != WAITING and redelivery.offset in self.postponed:
+            self._defer(Deferred(redelivery.offset, 1 << 62, redelivery.attempts))
+            redelivered(self, redelivery, owner, deadline)
+            self.postponed.finish(redelivery.offset)
+        else:
+            redelivered(self, redelivery, owner, deadline)
+
+    return [instead(Channel, "redelivered", wrong)]
+
+
+@mutant("a long requeue survives a crash")
+def requeues_stay_in_memory() -> list[Patch]:
+    from nsqha.cursor import channel
+
+    return [patch.object(channel, "stays_in_memory", lambda **_: True)]
+
+
+@mutant("a deferral that is committed behind what was read by due time is found again")
+def no_hint() -> list[Patch]:
+    return [instead(Postponed, "_hint", lambda self, key: None)]
+
+
+@mutant("a clean stop writes attempts")
+def clean_stop_without_attempts() -> list[Patch]:
+    return [instead(PartitionCursors, "prepare_stop", lambda self: None)]
+
+
+# ---- what the log may forget
+
+
+@mutant("log start is capped by every committed floor and by the pump when it is applied")
+def log_start_is_not_capped() -> list[Patch]:
+    return [instead(PartitionState, "log_start_limit", lambda self: 1 << 60)]
+
+
+@mutant("log start is capped by the pump")
+def log_start_passes_the_pump() -> list[Patch]:
+    def wrong(self: PartitionState) -> int:
+        return min([1 << 60, *(c.floor for c in self.channels.values() if not c.ephemeral)])
+
+    return [instead(PartitionState, "log_start_limit", wrong)]
+
+
+@mutant("what is below the log start is carried first")
+def nothing_is_carried() -> list[Patch]:
+    return [instead(MemoryDeferred, "below", lambda self, offset, position: iter(()))]
+
+
+@mutant("a carried copy is carried again")
+def copies_are_not_carried() -> list[Patch]:
+    below = MemoryDeferred.below
+
+    def wrong(self: MemoryDeferred, offset: int, position: int) -> Iterator[Deferred]:
+        return (ref for ref in below(self, offset, position) if not ref.position)
+
+    return [instead(MemoryDeferred, "below", wrong)]
+
+
+@mutant("a carry moves the reference")
+def carry_moves_nothing() -> list[Patch]:
+    return [instead(PartitionState, "_carry", lambda self, offset, position: None)]
+
+
+@mutant("a carry moves a reference only if it still exists")
+def carry_revives() -> list[Patch]:
+    def wrong(self: PartitionState, offset: int, position: int) -> None:
+        for channel in self.channels.values():
+            ref = channel.deferred.get(offset) or Deferred(offset, 0, 0)
+            channel.deferred.put(ref._replace(position=position))
+
+    return [instead(PartitionState, "_carry", wrong)]
+
+
+@mutant("nothing is unlinked without a complete checkpoint above it")
+def unlink_without_checkpoint() -> list[Patch]:
+    def wrong(self: PartitionCursors, *, end_offset: int, end_position: int, end_log_id: int) -> bool:
+        return end_offset <= self.state.log_start[0] and end_position <= self.state.log_start[1]
+
+    return [instead(PartitionCursors, "may_unlink", wrong)]
+
+
+@mutant("a pair goes only if its position is below log start, too")
+def unlink_by_offset_only() -> list[Patch]:
+    def wrong(self: PartitionCursors, *, end_offset: int, end_position: int, end_log_id: int) -> bool:
+        return end_offset <= self.state.log_start[0] and self.state.checkpoint.as_of >= end_log_id
+
+    return [instead(PartitionCursors, "may_unlink", wrong)]
+
+
+# ---- checkpoints
+
+
+@mutant("a checkpoint without its end is no checkpoint")
+def half_a_checkpoint_counts() -> list[Patch]:
+    apply = PartitionState._checkpoint_frame
+
+    def wrong(self: PartitionState, frame: events.CheckpointFrame, entry: Any, effects: list[Any]) -> None:
+        apply(self, frame, entry, effects)
+        if not frame.last and frame.sequence == 0 and frame.as_of >= self.checkpoint.as_of:
+            self.checkpoint = replace(self.checkpoint, as_of=frame.as_of)
+
+    return [instead(PartitionState, "_checkpoint_frame", wrong)]
+
+
+@mutant("events between as_of and the end of the checkpoint count")
+def state_is_as_of_the_last_frame() -> list[Patch]:
+    state = Gatherer.state
+
+    def rebuild(entries: Any, read: Any, new_deferred: Any = None) -> PartitionState:
+        gathered = Gatherer()
+        last = 0
+        for entry in entries():
+            if entry.flags & 4:
+                for frame in checkpoint.checkpoint_frames(read(entry)):
+                    if gathered.feed(frame):
+                        last = entry.log_id
+        found = state(gathered)
+        result = found if found is not None else PartitionState()
+        for entry in entries():
+            if entry.log_id > max(last, result.applied.log_id):
+                result.apply(entry, read(entry))
+        return result
+
+    return [patch.object(checkpoint, "rebuild", rebuild), patch("tests.unit.cursor.tiny.rebuild", rebuild)]
+
+
+@mutant("none is written below an existing one, and the highest as_of wins")
+def the_last_checkpoint_wins() -> list[Patch]:
+    feed = Gatherer.feed
+
+    def wrong_feed(self: Gatherer, frame: events.CheckpointFrame) -> bool:
+        self.as_of = 0
+        return feed(self, frame)
+
+    apply = PartitionState._checkpoint_frame
+
+    def wrong_apply(self: PartitionState, frame: events.CheckpointFrame, entry: Any, effects: list[Any]) -> None:
+        highest = self.checkpoint
+        apply(self, frame, entry, effects)
+        if self.checkpoint.as_of < highest.as_of:
+            self.checkpoint = highest
+
+    def wrong_begin(self: PartitionCursors, snapshot: PartitionState) -> None:
+        self._checkpoint = checkpoint.write(snapshot, self.limits.checkpoint_frame_bytes)
+
+    return [
+        instead(Gatherer, "feed", wrong_feed),
+        instead(PartitionState, "_checkpoint_frame", wrong_apply),
+        instead(PartitionCursors, "begin_checkpoint", wrong_begin),
+    ]
+
+
+@mutant("a checkpoint holds the deliver-at times that the pump has not passed")
+def checkpoint_without_later() -> list[Patch]:
+    write = checkpoint.write
+
+    def wrong(state: PartitionState, body_bytes_max: int) -> Iterator[bytes]:
+        copy = state.snapshot()
+        copy._cut_later(1 << 60)
+        return write(copy, body_bytes_max)
+
+    return [patch.object(checkpoint, "write", wrong)]
+
+
+# ---- ordered channels
+
+
+@mutant("the next message waits until the FIN of the one before is committed", ordered=True)
+def ordered_does_not_wait_for_commit() -> list[Patch]:
+    def wrong(self: OrderedChannel) -> bool:
+        return not self.in_flight and self.floor == self.next_read
+
+    return [instead(OrderedChannel, "_all_committed", wrong)]
+
+
+@mutant("the reader of an ordered channel waits at a deferred message", ordered=True)
+def ordered_passes_deferred() -> list[Patch]:
+    return [instead(Postponed, "lowest", lambda self, first=0: None), instead(OrderedChannel, "_due", Channel._due)]
+
+
+@mutant("one message of an ordered channel is in flight", ordered=True)
+def ordered_redelivers_many() -> list[Patch]:
+    return [
+        instead(OrderedChannel, "redelivery", Channel.redelivery),
+        instead(OrderedChannel, "_due", Channel._due),
+    ]
+
+
+# ---- running them
+
+
+@contextmanager
+def broken(mutant: Mutant) -> Iterator[None]:
+    patches = mutant.patches()
+    for p in patches:
+        p.start()
+    try:
+        yield
+    finally:
+        for p in reversed(patches):
+            p.stop()
+
+
+def found_at(mutant: Mutant, *, histories: int, seconds: float, first_seed: int = 0) -> tuple[int, str] | None:
+    """How many histories it took to find the mutant, and what was seen; None if it survived."""
+    end = time.monotonic() + seconds
+    for n in range(histories):
+        with broken(mutant):
+            try:
+                History(first_seed + n, ordered=mutant.ordered).run()
+            except (AssertionError, LogCorrupt) as error:
+                return n + 1, str(error)
+        if time.monotonic() > end:
+            return None
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--histories", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=120.0, help="for one mutant at most")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    survived = []
+    for mutant in MUTANTS:
+        if options.names and mutant.name not in options.names:
+            continue
+        found = found_at(mutant, histories=options.histories, seconds=options.seconds)
+        print(f"{mutant.name:36} {'SURVIVED' if found is None else f'{found[0]:5}  {found[1][:90]}'}", flush=True)
+        if found is None:
+            survived.append(mutant)
+    for mutant in survived:
+        print(f"nobody noticed that this is broken: {mutant.rule}")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
