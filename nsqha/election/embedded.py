@@ -46,7 +46,9 @@ class EmbeddedStore(MemoryStore):
         """
         self.created = not storage.exists(path)
         if self.created:
-            state = State(Versioned(ClusterRecord(cluster_id or new_uid(rng)), 1))
+            # A file that is made anew goes on above every revision that this node has acted on.
+            revision = max(revision_seen, 0) + 1
+            state = State(Versioned(ClusterRecord(cluster_id or new_uid(rng)), revision), revision)
             whole = _encode(_everything(state))
             self._file = RecordFile.create(storage, path, whole)
         else:
