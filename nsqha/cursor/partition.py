@@ -261,6 +261,11 @@ class PartitionCursors:
         grown = self.state.applied.end_position - mark.end_position
         return grown >= max(self.limits.checkpoint_every_bytes, 4 * mark.size)
 
+    @property
+    def checkpointing(self) -> bool:
+        """Whether a checkpoint is being written; it rides with the next batches."""
+        return self._checkpoint is not None
+
     def begin_checkpoint(self, snapshot: PartitionState) -> None:
         """Write `snapshot`, which may lag behind, with the next batches; replaces one that is being written."""
         if snapshot.applied.log_id >= self.state.checkpoint.as_of:

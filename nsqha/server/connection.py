@@ -463,7 +463,7 @@ class Connection(asyncio.Protocol):
                 if count:
                     consumer.in_flight -= count
                     consumer.finish_count += count
-                    leg.delivery.wake()
+                    consumer.wake()
                     if leg.delivery.latency is not None:
                         self._note_latency(leg, data[new - 17 : new - 1], count)
                 if new != pos:
@@ -481,7 +481,7 @@ class Connection(asyncio.Protocol):
         assert leg is not None
         consumer.in_flight -= 1
         consumer.finish_count += 1
-        leg.delivery.wake()
+        consumer.wake()
         if leg.delivery.latency is not None:
             self._note_latency(leg, message_id, 1)
 
@@ -502,7 +502,7 @@ class Connection(asyncio.Protocol):
             return
         consumer.in_flight -= 1
         consumer.requeue_count += 1
-        leg.delivery.wake()
+        consumer.wake()
 
     def touch(self, message_id: bytes) -> None:
         consumer = self.consumer

@@ -52,15 +52,23 @@ class Consumer:
         self.finish_count = 0
         self.requeue_count = 0
         self.legs: dict[int, Leg] = {}
+        self._turn = 0
 
     @property
     def room(self) -> int:
         return self.rdy - self.in_flight if self.wire.writable else 0
 
     def wake(self) -> None:
-        """The window opened: look for messages at the end of this tick."""
-        for leg in self.legs.values():
-            leg.delivery.wake()
+        """The window opened: look for messages at the end of this tick, each time at another partition first."""
+        legs = self.legs
+        if len(legs) == 1:
+            for leg in legs.values():
+                leg.delivery.wake()
+            return
+        order = list(legs.values())
+        self._turn += 1
+        for n in range(len(order)):
+            order[(self._turn + n) % len(order)].delivery.wake()
 
 
 class Leg:

@@ -134,6 +134,7 @@ class Partition:
         self._unsent_events = b""
         self._unsent_flags = 0
         self._event_waiters: list[asyncio.Future[None]] = []
+        self._events_wanted = False
         self._outstanding: deque[Outstanding] = deque()
         self._flush_scheduled = False
         self._rolling = False
@@ -210,13 +211,14 @@ class Partition:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        while self._runs or self._event_waiters or self.cursors.urgent:
+        while self._runs or self._event_waiters or self._events_wanted or self.cursors.urgent:
             if self._rolling or self.closed:
                 return
-            urgent = self._event_waiters or self.cursors.urgent
+            urgent = self._event_waiters or self._events_wanted or self.cursors.urgent
             if self._outstanding and self.waiting_bytes < FLUSH_BYTES and not urgent:
                 return
-            if not self._write(force_events=bool(self._event_waiters)):
+            force, self._events_wanted = bool(self._event_waiters) or self._events_wanted, False
+            if not self._write(force_events=force):
                 return
         if self._drained and not self.full:
             drained, self._drained = self._drained, {}
@@ -420,7 +422,8 @@ class Partition:
         self.trimmer.step(self, now)
 
     def write_events(self) -> None:
-        """Channel events were queued; nobody waits for them."""
+        """Channel events were queued, or a checkpoint was begun; nobody waits for them."""
+        self._events_wanted = True
         self._schedule_flush()
 
     def exclusively(self, job: Callable[[], object]) -> None:

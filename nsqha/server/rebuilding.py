@@ -1,8 +1,8 @@
 """The metadata of a single node, put together again from its logs: for a folder whose metadata file is gone.
 
-A folder name has topic and uid, an id has the salt, channel events have the channels. What is not in the logs
-are the topic's settings: they begin again at their defaults, which is logged. Without the metadata file a topic that was
-being deleted at that moment may come back.
+A folder name has topic and uid, an id has the salt, channel events have the channels. The topic's settings are not in
+the logs: they begin again at their defaults, which is logged. Without the metadata file a topic that was being deleted
+at that moment may come back.
 """
 
 from __future__ import annotations

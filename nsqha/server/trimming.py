@@ -95,7 +95,7 @@ class Trimmer:
             if end.offset > cursors.log_start[0] or end.position > cursors.log_start[1]:
                 break
             if not cursors.may_unlink(end_offset=end.offset, end_position=end.position, end_log_id=end.log_id):
-                if cursors.state.checkpoint.as_of < end.log_id:
+                if cursors.state.checkpoint.as_of < end.log_id and not cursors.checkpointing:
                     cursors.begin_checkpoint(cursors.state.snapshot())
                     partition.write_events()
                 break
