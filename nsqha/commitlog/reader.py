@@ -94,9 +94,14 @@ class BatchCache:
             self._shrink()
 
     def _shrink(self) -> None:
-        # The newest batch stays whatever its size: it is about to be delivered.
-        while self.tail_bytes + self.runs_bytes > self.bytes_max and len(self._tail) > 1:
-            self.tail_bytes -= self._tail.popleft().drop_oldest()
+        # The newest of each stay whatever their size: they are about to be delivered.
+        while self.tail_bytes + self.runs_bytes > self.bytes_max:
+            if len(self._tail) > 1:
+                self.tail_bytes -= self._tail.popleft().drop_oldest()
+            elif len(self._runs) > 1:
+                self.drop_run(next(iter(self._runs)))
+            else:
+                break
 
     def keep_run(self, shelf: Shelf, run: Batch) -> None:
         shelf.runs.append(run)

@@ -3,9 +3,10 @@
 A run of `n` entries between two good ones is missing. The frames between them are all there; what is lost is where
 one batch ended, and a few numbers. Batches show in the frames: all messages of a batch have one timestamp, channel
 events come first in it, attribute frames go with the messages behind them. If that gives `n` batches, and the chain
-of the entry behind the run fits what was computed, everything is exactly as it was: *proven*. Else, if the frames
-tile and their ids count up without a gap, the messages are kept and the entries flagged REBUILT. Else the run becomes
-one FAULTY entry that spans it, followed by empty ones so that log ids stay dense.
+of the entry behind the run fits what was computed, everything is exactly as it was (but for `durable`, which becomes
+that of the entry before): *proven*. Else, if the frames tile and their ids count up without a gap, the messages are
+kept and the entries flagged REBUILT. Else the run becomes one FAULTY entry that spans it, followed by empty ones so
+that log ids stay dense.
 """
 
 from __future__ import annotations
@@ -79,9 +80,10 @@ def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[li
     if tiles and groups:
         flags = 0 if after is None and len(groups) == n else REBUILT
         if after is not None and len(groups) == n:
-            exact = list(_entries(before, after, groups, n, data, 0))
-            if after.chain == next_chain(exact[-1].chain, after):
-                return exact, Outcome.PROVEN
+            for epoch in dict.fromkeys((before.epoch, after.epoch)):
+                exact = list(_entries(before._replace(epoch=epoch), after, groups, n, data, 0))
+                if after.chain == next_chain(exact[-1].chain, after):
+                    return exact, Outcome.PROVEN
         return list(_entries(before, after, groups, n, data, flags)), Outcome.REBUILT
     count, size = (
         (0, len(data))

@@ -31,7 +31,7 @@ be opened; catch-up fetches them again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.commitlog.directory import Found, find
@@ -310,6 +310,8 @@ class _Work:
             if entry is None or (entry.epoch, entry.chain) == (intent.epoch, intent.chain):
                 self._cut(Place(intent.log_id, intent.offset, intent.position), "intent")
         self.cuts.done()
+        durable = min(self.circumstances.local_durable, intent.log_id)
+        self.circumstances = replace(self.circumstances, local_durable=durable)
 
     def _pair_at(self, log_id: int) -> Pair | None:
         pairs = [pair for pair in self.found.pairs if pair.first.log_id <= log_id]

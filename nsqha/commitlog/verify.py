@@ -66,8 +66,9 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Check
     while log_id < end_log_id:
         pair = log.pair_of(log_id)
         if log_id == pair.first.log_id:
-            if previous is not None and previous != pair.anchor:
-                yield Checked(pair.first, problem=_anchor_problem(pair, previous))
+            on_disk = pair.read_entry(pair.anchor.log_id)
+            if on_disk != pair.anchor or previous not in (None, on_disk):
+                yield Checked(pair.first, problem=_anchor_problem(pair))
             previous = pair.anchor
         end = min(end_log_id, log.end_of(pair).log_id, log_id + BLOCK_SLOTS)
         block = pair.read_entries(log_id, end - log_id)
@@ -80,7 +81,7 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Check
                 break  # the damage may reach beyond this block
         if not block:
             hole = log.hole(log_id)
-            log_id = hole.end_log_id
+            log_id, previous = hole.end_log_id, None
             yield Checked(hole.end, problem=hole)
 
 
@@ -118,6 +119,7 @@ def _messages(data: memoryview) -> int | None:
     return count
 
 
-def _anchor_problem(pair: Pair, previous: Entry) -> BatchCorrupt:
-    first = Place(previous.log_id, previous.first_offset, previous.position)
-    return BatchCorrupt(first, pair.first, "the next file does not begin with a copy of this entry")
+def _anchor_problem(pair: Pair) -> BatchCorrupt:
+    anchor = pair.anchor
+    first = Place(anchor.log_id, anchor.first_offset, anchor.position)
+    return BatchCorrupt(first, pair.first, "the commitlog does not begin with a copy of the last entry before it")
