@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -225,7 +226,7 @@ class PartitionState:
         # Messages at or above the pump that have a deliver-at time: offset -> due, as two parallel arrays.
         self._later: array[int] = array("q")
         self._later_due: array[int] = array("q")
-        self._partial: tuple[int, int, int] | None = None  # id, next sequence, bytes of the checkpoint being written
+        self.partial: tuple[int, int, int] | None = None  # id, next sequence, bytes of the checkpoint being written
 
     # ---- asking
 
@@ -477,6 +478,13 @@ class PartitionState:
 
     def snapshot(self) -> PartitionState:
         """A copy that stays as it is now, to write a checkpoint from."""
+        return self._copy(lambda channel: channel.deferred.snapshot())
+
+    def outline(self) -> PartitionState:
+        """A copy without the deferred messages."""
+        return self._copy(lambda channel: MemoryDeferred())
+
+    def _copy(self, deferred: Callable[[ChannelState], DeferredSet]) -> PartitionState:
         copy = PartitionState(self.new_deferred)
         copy.__dict__.update(self.__dict__)
         copy._later, copy._later_due = self._later[:], self._later_due[:]
@@ -485,7 +493,7 @@ class PartitionState:
                 channel,
                 ranges=channel.ranges.copy(),
                 attempts=channel.attempts[:],
-                deferred=channel.deferred.snapshot(),
+                deferred=deferred(channel),
             )
             for name, channel in self.channels.items()
         }
@@ -494,14 +502,14 @@ class PartitionState:
     def _checkpoint_frame(self, frame: events.CheckpointFrame, entry: EntryLike, effects: list[Effect]) -> None:
         size = len(frame.body)
         if frame.sequence == 0:
-            self._partial = (frame.id, 0, 0)
-        if self._partial is None or self._partial[:2] != (frame.id, frame.sequence):
-            self._partial = None
+            self.partial = (frame.id, 0, 0)
+        if self.partial is None or self.partial[:2] != (frame.id, frame.sequence):
+            self.partial = None
             return
-        size += self._partial[2]
-        self._partial = (frame.id, frame.sequence + 1, size)
+        size += self.partial[2]
+        self.partial = (frame.id, frame.sequence + 1, size)
         if frame.last:
-            self._partial = None
+            self.partial = None
             if frame.as_of >= self.checkpoint.as_of:
                 self.checkpoint = CheckpointMark(frame.as_of, size, entry.log_id, entry.position + entry.size)
                 effects.append(CheckpointComplete(self.checkpoint))
