@@ -239,10 +239,11 @@ class Channel:
         self._see(now)
         if self.paused or len(self._flight.singles) >= self._limits.singles_max:
             return None
-        self._waiting.wake(now.mono)
-        offset = self._waiting.first()
-        if offset is not None:
-            return self._redelivery_of(offset, self._waiting.attempts(offset), 0)
+        waiting = self._waiting
+        if waiting.delayed:
+            waiting.wake(now.mono)
+        if waiting.count and (offset := waiting.first()) is not None:
+            return self._redelivery_of(offset, waiting.attempts(offset), 0)
         if self._again and self._again[0][0] <= self._ring.next:
             return self._handed_out_before()
         return self._due(now)
@@ -403,11 +404,17 @@ class Channel:
 
     def next_deadline(self) -> float | None:
         """When to call `expire` next (monotonic seconds)."""
-        deadlines = [self._flight.next_deadline(), self._waiting.next_deadline()]
+        deadline = self._flight.next_deadline()
+        if self._waiting.delayed:
+            delay = self._waiting.next_deadline()
+            if delay is not None and (deadline is None or delay < deadline):
+                deadline = delay
         due_ns = self.postponed.next_due()
         if due_ns is not None:
-            deadlines.append(due_ns / 1e9 - self._wall_ahead_s)
-        return min([deadline for deadline in deadlines if deadline is not None], default=None)
+            due = due_ns / 1e9 - self._wall_ahead_s
+            if deadline is None or due < deadline:
+                deadline = due
+        return deadline
 
     # ---- a full window
 

@@ -76,22 +76,24 @@ class MemoryDeferred:
         self._by_due = _Rows(2)  # due_ns, offset
 
     def put(self, ref: Deferred) -> None:
-        self.remove(ref.offset)
+        row = self._by_offset.find(ref.offset)
+        if row is not None:
+            self._by_offset.delete((row[0], row[1]))
+            self._by_due.delete((row[1], row[0]))
         self._by_offset.insert(ref)
         self._by_due.insert((ref.due_ns, ref.offset))
 
     def remove(self, offset: int) -> bool:
-        ref = self.get(offset)
-        if ref is None:
+        row = self._by_offset.find(offset)
+        if row is None:
             return False
-        self._by_offset.delete((offset, ref.due_ns))
-        self._by_due.delete((ref.due_ns, offset))
+        self._by_offset.delete((offset, row[1]))
+        self._by_due.delete((row[1], offset))
         return True
 
     def get(self, offset: int) -> Deferred | None:
-        for row in self._by_offset.rows((offset, _LEAST)):
-            return Deferred(*row) if row[0] == offset else None
-        return None
+        row = self._by_offset.find(offset)
+        return None if row is None else Deferred._make(row)
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -141,6 +143,7 @@ class MemoryDeferred:
 
 
 _LEAST = -(1 << 63)
+_MOST = (1 << 63) - 1
 _BLOCK = 512
 
 
@@ -163,17 +166,31 @@ class _Rows:
         new.count = self.count
         return new
 
+    def find(self, value: int) -> tuple[int, ...] | None:
+        """The row whose first column is `value`, where those are unique."""
+        n = bisect_right(self._firsts, (value, _MOST)) - 1
+        if n < 0:
+            return None
+        block = self._blocks[n]
+        firsts = block[0]
+        at = bisect_left(firsts, value)
+        if at == len(firsts) or firsts[at] != value:
+            return None
+        return tuple([column[at] for column in block])
+
     def insert(self, row: tuple[int, ...]) -> None:
         key = (row[0], row[1])
         if not self._blocks:
             self._blocks.append(tuple(array("q") for _ in range(self._columns)))
             self._firsts.append(key)
-        n = max(bisect_right(self._firsts, key) - 1, 0)
+        n = bisect_right(self._firsts, key) - 1
+        if n < 0:
+            n = 0
+            self._firsts[0] = key
         block = self._blocks[n]
         at = _place(block, key)
-        for column, value in zip(block, row, strict=True):
+        for column, value in zip(block, row):  # noqa: B905  # equally long, and this is the hot place
             column.insert(at, value)
-        self._firsts[n] = (block[0][0], block[1][0])
         self.count += 1
         if len(block[0]) > 2 * _BLOCK:
             # Cut at the end when rows arrive in order, which leaves full blocks behind instead of half-full ones.
@@ -199,12 +216,15 @@ class _Rows:
 
     def rows(self, key: Key) -> Iterator[tuple[int, ...]]:
         """The rows at or above `key`, in order."""
+        if not self._blocks:
+            return
         n = max(bisect_right(self._firsts, key) - 1, 0)
-        at = _place(self._blocks[n], key) if self._blocks else 0
-        for block in self._blocks[n:]:
+        at = _place(self._blocks[n], key)
+        while n < len(self._blocks):
+            block = self._blocks[n]
             for i in range(at, len(block[0])):
                 yield tuple([column[i] for column in block])
-            at = 0
+            n, at = n + 1, 0
 
     def count_from(self, key: Key) -> int:
         if not self._blocks:

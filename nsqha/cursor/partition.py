@@ -16,7 +16,7 @@ they go in front of what the next call returns. A channel's progress is recognis
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,8 +31,6 @@ from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.postponed import Change
 from nsqha.cursor.state import ChannelState, Effect, EntryLike, PartitionState
 from nsqha.errors import NotFound
-
-_NO_EFFECTS: tuple[Effect, ...] = ()
 
 
 class ChannelInfoLike(Protocol):
@@ -322,11 +320,13 @@ class PartitionCursors:
 
     def apply(
         self, entry: EntryLike, data: bytes | bytearray | memoryview, now: Now | None = None
-    ) -> list[Effect | Forgotten]:
+    ) -> Sequence[Effect | Forgotten]:
         """Take in the next committed batch: committed state first, then the live channels."""
-        mine = self._came_back(data) if entry.flags else []
         if now is not None:
             self._board.mono = now.mono
+        if not entry.flags and not self._ephemerals:
+            return self.state.apply(entry, data)
+        mine = self._came_back(data) if entry.flags else []
         effects: list[Effect | Forgotten] = [*self.state.apply(entry, data)]
         for channel, changes in mine:
             channel.settled(changes)

@@ -28,7 +28,7 @@ _NOTHING: Key = (-(1 << 63), -1)
 _NEVER = 1 << 63
 
 
-@dataclass
+@dataclass(slots=True)
 class Change:
     """What became of one offset. `ref` None: finished. `fresh`: the committed set does not hold the offset."""
 

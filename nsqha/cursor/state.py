@@ -259,14 +259,17 @@ class PartitionState:
 
     def apply(self, entry: EntryLike, data: bytes | bytearray | memoryview) -> list[Effect]:
         """Take in the next committed batch. What it changed is returned; nothing for a batch of plain messages."""
-        assert entry.log_id > self.applied.log_id, f"batch {entry.log_id} applied twice"
+        log_id = entry.log_id
+        assert log_id > self.applied.log_id, f"batch {log_id} applied twice"
         effects: list[Effect] = []
         if entry.flags & NEEDS_LOOK:
             self._apply_frames(entry, data, effects)
         end = entry.first_offset + entry.count
-        self.applied = Applied(entry.log_id, entry.epoch, entry.chain, end, entry.position + entry.size)
-        if self.moving:
-            self._move_pump(end, effects)
+        self.applied = Applied(log_id, entry.epoch, entry.chain, end, entry.position + entry.size)
+        if self.channels and not self.paused:
+            self.pump = end
+            if self._later:
+                self._move_pump(end, effects)
         return effects
 
     def _apply_frames(self, entry: EntryLike, data: bytes | bytearray | memoryview, effects: list[Effect]) -> None:
