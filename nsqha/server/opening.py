@@ -11,9 +11,11 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from nsqha import ids
 from nsqha.clock import Clock
+from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity
@@ -21,9 +23,10 @@ from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
+from nsqha.cursor import checkpoint
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import NEEDS_LOOK, PartitionState
+from nsqha.cursor.state import PartitionState
 from nsqha.election.model import UNLIMITED, TopicRecord
 from nsqha.nsqlog import Log
 from nsqha.options import Options
@@ -233,8 +236,7 @@ def abandoned_of(record: TopicRecord) -> AbandonedPolicy:
 
 
 def state_of(log_: PartitionLog) -> PartitionState:
-    """The channel state that a recovered log says, from its first batch on."""
-    state = PartitionState()
-    for entry in log_.entries(log_.start.log_id, log_.end.log_id):
-        state.apply(entry, log_.read(entry) if entry.flags & NEEDS_LOOK else b"")
-    return state
+    """The channel state that a recovered log says: its newest checkpoint, and everything after it."""
+    return checkpoint.rebuild(
+        lambda: log_.entries(log_.start.log_id, log_.end.log_id), lambda entry: bytes(log_.read(cast(Entry, entry)))
+    )
