@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -120,7 +120,7 @@ class Partition:
         self.message_bytes = 0
         self.closed = False
         self.sync = sync
-        self.on_effects: Callable[[list[Effect | Forgotten]], None] = lambda effects: None
+        self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
         self._runtime = runtime
         self._loop = runtime.loop
         self._clock = runtime.clock

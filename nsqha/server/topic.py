@@ -6,7 +6,7 @@ the channel list go: compare-and-set in the store -> `adopt` -> a `channels` eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from nsqha import ids
 from nsqha.clock import Now
@@ -70,7 +70,7 @@ class Topic:
 
     # ---- channels come and go with committed events
 
-    def _happened(self, partition: Partition, effects: list[Effect | Forgotten]) -> None:
+    def _happened(self, partition: Partition, effects: Sequence[Effect | Forgotten]) -> None:
         """A committed batch changed channels: bring deliveries and windows in line."""
         for effect in effects:
             if isinstance(effect, (Created, Deleted)):
