@@ -1,37 +1,56 @@
 """The `nsqha` command. Each verb is a module with `add_parser`; what is slow to import is imported when it runs.
 
 stdout is data, stderr is talk. Exit status: 0 ok, 1 failed, 2 usage, 3 not found, 4 exists already or was changed,
-6 unreachable or timed out, 8 not confirmed, 130 interrupted.
+5 not allowed, 6 unreachable or timed out, 7 partly done (stdout lists what), 8 not confirmed, 130 interrupted,
+141 whoever read the output is gone (`nsqha.cli.exits`).
 """
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsqha.cli.parser import Parser
+
+MODULES = ("dev", "topic", "channel", "seek", "peek", "pub", "sub", "tail", "stats", "log", "completion")
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    from nsqha import __version__
+    from nsqha.cli.parser import Parser
+
+    parser = Parser(
+        prog="nsqha",
+        description="A durable message broker that unchanged NSQ clients use as if it were nsqd.",
+        epilog="`nsqha COMMAND --help` has examples and exit statuses. First steps: nsqha dev",
+    )
+    parser.add_argument("--version", action="version", version=f"nsqha {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in MODULES:
+        import_module(f"nsqha.cli.{module}").add_parser(commands)
+    return parser
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command; ends the process with its exit status."""
-    from nsqha import __version__
-    from nsqha.cli import dev
-    from nsqha.errors import Conflict, NotFound, NsqhaError, Unavailable
+    from nsqha.cli import exits
+    from nsqha.errors import NsqhaError
 
-    parser = argparse.ArgumentParser(
-        prog="nsqha",
-        description="A durable message broker that unchanged NSQ clients use as if it were nsqd.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"nsqha {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    dev.add_parser(commands)
-    args = parser.parse_args(argv)
+    args = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
         status = args.run(args)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        status = 130
+        status = exits.INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = exits.BROKEN_PIPE
     except NsqhaError as error:
-        print(f"nsqha: {error}", file=sys.stderr)
-        status = 3 if isinstance(error, NotFound) else 4 if isinstance(error, Conflict) else 1
-        if isinstance(error, Unavailable):
-            status = 6
+        print(f"{args.parser.prog}: {error}", file=sys.stderr)
+        status = exits.status_of(error)
     sys.exit(status)

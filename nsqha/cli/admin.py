@@ -1,0 +1,137 @@
+"""The broker's gRPC administration, as verbs use it: errors become exit statuses, unknown names get a suggestion.
+
+grpc is imported here, when a verb connects, and nowhere else in the command line: it costs a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.parser import did_you_mean
+
+CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
+
+
+class Admin:
+    """One connection. Requests are named by their RPC: `call("PauseTopic", topic="orders", paused=True)`."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        probe(address, min(timeout_s, 5.0))
+        # Before the first import of grpc: its own log lines are not ours.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        import grpc
+
+        from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
+
+        self.messages: Any = admin_pb2
+        self.address = address
+        self._grpc: Any = grpc
+        self._timeout_s = timeout_s
+        self._channel: Any = grpc.insecure_channel(
+            address, options=[("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        )
+        self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Admin:
+        return cls(args.grpc_address, args.timeout / 1e9)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def call(self, rpc: str, **fields: Any) -> Any:
+        """One answer."""
+        request = getattr(self.messages, f"{rpc}Request")(**fields)
+        try:
+            return getattr(self._stub, rpc)(request, timeout=self._timeout_s)
+        except self._grpc.RpcError as error:
+            raise self._exit(error, rpc, fields) from None
+
+    def stream(self, rpc: str, **fields: Any) -> Iterator[Any]:
+        """Many answers."""
+        request = getattr(self.messages, f"{rpc}Request")(**fields)
+        try:
+            yield from getattr(self._stub, rpc)(request, timeout=self._timeout_s)
+        except self._grpc.RpcError as error:
+            raise self._exit(error, rpc, fields) from None
+
+    def _exit(self, error: Any, rpc: str, fields: dict[str, Any]) -> exits.Exit:
+        code, text = error.code(), error.details() or ""
+        codes = self._grpc.StatusCode
+        if code is codes.NOT_FOUND:
+            return exits.Exit(exits.NOT_FOUND, text + self._suggestion(text, fields))
+        if code is codes.ALREADY_EXISTS:
+            return exits.Exit(exits.CONFLICT, text)
+        if code is codes.INVALID_ARGUMENT:
+            return exits.Exit(exits.USAGE, text)
+        if code is codes.PERMISSION_DENIED:
+            return exits.Exit(exits.NOT_ALLOWED, text)
+        if code is codes.DEADLINE_EXCEEDED:
+            what = f"no answer from {self.address} within {self._timeout_s:g} s"
+            if not rpc.startswith(CHANGES_NOTHING):
+                what += "; it may or may not have been done: look before you try again, or raise --timeout"
+            return exits.Exit(exits.UNREACHABLE, what)
+        if code is codes.UNAVAILABLE:
+            return exits.Exit(exits.UNREACHABLE, f"{self.address} can not do it now: {text}; try again")
+        if code is codes.UNIMPLEMENTED:
+            return exits.Exit(exits.FAILED, f"{self.address} has no {rpc}: another program, or another version")
+        return exits.Exit(exits.FAILED, f"{rpc} at {self.address} failed: {text or code.name}")
+
+    def _suggestion(self, text: str, fields: dict[str, Any]) -> str:
+        try:
+            topics = self._stub.ListTopics(self.messages.ListTopicsRequest(), timeout=1.0).topics
+        except self._grpc.RpcError:
+            return ""
+        channels = {topic.name: list(topic.channels) for topic in topics}
+        topic, channel = fields.get("topic", ""), fields.get("channel", "")
+        if topic not in channels:
+            return did_you_mean(topic, channels)
+        return did_you_mean(channel, channels[topic]) if channel and channel not in channels[topic] else ""
+
+
+def probe(address: str, timeout_s: float) -> None:
+    """Fail fast and in plain words if nobody listens."""
+    import socket
+
+    host, port = host_and_port(address, "--grpc-address")
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError as error:
+        raise unreachable(address, error, "--grpc-address or NSQHA_GRPC_ADDRESS") from None
+
+
+def host_and_port(address: str, flag: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port[:9]) < 65536:
+        raise exits.Exit(exits.USAGE, f"{flag} {address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def unreachable(address: str, error: OSError, where: str) -> exits.Exit:
+    why = "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+    text = f"cannot reach the broker at {address}: {why}; start one with `nsqha dev`, or set {where}"
+    return exits.Exit(exits.UNREACHABLE, text)
+
+
+def record(message: Any) -> dict[str, Any]:
+    """A protobuf message as JSON: every field that has a value or a default, names as in the .proto file."""
+    shown: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            shown[field.name] = [record(v) if field.message_type else v for v in value]
+        elif field.message_type is not None:
+            shown[field.name] = record(value) if message.HasField(field.name) else None
+        elif field.enum_type is not None:
+            prefix = field.enum_type.values_by_number[0].name.rpartition("_")[0]
+            shown[field.name] = field.enum_type.values_by_number[value].name.removeprefix(f"{prefix}_").lower()
+        else:
+            shown[field.name] = value
+    return shown

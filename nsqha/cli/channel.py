@@ -1,0 +1,173 @@
+"""`nsqha channel`: list, show, create, delete, pause, unpause, empty. To move one: `nsqha seek`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.admin import Admin, record
+from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, name
+from nsqha.cli.screen import Cell, confirm, print_json, say, table
+from nsqha.cli.times import show_duration
+from nsqha.cli.topic import USUAL, done
+
+SHAPE = (
+    '{"topic", "name", "paused", "ephemeral", "depth", "in_flight", "deferred", "consumers", '
+    '"oldest_unfinished_seconds", "partitions": [{"partition", "floor", "next_read", "finished_above_floor", '
+    '"uncommitted_progress"}], "message_count", "finished", "requeued", "timed_out"}'
+)
+HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "STATE")
+
+
+def add_parser(commands: Any) -> None:
+    noun = add_verb(commands, "channel", None, help="list, show, create, pause, empty and delete channels")
+    verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    verb = add_verb(
+        verbs,
+        "list",
+        run_list,
+        help="list the channels of a topic, or of all topics",
+        examples=("nsqha channel list orders", "nsqha channel list --json"),
+        shape=f"{SHAPE} per line",
+        statuses=USUAL,
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=name, nargs="?", default="")
+    verb.add_argument("--names", action="store_true", help="print names only")
+    add_json(verb, "print one line of JSON per channel")
+    add_grpc(verb)
+
+    verb = _of_channel(
+        verbs,
+        "show",
+        run_show,
+        "show a channel: depth, in flight, where it is in each partition",
+        ("nsqha channel show orders billing", "nsqha channel show orders billing --json"),
+        shape=SHAPE,
+    )
+
+    verb = _of_channel(
+        verbs,
+        "create",
+        run_create,
+        "create a channel (subscribing to one creates it too)",
+        ("nsqha channel create orders audit",),
+        shape=SHAPE,
+        statuses=(*USUAL, exits.CONFLICT),
+    )
+
+    for word, what in (("pause", "deliver nothing until it is unpaused"), ("unpause", "go on after a pause")):
+        examples = (f"nsqha channel {word} orders billing",)
+        verb = _of_channel(verbs, word, run_pause, what, examples, shape='{"topic", "channel", "paused"}')
+        verb.set_defaults(paused=word == "pause")
+
+    verb = _of_channel(
+        verbs,
+        "empty",
+        run_empty,
+        "drop all that a channel has: waiting, in flight, deferred",
+        ("nsqha channel empty orders billing --yes",),
+        shape='{"topic", "channel", "emptied"}',
+        statuses=(*USUAL, exits.NOT_CONFIRMED),
+    )
+    add_yes(verb)
+
+    verb = _of_channel(
+        verbs,
+        "delete",
+        run_delete,
+        "delete a channel; its consumers are disconnected",
+        ("nsqha channel delete orders audit --yes",),
+        shape='{"topic", "channel", "deleted"}',
+        statuses=(*USUAL, exits.NOT_CONFIRMED),
+    )
+    add_yes(verb)
+
+
+def _of_channel(
+    verbs: Any, word: str, run: Any, help: str, examples: tuple[str, ...], *, shape: str, statuses: Any = USUAL
+) -> Parser:
+    verb = add_verb(verbs, word, run, help=help, examples=examples, shape=shape, statuses=statuses)
+    verb.add_argument("topic", metavar="TOPIC", type=name)
+    verb.add_argument("channel", metavar="CHANNEL", type=name)
+    add_json(verb)
+    add_grpc(verb)
+    return verb
+
+
+def run_list(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        channels = admin.call("ListChannels", topic=args.topic).channels
+    if args.names:
+        for channel in channels:
+            print(channel.name)
+    elif args.json:
+        for channel in channels:
+            print_json(record(channel))
+    elif not channels:
+        say("no channels yet; subscribing creates one: nsqha sub TOPIC CHANNEL")
+    elif args.topic:
+        table(HEADERS, [row(channel) for channel in channels])
+    else:
+        table(("TOPIC", *HEADERS), [(channel.topic, *row(channel)) for channel in channels])
+    return exits.OK
+
+
+def run_show(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        channel = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
+    if args.json:
+        print_json(record(channel))
+        return exits.OK
+    table(HEADERS, [row(channel)])
+    counts = f"{channel.message_count:,} messages, {channel.finished:,} finished, {channel.requeued:,} requeued"
+    print(f"\nsince this node leads: {counts}, {channel.timed_out:,} timed out\n")
+    places = [
+        (p.partition, p.floor, p.next_read, p.finished_above_floor, p.uncommitted_progress) for p in channel.partitions
+    ]
+    table(("PARTITION", "FLOOR", "NEXT", "RANGES ABOVE", "UNCOMMITTED"), places)
+    return exits.OK
+
+
+def run_create(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        channel = admin.call("CreateChannel", topic=args.topic, channel=args.channel).channel
+    return done(args, record(channel) | ({} if args.json else {"channel": args.channel}), "created")
+
+
+def run_pause(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        admin.call("PauseChannel", topic=args.topic, channel=args.channel, paused=args.paused)
+    return done(args, _named(args) | {"paused": args.paused}, "paused" if args.paused else "unpaused")
+
+
+def run_empty(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        _confirm(admin, args, "empty")
+        admin.call("EmptyChannel", topic=args.topic, channel=args.channel)
+    return done(args, _named(args) | {"emptied": True}, "emptied")
+
+
+def run_delete(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        _confirm(admin, args, "delete")
+        admin.call("DeleteChannel", topic=args.topic, channel=args.channel)
+    return done(args, _named(args) | {"deleted": True}, "deleted")
+
+
+def _confirm(admin: Admin, args: argparse.Namespace, word: str) -> None:
+    c = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
+    what = f"{c.depth:,} waiting, {c.in_flight:,} in flight, {c.deferred:,} deferred, {c.consumers} consumers"
+    confirm(f"{word} channel {args.channel} of topic {args.topic} ({what})?", yes=args.yes)
+
+
+def _named(args: argparse.Namespace) -> dict[str, Any]:
+    return {"topic": args.topic, "channel": args.channel}
+
+
+def row(channel: Any) -> tuple[Cell, ...]:
+    """One line of a table of channels."""
+    oldest = show_duration(channel.oldest_unfinished_seconds) if channel.oldest_unfinished_seconds else ""
+    state = "paused" if channel.paused else ""
+    return channel.name, channel.depth, channel.in_flight, channel.deferred, channel.consumers, oldest, state

@@ -1,0 +1,287 @@
+"""`nsqha log dump` and `nsqha log verify`: the log files themselves, with no broker, or beside one that runs.
+
+Nothing is written, locked or recovered. What a running broker appends after the look began is not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nsqha.cli import exits
+from nsqha.cli.parser import Parser, add_json, add_verb, count, did_you_mean, topic_and_partition
+from nsqha.cli.peek import body_json, body_line
+from nsqha.cli.screen import Progress, bold, print_json, say, show_bytes, table
+from nsqha.cli.times import show_time
+from nsqha.errors import LogCorrupt, NotFound
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.dump import DumpedBatch, DumpedFrame
+    from nsqha.commitlog.entry import BatchCorrupt
+    from nsqha.commitlog.lookup import LogReader
+
+_FOLDER = re.compile(r"(.+)-([0-9a-f]{16})")
+LAST_LOG_ID = 1 << 63
+
+DUMP_SHAPE = (
+    '{"topic", "partition", "log_id", "epoch", "first_offset", "count", "position", "size", "timestamp_ns", "durable", '
+    '"problem", "frames": [{"type", "position", "size", "offset", "id", "timestamp_ns", "body" | "event"}]} per batch'
+)
+VERIFY_SHAPE = (
+    '{"topic", "topic_uid", "partition", "start_offset", "end_offset", "batches", "messages", "bytes", '
+    '"problems": [{"first_offset", "end_offset", "why"}]} per partition'
+)
+
+
+def add_parser(commands: Any) -> None:
+    noun = add_verb(commands, "log", None, help="dump and verify log files of a data folder, offline")
+    verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    verb = _of_folder(
+        verbs,
+        "dump",
+        run_dump,
+        "print the batches of a log: messages and channel events",
+        (
+            "nsqha log dump data orders",
+            "nsqha log dump data orders/0 --from 1 -n 5 --batches",
+            "nsqha log dump data orders --json",
+        ),
+        shape=DUMP_SHAPE,
+    )
+    verb.add_argument("--from", dest="first", type=int, metavar="OFFSET", help="begin with the batch that holds it")
+    verb.add_argument("-n", "--count", type=count, metavar="N", help="at most N batches of each partition")
+    verb.add_argument("--batches", action="store_true", help="batches only, without their frames")
+
+    _of_folder(
+        verbs,
+        "verify",
+        run_verify,
+        "read logs whole and check every checksum, chain and frame",
+        ("nsqha log verify data", "nsqha log verify data orders/0 --json"),
+        shape=VERIFY_SHAPE,
+    )
+
+
+def _of_folder(verbs: Any, word: str, run: Any, help: str, examples: tuple[str, ...], *, shape: str) -> Parser:
+    description = (
+        f"{help[0].upper()}{help[1:]}. Reads only; a broker may be running.\n"
+        "After a crash the end of a log may be torn: the next start cuts that off, until then it is a problem."
+    )
+    statuses = (exits.FAILED, exits.USAGE, exits.NOT_FOUND)
+    verb = add_verb(
+        verbs, word, run, help=help, description=description, examples=examples, shape=shape, statuses=statuses
+    )
+    verb.add_argument("data_dir", metavar="DATA_DIR", help="--data-path of nsqd, --data-dir of nsqha dev")
+    verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition, nargs="?", default=("", None))
+    add_json(verb, "print one line of JSON each")
+    return verb
+
+
+# ---- finding logs
+
+
+class Folder(NamedTuple):
+    """Where one partition's files are."""
+
+    topic: str
+    topic_uid: int
+    partition: int
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
+    """The partitions asked for. NotFound if there are none."""
+    top = os.path.join(data_dir, "topics")
+    if not os.path.isdir(data_dir):
+        raise NotFound(f"there is no folder {data_dir}")
+    found = []
+    for name in sorted(os.listdir(top)) if os.path.isdir(top) else []:
+        matched = _FOLDER.fullmatch(name)
+        if matched is None:
+            continue
+        path = os.path.join(top, name)
+        numbers = sorted(int(n) for n in os.listdir(path) if n.isdecimal())
+        found += [Folder(matched[1], int(matched[2], 16), n, os.path.join(path, str(n))) for n in numbers]
+    chosen = [f for f in found if topic in ("", f.topic) and partition in (None, f.partition)]
+    if not chosen and topic:
+        names = {f.topic for f in found}
+        what = f"topic {topic}" if topic not in names else f"partition {partition} of topic {topic}"
+        raise NotFound(f"there is no {what} in {data_dir}{did_you_mean(topic, names - {topic})}")
+    if not chosen:
+        raise NotFound(f"there are no logs in {data_dir}")
+    return chosen
+
+
+@contextmanager
+def opened(folder: Folder) -> Iterator[LogReader]:
+    from nsqha.commitlog.lookup import LogIdentity, LogReader
+    from nsqha.commitlog.storage import OsStorage
+
+    try:
+        log = LogReader.open(OsStorage(), folder.path, LogIdentity(folder.topic_uid, folder.partition))
+        try:
+            yield log
+        finally:
+            log.close()
+    except FileNotFoundError as error:
+        raise NotFound(f"{folder}: {error.filename} went away: retention or a delete took it; try again") from None
+    except OSError as error:
+        raise exits.Exit(exits.FAILED, f"{folder}: {error.filename or folder.path}: {error.strerror}") from None
+
+
+# ---- verify
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from nsqha.commitlog.verify import Verification, verify
+
+    results: list[tuple[Folder, Verification]] = []
+    for folder in folders(args.data_dir, *args.topic):
+        with opened(folder) as log:
+            progress = Progress(f"verify {folder}")
+            try:
+                results.append((folder, verify(log, progress)))
+            finally:
+                progress.close()
+        if args.json:
+            print_json(_verified(folder, results[-1][1]))
+    if not args.json:
+        headers = ("TOPIC", "PARTITION", "START", "END", "BATCHES", "MESSAGES", "BYTES", "PROBLEMS")
+        table(
+            headers,
+            [
+                (f.topic, f.partition, v.start.offset, v.end.offset, v.batches, v.messages, v.size, len(v.problems))
+                for f, v in results
+            ],
+        )
+    bad = 0
+    for folder, verification in results:
+        for problem in verification.problems:
+            bad += 1
+            say(f"{args.parser.prog}: {folder}: {problem}")
+    if not bad:
+        total = sum(v.size for _, v in results)
+        say(f"everything verifies: {len(results)} partition{'s' if len(results) != 1 else ''}, {show_bytes(total)}")
+    return exits.FAILED if bad else exits.OK
+
+
+def _verified(folder: Folder, verification: Any) -> dict[str, Any]:
+    return {
+        "topic": folder.topic,
+        "topic_uid": folder.topic_uid,
+        "partition": folder.partition,
+        "start_offset": verification.start.offset,
+        "end_offset": verification.end.offset,
+        "batches": verification.batches,
+        "messages": verification.messages,
+        "bytes": verification.size,
+        "problems": [_problem(problem) for problem in verification.problems],
+    }
+
+
+def _problem(problem: BatchCorrupt) -> dict[str, Any]:
+    return {"first_offset": problem.first_offset, "end_offset": problem.end_offset, "why": problem.why}
+
+
+# ---- dump
+
+
+def run_dump(args: argparse.Namespace) -> int:
+    from nsqha.commitlog.dump import dump
+
+    bad = False
+    for folder in folders(args.data_dir, *args.topic):
+        with opened(folder) as log:
+            for n, batch in enumerate(dump(log, _first(log, args.first), LAST_LOG_ID, frames=not args.batches)):
+                if n == args.count:
+                    break
+                bad = bad or batch.problem is not None
+                if args.json:
+                    print_json(_dumped(folder, batch))
+                else:
+                    _print(folder, batch)
+    return exits.FAILED if bad else exits.OK
+
+
+def _first(log: LogReader, offset: int | None) -> int:
+    """The log id to begin with."""
+    if offset is None or offset <= log.start.offset:
+        return log.start.log_id
+    try:
+        entry = log.entry_for_offset(offset)
+    except LogCorrupt:
+        return log.start.log_id
+    return entry.log_id if entry is not None else log.end.log_id
+
+
+def _dumped(folder: Folder, batch: DumpedBatch) -> dict[str, Any]:
+    entry, problem = batch.entry, batch.problem
+    shown: dict[str, Any] = {"topic": folder.topic, "partition": folder.partition}
+    for name in ("log_id", "epoch", "first_offset", "count", "position", "size", "timestamp_ns", "durable"):
+        shown[name] = getattr(entry, name) if entry is not None else None
+    shown["problem"] = str(problem) if problem is not None else None
+    shown["frames"] = [_frame(frame) for frame in batch.frames]
+    return shown
+
+
+def _frame(frame: DumpedFrame) -> dict[str, Any]:
+    shown: dict[str, Any] = {"type": frame.type, "position": frame.position, "size": frame.size}
+    if frame.offset is not None:
+        return shown | {
+            "offset": frame.offset,
+            "id": frame.message_id,
+            "timestamp_ns": frame.timestamp_ns,
+            **body_json(frame.payload),
+        }
+    return shown | {"event": _event(frame)}
+
+
+def _event(frame: DumpedFrame) -> dict[str, Any] | None:
+    """What a control frame says; None if it does not say it in a way that we know."""
+    from dataclasses import asdict
+
+    from nsqha.commitlog.control import NAMES
+    from nsqha.cursor import events
+
+    number = next((number for number, name in NAMES.items() if name == frame.type), 0)
+    try:
+        event = events.decode(number, frame.payload)
+    except LogCorrupt:
+        return None
+    return {key: _plain(value) for key, value in asdict(event).items()} if event is not None else None
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: bytes as hex digits."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _print(folder: Folder, batch: DumpedBatch) -> None:
+    import sys
+
+    entry = batch.entry
+    if entry is not None:
+        offsets = f"offsets {entry.first_offset}-{entry.end_offset - 1}" if entry.count else "no messages"
+        place = f"{folder}  log id {entry.log_id}  epoch {entry.epoch}  {offsets}"
+        print(f"{bold(place, sys.stdout)}  {show_time(entry.timestamp_ns)}  {entry.size} bytes at {entry.position}")
+    if batch.problem is not None:
+        print(f"{folder}  PROBLEM: {batch.problem}")
+    for frame in batch.frames:
+        if frame.offset is not None:
+            print(f"  {frame.offset}  {frame.message_id}  {body_line(frame.payload)}")
+        else:
+            event = _event(frame)
+            said = "  ".join(f"{key}={value}" for key, value in event.items()) if event is not None else ""
+            print(f"  {frame.type}  {said if len(said) <= 300 else said[:300] + '…'}")

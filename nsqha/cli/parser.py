@@ -1,0 +1,187 @@
+"""What all verbs share: one-line errors, help with examples that run, near misses, and where the broker is.
+
+A verb's help ends with its examples (tests run every one of them), the shape of its --json output and its exit
+statuses. All of it hangs on the parser object, so that tests and completion read what people read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from nsqha.cli import exits
+from nsqha.cli.times import parse_duration
+
+GRPC_ADDRESS = "127.0.0.1:4152"
+TCP_ADDRESS = "127.0.0.1:4150"
+
+Run = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line and say what was meant."""
+
+    examples: tuple[str, ...] = ()
+    shape: str = ""
+    times: bool = False
+    """Whether an argument such as -2h is a time and no flag."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(exits.USAGE)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.times and args is not None:
+            args = [f"@{word}" if re.fullmatch(r"-\d[\d.a-zµμ]*", word) else word for word in args]
+        return super().parse_known_args(args, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            verb: Parser = getattr(found, "parser", self)
+            kind = "flag" if unknown[0].startswith("-") else "argument"
+            word = unknown[0].partition("=")[0]
+            verb.error(f"unknown {kind} {word}{did_you_mean(word, verb.flags())}")
+        return found
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse has no hook for this; without, it lists every choice and names none.
+        choices = action.choices
+        if choices is not None and value not in choices:
+            names = [str(choice) for choice in choices]
+            text = f"{value!r} is unknown{did_you_mean(str(value), names)}: one of {', '.join(names)}"
+            raise argparse.ArgumentError(action, text)
+
+    def flags(self) -> list[str]:
+        """Every flag of this verb."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def verbs(self) -> dict[str, Parser]:
+        """The verbs below this one."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return dict(action.choices)
+        return {}
+
+    def positionals(self) -> list[argparse.Action]:
+        """What is given by place, in order."""
+        return [action for action in self._actions if not action.option_strings and action.dest != "help"]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`" (did you mean x?)"`, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), 1, 0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def add_verb(
+    commands: Any,
+    name: str,
+    run: Run | None,
+    *,
+    help: str,
+    description: str = "",
+    examples: Sequence[str] = (),
+    shape: str = "",
+    statuses: Sequence[int] = (),
+    times: bool = False,
+) -> Parser:
+    """A verb and its help. `shape` is one line of its --json output."""
+    parts = []
+    if examples:
+        parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
+    if shape:
+        parts.append(f"--json prints:\n  {shape}")
+    if statuses:
+        words = ", ".join(f"{status} {exits.MEANING[status]}" for status in statuses)
+        parts.append(f"exit status: 0 ok, {words}")
+    parser: Parser = commands.add_parser(
+        name, help=help, description=description or help[0].upper() + help[1:] + ".", epilog="\n\n".join(parts)
+    )
+    parser.examples = tuple(examples)
+    parser.shape = shape
+    parser.times = times
+    if run is not None:
+        parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def add_json(parser: Parser, what: str = "print JSON") -> None:
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def add_yes(parser: Parser) -> None:
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+
+
+def add_grpc(parser: Parser) -> None:
+    """Where the administration of the broker is."""
+    default = os.environ.get("NSQHA_GRPC_ADDRESS", GRPC_ADDRESS)
+    parser.add_argument(
+        "--grpc-address",
+        metavar="HOST:PORT",
+        default=default,
+        help=f"broker (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)",
+    )
+    parser.add_argument("--timeout", metavar="TIME", type=duration, default="10s", help="wait so long (default 10s)")
+
+
+def add_tcp(parser: Parser) -> None:
+    """Where NSQ clients connect."""
+    default = os.environ.get("NSQHA_TCP_ADDRESS", TCP_ADDRESS)
+    parser.add_argument(
+        "--nsqd-tcp-address",
+        metavar="HOST:PORT",
+        default=default,
+        help=f"broker or nsqd (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)",
+    )
+    parser.add_argument("--timeout", metavar="TIME", type=duration, default="10s", help="wait so long (default 10s)")
+
+
+# ---- types of arguments: ValueError would lose the reason
+
+
+def duration(text: str) -> int:
+    """Nanoseconds."""
+    try:
+        value = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdecimal() or not 0 < int(text[:20]) < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def name(text: str) -> str:
+    """A name that NSQ takes."""
+    from nsqha.ids import valid_name
+
+    if not valid_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: 1 to 64 of . a-z A-Z 0-9 _ - and perhaps #ephemeral")
+    return text
+
+
+def topic_and_partition(text: str) -> tuple[str, int | None]:
+    """`orders` or `orders/3`."""
+    topic, slash, partition = text.partition("/")
+    if slash and not (partition.isdecimal() and int(partition[:9]) < 1024):
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC or TOPIC/PARTITION")
+    return name(topic), int(partition) if slash else None

@@ -1,0 +1,111 @@
+"""`nsqha peek`: look at stored messages without a channel."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.admin import Admin
+from nsqha.cli.parser import add_grpc, add_json, add_verb, count, topic_and_partition
+from nsqha.cli.screen import bold, print_json, printable, say
+from nsqha.cli.seek import PLACE_FIELDS, place_of
+from nsqha.cli.times import show_time
+
+BODY_SHOWN = 200
+
+DESCRIPTION = """\
+Show committed messages as they are stored, oldest first; no channel is touched. Without FROM the newest ones.
+
+FROM is a time (-2h, @2026-11-20T10:00), start, an offset, or a message id. Partitions are merged by time;
+TOPIC/PARTITION shows one. Long bodies are cut on the screen, not with --json or --raw."""
+
+
+def add_parser(commands: Any) -> None:
+    verb = add_verb(
+        commands,
+        "peek",
+        run,
+        help="show stored messages; no channel is touched",
+        description=DESCRIPTION,
+        examples=(
+            "nsqha peek orders",
+            "nsqha peek orders -2h -n 5",
+            "nsqha peek orders/0 start -n 1 --raw",
+            "nsqha peek orders start --json",
+        ),
+        shape='{"partition", "offset", "id", "timestamp_ns", "leader_epoch", "deliver_at_ns", "body"} per line; '
+        '"body_base64" instead of "body" if it is not UTF-8',
+        statuses=(exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE),
+        times=True,
+    )
+    verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition)
+    verb.add_argument("place", metavar="FROM", nargs="?", default="end")
+    verb.add_argument("-n", "--count", type=count, default=10, help="at most so many (default 10)")
+    verb.add_argument("--raw", action="store_true", help="print bodies only")
+    add_json(verb, "print one line of JSON per message")
+    add_grpc(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    place = place_of(args.parser, args.place)
+    topic, partition = args.topic
+    fields: dict[str, Any] = {"topic": topic, "partition": partition, "count_max": args.count}
+    match place.kind:
+        case "end":
+            fields["last"] = args.count
+        case "start":
+            fields["start"] = True
+        case "id":
+            fields["message_id"] = place.id
+        case _:
+            fields[PLACE_FIELDS[place.kind]] = place.value
+    shown = 0
+    with Admin.of(args) as admin:
+        for message in admin.stream("PeekMessages", **fields):
+            shown += 1
+            if args.json:
+                print_json(json_of(message))
+            elif args.raw:
+                sys.stdout.buffer.write(message.body + b"\n")
+            else:
+                _print(message)
+    if not shown:
+        say("no messages there")
+    return exits.OK
+
+
+def json_of(message: Any) -> dict[str, Any]:
+    return {
+        "partition": message.partition,
+        "offset": message.offset,
+        "id": message.message_id,
+        "timestamp_ns": message.timestamp_ns,
+        "leader_epoch": message.leader_epoch,
+        "deliver_at_ns": message.deliver_at_ns,
+        **body_json(message.body),
+    }
+
+
+def body_json(body: bytes) -> dict[str, str]:
+    """Text if it is UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def body_line(body: bytes) -> str:
+    """One line of a body, for the screen."""
+    text = printable(body[: BODY_SHOWN * 4].decode("utf-8", "replace"))
+    if len(text) <= BODY_SHOWN and len(body) <= BODY_SHOWN * 4:
+        return text
+    return f"{text[:BODY_SHOWN]}… {len(body):,} bytes"
+
+
+def _print(message: Any) -> None:
+    place = bold(f"{message.partition}/{message.offset}", sys.stdout)
+    late = f"  deliver at {show_time(message.deliver_at_ns)}" if message.deliver_at_ns else ""
+    print(f"{place}  {message.message_id}  {show_time(message.timestamp_ns)}{late}  {body_line(message.body)}")

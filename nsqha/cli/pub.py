@@ -1,0 +1,178 @@
+"""`nsqha pub`: publish arguments, lines or files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from nsqha.cli import exits
+from nsqha.cli.parser import add_json, add_tcp, add_verb, duration, name
+from nsqha.cli.screen import print_json, say
+
+if TYPE_CHECKING:
+    from nsqha.cli.v2client import Publisher
+
+RUN_MESSAGES = 200  # on the way at once: their answers fit into any socket buffer
+RUN_BYTES = 256 << 10
+BODY_BYTES_MAX = 64 << 20  # brokers refuse far smaller ones; this bounds a line without end
+PACE_SECONDS = 0.05  # with --rate, messages of so much time leave together
+
+DESCRIPTION = """\
+Publish messages: the arguments, else the lines of the files, else the lines of stdin. Empty lines are left out.
+Returns when every message was answered with OK, which means what the topic's sync setting says."""
+
+
+def add_parser(commands: Any) -> None:
+    verb = add_verb(
+        commands,
+        "pub",
+        run,
+        help="publish messages",
+        description=DESCRIPTION,
+        examples=(
+            "nsqha pub orders hello",
+            "seq 100 | nsqha pub orders --rate 1000",
+            "nsqha pub orders 'remember me' --delay 2d",
+            "nsqha pub orders --file orders.jsonl --json",
+        ),
+        shape='{"topic", "published", "bytes", "skipped_empty", "seconds"}',
+        statuses=(exits.FAILED, exits.USAGE, exits.UNREACHABLE, exits.PARTLY, exits.INTERRUPTED),
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=name)
+    verb.add_argument("messages", metavar="MESSAGE", nargs="*", help="put -- before one that begins with -")
+    verb.add_argument("--file", "-f", action="append", default=[], metavar="PATH", help="its lines; - is stdin")
+    verb.add_argument("--whole", action="store_true", help="each file, or stdin, is one message")
+    verb.add_argument("--delay", type=duration, default="0", metavar="TIME", help="deliver so much later: 90s, 2d")
+    verb.add_argument("--rate", type=rate, metavar="N", help="at most N messages a second")
+    add_json(verb)
+    add_tcp(verb)
+
+
+def rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.001 <= value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of messages a second")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.messages and (args.file or args.whole):
+        args.parser.error("give messages or files, not both")
+    from nsqha.cli.v2client import Publisher
+
+    delay_ms = -(-args.delay // 10**6)
+    publisher = Publisher(args.nsqd_tcp_address, args.timeout / 1e9)
+    started = time.monotonic()
+    tally = Tally(args, publisher, started)
+    try:
+        for bodies in runs(sources(args), args.rate):
+            kept = [body for body in bodies if body]
+            tally.skipped += len(bodies) - len(kept)
+            if kept:
+                publisher.publish(args.topic, kept, delay_ms)
+                tally.bytes += sum(map(len, kept))
+            if args.rate:
+                time.sleep(max(0.0, publisher.published / args.rate - (time.monotonic() - started)))
+    except KeyboardInterrupt:
+        tally.tell()
+        raise
+    except exits.Exit as error:
+        if publisher.published == 0:
+            raise
+        tally.tell()
+        raise exits.Exit(exits.PARTLY, f"after {publisher.published:,} messages: {error}") from None
+    finally:
+        publisher.close()
+    tally.tell()
+    return exits.OK
+
+
+class Tally:
+    """What was done so far."""
+
+    def __init__(self, args: argparse.Namespace, publisher: Publisher, started: float) -> None:
+        self.bytes = 0
+        self.skipped = 0
+        self._args = args
+        self._publisher = publisher
+        self._started = started
+
+    def tell(self) -> None:
+        n, seconds = self._publisher.published, time.monotonic() - self._started
+        if self._args.json:
+            print_json(
+                {
+                    "topic": self._args.topic,
+                    "published": n,
+                    "bytes": self.bytes,
+                    "skipped_empty": self.skipped,
+                    "seconds": round(seconds, 6),
+                }
+            )
+        else:
+            empty = f", {self.skipped:,} empty left out" if self.skipped else ""
+            say(f"published {n:,} message{'s' if n != 1 else ''} to {self._args.topic}{empty}")
+
+
+def sources(args: argparse.Namespace) -> Iterator[list[bytes]]:
+    """Bodies as they become available."""
+    if args.messages:
+        yield [os.fsencode(message) for message in args.messages]
+        return
+    for path in args.file or ["-"]:
+        if path == "-":
+            if sys.stdin.isatty():
+                say("one message per line; Ctrl-D ends")
+            yield from _bodies(sys.stdin.fileno(), "stdin", args.whole)
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise exits.Exit(exits.USAGE, f"{path}: {error.strerror}") from None
+        try:
+            yield from _bodies(descriptor, path, args.whole)
+        finally:
+            os.close(descriptor)
+
+
+def _bodies(descriptor: int, what: str, whole: bool) -> Iterator[list[bytes]]:
+    """Lines as soon as they are complete, or everything as one body."""
+    rest = bytearray()
+    while data := _read(descriptor, what):
+        rest += data
+        if not whole:
+            *lines, last = rest.split(b"\n")
+            rest = bytearray(last)
+            if lines:
+                yield [bytes(line.removesuffix(b"\r")) for line in lines]
+        if len(rest) > BODY_BYTES_MAX:
+            raise exits.Exit(exits.FAILED, f"{what}: a message of more than {BODY_BYTES_MAX >> 20} MiB")
+    if rest:
+        yield [bytes(rest if whole else rest.removesuffix(b"\r"))]
+
+
+def _read(descriptor: int, what: str) -> bytes:
+    try:
+        return os.read(descriptor, RUN_BYTES)
+    except OSError as error:
+        raise exits.Exit(exits.FAILED, f"{what}: {error.strerror}") from None
+
+
+def runs(bodies: Iterator[list[bytes]], per_second: float | None) -> Iterator[list[bytes]]:
+    """The same, in pieces that may be on the way at once."""
+    count_max = RUN_MESSAGES if per_second is None else max(1, min(RUN_MESSAGES, int(per_second * PACE_SECONDS)))
+    for found in bodies:
+        first = size = 0
+        for n, body in enumerate(found):
+            if n > first and (n - first == count_max or size + len(body) > RUN_BYTES):
+                yield found[first:n]
+                first, size = n, 0
+            size += len(body)
+        yield found[first:]

@@ -1,0 +1,144 @@
+"""`nsqha seek`: move a channel to another place of the log, after showing what that means; undo it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.admin import Admin, record
+from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, duration, name, topic_and_partition
+from nsqha.cli.screen import confirm, print_json, say, show_bytes, table
+from nsqha.cli.times import Place, parse_place, show_duration, show_time
+
+DESCRIPTION = """\
+Move a channel: replay messages it had, or skip messages it has not had yet. Shows the plan, then asks.
+
+TO is a time (-2h, -1d12h, @2026-11-20T10:00, local unless it ends with Z or +01:00), start, end, an offset, or a
+message id of 16 hex digits. A time means the first batch at or after it, less --clock-skew. Deferred messages stay as
+they are; messages in flight are forgotten and a FIN for one of them fails. Asking twice is safe. --undo goes back to
+where the channel was before the last seek or empty; it is a seek itself, so a second --undo returns.
+Offsets count per partition; TOPIC/PARTITION moves only that one."""
+
+SHAPE = (
+    '{"topic", "channel", "done", "partitions": [{"partition", "from_offset", "to_offset", "clamped", "messages", '
+    '"bytes", "undo_repeats", "error", "to_timestamp_ns"}]}'
+)
+PLACE_FIELDS = {"time": "timestamp_ns", "offset": "offset"}
+
+
+def add_parser(commands: Any) -> None:
+    verb = add_verb(
+        commands,
+        "seek",
+        run,
+        help="move a channel: replay or skip messages",
+        description=DESCRIPTION,
+        examples=(
+            "nsqha seek orders billing -2h --plan",
+            "nsqha seek orders billing start --yes",
+            "nsqha seek orders billing --undo --yes",
+            "nsqha seek orders/0 billing 3 --yes --json",
+        ),
+        shape=SHAPE + '  messages < 0: so many are skipped; "done": false for a plan',
+        statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY, exits.NOT_CONFIRMED),
+        times=True,
+    )
+    verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition)
+    verb.add_argument("channel", metavar="CHANNEL", type=name)
+    verb.add_argument("to", metavar="TO", nargs="?")
+    verb.add_argument("--plan", action="store_true", help="show what would be done and stop")
+    verb.add_argument("--undo", action="store_true", help="go back to where the last seek came from")
+    verb.add_argument("--clock-skew", metavar="TIME", type=duration, help="start so much before a time (default 1s)")
+    add_yes(verb)
+    add_json(verb)
+    add_grpc(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.undo == (args.to is not None):
+        args.parser.error("give either TO or --undo")
+    place = None if args.undo else place_of(args.parser, args.to)
+    topic, partition = args.topic
+    fields: dict[str, Any] = {"topic": topic, "channel": args.channel, "partition": partition}
+    with Admin.of(args) as admin:
+        rpc = "UndoSeek" if place is None else "Seek"
+        if place is not None:
+            fields["target"] = _target(admin, place, args.clock_skew)
+        plan = admin.call(rpc, **fields, plan_only=True)
+        if args.plan:
+            return _tell(args, plan)
+        if all(p.error for p in plan.partitions):
+            return _tell(args, plan)
+        if not args.yes:
+            _show(args, plan, place, sys.stderr)
+            confirm(f"move channel {args.channel} of topic {topic}?", yes=False)
+        return _tell(args, admin.call(rpc, **fields))
+
+
+def place_of(parser: Parser, text: str) -> Place:
+    try:
+        return parse_place(text, time.time_ns())
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _target(admin: Admin, place: Place, clock_skew_ns: int | None) -> Any:
+    target = admin.messages.SeekTarget(clock_skew_ns=clock_skew_ns)
+    if place.kind in ("start", "end"):
+        setattr(target, place.kind, True)
+    elif place.kind == "id":
+        target.message_id = place.id
+    else:
+        setattr(target, PLACE_FIELDS[place.kind], place.value)
+    return target
+
+
+def _tell(args: argparse.Namespace, answer: Any) -> int:
+    """The plan, or what was done, on stdout."""
+    if args.json:
+        print_json({"topic": args.topic[0], "channel": args.channel, "done": answer.done, **_partitions(answer)})
+    else:
+        _show(args, answer, None, sys.stdout)
+    failed = [p for p in answer.partitions if p.error]
+    for partition in failed:
+        say(f"{args.parser.prog}: partition {partition.partition}: {partition.error}")
+    if len(failed) == len(answer.partitions):
+        return exits.FAILED
+    return exits.PARTLY if failed else exits.OK
+
+
+def _partitions(answer: Any) -> dict[str, Any]:
+    return {"partitions": [record(p) for p in answer.partitions]}
+
+
+def _show(args: argparse.Namespace, answer: Any, place: Place | None, out: Any) -> None:
+    if place is not None and place.kind == "time":
+        skew = args.clock_skew if args.clock_skew is not None else 10**9
+        print(f"to {show_time(place.value)}, less {show_duration(skew / 1e9)} for clocks that differ", file=out)
+    rows = [
+        (
+            p.partition,
+            p.from_offset,
+            p.to_offset,
+            f"{abs(p.messages):,} {'skipped' if p.messages < 0 else 'again'}" if p.messages else "0",
+            show_bytes(p.bytes),
+            show_time(p.to_timestamp_ns) if p.to_timestamp_ns else "(end)",
+            "; ".join(_remarks(p)),
+        )
+        for p in answer.partitions
+        if not p.error
+    ]
+    if rows:
+        table(("PARTITION", "FROM", "TO", "MESSAGES", "BYTES", "PUBLISHED", ""), rows, out)
+
+
+def _remarks(partition: Any) -> list[str]:
+    remarks = []
+    if partition.clamped:
+        remarks.append("as far as the log goes")
+    if partition.undo_repeats:
+        remarks.append("an undo will repeat finished messages")
+    return remarks

@@ -1,0 +1,127 @@
+"""`nsqha stats`: the node, its topics and its channels on one screen."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.admin import Admin, record
+from nsqha.cli.parser import add_grpc, add_json, add_verb, duration, name
+from nsqha.cli.screen import Cell, print_json, show_bytes, table
+from nsqha.cli.times import show_duration
+
+CLEAR = "\x1b[H\x1b[J"
+CHROME_LINES = 5  # of a screen: what is not a row of the table
+
+SHAPE = (
+    '{"node": {"version", "implementation", "data_path", "health", "node_uid", "start_time_ns", "sync", '
+    '"disk_free_bytes", "publishes_refused"}, "topics": [as `topic show`], "channels": [as `channel show`]}'
+)
+
+
+def add_parser(commands: Any) -> None:
+    verb = add_verb(
+        commands,
+        "stats",
+        run,
+        help="show the node, its topics and its channels",
+        description="Show the node, its topics and its channels. --watch adds rates per second since the last look.",
+        examples=("nsqha stats", "nsqha stats orders --json", "nsqha stats --watch 5s"),
+        shape=SHAPE + " per look",
+        statuses=(exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.INTERRUPTED),
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=name, nargs="?", default="")
+    verb.add_argument("--watch", type=duration, nargs="?", const=2 * 10**9, metavar="TIME", help="again and again (2s)")
+    add_json(verb, "print JSON, one line per look")
+    add_grpc(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.watch == 0:
+        args.parser.error("--watch needs a time above zero")
+    before: Look | None = None
+    with Admin.of(args) as admin:
+        while True:
+            now = Look(admin, args.topic)
+            if args.json:
+                print_json(now.json())
+            else:
+                live = args.watch is not None and sys.stdout.isatty()
+                sys.stdout.write(CLEAR if live else "\n" if before else "")
+                now.show(before, lines_max=shutil.get_terminal_size().lines - CHROME_LINES if live else None)
+            if args.watch is None:
+                return exits.OK
+            before = now
+            time.sleep(args.watch / 1e9)
+
+
+class Look:
+    """What was to be seen at one moment."""
+
+    def __init__(self, admin: Admin, topic: str) -> None:
+        self.at = time.monotonic()
+        self.node = admin.call("GetNode")
+        if topic:
+            self.topics = [admin.call("DescribeTopic", topic=topic).topic]
+        else:
+            self.topics = list(admin.call("ListTopics").topics)
+        self.channels = list(admin.call("ListChannels", topic=topic).channels)
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "node": record(self.node),
+            "topics": [record(topic) for topic in self.topics],
+            "channels": [record(channel) for channel in self.channels],
+        }
+
+    def show(self, before: Look | None, lines_max: int | None) -> None:
+        """One screen; rates if there was a look before."""
+        node = self.node
+        up = show_duration(max(time.time() - node.start_time_ns / 1e9, 0))
+        refused = "  PUBLISHES ARE REFUSED" if node.publishes_refused else ""
+        print(f"nsqha {node.version} ({node.implementation})  {node.health}  up {up}  sync {node.sync}{refused}")
+        print(f"data {node.data_path}  {show_bytes(node.disk_free_bytes)} free\n")
+        rows = self._rows(before)
+        if not rows:
+            print("no topics yet")
+            return
+        headers = ["TOPIC", "CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "MESSAGES", "CONSUMERS", "OLDEST", "STATE"]
+        if before is not None:
+            headers.insert(6, "IN/S")
+            headers.insert(7, "DONE/S")
+        cut = len(rows) - lines_max if lines_max is not None and len(rows) > lines_max else 0
+        table(headers, rows[: len(rows) - cut])
+        if cut:
+            print(f"and {cut} more lines")
+
+    def _rows(self, before: Look | None) -> list[list[Cell]]:
+        seconds = self.at - before.at if before else 0.0
+        topics_before = {t.name: t for t in before.topics} if before else {}
+        channels_before = {(c.topic, c.name): c for c in before.channels} if before else {}
+        rows: list[list[Cell]] = []
+        for topic in self.topics:
+            held = sum(p.high_watermark - p.pump_offset for p in topic.partitions)
+            row: list[Cell] = [topic.name, "", held, 0, 0, topic.message_count, 0, "", "paused" if topic.paused else ""]
+            if before is not None:
+                row[6:6] = [_rate(topic, topics_before.get(topic.name), "message_count", seconds), 0.0]
+            rows.append(row)
+            for channel in self.channels:
+                if channel.topic != topic.name:
+                    continue
+                oldest = show_duration(channel.oldest_unfinished_seconds) if channel.oldest_unfinished_seconds else ""
+                row = ["", channel.name, channel.depth, channel.in_flight, channel.deferred, channel.message_count]
+                if before is not None:
+                    earlier = channels_before.get((channel.topic, channel.name))
+                    row += [_rate(channel, earlier, what, seconds) for what in ("message_count", "finished")]
+                rows.append([*row, channel.consumers, oldest, "paused" if channel.paused else ""])
+        return rows
+
+
+def _rate(now: Any, before: Any, what: str, seconds: float) -> float:
+    if before is None or seconds <= 0:
+        return 0.0
+    return float(max(getattr(now, what) - getattr(before, what), 0) / seconds)

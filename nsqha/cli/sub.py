@@ -1,0 +1,108 @@
+"""`nsqha sub`: print the messages of a channel and finish them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from nsqha.cli import exits
+from nsqha.cli.parser import Parser, add_json, add_tcp, add_verb, count, duration, name
+from nsqha.cli.peek import body_json
+from nsqha.cli.screen import print_json
+
+if TYPE_CHECKING:
+    from nsqha.cli.v2client import Message
+
+WINDOW = 200
+
+DESCRIPTION = """\
+Print the bodies of a channel's messages, one per line, and finish each after it was printed. The channel and the
+topic are created if need be. Runs until Ctrl-C, or -n messages, or --idle without one.
+
+--requeue gives every message back after printing, with a delay, instead of finishing it."""
+SHAPE = '{"id", "timestamp_ns", "attempts", "body"} per line; "body_base64" instead of "body" if it is not UTF-8'
+STATUSES = (exits.FAILED, exits.USAGE, exits.UNREACHABLE, exits.INTERRUPTED)
+
+
+def add_parser(commands: Any) -> None:
+    verb = add_verb(
+        commands,
+        "sub",
+        run,
+        help="print the messages of a channel and finish them",
+        description=DESCRIPTION,
+        examples=(
+            "nsqha sub orders billing",
+            "nsqha sub orders billing -n 10 --json",
+            "nsqha sub orders billing --idle 2s > orders.txt",
+            "nsqha sub orders billing -n 1 --requeue 5m",
+        ),
+        shape=SHAPE,
+        statuses=STATUSES,
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=name)
+    verb.add_argument("channel", metavar="CHANNEL", type=name)
+    verb.add_argument("--requeue", type=duration, metavar="TIME", help="give messages back instead; needs -n")
+    add_common(verb)
+
+
+def add_common(verb: Parser) -> None:
+    verb.add_argument("-n", "--count", type=count, metavar="N", help="end after N messages")
+    verb.add_argument("--idle", type=duration, metavar="TIME", help="end when no message came for so long")
+    add_json(verb, "print one line of JSON per message")
+    add_tcp(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.requeue is not None and args.count is None:
+        args.parser.error("--requeue needs -n: a message that was given back comes again")
+    return consume(args, args.topic, args.channel, None if args.requeue is None else -(-args.requeue // 10**6))
+
+
+def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int | None) -> int:
+    """Print until there is a reason to end. A message is answered only after its line left this process."""
+    from nsqha.cli.v2client import Subscriber
+
+    wanted: int | None = args.count
+    window = WINDOW if wanted is None else min(WINDOW, wanted)
+    subscriber = Subscriber(args.nsqd_tcp_address, args.timeout / 1e9, topic, channel, window=window)
+    idle_s = None if args.idle is None else args.idle / 1e9
+    last = time.monotonic()
+    try:
+        while wanted != 0:
+            # A heartbeat, or half a message, ends a wait early.
+            subscriber.wait_at_most(None if idle_s is None else max(last + idle_s - time.monotonic(), 0.001))
+            messages = subscriber.messages()[:wanted]
+            if messages:
+                last = time.monotonic()
+                _print(messages, args.json)
+                wanted = None if wanted is None else wanted - len(messages)
+                subscriber.answer(messages, requeue_ms, wanted)
+            elif idle_s is not None and time.monotonic() - last >= idle_s:
+                break
+        subscriber.wait_at_most(args.timeout / 1e9)
+        subscriber.leave()
+    finally:
+        subscriber.close()
+    if wanted:
+        missing = f"{args.count - wanted} of {args.count} messages came"
+        raise exits.Exit(exits.UNREACHABLE, f"{missing} before {idle_s:g} s without one")
+    return exits.OK
+
+
+def _print(messages: list[Message], as_json: bool) -> None:
+    if as_json:
+        for message in messages:
+            print_json(
+                {
+                    "id": message.id.decode("ascii", "replace"),
+                    "timestamp_ns": message.timestamp_ns,
+                    "attempts": message.attempts,
+                    **body_json(message.body),
+                }
+            )
+    else:
+        sys.stdout.buffer.write(b"".join(part for message in messages for part in (message.body, b"\n")))
+        sys.stdout.buffer.flush()

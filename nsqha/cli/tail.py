@@ -1,0 +1,34 @@
+"""`nsqha tail`: print what is published from now on, without touching any channel."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from nsqha.cli.parser import add_verb, name
+from nsqha.cli.sub import SHAPE, STATUSES, add_common, consume
+
+DESCRIPTION = """\
+Print messages as they are published, from now on, through an ephemeral channel of its own that goes away with it.
+Other channels notice nothing. As with any NSQ broker the first channel of a topic gets what waited there, and this
+may be the first: to look at what is stored, use `nsqha peek`."""
+
+
+def add_parser(commands: Any) -> None:
+    verb = add_verb(
+        commands,
+        "tail",
+        run,
+        help="print what is published from now on",
+        description=DESCRIPTION,
+        examples=("nsqha tail orders", "nsqha tail orders --idle 1s --json"),
+        shape=SHAPE,
+        statuses=STATUSES,
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=name)
+    add_common(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    return consume(args, args.topic, f"tail-{os.urandom(6).hex()}#ephemeral", None)

@@ -1,0 +1,108 @@
+"""Times and places of a log as people write them.
+
+    duration   2d  1d12h  1h30m  250ms  0           Go's durations, and days
+    instant    -2h                                  so long ago
+               @2026-11-20T10:00  @2026-11-20       local time, unless it ends with Z or +01:00
+               @1795262005                          seconds since 1970; 13, 16, 19 digits: ms, µs, ns
+               @-2h                                 as -2h
+    place      an instant, start, end, an offset (digits), a message id (16 hex digits)
+
+No offset has 16 digits, so an offset and an id can not be mistaken for each other.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from nsqha.ids import OFFSET_MAX
+
+DAY_NS = 24 * 3600 * 10**9
+YEAR_9999_NS = 253_402_300_799 * 10**9
+_DAYS = re.compile(r"(\d{1,7}(?:\.\d{1,9})?)d")
+_DIGITS_NS = {10: 10**9, 13: 10**6, 16: 10**3, 19: 1}  # how many nanoseconds one of a number so long is
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds. ValueError says what is wrong."""
+    sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
+    total = 0
+    days = _DAYS.match(rest)
+    if days is not None:
+        whole, _, fraction = days[1].partition(".")
+        total = int(whole) * DAY_NS + (int(fraction) * DAY_NS // 10 ** len(fraction) if fraction else 0)
+        rest = rest[days.end() :]
+    if rest or days is None:
+        # Imported here: it is much of what `nsqha --help` would wait for.
+        from nsqha import goflags
+
+        try:
+            if rest[:1] in ("-", "+"):
+                raise ValueError
+            total += goflags.parse_duration(rest)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a duration such as 250ms, 1h30m or 2d") from None
+    return sign * total
+
+
+class Place(NamedTuple):
+    """Somewhere in a log; `value` is the time in nanoseconds, or the offset; `id` the message id."""
+
+    kind: Literal["time", "start", "end", "offset", "id"]
+    value: int = 0
+    id: str = ""
+
+
+def parse_place(text: str, now_ns: int) -> Place:
+    """ValueError says what is wrong."""
+    if text in ("start", "end"):
+        return Place("start" if text == "start" else "end")
+    if text.startswith("@"):
+        return Place("time", parse_instant(text[1:], now_ns))
+    if text.startswith("-"):
+        return Place("time", parse_instant(text, now_ns))
+    if re.fullmatch(r"[0-9a-f]{16}", text):
+        return Place("id", id=text)
+    if re.fullmatch(r"[0-9]{1,15}", text) and int(text) <= OFFSET_MAX:
+        return Place("offset", int(text))
+    raise ValueError(
+        f"{text!r} is no place: -2h, @2026-11-20T10:00, start, end, an offset, or a message id of 16 hex digits"
+    )
+
+
+def parse_instant(text: str, now_ns: int) -> int:
+    """Nanoseconds since 1970."""
+    if text.startswith("-"):
+        return max(now_ns + parse_duration(text), 0)
+    unit = _DIGITS_NS.get(len(text)) if re.fullmatch(r"[0-9]+", text) else None
+    if unit is not None:
+        return int(text) * unit
+    try:
+        when = datetime.fromisoformat(text)
+        seconds = int(when.replace(microsecond=0).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"@{text} is not a time such as @2026-11-20T10:00, @1795262005 or -2h") from None
+    ns = seconds * 10**9 + when.microsecond * 1000
+    if not 0 <= ns <= YEAR_9999_NS:
+        raise ValueError(f"@{text} is before 1970")
+    return ns
+
+
+def show_time(ns: int) -> str:
+    """Local time, to the millisecond."""
+    return datetime.fromtimestamp(ns // 10**9).strftime("%Y-%m-%d %H:%M:%S") + f".{ns // 10**6 % 1000:03d}"
+
+
+def show_duration(seconds: float) -> str:
+    """Two units at most: `850ms`, `12s`, `3m05s`, `2h10m`, `4d3h`."""
+    if seconds < 1:
+        return f"{round(seconds * 1000)}ms"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"

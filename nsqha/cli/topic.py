@@ -1,0 +1,297 @@
+"""`nsqha topic`: list, show, create, delete, pause, unpause, empty, set."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.admin import Admin, record
+from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
+from nsqha.cli.screen import confirm, print_json, say, show_bytes, table
+from nsqha.cli.times import show_duration, show_time
+
+SYNC = ("always", "interval", "none")
+USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+SHAPE = (
+    '{"name", "uid", "paused", "settings": {"sync", "partitions", "retention_ms", "retention_bytes", '
+    '"abandoned_after_ms", "ordered"}, "partitions": [{"partition", "log_start_offset", "log_end_offset", '
+    '"high_watermark", "pump_offset", "leader_epoch", "bytes", "first_timestamp_ns", "last_timestamp_ns"}], '
+    '"channels": [name], "message_count"}'
+)
+
+
+def add_parser(commands: Any) -> None:
+    noun = add_verb(commands, "topic", None, help="list, show, create, change and delete topics")
+    verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    verb = add_verb(
+        verbs,
+        "list",
+        run_list,
+        help="list all topics",
+        examples=("nsqha topic list", "nsqha topic list --json"),
+        shape=f"{SHAPE} per line",
+        statuses=(exits.UNREACHABLE,),
+    )
+    verb.add_argument("--names", action="store_true", help="print names only")
+    add_json(verb, "print one line of JSON per topic")
+    add_grpc(verb)
+
+    verb = _of_topic(
+        verbs,
+        "show",
+        run_show,
+        "show a topic: settings, partitions, channels",
+        ("nsqha topic show orders", "nsqha topic show orders --json"),
+        shape=SHAPE,
+    )
+    add_json(verb)
+
+    verb = _of_topic(
+        verbs,
+        "create",
+        run_create,
+        "create a topic (publishing to one creates it too)",
+        (
+            "nsqha topic create payments",
+            "nsqha topic create clicks --partitions 4 --sync interval --channel count --channel archive",
+        ),
+        shape=SHAPE,
+        statuses=(exits.USAGE, exits.CONFLICT, exits.UNREACHABLE),
+    )
+    verb.add_argument("--partitions", type=count, default=1, metavar="N", help="default 1; can not be changed later")
+    verb.add_argument("--channel", type=name, action="append", default=[], help="create it too; may be repeated")
+    verb.add_argument("--ordered", action="store_true", help="deliver a message only after the one before is finished")
+    _add_settings(verb)
+    add_json(verb)
+
+    verb = _of_topic(
+        verbs,
+        "set",
+        run_set,
+        "change settings of a topic",
+        (
+            "nsqha topic set orders --sync interval",
+            "nsqha topic set orders --retention 7d --retention-bytes 10GB",
+            "nsqha topic set orders --retention forever --abandoned-after never",
+        ),
+        shape=SHAPE,
+    )
+    _add_settings(verb)
+    add_json(verb)
+
+    for word, what in (("pause", "hand no more messages to the channels"), ("unpause", "go on after a pause")):
+        verb = _of_topic(verbs, word, run_pause, what, (f"nsqha topic {word} orders",), shape='{"topic", "paused"}')
+        verb.set_defaults(paused=word == "pause")
+        add_json(verb)
+
+    verb = _of_topic(
+        verbs,
+        "empty",
+        run_empty,
+        "drop what the topic holds back from its channels (paused, or without channels)",
+        ("nsqha topic empty orders --yes",),
+        shape='{"topic", "emptied"}',
+        statuses=(*USUAL, exits.NOT_CONFIRMED),
+    )
+    add_yes(verb)
+    add_json(verb)
+
+    verb = _of_topic(
+        verbs,
+        "delete",
+        run_delete,
+        "delete a topic, its channels and all its messages",
+        ("nsqha topic delete payments --yes",),
+        shape='{"topic", "deleted"}',
+        statuses=(*USUAL, exits.NOT_CONFIRMED),
+    )
+    add_yes(verb)
+    add_json(verb)
+
+
+def _of_topic(
+    verbs: Any, word: str, run: Any, help: str, examples: tuple[str, ...], *, shape: str, statuses: Any = USUAL
+) -> Parser:
+    verb = add_verb(verbs, word, run, help=help, examples=examples, shape=shape, statuses=statuses)
+    verb.add_argument("topic", metavar="TOPIC", type=name)
+    add_grpc(verb)
+    return verb
+
+
+def _add_settings(verb: Parser) -> None:
+    verb.add_argument("--sync", choices=SYNC, help="what OK means")
+    finished = "how long finished messages are kept: 7d, forever, default"
+    verb.add_argument("--retention", type=span, metavar="TIME", help=finished)
+    most = "how much of each partition is kept: 10GB, unlimited, default"
+    verb.add_argument("--retention-bytes", type=size, metavar="SIZE", help=most)
+    abandoned = "retention may pass a channel that nobody used for so long: 30d, never"
+    verb.add_argument("--abandoned-after", type=span, metavar="TIME", help=abandoned)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        topics = admin.call("ListTopics").topics
+    if args.names:
+        for topic in topics:
+            print(topic.name)
+    elif args.json:
+        for topic in topics:
+            print_json(record(topic))
+    elif topics:
+        rows = [
+            (t.name, len(t.partitions), len(t.channels), _kept(t), show_bytes(_bytes(t)), *_state(t)) for t in topics
+        ]
+        table(("TOPIC", "PARTITIONS", "CHANNELS", "KEPT", "BYTES", "SYNC", "STATE"), rows)
+    else:
+        say("no topics yet; publishing creates one: nsqha pub TOPIC MESSAGE")
+    return exits.OK
+
+
+def run_show(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        topic = admin.call("DescribeTopic", topic=args.topic).topic
+        if args.json:
+            print_json(record(topic))
+            return exits.OK
+        channels = admin.call("ListChannels", topic=args.topic).channels
+    _print(topic)
+    if channels:
+        from nsqha.cli.channel import HEADERS, row
+
+        print()
+        table(HEADERS, [row(channel) for channel in channels])
+    return exits.OK
+
+
+def run_create(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        settings = admin.messages.TopicSettings(
+            partitions=args.partitions, ordered=args.ordered, **_settings(args)
+        )
+        fields = {"topic": args.topic, "settings": settings, "channels": args.channel}
+        return _show_changed(args, admin.call("CreateTopic", **fields).topic)
+
+
+def run_set(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        settings = _settings(args)
+        if not settings:
+            args.parser.error("nothing to change: give --sync, --retention, --retention-bytes or --abandoned-after")
+        return _show_changed(args, admin.call("UpdateTopicSettings", topic=args.topic, **settings).topic)
+
+
+def run_pause(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        admin.call("PauseTopic", topic=args.topic, paused=args.paused)
+    return done(args, {"topic": args.topic, "paused": args.paused}, "paused" if args.paused else "unpaused")
+
+
+def run_empty(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        admin.call("DescribeTopic", topic=args.topic)
+        confirm(f"drop what topic {args.topic} holds back from its channels?", yes=args.yes)
+        admin.call("EmptyTopic", topic=args.topic)
+    return done(args, {"topic": args.topic, "emptied": True}, "emptied")
+
+
+def run_delete(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        topic = admin.call("DescribeTopic", topic=args.topic).topic
+        what = f"{_kept(topic):,} messages, {show_bytes(_bytes(topic))}, {len(topic.channels)} channels"
+        confirm(f"delete topic {args.topic} ({what})? This can not be undone.", yes=args.yes)
+        admin.call("DeleteTopic", topic=args.topic)
+    return done(args, {"topic": args.topic, "deleted": True}, "deleted")
+
+
+def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
+    """A change was made: JSON for scripts, a word for people."""
+    if args.json:
+        print_json(shown)
+    else:
+        say(f"{word} {args.topic}" + (f" {args.channel}" if "channel" in shown else ""))
+    return exits.OK
+
+
+def _show_changed(args: argparse.Namespace, topic: Any) -> int:
+    if args.json:
+        print_json(record(topic))
+    else:
+        _print(topic)
+    return exits.OK
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if args.sync is not None:
+        settings["sync"] = f"SYNC_{args.sync.upper()}"
+    if args.retention is not None:
+        settings["retention_ms"] = args.retention
+    if args.retention_bytes is not None:
+        settings["retention_bytes"] = args.retention_bytes
+    if args.abandoned_after is not None:
+        settings["abandoned_after_ms"] = max(args.abandoned_after, 0)
+    return settings
+
+
+def _print(topic: Any) -> None:
+    settings = topic.settings
+    print(f"topic      {topic.name}{'  (paused)' if topic.paused else ''}")
+    print(f"sync       {record(settings)['sync']}{'  ordered' if settings.ordered else ''}")
+    print(f"retention  {_limit(settings.retention_ms, 'for ever', lambda ms: show_duration(ms / 1000))}", end=", ")
+    print(_limit(settings.retention_bytes, "no limit by size", show_bytes))
+    if settings.abandoned_after_ms:
+        print(f"abandoned  after {show_duration(settings.abandoned_after_ms / 1000)}")
+    rows = [
+        (
+            p.partition,
+            p.log_start_offset,
+            p.high_watermark,
+            show_bytes(p.bytes),
+            p.leader_epoch,
+            show_time(p.first_timestamp_ns) if p.first_timestamp_ns else "",
+            show_time(p.last_timestamp_ns) if p.last_timestamp_ns else "",
+        )
+        for p in topic.partitions
+    ]
+    print()
+    table(("PARTITION", "START", "END", "BYTES", "EPOCH", "OLDEST", "NEWEST"), rows)
+
+
+def _limit(value: int, unlimited: str, show: Any) -> str:
+    return "the node's default" if value == 0 else unlimited if value < 0 else show(value)
+
+
+def _kept(topic: Any) -> int:
+    return sum(p.high_watermark - p.log_start_offset for p in topic.partitions)
+
+
+def _bytes(topic: Any) -> int:
+    return sum(p.bytes for p in topic.partitions)
+
+
+def _state(topic: Any) -> tuple[str, str]:
+    return record(topic.settings)["sync"], "paused" if topic.paused else ""
+
+
+def span(text: str) -> int:
+    """Milliseconds; -1 without end, 0 the default."""
+    if text in ("forever", "never"):
+        return -1
+    ms = 0 if text == "default" else duration(text) // 10**6
+    if ms == 0 and text != "default":
+        raise argparse.ArgumentTypeError(f"{text!r} is too short: give at least 1ms, forever or default")
+    return ms
+
+
+def size(text: str) -> int:
+    """Bytes; -1 without limit, 0 the default."""
+    if text in ("unlimited", "default"):
+        return -1 if text == "unlimited" else 0
+    found = re.fullmatch(r"([0-9]{1,18})([kmgt]?)b?", text.lower())
+    if found is None or not 0 < int(found[1]) * _BYTES[found[2]] < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 10GB, unlimited or default")
+    return int(found[1]) * _BYTES[found[2]]

@@ -1,0 +1,199 @@
+"""A small NSQ V2 client on a blocking socket: what `pub`, `sub` and `tail` need, against any nsqd.
+
+    Publisher   PUB and DPUB, many on the way at once; answers come in order
+    Subscriber  SUB; runs of messages as they arrive; FIN or REQ for a run at a time
+
+Frames from the server: [size u32 = 4 + data][frame type u32][data]; a message's data is
+[timestamp ns i64][attempts u16][id 16][body]. What the server says is bounded before it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nsqha import __version__
+from nsqha.cli import exits
+from nsqha.cli.admin import host_and_port, unreachable
+
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+FRAME_BYTES_MAX = 256 << 20
+RECEIVE_BYTES = 256 << 10
+_HEAD = struct.Struct(">II")
+_MESSAGE = struct.Struct(">qH16s")
+_SIZE = struct.Struct(">I")
+
+
+class Message(NamedTuple):
+    timestamp_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+class Refused(exits.Exit):
+    """The server answered with an error frame."""
+
+
+class Connection:
+    """A socket that has identified itself."""
+
+    def __init__(self, address: str, timeout_s: float, *, heartbeat_ms: int = 30_000) -> None:
+        self._address = address
+        self._data = bytearray()
+        host, port = host_and_port(address, "--nsqd-tcp-address")
+        try:
+            self._socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise unreachable(address, error, "--nsqd-tcp-address or NSQHA_TCP_ADDRESS") from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        identity = {
+            "client_id": "nsqha",
+            "hostname": socket.gethostname(),
+            "user_agent": f"nsqha-cli/{__version__}",
+            "heartbeat_interval": heartbeat_ms,
+        }
+        body = json.dumps(identity).encode()
+        self.send(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body)
+        self.expect_ok()
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._gone(error) from None
+
+    def frames(self) -> list[tuple[int, bytes]]:
+        """What has arrived: at least one frame, heartbeats answered and left out; empty if nothing came in time."""
+        found: list[tuple[int, bytes]] = []
+        while not found:
+            try:
+                received = self._socket.recv(RECEIVE_BYTES)
+            except TimeoutError:
+                return []
+            except OSError as error:
+                raise self._gone(error) from None
+            if not received:
+                raise self._gone(None)
+            self._data += received
+            beats = 0
+            for frame in self._take():
+                if frame == (RESPONSE, b"_heartbeat_"):
+                    beats += 1
+                else:
+                    found.append(frame)
+            if beats:
+                self.send(b"NOP\n" * beats)
+        return found
+
+    def _take(self) -> list[tuple[int, bytes]]:
+        """Whole frames out of what was received."""
+        data, at, frames = self._data, 0, []
+        while len(data) - at >= 8:
+            size, kind = _HEAD.unpack_from(data, at)
+            if not 4 <= size <= FRAME_BYTES_MAX:
+                raise exits.Exit(exits.FAILED, f"{self._address} does not speak the NSQ protocol")
+            if len(data) - at < 4 + size:
+                break
+            frames.append((kind, bytes(data[at + 8 : at + 4 + size])))
+            at += 4 + size
+        del data[:at]
+        return frames
+
+    def expect_ok(self, n: int = 1) -> int:
+        """Read `n` answers; how many were OK. Refused with the first that is not."""
+        ok = 0
+        while ok < n:
+            frames = self.frames()
+            if not frames:
+                raise exits.Exit(exits.UNREACHABLE, f"{self._address} did not answer in time")
+            for kind, data in frames:
+                if kind == ERROR:
+                    raise Refused(exits.FAILED, data.decode("utf-8", "replace"))
+                ok += 1
+        return ok
+
+    def wait_at_most(self, seconds: float | None) -> None:
+        """How long `frames` waits."""
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _gone(self, error: OSError | None) -> exits.Exit:
+        why = "timed out" if isinstance(error, TimeoutError) else "the broker closed the connection"
+        return exits.Exit(exits.UNREACHABLE, f"{self._address}: {why}")
+
+
+class Publisher(Connection):
+    """Publishes runs of messages; `published` counts what was answered with OK."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        # Without heartbeats: a publisher that waits for its next line would not answer them.
+        super().__init__(address, timeout_s, heartbeat_ms=-1)
+        self.published = 0
+
+    def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int = 0) -> None:
+        """Store all of them. If one is refused, `published` says how many before it were stored."""
+        command = f"DPUB {topic} {delay_ms}\n" if delay_ms else f"PUB {topic}\n"
+        head = command.encode()
+        self.send(b"".join(part for body in bodies for part in (head, _SIZE.pack(len(body)), body)))
+        waiting = len(bodies)
+        while waiting:
+            frames = self.frames()
+            if not frames:
+                text = f"{self._address} did not answer in time: {waiting} messages may or may not have been stored"
+                raise exits.Exit(exits.UNREACHABLE, text)
+            for kind, data in frames:
+                if kind == ERROR:
+                    raise Refused(exits.FAILED, data.decode("utf-8", "replace"))
+                waiting -= 1
+                self.published += 1
+
+
+class Subscriber(Connection):
+    """A consumer. At most `window` messages are in flight, and never more than are still wanted."""
+
+    def __init__(self, address: str, timeout_s: float, topic: str, channel: str, *, window: int) -> None:
+        super().__init__(address, timeout_s)
+        self.send(f"SUB {topic} {channel}\n".encode())
+        self.expect_ok()
+        self._window = window
+        self.send(b"RDY %d\n" % window)
+
+    def messages(self) -> list[Message]:
+        """The next run; empty if none came in time."""
+        return [message for kind, data in self.frames() if (message := self._message(kind, data)) is not None]
+
+    def _message(self, kind: int, data: bytes) -> Message | None:
+        if kind == ERROR:
+            # A FIN that came too late: the message was given to somebody else, which is not the end of this run.
+            if data.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED")):
+                return None
+            raise Refused(exits.FAILED, data.decode("utf-8", "replace"))
+        if kind != MESSAGE or len(data) < _MESSAGE.size:
+            return None
+        timestamp_ns, attempts, message_id = _MESSAGE.unpack_from(data)
+        return Message(timestamp_ns, attempts, message_id, data[_MESSAGE.size :])
+
+    def answer(self, messages: Sequence[Message], requeue_ms: int | None, wanted: int | None) -> None:
+        """Finish these (or requeue them with a delay). `wanted` more messages are wanted; None: no end."""
+        parts: list[bytes] = []
+        if wanted is not None and wanted < self._window:
+            # Before the answers: each of them would make room for a message that nobody wants.
+            self._window = wanted
+            parts.append(b"RDY %d\n" % wanted)
+        for message in messages:
+            parts.append(b"FIN %s\n" % message.id if requeue_ms is None else b"REQ %s %d\n" % (message.id, requeue_ms))
+        self.send(b"".join(parts))
+
+    def leave(self) -> None:
+        """Have the last answers processed, then go. What is in flight goes back to the channel."""
+        self.send(b"CLS\n")
+        while frames := self.frames():
+            if (RESPONSE, b"CLOSE_WAIT") in frames:
+                break
+        self.close()
