@@ -33,6 +33,11 @@ $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 test: $(VENV)/.dev  ## everything that must pass; about ten minutes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
+KILLS ?= 200
+SYNC ?= always
+crash: $(VENV)/.dev  ## kill -9 under load, KILLS times (about three seconds each); SYNC, SEED
+	@$(BIN)/python -m tests.jepsen.crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 lint: $(VENV)/.dev  ## ruff, mypy --strict, the layer test
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy

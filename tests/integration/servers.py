@@ -1,0 +1,198 @@
+"""Daemons for tests: real processes on loopback, started, killed and started again on the same ports.
+
+Ports are drawn below the kernel's ephemeral range, so nobody's outgoing connection takes one while its daemon is down.
+A daemon is ended by its pid, and the kernel ends it should the test process die: none is ever left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+EPHEMERAL_FIRST = 32768
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None)
+_ports = random.Random(os.getpid() * 1_000_003 + time.time_ns())
+
+
+class CannotStart(Exception):
+    """The daemon ended, or did not listen in time; the text has the end of what it said."""
+
+
+def free_port() -> int:
+    """A loopback port that nobody uses now and no outgoing connection will take."""
+    while True:
+        port = _ports.randrange(12_000, EPHEMERAL_FIRST - 1)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+    """The first true value of `condition`; fails the test by name if there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.01)
+    return value
+
+
+class Daemon:
+    """One process that says `TCP: listening on ..` and `HTTP: listening on ..`."""
+
+    command: str
+
+    def __init__(self, directory: Path, flags: Sequence[str] = ()) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.flags = list(flags)
+        self.tcp_port = free_port()
+        self.http_port = free_port()
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def tcp(self) -> str:
+        return f"127.0.0.1:{self.tcp_port}"
+
+    @property
+    def http(self) -> str:
+        return f"127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not running"
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        """What this life of the process says on stdout and stderr."""
+        return self.directory / f"log.{self.starts}"
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def spawn(self) -> None:
+        """Start the process and do not wait for it."""
+        assert self._process is None, "already running"
+        self.starts += 1
+        arguments = [
+            str(BIN / self.command),
+            f"--tcp-address={self.tcp}",
+            f"--http-address={self.http}",
+            *self.flags,
+        ]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent
+            )
+
+    def listening(self) -> bool:
+        """Whether this life of the process serves; CannotStart if it has ended instead."""
+        if self._process is None or self._process.poll() is not None:
+            raise CannotStart(f"{self.command} ended while starting:\n{self.log()[-3000:]}")
+        said = self.log()
+        return all(re.search(rf"\b{kind}: listening on \S+:\d+\s", said) for kind in ("TCP", "HTTP"))
+
+    def start(self) -> None:
+        """Start and wait until it listens."""
+        self.spawn()
+        deadline = time.monotonic() + START_SECONDS
+        while not self.listening():
+            if time.monotonic() > deadline:
+                raise CannotStart(f"{self.command} does not listen after {START_SECONDS:.0f} s:\n{self.log()[-3000:]}")
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        """End the process as a crash does; returns when it is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End the process in the ordinary way; its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"{self.command} ignored {number.name}:\n{self.log()[-3000:]}") from None
+
+    def __enter__(self) -> Daemon:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._end(signal.SIGKILL)
+
+    # ---- HTTP
+
+    def request(self, path: str, body: bytes | None = None, *, seconds: float = 10.0) -> bytes:
+        """GET `path`, or POST if there is a body."""
+        with urllib.request.urlopen(f"http://{self.http}{path}", data=body, timeout=seconds) as answer:
+            data: bytes = answer.read()
+            return data
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.request(path))
+
+
+class Node(Daemon):
+    """A broker on its own data directory."""
+
+    command = "nsqd"
+
+    def __init__(self, directory: Path, *, sync: str = "always", flags: Sequence[str] = ()) -> None:
+        data = directory / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        super().__init__(directory, [f"--data-path={data}", f"--sync={sync}", *flags])
+        self.data = data
+
+    def channel(self, topic: str, channel: str) -> dict[str, Any] | None:
+        """The channel's part of /stats; None if there is no such channel."""
+        stats = self.json(f"/stats?format=json&topic={topic}&channel={channel}")
+        for found in stats["topics"] or []:
+            for entry in found["channels"]:
+                if entry["channel_name"] == channel:
+                    return dict(entry)
+        return None
+
+
+class Lookupd(Daemon):
+    """A lookup daemon."""
+
+    command = "nsqlookupd"
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,30 @@
+"""Twenty kill -9 under load, ten in each sync mode; `make crash KILLS=200` for the long run.
+
+NSQHA_CRASH_SEED=N repeats the choices of a failed run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tests.jepsen import crash
+
+KILLS = 10
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sync", ["always", "interval"])
+def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(sync: str, tmp_path: Path) -> None:
+    seed = int(os.environ.get("NSQHA_CRASH_SEED") or secrets.randbelow(1 << 31))
+    result = uvloop.run(crash.run(tmp_path, seed=seed, kills=KILLS, sync=sync, pace=0.8))
+    assert result.ok, f"NSQHA_CRASH_SEED={seed}\n{result}"
+    figures = result.report.figures
+    # A run in which nothing happened proves nothing.
+    assert figures.kills == KILLS
+    assert figures.ok > 500, str(result)
+    assert figures.settled > 100, str(result)
