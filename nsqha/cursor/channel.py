@@ -496,11 +496,20 @@ class Channel:
         return self._ring.low < offset or (lowest is not None and lowest < offset)
 
     def keep_unread(self, pump: int) -> None:
-        """An ephemeral channel that is not read drops what comes when it holds enough."""
-        unread = pump - self._ring.next - self._passed.total()
-        if unread > self._limits.ephemeral_unread_max:
-            self._passed.add(pump - (unread - self._limits.ephemeral_unread_max), pump)
+        """A channel that is kept in memory only and not read drops its oldest unread messages.
+
+        nsqd drops the newest; then a channel that nobody reads would hold the log where it began.
+        """
+        ring = self._ring
+        excess = pump - ring.next - self._passed.total() - self._limits.ephemeral_unread_max
+        if excess > 0:
+            ring.settle(ring.next, ring.next + excess, FINISHED)
             self._look()
+            self._touch()
+
+    def count_from(self, offset: int) -> None:
+        """`message_count` begins here: what was handed over before this leader began is not counted again."""
+        self._counted_from = offset
 
     # ---- into the log
 
@@ -511,6 +520,12 @@ class Channel:
             self._board.dirty.append(self)
             if self._board.ordered:
                 self._board.urgent = True  # the next message waits for this to be committed
+
+    @property
+    def has_final_news(self) -> bool:
+        """Whether a clean stop has something to write."""
+        handed_out = self._flight.count or self._ring.low < self._ring.next or self._again or self.committed.attempts
+        return not self.ephemeral and bool(self.is_dirty or handed_out)
 
     def progress(self, *, final: bool) -> tuple[ChannelProgress, dict[int, Change]]:
         """What to write, and what to hand to `settled` when it is applied. `final`: a clean stop.
@@ -530,7 +545,7 @@ class Channel:
             self._touch()
         else:
             ring = self._ring
-            ranges = self.written.advance(ring.low, ring.finished_ranges(ring.low, ring.next))
+            ranges = self.written.advance(ring.low, ring.finished_ranges(ring.low, ring.next), ring.next)
         finished = tuple(offset for offset, change in sent.items() if change.ref is None)
         self.written.imply(finished)
         attempts = self._deliveries() if final else []

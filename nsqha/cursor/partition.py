@@ -82,7 +82,10 @@ class PartitionCursors:
         state: PartitionState | None = None,
         limits: Limits | None = None,
         ordered: bool = False,
+        bounded: bool = False,
     ) -> None:
+        """`bounded`: every channel keeps only so many unread messages, as ephemeral ones do anyway."""
+        self._bounded = bounded
         self.state = state if state is not None else PartitionState()
         self.limits = limits if limits is not None else Limits()
         self.channels: dict[str, Channel] = {}
@@ -92,11 +95,14 @@ class PartitionCursors:
         self._ephemerals: list[Channel] = []
         self._version = self.state.version  # the highest that the log has, or will have
         self._last_progress = -1e9
+        self._interval_s = self.limits.progress_interval_s
         self._dirty_since: float | None = None
         self._checkpoint: Iterator[bytes] | None = None
+        self._checkpoint_begun = 0  # the position of the log's end when the last one was begun here
         self._final = False
         for committed in self.state.channels.values():
             self._open(committed)
+            self.channels[committed.name].count_from(self.state.pump)
 
     # ---- asking
 
@@ -117,7 +123,7 @@ class PartitionCursors:
     @property
     def urgent(self) -> bool:
         """Whether events wait that should be written now."""
-        return bool(self._queue) or self._board.urgent
+        return bool(self._queue) or (self._board.urgent and bool(self._board.dirty))
 
     def event_deadline(self) -> float | None:
         """When events must be written even if no message comes."""
@@ -139,7 +145,7 @@ class PartitionCursors:
 
     def reconcile(self, record: ChannelListLike) -> bool:
         """Bring the log in line with the metadata record; False if it is, or knows a newer one."""
-        if record.version <= self._version:
+        if record.version <= max(self._version, self.state.version):
             return False
         self._version = record.version
         channels = tuple(
@@ -194,7 +200,7 @@ class PartitionCursors:
         if not (self._queue or board.dirty or self._checkpoint or self._final or self.checkpoint_due):
             return b"", 0
         board.mono = now.mono
-        due = now.mono - self._last_progress >= self.limits.progress_interval_s
+        due = now.mono - self._last_progress >= self._interval_s
         if not (force or due or self._queue or board.urgent or self._final):
             return b"", 0
         parts: list[bytes] = []
@@ -216,16 +222,21 @@ class PartitionCursors:
         board = self._board
         dirty, board.dirty, board.urgent = board.dirty, [], False
         if self._final:
-            dirty = [channel for channel in self.channels.values() if not channel.ephemeral]
+            dirty = [channel for channel in self.channels.values() if channel.has_final_news]
         self._last_progress, self._dirty_since = now.mono, None
         sent: list[tuple[Channel, dict[int, Change]]] = []
         pieces: list[events.ChannelProgress] = []
+        ranges = 0
         for channel in dirty:
             if self.channels.get(channel.name) is channel:
                 floor_before = channel.written.floor
                 news, changes = channel.progress(final=self._final)
                 pieces += progress.pieces(news, floor_before)
                 sent.append((channel, changes))
+                ranges += len(channel.written.ranges)
+        # Finding what is new costs time by the ranges there are; many of them are looked at less often.
+        stretched = self.limits.progress_interval_s * (1 + ranges / 5000)
+        self._interval_s = min(stretched, self.limits.progress_idle_s)
         self._final = False
         parts += progress.frames(pieces)
         return sent
@@ -256,7 +267,7 @@ class PartitionCursors:
     def checkpoint_due(self) -> bool:
         """Whether the log grew enough since the last one."""
         mark = self.state.checkpoint
-        grown = self.state.applied.end_position - mark.end_position
+        grown = self.state.applied.end_position - max(mark.end_position, self._checkpoint_begun)
         return grown >= max(self.limits.checkpoint_every_bytes, 4 * mark.size)
 
     @property
@@ -267,6 +278,7 @@ class PartitionCursors:
     def begin_checkpoint(self, snapshot: PartitionState) -> None:
         """Write `snapshot`, which may lag behind, with the next batches; replaces one that is being written."""
         if snapshot.applied.log_id >= self.state.checkpoint.as_of:
+            self._checkpoint_begun = self.state.applied.end_position
             self._checkpoint = checkpoint.write(snapshot, self.limits.checkpoint_frame_bytes)
 
     def deliver_at(self, due_ns: int, message: bytes) -> bytes:
@@ -395,5 +407,5 @@ class PartitionCursors:
     def _open(self, committed: ChannelState) -> None:
         channel = (OrderedChannel if self._board.ordered else Channel)(committed, self._board)
         self.channels[committed.name] = channel
-        if channel.ephemeral:
+        if channel.ephemeral or self._bounded:
             self._ephemerals.append(channel)

@@ -187,7 +187,8 @@ class PartitionOpener:
             durable=log_.local_durable,
         )
         cursors = PartitionCursors(
-            id_base=id_base, state=opened.state, limits=self._cursor_limits, ordered=record.settings.ordered
+            id_base=id_base, state=opened.state, limits=self._cursor_limits, ordered=record.settings.ordered,
+            bounded=ids.is_ephemeral(record.name),
         )
         return Partition(
             self._runtime,
