@@ -189,21 +189,21 @@ def _before_log(partition: Partition, target: Any, plan: SeekPlan) -> bool:
 
 def bytes_between(partition: Partition, first: int, end: int) -> int:
     """What the messages [first, end) take in the log, by its commitlog."""
-    return max(_position(partition, end) - _position(partition, first), 0) if first < end else 0
+    if first >= end:
+        return 0
+    return max(_position(partition, end - 1, after=1) - _position(partition, first, after=0), 0)
 
 
-def _position(partition: Partition, offset: int) -> int:
-    """About where a message begins: batches are weighed as if their messages were of one size."""
+def _position(partition: Partition, offset: int, *, after: int) -> int:
+    """About where the message begins, or ends: batches are weighed as if their messages were of one size."""
     log = partition.log
-    if offset >= log.end.offset:
-        return log.end.position
     try:
         entry = log.entry_for_offset(offset)
     except BatchCorrupt as hole:
         return hole.first.position
     if entry is None:
         return log.start.position
-    return entry.position + entry.size * (offset - entry.first_offset) // entry.count
+    return entry.position + entry.size * (offset + after - entry.first_offset) // entry.count
 
 
 def timestamp_of(partition: Partition, offset: int) -> int:

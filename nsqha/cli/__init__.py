@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nsqha.cli.parser import Parser
 
-MODULES = ("dev", "topic", "channel", "seek", "peek", "pub", "sub", "tail", "stats", "log", "completion")
 
-
-def build_parser() -> Parser:
-    """The whole command line."""
+def build_parser(verb: str | None = None) -> Parser:
+    """The whole command line; or, if `verb` is one, as much of it as that verb needs: the others are a name."""
     from nsqha import __version__
     from nsqha.cli.parser import Parser
+    from nsqha.cli.verbs import VERBS
 
     parser = Parser(
         prog="nsqha",
@@ -30,8 +29,11 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"nsqha {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in MODULES:
-        import_module(f"nsqha.cli.{module}").add_parser(commands)
+    for name, help in VERBS.items():
+        if verb in (None, name):
+            import_module(f"nsqha.cli.{name}").add_parser(commands)
+        else:
+            commands.add_parser(name, help=help)
     return parser
 
 
@@ -40,7 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     from nsqha.cli import exits
     from nsqha.errors import NsqhaError
 
-    args = build_parser().parse_args(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = build_parser(argv[0] if argv else "").parse_args(argv)
     try:
         status = args.run(args)
         sys.stdout.flush()

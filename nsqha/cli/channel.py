@@ -11,6 +11,7 @@ from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, name
 from nsqha.cli.screen import Cell, confirm, print_json, say, table
 from nsqha.cli.times import show_duration
 from nsqha.cli.topic import USUAL, done
+from nsqha.cli.verbs import VERBS
 
 SHAPE = (
     '{"topic", "name", "paused", "ephemeral", "depth", "in_flight", "deferred", "consumers", '
@@ -21,7 +22,7 @@ HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "
 
 
 def add_parser(commands: Any) -> None:
-    noun = add_verb(commands, "channel", None, help="list, show, create, pause, empty and delete channels")
+    noun = add_verb(commands, "channel", None, help=VERBS["channel"])
     verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     verb = add_verb(

@@ -14,6 +14,7 @@ from typing import Any
 
 from nsqha.cli import exits
 from nsqha.cli.parser import Parser, add_verb
+from nsqha.cli.verbs import VERBS
 from nsqha.errors import NsqhaError
 
 ASK_SECONDS = 0.3
@@ -43,7 +44,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "completion",
         run,
-        help="print a script that completes commands, flags, topics and channels",
+        help=VERBS["completion"],
         examples=(
             "nsqha completion bash > ~/.nsqha-completion.bash",
             "nsqha completion words -- topic sh",

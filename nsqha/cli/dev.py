@@ -7,6 +7,7 @@ from typing import Any
 
 from nsqha.cli import exits
 from nsqha.cli.parser import add_json, add_verb
+from nsqha.cli.verbs import VERBS
 
 PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "grpc": 4152}
 SYNC = ("always", "interval", "none")
@@ -21,7 +22,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "dev",
         run,
-        help="run a broker and a lookup daemon on this machine, nothing to configure",
+        help=VERBS["dev"],
         description=DESCRIPTION,
         examples=("nsqha dev", "nsqha dev --data-dir /tmp/try --sync interval", "nsqha dev --json"),
         shape='{"nodes": [{"pid", "tcp", "http", "grpc", "data", "start": [argv]}], '

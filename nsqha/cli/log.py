@@ -17,6 +17,7 @@ from nsqha.cli.parser import Parser, add_json, add_verb, count, did_you_mean, to
 from nsqha.cli.peek import body_json, body_line
 from nsqha.cli.screen import Progress, bold, print_json, say, show_bytes, table
 from nsqha.cli.times import show_time
+from nsqha.cli.verbs import VERBS
 from nsqha.errors import LogCorrupt, NotFound
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ VERIFY_SHAPE = (
 
 
 def add_parser(commands: Any) -> None:
-    noun = add_verb(commands, "log", None, help="dump and verify log files of a data folder, offline")
+    noun = add_verb(commands, "log", None, help=VERBS["log"])
     verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     verb = _of_folder(

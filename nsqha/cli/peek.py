@@ -13,6 +13,7 @@ from nsqha.cli.parser import add_grpc, add_json, add_verb, count, topic_and_part
 from nsqha.cli.screen import bold, print_json, printable, say
 from nsqha.cli.seek import PLACE_FIELDS, place_of
 from nsqha.cli.times import show_time
+from nsqha.cli.verbs import VERBS
 
 BODY_SHOWN = 200
 
@@ -28,7 +29,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "peek",
         run,
-        help="show stored messages; no channel is touched",
+        help=VERBS["peek"],
         description=DESCRIPTION,
         examples=(
             "nsqha peek orders",

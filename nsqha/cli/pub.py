@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nsqha.cli import exits
 from nsqha.cli.parser import add_json, add_tcp, add_verb, duration, name
 from nsqha.cli.screen import print_json, say
+from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
     from nsqha.cli.v2client import Publisher
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "pub",
         run,
-        help="publish messages",
+        help=VERBS["pub"],
         description=DESCRIPTION,
         examples=(
             "nsqha pub orders hello",

@@ -12,6 +12,7 @@ from nsqha.cli.admin import Admin, record
 from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, duration, name, topic_and_partition
 from nsqha.cli.screen import confirm, print_json, say, show_bytes, table
 from nsqha.cli.times import Place, parse_place, show_duration, show_time
+from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\
 Move a channel: replay messages it had, or skip messages it has not had yet. Shows the plan, then asks.
@@ -34,7 +35,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "seek",
         run,
-        help="move a channel: replay or skip messages",
+        help=VERBS["seek"],
         description=DESCRIPTION,
         examples=(
             "nsqha seek orders billing -2h --plan",

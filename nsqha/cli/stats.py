@@ -13,6 +13,7 @@ from nsqha.cli.admin import Admin, record
 from nsqha.cli.parser import add_grpc, add_json, add_verb, duration, name
 from nsqha.cli.screen import Cell, print_json, show_bytes, table
 from nsqha.cli.times import show_duration
+from nsqha.cli.verbs import VERBS
 
 CLEAR = "\x1b[H\x1b[J"
 CHROME_LINES = 5  # of a screen: what is not a row of the table
@@ -28,7 +29,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "stats",
         run,
-        help="show the node, its topics and its channels",
+        help=VERBS["stats"],
         description="Show the node, its topics and its channels. --watch adds rates per second since the last look.",
         examples=("nsqha stats", "nsqha stats orders --json", "nsqha stats --watch 5s"),
         shape=SHAPE + " per look",

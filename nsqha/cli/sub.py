@@ -11,6 +11,7 @@ from nsqha.cli import exits
 from nsqha.cli.parser import Parser, add_json, add_tcp, add_verb, count, duration, name
 from nsqha.cli.peek import body_json
 from nsqha.cli.screen import print_json
+from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
     from nsqha.cli.v2client import Message
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "sub",
         run,
-        help="print the messages of a channel and finish them",
+        help=VERBS["sub"],
         description=DESCRIPTION,
         examples=(
             "nsqha sub orders billing",

@@ -8,6 +8,7 @@ from typing import Any
 
 from nsqha.cli.parser import add_verb, name
 from nsqha.cli.sub import SHAPE, STATUSES, add_common, consume
+from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\
 Print messages as they are published, from now on, through an ephemeral channel of its own that goes away with it.
@@ -20,7 +21,7 @@ def add_parser(commands: Any) -> None:
         commands,
         "tail",
         run,
-        help="print what is published from now on",
+        help=VERBS["tail"],
         description=DESCRIPTION,
         examples=("nsqha tail orders", "nsqha tail orders --idle 1s --json"),
         shape=SHAPE,

@@ -11,6 +11,7 @@ from nsqha.cli.admin import Admin, record
 from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
 from nsqha.cli.screen import confirm, print_json, say, show_bytes, table
 from nsqha.cli.times import show_duration, show_time
+from nsqha.cli.verbs import VERBS
 
 SYNC = ("always", "interval", "none")
 USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
@@ -24,7 +25,7 @@ SHAPE = (
 
 
 def add_parser(commands: Any) -> None:
-    noun = add_verb(commands, "topic", None, help="list, show, create, change and delete topics")
+    noun = add_verb(commands, "topic", None, help=VERBS["topic"])
     verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     verb = add_verb(

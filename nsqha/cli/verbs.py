@@ -1,0 +1,17 @@
+"""What `nsqha --help` lists. The verb itself is the module of that name, imported only when it is called."""
+
+from __future__ import annotations
+
+VERBS = {
+    "dev": "run a broker and a lookup daemon on this machine, nothing to configure",
+    "topic": "list, show, create, change, pause, empty and delete topics",
+    "channel": "list, show, create, pause, empty and delete channels",
+    "seek": "move a channel: replay or skip messages",
+    "peek": "show stored messages; no channel is touched",
+    "pub": "publish messages",
+    "sub": "print the messages of a channel and finish them",
+    "tail": "print what is published from now on",
+    "stats": "show the node, its topics and its channels",
+    "log": "dump and verify the log files of a data folder, offline",
+    "completion": "print a script that completes words in a shell",
+}
