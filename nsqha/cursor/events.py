@@ -29,7 +29,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from nsqha import frames
+from nsqha import frames, hot
 from nsqha.errors import LogCorrupt
 from nsqha.frames import control_frame
 
@@ -274,6 +274,27 @@ def decode(frame_type: int, payload: bytes) -> Event | None:
     if reader.left:
         raise LogCorrupt(f"a control frame of type {frame_type} has {reader.left} bytes too many")
     return event
+
+
+def deliver_at_in(data: bytes | bytearray | memoryview, first_offset: int) -> dict[int, int]:
+    """offset -> deliver-at time of the messages in this batch, or run of batches, that have one."""
+    found: dict[int, int] = {}
+    offset, at, end = first_offset, 0, len(data)
+    while at + frames.HEAD.size <= end:
+        size, frame_type = frames.HEAD.unpack_from(data, at)
+        if frame_type == frames.MESSAGE:
+            at, count = hot.walk(data, at, end, end)
+            if not count:
+                break
+            offset += count
+            continue
+        if frame_type == frames.ATTRIBUTES:
+            covers, deliver_at_ns, _ = _ATTRIBUTES.unpack_from(data, at + frames.HEAD.size)
+            if deliver_at_ns:
+                covers = min(covers, end // hot.HEADER)  # no more messages than that fit
+                found.update(dict.fromkeys(range(offset, offset + covers), deliver_at_ns))
+        at += 4 + size
+    return found
 
 
 class Reader:

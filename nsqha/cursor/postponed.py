@@ -20,6 +20,7 @@ import heapq
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass
+from itertools import islice
 
 from nsqha.cursor.deferred import Deferred, DeferredSet, Key
 
@@ -136,7 +137,7 @@ class Postponed:
 
     def take_unsent(self, limit: int) -> dict[int, Change]:
         """Up to `limit` changes to write, in the order they were made."""
-        offsets = list(self._unsent)[:limit]
+        offsets = list(islice(self._unsent, limit))
         for offset in offsets:
             del self._unsent[offset]
         return {offset: self._changes[offset] for offset in offsets}

@@ -25,13 +25,15 @@ class Written:
         self.floor = floor
         self.ranges = ranges.copy()
 
-    def advance(self, floor: int, finished: list[Range]) -> list[Range]:
-        """The cursor is here now; returns those parts of `finished` that were not written yet."""
+    def advance(self, floor: int, finished: list[Range], next_read: int) -> list[Range]:
+        """The cursor is here, `finished` is all that is finished in [floor, next_read); returns what is new of it."""
         self.floor = max(self.floor, floor)
-        self.ranges.cut_below(self.floor)
         new = without(finished, self.ranges)
-        for first, end in new:
-            self.ranges.add(first, end)
+        if new or finished:
+            above = [(max(first, next_read), end) for first, end in self.ranges if end > next_read]
+            self.ranges = RangeSet([*finished, *above])
+        else:
+            self.ranges.cut_below(self.floor)
         return new
 
     def imply(self, finished: Iterable[int]) -> None:

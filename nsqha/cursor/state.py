@@ -113,6 +113,14 @@ class ChannelState:
     def ephemeral(self) -> bool:
         return is_ephemeral(self.name)
 
+    def finish(self, ranges: tuple[events.Range, ...]) -> None:
+        """Add finished ranges, which are in order."""
+        if len(ranges) > 100:  # one pass over both is cheaper than so many insertions
+            self.ranges = RangeSet(sorted([*self.ranges, *ranges]))
+            return
+        for first, end in ranges:
+            self.ranges.add(first, end)
+
     def raise_floor(self, floor: int) -> None:
         """Everything below `floor` is settled; the floor goes on over what is finished there."""
         self.floor = self.ranges.swallow(max(self.floor, floor))
@@ -302,8 +310,10 @@ class PartitionState:
     def _apply_event(self, event: events.Event, entry: EntryLike, position: int, effects: list[Effect]) -> None:
         match event:
             case events.Progress(channels):
+                by_uid = {channel.uid: channel for channel in self.channels.values()}
                 for change in channels:
-                    self._progress(change, effects)
+                    if change.uid in by_uid:
+                        self._progress(by_uid[change.uid], change, effects)
             case events.Channels():
                 self._channels(event, effects)
             case events.Ephemeral(name, uid, exists):
@@ -389,10 +399,7 @@ class PartitionState:
 
     # ---- where they are
 
-    def _progress(self, change: events.ChannelProgress, effects: list[Effect]) -> None:
-        channel = self.by_uid(change.uid)
-        if channel is None:
-            return
+    def _progress(self, channel: ChannelState, change: events.ChannelProgress, effects: list[Effect]) -> None:
         stale = change.seek < channel.seek
         deferred = channel.deferred
         for offset, due_ns, attempts in change.puts:
@@ -405,8 +412,7 @@ class PartitionState:
             if deferred.remove(offset) and offset >= channel.floor:
                 channel.ranges.add(offset, offset + 1)
         if not stale:
-            for first, end in change.ranges:
-                channel.ranges.add(first, end)
+            channel.finish(change.ranges)
             if change.attempts_known:
                 channel.attempts.clear()
             channel.attempts += change.attempts

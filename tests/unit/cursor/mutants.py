@@ -21,12 +21,13 @@ from nsqha.cursor import checkpoint, events
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.checkpoint import Gatherer
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
+from nsqha.cursor.events import ChannelProgress
 from nsqha.cursor.flight import Flight
 from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.postponed import Postponed
 from nsqha.cursor.progress import Written
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.state import ChannelState, PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.hot import WAITING
 from tests.unit.cursor.history import History
@@ -66,8 +67,8 @@ def instead(owner: object, name: str, function: object) -> Patch:
 def floor_is_next_read() -> list[Patch]:
     advance = Written.advance
 
-    def wrong(self: Written, floor: int, finished: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        return advance(self, finished[-1][1] if finished else floor, finished)
+    def wrong(self: Written, floor: int, finished: list[tuple[int, int]], next_read: int) -> list[tuple[int, int]]:
+        return advance(self, finished[-1][1] if finished else floor, finished, next_read)
 
     return [instead(Written, "advance", wrong)]
 
@@ -75,15 +76,15 @@ def floor_is_next_read() -> list[Patch]:
 @mutant("finished ranges above the floor are written")
 def no_ranges() -> list[Patch]:
     advance = Written.advance
-    return [instead(Written, "advance", lambda self, floor, finished: advance(self, floor, []))]
+    return [instead(Written, "advance", lambda self, floor, finished, next_read: advance(self, floor, [], next_read))]
 
 
 @mutant("only a seek lowers a floor: progress that a newer seek precedes is stale")
 def stale_progress_applies() -> list[Patch]:
     progress = PartitionState._progress
 
-    def wrong(self: PartitionState, change: events.ChannelProgress, effects: list[Any]) -> None:
-        progress(self, replace(change, seek=1 << 62), effects)
+    def wrong(self: PartitionState, channel: ChannelState, change: ChannelProgress, effects: list[Any]) -> None:
+        progress(self, channel, replace(change, seek=1 << 62), effects)
 
     return [instead(PartitionState, "_progress", wrong)]
 
@@ -92,10 +93,9 @@ def stale_progress_applies() -> list[Patch]:
 def stale_progress_is_dropped() -> list[Patch]:
     progress = PartitionState._progress
 
-    def wrong(self: PartitionState, change: events.ChannelProgress, effects: list[Any]) -> None:
-        channel = self.by_uid(change.uid)
-        if channel is None or change.seek >= channel.seek:
-            progress(self, change, effects)
+    def wrong(self: PartitionState, channel: ChannelState, change: ChannelProgress, effects: list[Any]) -> None:
+        if change.seek >= channel.seek:
+            progress(self, channel, change, effects)
 
     return [instead(PartitionState, "_progress", wrong)]
 
@@ -337,12 +337,10 @@ def reader_meets_deferred() -> list[Patch]:
 def fin_of_deferred_adds_no_range() -> list[Patch]:
     progress = PartitionState._progress
 
-    def wrong(self: PartitionState, change: events.ChannelProgress, effects: list[Any]) -> None:
-        channel = self.by_uid(change.uid)
-        if channel is not None:
-            for offset in change.finished:
-                channel.deferred.remove(offset)
-        progress(self, replace(change, finished=()), effects)
+    def wrong(self: PartitionState, channel: ChannelState, change: ChannelProgress, effects: list[Any]) -> None:
+        for offset in change.finished:
+            channel.deferred.remove(offset)
+        progress(self, channel, replace(change, finished=()), effects)
 
     return [instead(PartitionState, "_progress", wrong)]
 

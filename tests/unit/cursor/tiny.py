@@ -5,14 +5,13 @@ Bodies are not looked at anywhere in the channel core, so a message's body is it
 
 from __future__ import annotations
 
-import random
 from typing import NamedTuple
 
 from nsqha import hot
 from nsqha.clock import ManualClock, Now, read
 from nsqha.cursor.channel import Channel, Redelivery
 from nsqha.cursor.checkpoint import rebuild
-from nsqha.cursor.events import Attributes, ChannelEntry, EpochStart
+from nsqha.cursor.events import Attributes, EpochStart
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import PartitionState
@@ -224,21 +223,16 @@ class Leader:
 
     def restart(self, **changes: object) -> Leader:
         """Another leader on the same log; what was not written is gone."""
-        given = dict(
-            clock=self.clock, limits=self.cursors.limits, record=self.record, epoch=self.epoch + 1
-        )  # fmt: skip
-        given.update(changes)  # type: ignore[arg-type]
+        given: dict[str, object] = {
+            "clock": self.clock,
+            "limits": self.cursors.limits,
+            "record": self.record,
+            "epoch": self.epoch + 1,
+        }
+        given.update(changes)
         return Leader(self.log, **given)  # type: ignore[arg-type]
 
 
 def fins(*offsets: int) -> bytes:
     """FIN lines."""
     return b"".join(b"FIN %016x\n" % (ID_BASE + offset) for offset in offsets)
-
-
-def entries(*names: str) -> tuple[ChannelEntry, ...]:
-    return tuple(ChannelEntry(name, n + 1) for n, name in enumerate(names))
-
-
-def rng(seed: int) -> random.Random:
-    return random.Random(seed)
