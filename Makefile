@@ -38,6 +38,12 @@ SYNC ?= always
 crash: $(VENV)/.dev  ## kill -9 under load, KILLS times (about three seconds each); SYNC, SEED
 	@$(BIN)/python -m tests.jepsen.crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+bench: $(VENV)/.dev  ## CPU per message and latencies; ARGS="--peer 'nsqd'", --quick, -k mpub
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+mutants: $(VENV)/.dev  ## every rule of the channel core, switched off on purpose, must be noticed
+	@$(BIN)/python -m tests.unit.cursor.mutants $(ARGS)
+
 lint: $(VENV)/.dev  ## ruff, mypy --strict, the layer test
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy

@@ -30,7 +30,7 @@ from nsqha.server.broker import Broker
 from nsqha.server.connection import Connection
 from nsqha.server.disk import DiskRounds
 from nsqha.server.opening import PartitionOpener
-from nsqha.server.process import collector
+from nsqha.server.process import collector, keep_large_blocks
 from nsqha.server.rebuilding import records
 from nsqha.server.registrar import Identity, Registrar
 from nsqha.server.statsd import StatsdPusher, host_prefix
@@ -131,6 +131,7 @@ class Node:
         self._announce(broker)
         await self._serve(broker, sockets)
         collector.start()
+        keep_large_blocks()
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
