@@ -244,8 +244,8 @@ class Channel:
             waiting.wake(now.mono)
         if waiting.count and (offset := waiting.first()) is not None:
             return self._redelivery_of(offset, waiting.attempts(offset), 0)
-        if self._again and self._again[0][0] <= self._ring.next:
-            return self._handed_out_before()
+        if self._again and (before := self._handed_out_before()) is not None:
+            return before
         return self._due(now)
 
     def _due(self, now: Now) -> Redelivery | None:
@@ -423,7 +423,6 @@ class Channel:
 
         What is in flight at the floor is left alone: it is answered, or times out and waits.
         """
-        self._blocked = False
         ring = self._ring
         for _ in range(_SPILL_AT_ONCE):
             offset = ring.low
@@ -433,7 +432,8 @@ class Channel:
             delay_s = max(due - now.mono, 0.0) if due is not None else 0.0
             self._defer(Deferred(offset, now.wall_ns + round(delay_s * 1e9), attempts))
             ring.set(offset, DEFERRED)
-        if not self.ephemeral and ring.low > self.committed.floor:
+        self._blocked = ring.next >= self._window_end()
+        if self.is_dirty:
             self._board.urgent = True  # only a committed floor makes room
 
     # ---- what the log did to it

@@ -1,0 +1,212 @@
+"""When events are written, and how they come back."""
+
+from __future__ import annotations
+
+from nsqha.clock import Now
+from nsqha.cursor import checkpoint
+from nsqha.cursor.events import EpochStart, Progress, decode
+from nsqha.cursor.limits import Limits
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.frames import HAS_CARRY, HAS_EVENTS, HEAD
+from tests.unit.cursor.tiny import ID_BASE, Entry, Leader, Record, fins
+
+
+def frames_in(data: bytes) -> list[object]:
+    found, at = [], 0
+    while at < len(data):
+        size, frame_type = HEAD.unpack_from(data, at)
+        found.append(decode(frame_type, data[at + 8 : at + 4 + size]))
+        at += 4 + size
+    return found
+
+
+def consumed() -> tuple[Leader, object]:
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(10)
+    leader.deliver(channel)
+    leader.clock.advance(10)
+    return leader, channel
+
+
+def test_progress_rides_with_data_at_most_every_tenth_of_a_second():
+    leader, channel = consumed()
+    leader.fin(channel, 0)
+    assert leader.cursors.take_events(leader.now)[1] == HAS_EVENTS
+    leader.fin(channel, 1)
+    leader.clock.advance(0.05)
+    assert leader.cursors.take_events(leader.now) == (b"", 0)
+    leader.clock.advance(0.06)
+    assert leader.cursors.take_events(leader.now)[1] == HAS_EVENTS
+    assert leader.cursors.take_events(leader.now) == (b"", 0)
+
+
+def test_without_data_progress_is_due_after_a_second():
+    leader, channel = consumed()
+    leader.flush()
+    assert leader.cursors.event_deadline() is None
+    channel.expire(leader.now)
+    leader.fin(channel, 0)
+    assert not leader.cursors.urgent
+    assert leader.cursors.event_deadline() == leader.now.mono + 1.0
+    leader.clock.advance(1.0)
+    assert leader.cursors.take_events(leader.now)[0]
+    assert leader.cursors.event_deadline() is None
+
+
+def test_progress_of_all_channels_is_one_frame_with_only_what_is_new():
+    leader = Leader()
+    a, b = leader.create("a"), leader.create("b")
+    leader.publish(6)
+    for channel in (a, b):
+        leader.deliver(channel)
+    leader.fin(a, 0, 3)
+    leader.fin(b, 1)
+    (progress,) = frames_in(leader.cursors.take_events(leader.now, force=True)[0])
+    assert isinstance(progress, Progress)
+    assert [(c.floor, c.ranges) for c in progress.channels] == [(1, ((3, 4),)), (0, ((1, 2),))]
+    leader.fin(a, 5)
+    (progress,) = frames_in(leader.cursors.take_events(leader.now, force=True)[0])
+    assert [(c.floor, c.ranges) for c in progress.channels] == [(1, ((5, 6),))]
+
+
+def test_what_was_asked_for_is_urgent_and_takes_progress_with_it():
+    leader, channel = consumed()
+    leader.fin(channel, 0)
+    assert not leader.cursors.urgent
+    leader.cursors.seek("c", 5)
+    assert leader.cursors.urgent
+    kinds = [type(frame).__name__ for frame in frames_in(leader.cursors.take_events(leader.now)[0])]
+    assert kinds == ["Progress", "Seek"]
+    assert not leader.cursors.urgent
+
+
+def test_being_urgent_without_news_does_not_last():
+    leader, _ = consumed()
+    leader.flush()
+    leader.cursors._board.urgent = True
+    assert not leader.cursors.urgent
+    assert leader.cursors.take_events(leader.now, force=True) == (b"", 0)
+
+
+def test_events_of_a_batch_that_was_not_stored_go_before_the_next():
+    leader, channel = consumed()
+    leader.fin(channel, 0)
+    channel.req(1, 1, 60_000, leader.now)
+    lost, flags = leader.cursors.take_events(leader.now, force=True)
+    channel.req(2, 1, 60_000, leader.now)
+    later, _ = leader.cursors.take_events(leader.now, force=True)
+    leader._write(lost + later, flags, [], 0)
+    assert channel.committed.floor == 3
+    assert channel.postponed.uncommitted == 0
+    assert not leader.cursors._taken
+
+
+def test_own_progress_behind_another_frame_is_recognised():
+    leader, channel = consumed()
+    leader.fin(channel, 0)
+    taken, flags = leader.cursors.take_events(leader.now, force=True)
+    leader._write(EpochStart(1).encode() + taken, flags, [], 0)
+    assert channel.committed.floor == 1
+    assert channel.next_read == 10, "it was not begun anew"
+
+
+def test_progress_of_another_leader_begins_the_channel_anew():
+    leader, channel = consumed()
+    follower = PartitionCursors(id_base=ID_BASE)
+    for entry, data in leader.log.batches:
+        follower.apply(entry, data)
+    leader.fin(channel, 0, 1)
+    leader.flush()
+    follower.apply(*leader.log.batches[-1])
+    assert follower.channels["c"].next_read == 2
+    assert checkpoint.encode(follower.state) == checkpoint.encode(leader.cursors.state)
+
+
+def test_many_deferrals_are_spread_and_the_floor_waits_for_them():
+    leader = Leader(limits=Limits(changes_per_batch=3))
+    channel = leader.create("c")
+    leader.publish(10)
+    leader.deliver(channel)
+    for offset in range(10):
+        channel.req(offset, 1, 60_000, leader.now)
+    floors = []
+    for _ in range(4):
+        leader._write(*leader.cursors.take_events(leader.now, force=True), [], 0)
+        floors.append((len(channel.committed.deferred), channel.committed.floor))
+    assert floors == [(3, 0), (6, 0), (9, 0), (10, 10)]
+
+
+def test_a_clean_stop_tells_attempts_of_everything_in_flight():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(8)
+    leader.deliver(channel, 6)
+    leader.fin(channel, 2)
+    channel.req(1, 1, 0, leader.now)
+    leader.redeliver(channel)
+    channel.req(4, 1, 60_000, leader.now)
+    leader.clock.advance(60)
+    leader.redeliver(channel)
+    leader.cursors.prepare_stop()
+    leader.flush()
+    assert channel.committed.attempts == [(0, 1, 1), (1, 2, 2), (3, 4, 1), (5, 6, 1)]
+    leader = leader.restart()
+    channel = leader.cursors.channels["c"]
+    found = {r.offset: r.attempts for r in leader.redeliver(channel)}
+    assert leader.deliver(channel) == [6, 7]
+    assert found | {r.offset: r.attempts for r in leader.redeliver(channel)} == {0: 2, 1: 3, 3: 2, 5: 2, 4: 3}
+
+
+def test_a_clean_stop_of_an_idle_partition_writes_nothing():
+    leader = Leader()
+    leader.create("c")
+    leader.cursors.prepare_stop()
+    assert leader.cursors.take_events(leader.now, force=True) == (b"", 0)
+
+
+def test_flags_say_what_is_in_the_batch():
+    leader = Leader()
+    leader.cursors.carry(0, b"frame")
+    assert leader.cursors.take_events(leader.now)[1] == HAS_CARRY
+    leader.cursors.topic_empty()
+    assert leader.cursors.take_events(leader.now)[1] == HAS_EVENTS
+
+
+def test_plain_batches_change_only_the_end():
+    cursors = PartitionCursors(id_base=ID_BASE)
+    assert cursors.apply(Entry(1, 1, 0, 5, 0, 100, 7, 0), b"never looked at", Now(1.0, 1)) == []
+    assert (cursors.state.applied.end_offset, cursors.pump) == (5, 0)
+
+
+def test_reconcile_is_idempotent():
+    leader = Leader()
+    leader.create("c")
+    assert not leader.cursors.reconcile(leader.record)
+    assert leader.cursors.reconcile(Record(2, True, leader.record.channels))
+    assert not leader.cursors.reconcile(Record(2, True, leader.record.channels))
+    leader.flush()
+    assert leader.cursors.topic_paused
+
+
+def test_a_paused_channel_hands_out_nothing_but_takes_answers():
+    leader, channel = consumed()
+    leader.publish(1)
+    leader.pause("c")
+    channel.req(0, 1, 0, leader.now)
+    assert leader.deliver(channel) == [] == leader.redeliver(channel)
+    data = fins(1, 2)
+    assert channel.fin_run(data, 0, len(data), 1) == (len(data), 2)
+    leader.clock.advance(60)
+    assert channel.expire(leader.now) == [(1, 7)]
+    leader.pause("c", False)
+    assert leader.deliver(channel) == [10]
+
+
+def test_deleting_a_channel_takes_its_consumers_messages_with_it():
+    leader, channel = consumed()
+    leader.fin(channel, 0)
+    leader.delete("c")
+    assert leader.cursors.channels == {}
+    leader.flush()
+    assert leader.cursors.event_deadline() is None

@@ -1,0 +1,82 @@
+"""From live state to events."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress
+from nsqha.cursor.progress import ROWS_PER_PIECE, Written, frames, pieces, without
+from nsqha.ranges import RangeSet
+
+sets = st.sets(st.integers(0, 60))
+
+
+def as_ranges(numbers: set[int]) -> list[tuple[int, int]]:
+    return list(RangeSet((n, n + 1) for n in sorted(numbers)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(sets, sets)
+def test_without_is_the_difference(numbers, held):
+    new = without(as_ranges(numbers), RangeSet(as_ranges(held)))
+    assert {n for first, end in new for n in range(first, end)} == numbers - held
+    assert new == sorted(new)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(sets, st.integers(0, 8)), max_size=6))
+def test_every_finished_message_is_written_once(steps):
+    written, finished, floor, told = Written(0, RangeSet()), set(), 0, []
+    for more, ahead in steps:
+        finished |= more
+        floor += ahead
+        finished |= set(range(floor))
+        while floor in finished:
+            floor += 1
+        new = written.advance(floor, as_ranges({n for n in finished if n >= floor}), 61)
+        told += [n for first, end in new for n in range(first, end)]
+        assert written.floor == floor
+        assert {n for first, end in written.ranges for n in range(first, end)} == {n for n in finished if n >= floor}
+    assert len(told) == len(set(told))
+
+
+def test_ranges_beyond_the_reader_are_kept():
+    written = Written(0, RangeSet([(5, 7), (20, 30)]))
+    assert written.advance(0, [(2, 3), (5, 7)], 10) == [(2, 3)]
+    assert list(written.ranges) == [(2, 3), (5, 7), (20, 30)]
+
+
+def long_progress(rows: int) -> ChannelProgress:
+    return ChannelProgress(
+        uid=1,
+        seek=2,
+        floor=900_000,
+        ranges=tuple((1_000_000 + 2 * n, 1_000_001 + 2 * n) for n in range(rows)),
+        puts=tuple((n, n, 1) for n in range(rows)),
+        finished=tuple(range(rows)),
+        attempts=tuple((n, n + 1, 1) for n in range(rows)),
+        attempts_known=True,
+    )
+
+
+def test_short_news_are_one_piece():
+    news = ChannelProgress(1, 2, 3, ranges=((4, 5),))
+    assert list(pieces(news, 0)) == [news]
+
+
+def test_long_news_are_cut_and_the_floor_comes_last():
+    whole = long_progress(ROWS_PER_PIECE * 2 + 1)
+    parts = list(pieces(whole, 7))
+    for name in ("ranges", "puts", "finished", "attempts"):
+        assert sum((getattr(part, name) for part in parts), ()) == getattr(whole, name)
+    moved = [part.floor == 900_000 for part in parts]
+    assert moved == sorted(moved)
+    first_moved = moved.index(True)
+    assert not any(part.puts or part.finished for part in parts[first_moved:])
+    assert [part.attempts_known for part in parts[first_moved:]] == [True] + [False] * 2
+
+
+def test_no_frame_is_above_64_kb():
+    parts = [piece for n in range(40) for piece in pieces(long_progress(ROWS_PER_PIECE if n % 7 == 0 else 3), 0)]
+    assert max(len(frame) for frame in frames(parts)) <= FRAME_BYTES_MAX
