@@ -20,6 +20,8 @@ LAYERS = {
     "lookupd.lookup_v1": 1,
     "nsqha.commitlog": 2,
     "nsqha.cursor.lmdb_cache": 2,
+    "nsqha.cursor.lmdb_proof": 2,
+    "nsqha.cursor.lmdb_tables": 2,
     "nsqha.election.embedded": 2,
     "nsqha.pb": 2,
     "nsqha.server": 3,
@@ -36,7 +38,8 @@ ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
     "nsqha.commitlog.storage": {"os", "fcntl"},  # the one user of files
-    "nsqha.cursor.lmdb_cache": {"lmdb", "os"},
+    "nsqha.cursor.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
+    "nsqha.cursor.lmdb_proof": {"os"},
     "nsqha.options": {"os"},  # NSQHA_* and the host name
     "nsqha.goflags": {"os"},
     "nsqha.nsqlog": {"time"},

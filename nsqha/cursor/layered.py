@@ -1,0 +1,423 @@
+"""A deferred set in layers: what changed lately in memory, over rows that lie somewhere else and are written slowly.
+
+    live      changes since the last `freeze`                    always answers first
+    frozen    the layer that is being written below just now     or None
+    base      rows at rest (a database)                          or None
+
+Each layer shadows those below it: it holds a row, or says that there is none any more. A write of the frozen layer may
+be half done at any time, because nobody looks below it; `thaw` drops it when the base has all of it. The number of rows
+and the lowest and highest offset that the base may hold are known in memory, so a set that is empty, and a message that
+was published after the base was written, cost no access to the base.
+
+If the base fails, its rows are asked of `Home.recall` (the log has them), and the set goes on in memory.
+
+    freeze -> [written elsewhere] -> thaw            the same set all the time
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from nsqha.cursor.deferred import Deferred, Key
+
+T = TypeVar("T")
+Sortable = TypeVar("Sortable", int, Key)
+DueRow = tuple[int, int, Deferred]  # (due_ns, offset, the row): in this order
+
+_FIRST_PAGE = 8  # most questions want one row
+_PAGE = 512
+_UNHELD = Deferred(-1, 0, 0)  # a layer says nothing of an offset
+_LEAST: Key = (-(1 << 63), -1)
+_UNBOUNDED = 1 << 62
+
+
+class BaseLost(Exception):
+    """The base can not be read."""
+
+
+class Base(Protocol):
+    """Rows at rest. Each call stands for itself; BaseLost if they can not be read."""
+
+    def get(self, offset: int) -> Deferred | None: ...
+
+    def by_offset(self, first: int, limit: int) -> list[Deferred]:
+        """Up to `limit` rows from offset `first` on."""
+
+    def by_due(self, after: Key, limit: int) -> list[Deferred]:
+        """Up to `limit` rows behind `after`, in order of (due_ns, offset)."""
+
+    def pinned(self) -> Base:
+        """The rows as they are now, whatever is written later. BaseLost if that can not be had."""
+
+
+class Home(Protocol):
+    """Who looks after a set's base."""
+
+    def full(self, held: LayeredDeferred) -> None:
+        """The live layer has reached its room: freeze it soon."""
+
+    def cleared(self, held: LayeredDeferred, base: Base) -> None:
+        """Nobody needs the rows of this base any more."""
+
+    def lost(self, held: LayeredDeferred, error: BaseLost) -> None:
+        """The base failed: call `settle_in_memory` with its rows before returning."""
+
+
+class Layer:
+    """Changes, by offset: a row, or None where the row below is gone. Both orders are sorted when they are asked for.
+
+    Sorted lists may name what is not so any more; whoever walks them compares with `rows`.
+    """
+
+    __slots__ = ("_added", "_dues", "_offsets", "high", "low", "rows")
+
+    def __init__(self, rows: dict[int, Deferred | None] | None = None) -> None:
+        self.rows: dict[int, Deferred | None] = rows if rows is not None else {}
+        self._offsets: list[int] = []
+        self._dues: list[Key] = []
+        self._added: list[Deferred] = [ref for ref in self.rows.values() if ref is not None]
+        # No row was ever put outside these.
+        self.low = min([ref.offset for ref in self._added], default=_UNBOUNDED)
+        self.high = max([ref.offset for ref in self._added], default=-1)
+
+    def put(self, ref: Deferred) -> None:
+        offset = ref.offset
+        self.rows[offset] = ref
+        self._added.append(ref)
+        if offset > self.high:
+            self.high = offset
+        if offset < self.low:
+            self.low = offset
+
+    def refs(self, first: int) -> Iterator[Deferred]:
+        """Rows from `first` on, by offset."""
+        self._sort()
+        rows, last = self.rows, -1
+        for offset in islice(self._offsets, bisect_left(self._offsets, first), None):
+            ref = rows.get(offset)
+            if ref is not None and offset != last:
+                last = offset
+                yield ref
+
+    def dues(self, after: Key) -> Iterator[DueRow]:
+        """Rows behind `after`, by due time."""
+        self._sort()
+        rows, last = self.rows, _LEAST
+        for key in islice(self._dues, bisect_left(self._dues, (after[0], after[1] + 1)), None):
+            ref = rows.get(key[1])
+            if ref is not None and ref.due_ns == key[0] and key != last:
+                last = key
+                yield (*key, ref)
+
+    def _sort(self) -> None:
+        added, self._added = self._added, []
+        if not added:
+            return
+        if len(added) + len(self._offsets) > 2 * len(self.rows) + _PAGE:  # mostly of rows that changed again
+            self._offsets, self._dues = [], []
+            added = [ref for ref in self.rows.values() if ref is not None]
+        _merge(self._offsets, [ref.offset for ref in added])
+        _merge(self._dues, [(ref.due_ns, ref.offset) for ref in added])
+
+
+def _merge(held: list[Sortable], new: list[Sortable]) -> None:
+    """Into a sorted list; the usual new ones belong to its end."""
+    new.sort()
+    if not held or (new and new[0] >= held[-1]) or len(new) * 32 > len(held):
+        held += new
+        held.sort()  # two sorted runs: a merge; one: a look
+    else:
+        for value in new:
+            insort(held, value)
+
+
+class MemoryBase:
+    """A base that is a layer in memory."""
+
+    def __init__(self, rows: Iterable[Deferred]) -> None:
+        self._layer = Layer({ref.offset: ref for ref in rows})
+
+    def get(self, offset: int) -> Deferred | None:
+        return self._layer.rows.get(offset)
+
+    def by_offset(self, first: int, limit: int) -> list[Deferred]:
+        return list(islice(self._layer.refs(first), limit))
+
+    def by_due(self, after: Key, limit: int) -> list[Deferred]:
+        return [ref for _, _, ref in islice(self._layer.dues(after), limit)]
+
+    def pinned(self) -> MemoryBase:
+        return self
+
+
+class LayeredDeferred:
+    """A DeferredSet over a base that is written now and then."""
+
+    __slots__ = (
+        "_above", "_frozen", "_high", "_home", "_live", "_low", "_mark",
+        "base", "carried", "count", "room",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        home: Home,
+        base: Base | None = None,
+        *,
+        count: int = 0,
+        carried: int = 0,
+        bounds: tuple[int, int] | None = None,
+        room: int = _UNBOUNDED,
+    ) -> None:
+        """The base has `count` rows, `carried` of them with a position; `bounds` are its lowest and highest offset."""
+        self.base = base
+        self.count = count
+        self.carried = carried
+        self.room = room
+        self._home = home
+        self._live = Layer()
+        self._frozen: Layer | None = None
+        self._low, self._high = bounds if bounds is not None else (1, 0)
+        self._mark = 0  # `_above` rows are at or above this offset
+        self._above = count
+
+    # ---- changing
+
+    def put(self, ref: Deferred) -> None:
+        offset = ref.offset
+        old = self.get(offset)
+        if old is None:
+            self.count += 1
+            if offset >= self._mark:
+                self._above += 1
+        elif old.position:
+            self.carried -= 1
+        if ref.position:
+            self.carried += 1
+        live = self._live
+        live.put(ref)
+        if len(live.rows) == self.room:
+            self._home.full(self)
+
+    def remove(self, offset: int) -> bool:
+        old = self.get(offset)
+        if old is None:
+            return False
+        self.count -= 1
+        if offset >= self._mark:
+            self._above -= 1
+        if old.position:
+            self.carried -= 1
+        rows = self._live.rows
+        if self._below_live(offset):
+            rows[offset] = None
+            if len(rows) == self.room:
+                self._home.full(self)
+        else:
+            del rows[offset]
+        return True
+
+    def _below_live(self, offset: int) -> bool:
+        """Whether a layer below may hold the offset."""
+        frozen = self._frozen
+        return self._low <= offset <= self._high or (frozen is not None and offset in frozen.rows)
+
+    def clear(self) -> None:
+        base = self.base
+        self.__init__(self._home, room=self.room)  # type: ignore[misc]
+        if base is not None:
+            self._home.cleared(self, base)
+
+    # ---- asking
+
+    def __len__(self) -> int:
+        return self.count
+
+    def get(self, offset: int) -> Deferred | None:
+        ref = self._live.rows.get(offset, _UNHELD)
+        if ref is not _UNHELD:
+            return ref
+        if self._frozen is not None:
+            ref = self._frozen.rows.get(offset, _UNHELD)
+            if ref is not _UNHELD:
+                return ref
+        if self._low <= offset <= self._high:
+            return self._from_base(lambda base: base.get(offset), lambda: self.get(offset))
+        return None
+
+    def next_offset(self, offset: int) -> int | None:
+        if self.count == 0:
+            return None
+        for ref in self._refs(offset):
+            return ref.offset
+        return None
+
+    def count_from(self, offset: int) -> int:
+        if self._mark != offset:
+            self._above = self._count_from(offset)
+            self._mark = offset
+        return self._above
+
+    def _count_from(self, offset: int) -> int:
+        """How many are at or above `offset`: known at the ends, else counted from where it was asked last."""
+        if self.next_offset(offset) is None:
+            return 0
+        if self.next_offset(0) == self.next_offset(offset):
+            return self.count
+        low, high = min(offset, self._mark), max(offset, self._mark)
+        between = 0
+        for ref in self.items(low):
+            if ref.offset >= high:
+                break
+            between += 1
+        return self._above + between if offset < self._mark else self._above - between
+
+    def items(self, first: int = 0) -> Iterator[Deferred]:
+        return self._refs(first) if self.count else iter(())
+
+    def due(self, after: Key, until_ns: int, limit: int) -> list[Deferred]:
+        found: list[Deferred] = []
+        if self.count == 0:
+            return found
+        for due_ns, _, ref in self._dues(after):
+            if due_ns > until_ns or len(found) == limit:
+                break
+            found.append(ref)
+        return found
+
+    def next_due(self, after: Key) -> int | None:
+        if self.count == 0:
+            return None
+        for due_ns, _, _ in self._dues(after):
+            return due_ns
+        return None
+
+    def below(self, offset: int, position: int) -> Iterator[Deferred]:
+        for ref in self.items():
+            if ref.offset >= offset and not self.carried:
+                return  # offsets only rise, and no row here counts by its position
+            if ref.position < position if ref.position else ref.offset < offset:
+                yield ref
+
+    def snapshot(self) -> LayeredDeferred:
+        copy = LayeredDeferred(self._home, count=self.count, carried=self.carried)
+        copy._live = Layer({**(self._frozen.rows if self._frozen is not None else {}), **self._live.rows})
+        if self._low <= self._high:
+            copy.base = self._from_base(lambda base: base.pinned(), lambda: None)
+            if copy.base is None:  # the base was lost: its rows are in the live layer by now
+                copy._live = Layer(dict(self._live.rows))
+            else:
+                copy._low, copy._high = self._low, self._high
+        return copy
+
+    # ---- the layers as one
+
+    def _refs(self, first: int) -> Iterator[Deferred]:
+        live, frozen = self._live, self._frozen
+        sources: list[Iterable[Deferred]] = [live.refs(first)]
+        if frozen is not None:
+            sources.append(ref for ref in frozen.refs(first) if ref.offset not in live.rows)
+        if first <= self._high:
+            sources.append(self._base_refs(first, live, frozen))
+        return iter(sources[0]) if len(sources) == 1 else heapq.merge(*sources)
+
+    def _base_refs(self, first: int, live: Layer, frozen: Layer | None) -> Iterator[Deferred]:
+        limit = _FIRST_PAGE
+        while True:
+            # Lost meanwhile: its rows were put into a new live layer; those from here on are taken from there.
+            page = self._from_base(
+                lambda base: base.by_offset(first, limit),  # noqa: B023
+                lambda: list(islice(self._live.refs(first), limit)),  # noqa: B023
+            )
+            for ref in page:
+                if ref.offset not in live.rows and (frozen is None or ref.offset not in frozen.rows):
+                    yield ref
+            if len(page) < limit:
+                return
+            first, limit = page[-1].offset + 1, _PAGE
+
+    def _dues(self, after: Key) -> Iterator[DueRow]:
+        live, frozen = self._live, self._frozen
+        sources: list[Iterable[DueRow]] = [live.dues(after)]
+        if frozen is not None:
+            sources.append(row for row in frozen.dues(after) if row[1] not in live.rows)
+        if self._low <= self._high:
+            sources.append(self._base_dues(after, live, frozen))
+        return iter(sources[0]) if len(sources) == 1 else heapq.merge(*sources)
+
+    def _base_dues(self, after: Key, live: Layer, frozen: Layer | None) -> Iterator[DueRow]:
+        limit = _FIRST_PAGE
+        while True:
+            page = self._from_base(
+                lambda base: base.by_due(after, limit),  # noqa: B023
+                lambda: [ref for _, _, ref in islice(self._live.dues(after), limit)],  # noqa: B023
+            )
+            for ref in page:
+                if ref.offset not in live.rows and (frozen is None or ref.offset not in frozen.rows):
+                    yield (ref.due_ns, ref.offset, ref)
+            if len(page) < limit:
+                return
+            after, limit = (page[-1].due_ns, page[-1].offset), _PAGE
+
+    def _from_base(self, ask: Callable[[Base], T], otherwise: Callable[[], T]) -> T:
+        """Ask the base; if it is lost, `otherwise` answers from memory, where all rows are then."""
+        base = self.base
+        if base is not None:
+            try:
+                return ask(base)
+            except BaseLost as error:
+                self._home.lost(self, error)
+        assert self.base is None, "a set whose base is lost was not settled in memory"
+        return otherwise()
+
+    # ---- between the layers and the base
+
+    @property
+    def overlaid(self) -> int:
+        """Changes that are in memory only."""
+        return len(self._live.rows) + (len(self._frozen.rows) if self._frozen is not None else 0)
+
+    def freeze(self) -> Layer | None:
+        """What changed since the last time, to be written; None if nothing did. The base must be set by then."""
+        assert self._frozen is None, "frozen twice"
+        if not self._live.rows:
+            return None
+        self._frozen, self._live = self._live, Layer()
+        return self._frozen
+
+    def thaw(self, layer: Layer, count: int) -> None:
+        """The base has all of `layer` now, and `count` rows.
+
+        A set that was cleared meanwhile has nothing to do with it any more.
+        """
+        if self._frozen is not layer:
+            return
+        self._frozen = None
+        if count == 0:
+            self._low, self._high = 1, 0
+        elif layer.low <= layer.high:
+            empty = self._low > self._high
+            self._low = layer.low if empty else min(self._low, layer.low)
+            self._high = layer.high if empty else max(self._high, layer.high)
+
+    def unfreeze(self) -> None:
+        """The frozen layer was not written and nothing changed since: it is the live one again."""
+        assert self._frozen is not None and not self._live.rows, "unfroze a layer that has another above it"
+        self._live, self._frozen = self._frozen, None
+
+    def settle_in_memory(self, rows: Iterable[Deferred]) -> None:
+        """The base is gone; these were its rows. From now on everything is in memory."""
+        merged: dict[int, Deferred | None] = {ref.offset: ref for ref in rows}
+        if self._frozen is not None:
+            merged.update(self._frozen.rows)
+        merged.update(self._live.rows)
+        self._live = Layer({offset: ref for offset, ref in merged.items() if ref is not None})
+        self._frozen, self.base = None, None
+        self._low, self._high = 1, 0
+        assert len(self._live.rows) == self.count, "the rows that were recalled are not those that were lost"
+
+    def __repr__(self) -> str:
+        return f"LayeredDeferred({self.count}, {self.overlaid} of them overlaid)"

@@ -1,0 +1,526 @@
+"""A cache of the committed state of all partitions of a node: so that a start reads only the end of each log, and
+messages that wait for a year wait on disk.
+
+Nothing in it is needed: the logs say it all (`loading`). So whatever can not be proven right is thrown away, and the
+folder may be deleted whenever its node is stopped.
+
+    <path>/data.mdb, lock.mdb     LMDB's (`lmdb_tables`)
+    <path>/proof                  what data.mdb was when it was last written completely (`lmdb_proof`)
+
+What is known of a partition beside its deferred messages is its *head*; big endian:
+
+    size u64, partial u8, id u64, sequence u32, bytes u64     of the checkpoint that is being written
+    sets u32, [uid u64, number u32, count u64, carried u64]*sets
+    the records of `checkpoint` without deferred messages; the first names the batch that was applied
+
+**Writing**, about once a second: `take` on the loop gathers what changed, `write` on the disk thread writes it, and
+`written` on the loop lets go of it. Until then the sets answer from memory (`layered`), so a write may be many small
+transactions, any of which may fail and be repeated.
+
+**Reading**: whether the log has exactly the batch that a head has applied is asked by `loading`; an old copy of the
+folder is as good as a new one, only older.
+
+**When it fails**: a write (disk full) is tried again while memory holds what changed; `overlaid` says how much. A read
+(which only a broken disk or a bug explains) ends the use of the cache until the next start: each set gets its rows from
+the log, once, and lives on in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from nsqha.cursor import checkpoint
+from nsqha.cursor.deferred import Deferred, DeferredSet, Key, MemoryDeferred
+from nsqha.cursor.layered import Base, BaseLost, Layer, LayeredDeferred, MemoryBase
+from nsqha.cursor.lmdb_proof import remove, unproven
+from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, Pin, Tables, TablesError
+from nsqha.cursor.loading import Loaded, LogLike, load
+from nsqha.cursor.state import EntryLike, PartitionState
+from nsqha.errors import LogCorrupt
+from nsqha.nsqlog import Log
+
+PartitionKey = tuple[int, int]  # topic uid, partition
+Read = Callable[[EntryLike], bytes | bytearray]
+
+ROOM = 20_000  # changes of one set that are gathered before they should be written
+OVERLAY_ROWS_MAX = 2_000_000  # beyond this, with a disk that does not take them, the node should take no messages
+RETRY_SECONDS = 5.0
+IDLE_SHARE = 9  # pauses are so many times as long as writes
+PAUSE_SECONDS_MAX = 30.0
+_TXN_ROWS = ROWS_PER_TXN // 20  # what a transaction costs, in rows
+
+_HEAD = struct.Struct(">QBQIQI")
+_SET = struct.Struct(">QIQQ")
+
+log = Log("cursor_cache")
+
+
+class LmdbRows:
+    """The rows of one deferred set, at rest."""
+
+    __slots__ = ("_as_of", "_pin", "number", "owner", "tables", "uid")
+
+    def __init__(self, tables: Tables, owner: CachedPartition, uid: int, number: int) -> None:
+        self.tables = tables
+        self.owner = owner
+        self.uid = uid
+        self.number = number
+        self._pin: Pin | None = None
+        self._as_of = 0
+
+    @property
+    def as_of(self) -> int:
+        """See `CachedPartition.base_log_id`."""
+        return self._as_of if self._pin is not None else self.owner.base_log_id
+
+    def get(self, offset: int) -> Deferred | None:
+        try:
+            return self.tables.get(self.number, offset, self._pin)
+        except TablesError as error:
+            raise BaseLost(str(error)) from error
+
+    def by_offset(self, first: int, limit: int) -> list[Deferred]:
+        try:
+            return self.tables.by_offset(self.number, first, limit, self._pin)
+        except TablesError as error:
+            raise BaseLost(str(error)) from error
+
+    def by_due(self, after: Key, limit: int) -> list[Deferred]:
+        try:
+            return self.tables.by_due(self.number, after, limit, self._pin)
+        except TablesError as error:
+            raise BaseLost(str(error)) from error
+
+    def pinned(self) -> Base:
+        if self._pin is not None:
+            return self
+        try:
+            pin = self.owner.cache.pin()
+        except TablesError as error:
+            raise BaseLost(str(error)) from error
+        if pin is None:
+            return MemoryBase(self.by_offset(0, 1 << 62))
+        rows = LmdbRows(self.tables, self.owner, self.uid, self.number)
+        rows._pin, rows._as_of = pin, self.as_of
+        return rows
+
+
+class CachedPartition:
+    """What the cache has of one partition; the `Home` of its deferred sets."""
+
+    def __init__(self, cache: LmdbCache, key: PartitionKey, recall: Callable[[int], PartitionState]) -> None:
+        self.cache = cache
+        self.key = key
+        self.state: PartitionState | None = None  # None while it is being loaded
+        # A state whose deferred messages may stand for the rows at rest: every change since then is in memory.
+        self.base_log_id = 0
+        self.written_log_id = 0  # the batch that the stored head has applied
+        self._recall = recall
+        self._stored: dict[int, tuple[int, ...]] = {}  # uid -> number, count, carried: of sets not opened yet
+
+    # ---- loading
+
+    def new_deferred(self, uid: int) -> DeferredSet:
+        """The set of a channel: as it is stored, when the head is being read; else a new one."""
+        tables = self.cache.tables
+        if tables is None or not self.cache.usable:
+            return MemoryDeferred()
+        number, count, carried = self._stored.pop(uid, (0, 0, 0))
+        if not count:
+            return LayeredDeferred(self, room=ROOM)
+        rows = LmdbRows(tables, self, uid, number)
+        bounds = tables.by_offset(number, 0, 1)[0].offset, tables.highest(number)
+        return LayeredDeferred(self, rows, count=count, carried=carried, bounds=bounds, room=ROOM)
+
+    def stored(self) -> PartitionState | None:
+        """The state that is in the cache, deferred sets and all; None if there is none that can be read."""
+        tables = self.cache.tables
+        if tables is None or not self.cache.usable:
+            return None
+        try:
+            head = tables.head(*self.key)
+            return self._decoded(head) if head else None
+        except TablesError as error:
+            self.cache.lost(error)
+            return None
+        except (LogCorrupt, struct.error, ValueError) as error:
+            log.warning("cursor_cache_unreadable", "what is cached of %s does not decode: %s", self.key, error)
+            return None
+        finally:
+            self._stored = {}
+
+    def _decoded(self, head: bytes) -> PartitionState:
+        size, partial, id_, sequence, bytes_, sets = _HEAD.unpack_from(head)
+        records = _HEAD.size + sets * _SET.size
+        if size != len(head):
+            raise ValueError(f"{len(head)} bytes of {size}")
+        self._stored = {uid: tuple(rest) for uid, *rest in _SET.iter_unpack(head[_HEAD.size : records])}
+        state = checkpoint.decode(head[records:], self.new_deferred)
+        state.partial = (id_, sequence, bytes_) if partial else None
+        self.written_log_id = state.applied.log_id
+        return state
+
+    # ---- as the home of deferred sets
+
+    def full(self, held: LayeredDeferred) -> None:
+        if self.state is not None:
+            self.cache.press()
+        else:
+            self.cache.drain(self, held)
+
+    def cleared(self, held: LayeredDeferred, base: Base) -> None:
+        if isinstance(base, LmdbRows):
+            self.cache.bury(base.number)
+
+    def lost(self, held: LayeredDeferred, error: BaseLost) -> None:
+        self.cache.lost(error)
+        if self.state is None:
+            raise error  # while loading: the log is read again
+        rows = held.base
+        if rows is not None:  # of a snapshot, or of a channel that is gone
+            assert isinstance(rows, LmdbRows)
+            held.settle_in_memory(rows_of(self._recall(rows.as_of), rows.uid))
+
+    def sets(self) -> Iterator[tuple[int, LayeredDeferred]]:
+        """The sets that the cache looks after, by channel uid."""
+        if self.state is not None:
+            for channel in self.state.channels.values():
+                if isinstance(channel.deferred, LayeredDeferred):
+                    yield channel.uid, channel.deferred
+
+    def settle_in_memory(self) -> None:
+        """The cache is lost: read from the log what it held."""
+        held = [(uid, set_) for uid, set_ in self.sets() if set_.base is not None]
+        if held:
+            state = self._recall(self.base_log_id)
+            for uid, set_ in held:
+                set_.settle_in_memory(rows_of(state, uid))
+
+
+def rows_of(state: PartitionState, uid: int) -> list[Deferred]:
+    """The deferred messages of a channel."""
+    channel = state.by_uid(uid)
+    return list(channel.deferred.items()) if channel is not None else []
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A set whose changes are being written: it has `count` rows then."""
+
+    held: LayeredDeferred
+    rows: LmdbRows
+    layer: Layer
+    count: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A partition that is being written."""
+
+    partition: CachedPartition
+    outline: PartitionState
+    sets: list[tuple[int, int, int, int]]  # uid, number, count, carried
+    changes: list[_Change]
+
+    def head(self) -> bytes:
+        partial = self.outline.partial
+        body = b"".join([*(_SET.pack(*row) for row in self.sets), *checkpoint.records(self.outline)])
+        head = (0, 0, 0, 0) if partial is None else (1, *partial)
+        return _HEAD.pack(_HEAD.size + len(body), *head, len(self.sets)) + body
+
+
+@dataclass
+class Taken:
+    """What one write consists of, and what came of it."""
+
+    at: float
+    parts: list[_Part]
+    forgotten: list[PartitionKey]
+    dead: list[int]
+    buried: list[int] = field(default_factory=list)
+    error: TablesError | None = None
+
+
+class LmdbCache:
+    """The cache of one node.
+
+    `load` and `write` block: they belong to the disk thread and must not run at once. The rest belongs to the loop.
+    """
+
+    def __init__(self, path: str, tables: Tables | None) -> None:
+        """Use `open`. Without tables everything is kept in memory."""
+        self.path = path
+        self.tables = tables
+        self.failure: str | None = None if tables is not None else "not opened"  # why it is not used any more
+        self.delayed: str | None = None  # why the last write failed
+        self.on_full: Callable[[], None] = lambda: None  # called when `take` should be, soon
+        self._partitions: dict[PartitionKey, CachedPartition] = {}
+        self._dead = tables.numbers() if tables is not None else []  # sets of nobody, until they are claimed
+        self._numbers = itertools.count(max(self._dead, default=0) + 1)
+        self._forgotten: list[PartitionKey] = []
+        self._retry: Taken | None = None
+        self._writing = False
+        self._pressing = False
+        self._not_before = 0.0
+        self._loads = 0
+        self._growing = False
+        self._pin: weakref.ref[Pin] | None = None  # taken since the last write began or ended
+        self._pins: weakref.WeakSet[Pin] = weakref.WeakSet()
+
+    @classmethod
+    def open(cls, path: str, *, map_bytes: int = MAP_BYTES) -> LmdbCache:
+        """What is there if it is proven, else an empty one; one that works in memory if the disk refuses that too."""
+        why = unproven(path)
+        if why:
+            log.warning("cursor_cache_dropped", "%s: %s; channel state is read from the logs", path, why)
+        try:
+            if why is not None:
+                remove(path)
+            return cls(path, Tables.open(path, map_bytes=map_bytes))
+        except (TablesError, OSError) as error:
+            log.warning("cursor_cache_failed", "%s can not be used: %s; channel state is kept in memory", path, error)
+            return cls(path, None)
+
+    @property
+    def usable(self) -> bool:
+        return self.failure is None and not self._growing
+
+    def close(self) -> None:
+        """Nobody uses it any more; what is not written is in the logs."""
+        self.failure = self.failure or "closed"
+        if self.tables is not None:
+            self.tables.close()
+
+    # ---- partitions
+
+    def load(self, key: PartitionKey, log_: LogLike, read: Read) -> Loaded:
+        """The committed state of a partition: from here as far as its log vouches for it. It is written from now on."""
+        self._loads += 1
+        try:
+            try:
+                return self._load(key, log_, read)
+            except BaseLost:
+                return self._load(key, log_, read)  # in memory
+        finally:
+            self._loads -= 1
+
+    def _load(self, key: PartitionKey, log_: LogLike, read: Read) -> Loaded:
+        def recall(log_id: int) -> PartitionState:
+            return load(log_, read, end_log_id=log_id + 1).state
+
+        partition = CachedPartition(self, key, recall)
+        loaded = load(log_, read, partition.stored, partition.new_deferred)
+        partition.base_log_id = loaded.state.applied.log_id
+        partition.state = loaded.state
+        self._partitions[key] = partition
+        return loaded
+
+    def forget(self, key: PartitionKey) -> None:
+        """The partition is gone."""
+        partition = self._partitions.pop(key, None)
+        if partition is not None:
+            self._forgotten.append(key)
+            self._dead += [set_.base.number for _, set_ in partition.sets() if isinstance(set_.base, LmdbRows)]
+
+    def sweep(self) -> None:
+        """All partitions have been loaded: what else is there belongs to nobody and will be deleted."""
+        if self.tables is None or self.failure is not None:
+            return
+        sets = [set_ for partition in self._partitions.values() for _, set_ in partition.sets()]
+        mine = {set_.base.number for set_ in sets if isinstance(set_.base, LmdbRows)}
+        try:
+            self._dead = [number for number in self.tables.numbers() if number not in mine]
+            self._forgotten = [key for key in self.tables.partitions() if key not in self._partitions]
+        except TablesError as error:
+            self.lost(error)
+
+    @property
+    def overlaid(self) -> int:
+        """Changes of deferred messages that only memory has."""
+        return sum(set_.overlaid for partition in list(self._partitions.values()) for _, set_ in partition.sets())
+
+    @property
+    def overfull(self) -> bool:
+        """Whether so much could not be written that the node should take no more."""
+        return self.delayed is not None and self.overlaid > OVERLAY_ROWS_MAX
+
+    # ---- what sets ask for
+
+    def press(self) -> None:
+        """A set has gathered so much that it should be written soon."""
+        self._pressing = True
+        self.on_full()
+
+    def drain(self, partition: CachedPartition, held: LayeredDeferred) -> None:
+        """Write the rows of a set that is being loaded, so that memory stays small."""
+        change = self._freeze(partition, 0, held)
+        if change is None:
+            return
+        try:
+            change.rows.tables.write_rows(change.rows.number, change.layer.rows)
+        except TablesError:
+            held.unfreeze()
+            held.room = 1 << 62  # memory has to do until the first write
+        else:
+            held.thaw(change.layer, change.count)
+
+    def bury(self, number: int) -> None:
+        """Nobody needs this set's rows."""
+        self._dead.append(number)
+
+    def pin(self) -> Pin | None:
+        """The tables as they are now, shared by all who ask before the next write begins or ends."""
+        pin = self._pin() if self._pin is not None else None
+        if pin is None and self.tables is not None and (pin := self.tables.pin()) is not None:
+            self._pin = weakref.ref(pin)
+            self._pins.add(pin)
+        return pin
+
+    def lost(self, error: Exception) -> None:
+        """The tables can not be read: go on in memory."""
+        if self.failure is not None:
+            return
+        self.failure = str(error)
+        self._retry = None
+        log.error("cursor_cache_lost", "%s can not be read: %s; channel state is kept in memory", self.path, error)
+        for partition in list(self._partitions.values()):
+            partition.settle_in_memory()
+
+    # ---- writing
+
+    def take(self, now: float, *, force: bool = False) -> Taken | None:
+        """What should be written now; None if there is nothing, or it is too early (`force`: it never is)."""
+        if self._writing or self.failure is not None:
+            return None
+        if now < self._not_before and not force and (self.delayed is not None or not self._pressing):
+            return None
+        taken = self._retry or self._gather(now)
+        if taken is None:
+            return None
+        taken.at, taken.error = now, None
+        self._writing = True
+        self._forget_pin()
+        return taken
+
+    def _gather(self, now: float) -> Taken | None:
+        parts = [part for partition in list(self._partitions.values()) if (part := self._part(partition)) is not None]
+        if not (parts or self._dead or self._forgotten):
+            return None
+        taken = Taken(now, parts, self._forgotten, self._dead[:])
+        self._forgotten, self._pressing = [], False
+        return taken
+
+    def _part(self, partition: CachedPartition) -> _Part | None:
+        state = partition.state
+        if state is None or state.applied.log_id == partition.written_log_id:
+            return None
+        changes, sets = [], []
+        for channel in state.channels.values():
+            held = channel.deferred
+            if not isinstance(held, LayeredDeferred):
+                return None  # it was loaded while the cache could not be used
+            change = self._freeze(partition, channel.uid, held)
+            if change is not None:
+                changes.append(change)
+            if held.count:
+                assert isinstance(held.base, LmdbRows)
+                sets.append((channel.uid, held.base.number, held.count, held.carried))
+        return _Part(partition, state.outline(), sets, changes)
+
+    def _freeze(self, partition: CachedPartition, uid: int, held: LayeredDeferred) -> _Change | None:
+        layer = held.freeze()
+        if layer is None or self.tables is None:
+            return None
+        if held.base is None:
+            held.base = LmdbRows(self.tables, partition, uid, next(self._numbers))
+        assert isinstance(held.base, LmdbRows)
+        return _Change(held, held.base, layer, held.count)
+
+    def write(self, taken: Taken) -> None:
+        """Write it all, and prove it; whether that worked is in `taken`."""
+        tables = self.tables
+        assert tables is not None
+        try:
+            for part in taken.parts:
+                for change in part.changes:
+                    tables.write_rows(change.rows.number, change.layer.rows)
+            heads = dict.fromkeys(taken.forgotten, b"")
+            tables.write_heads(heads | {part.partition.key: part.head() for part in taken.parts})
+            self._bury(tables, taken)
+            tables.sync()
+        except TablesError as error:
+            taken.error = error
+
+    def _bury(self, tables: Tables, taken: Taken) -> None:
+        """Delete rows of sets that are gone, some at a time."""
+        left = ROOM
+        for number in taken.dead:
+            if number in taken.buried:
+                continue
+            deleted = ROWS_PER_TXN
+            while deleted == ROWS_PER_TXN:
+                if left <= 0:
+                    return
+                deleted = tables.delete_rows(number)
+                left -= deleted + _TXN_ROWS
+            taken.buried.append(number)
+
+    def written(self, taken: Taken, now: float) -> None:
+        """The write has ended: let go of what is at rest now, or keep it for another try."""
+        self._writing = False
+        self._forget_pin()
+        if self.failure is not None:
+            return
+        if taken.error is not None:
+            self._failed(taken, taken.error, now)
+            return
+        self._retry = None
+        if self.delayed is not None:
+            log.info("cursor_cache_recovered", "%s is written again", self.path)
+            self.delayed = None
+        self._not_before = now + min(IDLE_SHARE * (now - taken.at), PAUSE_SECONDS_MAX)
+        self._dead = [number for number in self._dead if number not in taken.buried]
+        for part in taken.parts:
+            part.partition.base_log_id = part.partition.written_log_id = part.outline.applied.log_id
+            for change in part.changes:
+                change.held.thaw(change.layer, change.count)
+
+    def _failed(self, taken: Taken, error: TablesError, now: float) -> None:
+        self._retry = taken
+        self._not_before = now + RETRY_SECONDS
+        if isinstance(error, MapFull) and self._grow():
+            self._not_before = now
+        elif self.delayed is None:
+            self.delayed = str(error)
+            text = "%s can not be written: %s; memory holds what changes until it can"
+            log.warning("cursor_cache_delayed", text, self.path, error)
+
+    def _grow(self) -> bool:
+        """Double the map, if nobody reads: this thread does not, a pin or a load might."""
+        self._growing = True  # first: a load that begins from here on leaves the tables alone
+        try:
+            if self._loads or self._pins or self.tables is None:
+                return False
+            self.tables.grow()
+            return True
+        except TablesError as error:
+            log.warning("cursor_cache_full", "%s can not grow: %s", self.path, error)
+            return False
+        finally:
+            self._growing = False
+
+    def _forget_pin(self) -> None:
+        self._pin = None
+
+    def flush(self, now: float = 0.0) -> bool:
+        """Write everything now, blocking; whether all is written."""
+        taken = self.take(now, force=True)
+        if taken is None:
+            return self.failure is None and not self._writing
+        self.write(taken)
+        self.written(taken, now)
+        return taken.error is None
