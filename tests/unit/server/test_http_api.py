@@ -8,8 +8,8 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 import pytest
-from fake_broker import SECOND, FakeBroker, FakeChannel, FakeTopic, client
-from raw_http import Answer, Connection
+from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeChannel, FakeTopic, client
+from tests.unit.server.raw_http import Answer, Connection
 
 from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server import http_envelope
@@ -568,7 +568,7 @@ def test_metrics_are_served_in_both_formats() -> None:
     ("target", "expected"),
     [
         ("/debug/pprof/", b"/debug/pprof"),
-        ("/debug/pprof/cmdline", b"pytest"),
+        ("/debug/pprof/cmdline", b"python"),
         ("/debug/pprof/goroutine", b"test_http_api.py"),
         ("/debug/pprof/threadcreate", b"thread MainThread\n"),
         ("/debug/pprof/heap", b"tracemalloc"),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import msgspec
-from fake_broker import client
+from tests.unit.server.fake_broker import client
 
 from nsqha.quantile import Result
 from nsqha.server.process import MemoryStats, memory_stats

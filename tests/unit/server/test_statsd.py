@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 import pytest
-from fake_broker import SECOND, FakeBroker, FakeTopic
+from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic
 
 from nsqha.quantile import Result
 from nsqha.server.process import MemoryStats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conversation import Call, Recorder, calls, i32, mpub_body, sized, start
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 
 from nsqha.wire import identify
 from nsqha.wire.encoder import OK

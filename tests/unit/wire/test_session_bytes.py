@@ -7,7 +7,7 @@ import tracemalloc
 from itertools import pairwise
 
 import pytest
-from conversation import Call, Recorder, calls, i32, mpub_body, sized, start
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conversation import Call, Recorder, calls, i32, sized, start
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, sized, start
 
 from nsqha.wire.identify import Request
 from nsqha.wire.limits import Limits

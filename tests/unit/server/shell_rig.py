@@ -1,0 +1,340 @@
+"""A partition with its channels and consumers on a loop whose time moves only when told: no sockets, no sleeping.
+
+    rig = Rig()                      an open log in memory, sync=always, one channel "c"
+    rig.publish(b"one")              -> Outcome, which remembers what it was told
+    rig.turn()                       run what the loop has to do now
+    rig.disk.sync()                  one disk round for whoever asked
+    rig.pass_time(5)                 timers fire in order
+
+The disk is handed in: `HeldDisk` syncs when it is told, and holds jobs until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+from nsqha import hot, ids
+from nsqha.clock import ManualClock
+from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.commitlog.lookup import LogIdentity
+from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.retention import Retention
+from nsqha.commitlog.storage import MemStorage, Storage
+from nsqha.cursor.limits import Limits
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.state import PartitionState
+from nsqha.election.model import ChannelInfo, ChannelList
+from nsqha.errors import Poisoned
+from nsqha.replication.leader import LeaderReplica
+from nsqha.server.delivery import Consumer, Delivery
+from nsqha.server.measures import Measures
+from nsqha.server.partition import Partition, PartitionRuntime
+from nsqha.server.trimming import AbandonedPolicy, Trimmer
+
+NODE = 7
+
+
+class Timer:
+    """A `TimerHandle` as far as the shell uses one."""
+
+    def __init__(self, at: float, callback: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self.at = at
+        self.run = lambda: callback(*args)
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def when(self) -> float:
+        return self.at
+
+
+class ManualLoop:
+    """Callbacks of this turn, timers under a manual clock; an exception of a callback is the test's."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.timers: list[tuple[float, int, Timer]] = []
+        self._soon: list[Callable[[], None]] = []
+        self._serial = 0
+        self.errors: list[BaseException] = []
+
+    def time(self) -> float:
+        return self.clock.monotonic()
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, callback: Callable[..., None], *args: Any, context: Any = None) -> None:
+        self._soon.append(lambda: callback(*args) if context is None else context.run(callback, *args))
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Timer:
+        self._serial += 1
+        timer = Timer(self.time() + delay, callback, args)
+        heapq.heappush(self.timers, (timer.at, self._serial, timer))
+        return timer
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)  # type: ignore[arg-type]
+
+    def create_task(self, work: Any) -> asyncio.Task[Any]:
+        return asyncio.Task(work, loop=self)  # type: ignore[arg-type]
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if "exception" in context:
+            self.errors.append(context["exception"])
+
+    @property
+    def armed(self) -> list[float]:
+        """When timers are due."""
+        return sorted(at for at, _, timer in self.timers if not timer.cancelled)
+
+    def turn(self, most: int = 10_000) -> None:
+        """Run until nothing is left to do now. `most` callbacks: more is a busy loop."""
+        ran = 0
+        asyncio._set_running_loop(self)  # type: ignore[arg-type]
+        try:
+            while self._soon:
+                batch, self._soon = self._soon, []
+                for callback in batch:
+                    ran += 1
+                    assert ran <= most, "the loop does not come to rest"
+                    callback()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def pass_time(self, seconds: float, most: int = 10_000) -> None:
+        """Let timers fire one after the other."""
+        self.turn()
+        end = self.time() + seconds
+        fired = 0
+        while self.timers and self.timers[0][0] <= end:
+            at, _, timer = heapq.heappop(self.timers)
+            if timer.cancelled:
+                continue
+            fired += 1
+            assert fired <= most, "timers are armed for ever"
+            self.clock.advance(max(0.0, at - self.time()))
+            timer.run()
+            self.turn()
+        self.clock.advance(max(0.0, end - self.time()))
+
+
+class HeldDisk:
+    """`DiskRounds` whose rounds and jobs run when the test says so."""
+
+    def __init__(self, loop: ManualLoop, on_failure: Callable[[BaseException], None]) -> None:
+        self._loop = loop
+        self._on_failure = on_failure
+        self.wanting: dict[Any, None] = {}
+        self.under_way: list[tuple[Any, Any]] = []
+        self.jobs: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+
+    def request(self, partition: Any) -> None:
+        self.wanting[partition] = None
+
+    def begin(self) -> None:
+        """A round begins: tickets are taken, nothing is on the disk yet."""
+        wanting, self.wanting = self.wanting, {}
+        self.under_way = [(p, t) for p in wanting if (t := p.sync_ticket()) is not None]
+
+    def end(self) -> None:
+        """The round that was begun has synced."""
+        ended, self.under_way = self.under_way, []
+        try:
+            for _, ticket in ended:
+                ticket.run()
+        except Poisoned as error:
+            self._on_failure(error)
+            return
+        for partition, ticket in ended:
+            partition.synced(ticket)
+
+    def sync(self) -> None:
+        self._loop.turn()
+        self.begin()
+        self.end()
+        self._loop.turn()
+
+    def run(self, job: Callable[[], Any]) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        self.jobs.append((job, future))
+        return future
+
+    def work(self) -> None:
+        """Do the jobs that wait."""
+        self._loop.turn()
+        while self.jobs:
+            job, future = self.jobs.pop(0)
+            try:
+                result = job()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            self._loop.turn()
+
+
+class Outcome:
+    """A publisher who remembers every answer."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+
+    def stored(self) -> None:
+        self.answers.append("OK")
+
+    def failed(self, why: str) -> None:
+        self.answers.append(why)
+
+
+class FakeWire:
+    """A consumer's socket."""
+
+    def __init__(self) -> None:
+        self.writable = True
+        self.closed = False
+        self.sent = bytearray()
+
+    def send_messages(self, data: Any) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+        self.writable = False
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body for _, _, body in self.messages]
+
+    @property
+    def messages(self) -> list[tuple[bytes, int, bytes]]:
+        """(id, attempts, body) of everything sent."""
+        found = []
+        at = 0
+        while at < len(self.sent):
+            size = int.from_bytes(self.sent[at : at + 4], "big")
+            frame = bytes(self.sent[at : at + 4 + size])
+            found.append((frame[18:34], int.from_bytes(frame[16:18], "big"), frame[34:]))
+            at += 4 + size
+        return found
+
+
+class Rig:
+    """One partition that this node leads."""
+
+    def __init__(
+        self,
+        *,
+        sync: str = "always",
+        storage: Storage | None = None,
+        limits: LogLimits | None = None,
+        cursor_limits: Limits | None = None,
+        held_back_max: int | None = None,
+        channel: bool = True,
+        **runtime: Any,
+    ) -> None:
+        self.clock = ManualClock()
+        self.loop = ManualLoop(self.clock)
+        self.failures: list[BaseException] = []
+        self.disk = HeldDisk(self.loop, self.failures.append)
+        self.storage = storage or MemStorage()
+        self.log = PartitionLog.create(
+            self.storage, "topic/0", LogIdentity(5, 0), cache=BatchCache(), limits=limits or LogLimits()
+        )
+        self.cursors = PartitionCursors(
+            id_base=ids.id_base(0, 3), state=PartitionState(), limits=cursor_limits or Limits()
+        )
+        leader = LeaderReplica(
+            node=NODE, epoch=1, isr=(NODE,), min_isr=1, sync_always=sync == "always", end=1, durable=1
+        )
+        settings: dict[str, Any] = {
+            "waiting_bytes_max": 1 << 20,
+            "wait_seconds_max": 5.0,
+            "written_seconds_max": 30.0,
+            "sync_every": 2500,
+            "sync_seconds": 2.0,
+        }
+        self.runtime = self._runtime(settings | runtime)
+        self.partition = Partition(
+            self.runtime,
+            number=0,
+            id_base=ids.id_base(0, 3),
+            log=self.log,
+            cursors=self.cursors,
+            leader=leader,
+            trimmer=Trimmer(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            sync=sync,
+            held_back_max=held_back_max,
+        )
+        self.partition.on_effects = lambda effects: self._sync_deliveries()
+        self.version = 0
+        if channel:
+            self.channels("c")
+
+    def _runtime(self, settings: dict[str, Any]) -> PartitionRuntime:
+        return PartitionRuntime(
+            loop=self.loop,  # type: ignore[arg-type]
+            clock=self.clock,
+            disk=self.disk,  # type: ignore[arg-type]
+            measures=Measures(),
+            on_failure=self.failures.append,
+            **settings,
+        )
+
+    def channels(self, *names: str) -> None:
+        """Make these the channels, committed."""
+        self.version += 1
+        channels = {name: ChannelInfo(uid, paused=False) for uid, name in enumerate(names, 100)}
+        self.cursors.reconcile(ChannelList(self.version, False, channels))
+        self.partition.commit_events()
+        self.disk.sync()
+
+    def _sync_deliveries(self) -> None:
+        for name, channel in self.cursors.channels.items():
+            if name not in self.partition.deliveries:
+                self.partition.deliveries[name] = Delivery(
+                    self.partition, channel, self.loop, random.Random(1), None
+                )
+
+    def turn(self) -> None:
+        self.loop.turn()
+
+    def pass_time(self, seconds: float) -> None:
+        self.loop.pass_time(seconds)
+
+    def publish(self, *bodies: bytes, defer_ms: int | None = None) -> Outcome:
+        outcome = Outcome()
+        frames = b"".join(map(hot.frame, bodies))
+        if defer_ms is None:
+            self.partition.publish(frames, outcome)
+        else:
+            self.partition.publish_deferred(frames, defer_ms, outcome)
+        return outcome
+
+    def consume(self, rdy: int, channel: str = "c", *, timeout: float = 60.0, sample_rate: int = 0) -> Consumer:
+        """Attach a consumer with a `FakeWire`."""
+        consumer = Consumer(
+            FakeWire(), topic="t", channel=channel, msg_timeout=timeout, sample_rate=sample_rate
+        )
+        self.partition.deliveries[channel].attach(consumer)
+        consumer.rdy = rdy
+        consumer.wake()
+        self.turn()
+        return consumer
+
+    def fin(self, consumer: Consumer, *ids_: bytes) -> int:
+        """FIN as the connection does it; how many it finished."""
+        data = b"".join(b"FIN %b\n" % message_id for message_id in ids_)
+        leg = consumer.legs[0]
+        _, count = leg.channel.fin_run(data, 0, len(data), leg.owner)
+        consumer.in_flight -= count
+        consumer.wake()
+        self.turn()
+        return count

@@ -1,0 +1,298 @@
+"""Group commit of one partition: who is answered what, and when, while the disk is slow, full, or fails."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+from nsqha import hot
+from nsqha.commitlog.log import LogLimits
+from nsqha.errors import LogCorrupt, Poisoned, Unavailable
+from tests.sim.storage import SimStorage
+from tests.unit.server.shell_rig import Outcome, Rig
+
+BIG = b"x" * 70_000  # above FLUSH_BYTES: written although a batch is outstanding
+
+
+def full_disk(rig: Rig) -> SimStorage:
+    storage = rig.storage
+    assert isinstance(storage, SimStorage)
+    storage.fail("pwrite", code=errno.ENOSPC, times=10_000)
+    return storage
+
+
+def sim_rig(**options: object) -> Rig:
+    return Rig(storage=SimStorage(random.Random(1)), **options)  # type: ignore[arg-type]
+
+
+# ---- answers
+
+
+def test_ok_waits_for_the_disk():
+    rig = Rig()
+    outcome = rig.publish(b"one")
+    rig.turn()
+    rig.disk.begin()
+    assert outcome.answers == []
+    rig.disk.end()
+    assert outcome.answers == ["OK"]
+
+
+def test_with_sync_interval_ok_waits_for_the_write_only():
+    rig = Rig(sync="interval")
+    outcome = rig.publish(b"one")
+    rig.turn()
+    assert outcome.answers == ["OK"]
+
+
+def test_answers_come_in_the_order_of_the_log():
+    rig = Rig()
+    order: list[int] = []
+
+    class Numbered(Outcome):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.n = n
+
+        def stored(self) -> None:
+            order.append(self.n)
+
+    rig.partition.publish(hot.frame(b"a"), Numbered(0))
+    rig.turn()
+    rig.disk.begin()
+    rig.partition.publish(hot.frame(BIG), Numbered(1))
+    rig.turn()
+    rig.partition.publish(hot.frame(b"c"), Numbered(2))
+    rig.disk.end()
+    rig.disk.sync()
+    rig.disk.sync()
+    assert order == [0, 1, 2]
+
+
+def test_a_closed_partition_refuses_at_once():
+    rig = Rig()
+    rig.partition.abandon("the topic was deleted")
+    outcome = rig.publish(b"late")
+    assert outcome.answers == ["not stored: the topic was deleted"]
+
+
+def test_a_reply_that_breaks_does_not_keep_the_others_from_their_answer():
+    rig = Rig()
+
+    class Broken(Outcome):
+        def stored(self) -> None:
+            raise RuntimeError("a socket in a strange state")
+
+    rig.partition.publish(hot.frame(b"a"), Broken())
+    second = rig.publish(b"b")
+    rig.disk.sync()
+    third = rig.publish(b"c")
+    rig.disk.sync()
+    assert second.answers == ["OK"] and third.answers == ["OK"]
+
+
+# ---- rolls
+
+
+def test_a_batch_that_a_roll_made_durable_is_answered():
+    """The disk round that it asked for finds nothing left to sync, so nobody else tells the leader."""
+    rig = Rig(limits=LogLimits(segment_bytes=100))
+    outcome = rig.publish(b"y" * 200)
+    rig.turn()
+    rig.disk.work()  # the roll; a round of other partitions was under way meanwhile
+    rig.disk.sync()
+    assert outcome.answers == ["OK"]
+
+
+def test_nothing_is_appended_while_a_roll_is_under_way():
+    rig = Rig(limits=LogLimits(segment_bytes=100))
+    rig.publish(b"y" * 200)
+    rig.turn()
+    end = rig.log.end
+    second = rig.publish(b"z")
+    rig.partition.commit_events()
+    rig.turn()
+    assert rig.log.end == end
+    rig.disk.work()
+    rig.disk.sync()
+    assert second.answers == ["OK"]
+
+
+def test_a_clean_stop_does_not_begin_a_roll():
+    """It would run on files that the stop closes."""
+    rig = Rig(limits=LogLimits(segment_bytes=100))
+    rig.publish(b"y" * 200)
+    closing = rig.loop.create_task(rig.partition.close())
+    rig.disk.work()
+    assert closing.done() and closing.exception() is None
+    assert rig.failures == [] and rig.disk.jobs == []
+
+
+# ---- a full disk
+
+
+def test_what_a_full_disk_refuses_is_not_stored_and_the_next_is():
+    rig = sim_rig()
+    storage = full_disk(rig)
+    outcome = rig.publish(b"one")
+    rig.turn()
+    assert len(outcome.answers) == 1 and outcome.answers[0].startswith("not stored:")
+    storage.heal()
+    second = rig.publish(b"two")
+    rig.disk.sync()
+    assert second.answers == ["OK"] and rig.log.end.offset == 1
+
+
+def test_channel_events_that_a_full_disk_refused_are_written_when_it_has_room():
+    rig = sim_rig()
+    rig.publish(b"one")
+    rig.disk.sync()
+    consumer = rig.consume(10)
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    storage = full_disk(rig)
+    rig.pass_time(3)  # the progress is due, and refused
+    storage.heal()
+    rig.pass_time(3)  # nobody publishes
+    rig.disk.sync()
+    assert rig.cursors.channels["c"].committed.floor == 1
+
+
+def test_a_full_disk_does_not_breed_timers():
+    rig = sim_rig()
+    full_disk(rig)
+    for _ in range(50):
+        rig.publish(b"one")
+        rig.partition.commit_events()
+        rig.turn()
+    assert len(rig.loop.armed) <= 3
+
+
+# ---- a disk that fails
+
+
+def test_who_waits_for_an_event_hears_that_the_disk_failed():
+    rig = sim_rig()
+    storage = rig.storage
+    assert isinstance(storage, SimStorage)
+    storage.fail("pwrite", code=errno.EIO, times=10_000)
+    storage.fail("truncate", code=errno.EIO, times=10_000)
+    outcome = rig.publish(b"one")
+    waiting = rig.partition.commit_events()
+    rig.turn()
+    assert [type(f) for f in rig.failures] == [Poisoned]
+    rig.partition.abandon("the disk failed")  # as the broker does on a failure
+    assert len(outcome.answers) == 1 and outcome.answers[0].startswith("outcome unknown")
+    assert isinstance(waiting.exception(), Unavailable)
+
+
+def test_a_broken_invariant_stops_the_partition_and_answers_who_waits():
+    rig = Rig()
+    rig.publish(b"written before")
+    rig.turn()
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise AssertionError("cannot be")
+
+    rig.log.append = broken  # type: ignore[method-assign]
+    outcome = rig.publish(BIG)
+    waiting = rig.partition.commit_events()
+    rig.turn()
+    assert rig.partition.closed
+    assert len(outcome.answers) == 1 and "cannot be" in outcome.answers[0]
+    assert isinstance(waiting.exception(), Unavailable)
+    assert rig.failures == []  # the disk is fine, other partitions go on
+
+
+def test_an_event_that_cannot_be_applied_stops_the_partition():
+    rig = Rig()
+    first, second = rig.publish(b"a"), rig.publish(b"b")
+    rig.turn()
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise LogCorrupt("an event that nobody understands")
+
+    rig.cursors.apply = broken  # type: ignore[method-assign, assignment]
+    rig.disk.sync()
+    assert rig.partition.closed
+    for outcome in (first, second):
+        assert len(outcome.answers) == 1 and outcome.answers[0].startswith("outcome unknown")
+
+
+# ---- events
+
+
+def test_an_event_that_another_batch_carries_is_waited_for():
+    """Its first asker went away; who asks again must not hear of success before it is committed."""
+    rig = Rig()
+    rig.partition.write_events()
+    rig.cursors.topic_empty()
+    rig.turn()
+    rig.disk.begin()
+    waiting = rig.partition.commit_events()
+    rig.turn()
+    assert not waiting.done()
+    rig.disk.end()
+    rig.turn()
+    assert waiting.done()
+
+
+# ---- deferred publishes
+
+
+def test_a_deferred_publish_that_an_ephemeral_topic_drops_delays_no_other():
+    rig = Rig(sync="none", held_back_max=1, channel=False)
+    rig.publish(b"kept")
+    rig.turn()
+    dropped = rig.publish(b"dropped", defer_ms=60_000)
+    rig.turn()
+    assert dropped.answers == ["OK"]
+    rig.channels("c")
+    later = rig.publish(b"later")
+    rig.turn()
+    assert later.answers == ["OK"]
+    assert rig.consume(10).wire.bodies == [b"kept", b"later"]
+
+
+def test_all_messages_of_a_deferred_run_are_deferred():
+    rig = Rig()
+    rig.publish(b"one", b"two", defer_ms=2_000)
+    rig.disk.sync()
+    consumer = rig.consume(10)
+    assert consumer.wire.bodies == []
+    rig.pass_time(2.1)
+    assert consumer.wire.bodies == [b"one", b"two"]
+
+
+# ---- the end
+
+
+def test_a_round_that_ends_after_the_partition_did_is_ignored():
+    rig = Rig()
+    outcome = rig.publish(b"one")
+    rig.turn()
+    rig.disk.begin()
+    rig.partition.abandon("the topic was deleted")
+    rig.log.close()
+    rig.disk.end()
+    rig.turn()
+    assert rig.failures == []
+    assert outcome.answers == ["outcome unknown: the topic was deleted"]
+
+
+def test_publishers_that_are_not_read_are_read_again_when_the_partition_ends():
+    rig = Rig(waiting_bytes_max=10)
+    rig.publish(b"one, which is more than ten bytes")
+    woken: list[bool] = []
+    rig.partition.when_drained(lambda: woken.append(True))
+    rig.partition.abandon("the topic was deleted")
+    rig.turn()
+    assert woken == [True]
+
+
+def test_a_clean_stop_answers_what_it_stored():
+    rig = Rig()
+    outcome = rig.publish(b"one")
+    closing = rig.loop.create_task(rig.partition.close())
+    rig.disk.work()
+    assert closing.done() and outcome.answers == ["OK"]
+    assert rig.publish(b"late").answers == ["not stored: shutting down"]
