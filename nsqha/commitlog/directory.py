@@ -4,9 +4,8 @@ A pair starts where its anchor says. An anchor that does not verify is derived a
 of the pair before, or the genesis, or one wrong bit away from what was written, or (its chain unknown) it precedes the
 first entry that verifies. Nothing is changed here; recovery writes such anchors back and unlinks what is left over:
 
-    X.dropping             a pair that was being unlinked: the segment X goes, then the marker
-    a last pair without    the remains of a roll that failed or was cut short: goes if its segment is empty and
-    entries                the pair before it does not end where it begins
+    X.dropping           every pair up to X was being unlinked: see `pairs.drop_files`
+    an unreadable pair   the remains of a roll: goes if its segment is empty and its commitlog has no entry
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Found:
 
     pairs: list[Pair] = field(default_factory=list)
     restored: list[Pair] = field(default_factory=list)  # those of `pairs` whose anchor on disk is wrong
-    dropping: list[int] = field(default_factory=list)  # positions of pairs whose removal was begun
-    leftovers: list[str] = field(default_factory=list)  # paths to unlink
+    dropping: list[int] = field(default_factory=list)  # positions of pairs whose removal was begun, or must have been
+    leftovers: list[int] = field(default_factory=list)  # positions of pairs that hold nothing
     unreadable: list[int] = field(default_factory=list)  # positions of pairs that nothing can be said about
     strays: list[str] = field(default_factory=list)  # names that do not belong here
 
@@ -67,7 +66,9 @@ def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: 
             found.strays.append(name)
         else:
             (dropping if parsed[1] == DROPPING else positions).add(parsed[0])
-    found.dropping = sorted(dropping)
+    if dropping:
+        dropping |= {position for position in positions if position < max(dropping)}
+        found.dropping = sorted(dropping)
     for position in sorted(positions - dropping):
         raw = _slots(storage, directory, position)
         anchor = decode(raw[:ENTRY_BYTES])
@@ -81,7 +82,8 @@ def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: 
         found.pairs.append(pair)
         if not good:
             found.restored.append(pair)
-    _set_aside_leftover(storage, directory, found)
+    if found.pairs:
+        _set_aside_leftovers(storage, directory, found)
     return found
 
 
@@ -150,45 +152,26 @@ def _before_first_entry(storage: Storage, directory: str, raw: bytes, position: 
 
 
 def _entry_ending_at(pair: Pair, position: int) -> Entry | None:
-    """The last entry of `pair` that ends at `position`, looked for from its end."""
+    """The last entry of `pair`, if it ends at `position`; it may have one wrong bit."""
     try:
         slots = pair.commitlog.size() // ENTRY_BYTES
     except FileNotFoundError:
         return None
-    for end in range(slots, 0, -BLOCK_SLOTS):
-        first = max(end - BLOCK_SLOTS, 0)
-        entries = pair.read_entries(pair.anchor.log_id + first, end - first)
-        for entry in reversed(entries):
-            if entry is not None and entry.end_position == position:
-                return entry
-            if entry is not None and entry.end_position < position:
-                return None
+    for slot in range(slots - 1, max(slots - BLOCK_SLOTS, -1), -1):
+        raw = read_around(pair.commitlog, ENTRY_BYTES, slot * ENTRY_BYTES)
+        entry = decode(raw) or decode_flipped(raw)
+        if entry is not None:
+            return entry if entry.log_id == pair.anchor.log_id + slot and entry.end_position == position else None
     return None
 
 
-def _set_aside_leftover(storage: Storage, directory: str, found: Found) -> None:
-    """Recognise what a failed roll left: an empty last pair whose place the log did not keep."""
-    candidates = sorted([pair.position for pair in found.pairs[-1:]] + found.unreadable)
-    if not candidates or len(found.pairs) + len(found.unreadable) < 2:
-        return
-    position = candidates[-1]
-    raw = _slots(storage, directory, position)
-    if any(entry is not None for entry in decode_all(raw)[1:]) or _segment_size(storage, directory, position):
-        return
-    readable = bool(found.pairs) and found.pairs[-1].position == position
-    if readable:
-        before, last = found.pairs[-2:] if len(found.pairs) > 1 else (None, found.pairs[-1])
-        # It is in place unless the pair before went on behind it.
-        if before is None or before.read_entry(last.anchor.log_id + 1) is None:
-            return
-        found.pairs.pop()
-        found.restored = [pair for pair in found.restored if pair is not last]
-    else:
-        found.unreadable.remove(position)
-    for suffix in (COMMITLOG, SEGMENT):
-        path = f"{directory}/{file_name(position, suffix)}"
-        if storage.exists(path):
-            found.leftovers.append(path)
+def _set_aside_leftovers(storage: Storage, directory: str, found: Found) -> None:
+    """A pair of which nothing can be read and whose segment is empty holds nothing."""
+    for position in list(found.unreadable):
+        raw = _slots(storage, directory, position)
+        if not _segment_size(storage, directory, position) and not any(decode_all(raw)):
+            found.unreadable.remove(position)
+            found.leftovers.append(position)
 
 
 def _segment_size(storage: Storage, directory: str, position: int) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, genesis, next_entry
 from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.lookup import LogReader, PairInfo, verifies
-from nsqha.commitlog.pairs import LogIdentity, Pair, remove_pairs
+from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.reader import Batch, BatchCache
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 
@@ -200,7 +200,9 @@ class PartitionLog(LogReader):
         if n:
             dropped = self._pairs[:n]
             del self._pairs[:n]
-            remove_pairs(self._storage, self.directory, dropped)
+            for pair in dropped:
+                pair.release()
+            drop_files(self._storage, self.directory, [pair.position for pair in dropped])
         return n
 
     def cut_intent(self, log_id: int) -> CutIntent:
@@ -218,7 +220,10 @@ class PartitionLog(LogReader):
         removed = self._pairs[n:]
         del self._pairs[n:]
         if removed:
-            remove_pairs(self._storage, self.directory, removed)
+            for gone in removed:
+                gone.release()
+            unlink(self._storage, self.directory, [gone.position for gone in removed], COMMITLOG, SEGMENT)
+            self._storage.sync_dir(self.directory)
         self._active = pair
         self._last = last
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 SEGMENT = ".segment"
 COMMITLOG = ".commitlog"
-# A commitlog of this name says that its pair is being unlinked (see `remove_pairs`).
+# A commitlog of this name says that its pair is being unlinked (see `drop_files`).
 DROPPING = ".dropping"
+UNREADABLE = ".unreadable"  # behind a name: a file that recovery could not use
 SECTOR = 512  # bytes that a disk reads or loses at a time
 BLOCK_SLOTS = 512  # entries read at a time: 40 KB
 
@@ -177,28 +178,43 @@ class Pair:
         return f"Pair({self.first})"
 
 
-def remove_pairs(storage: Storage, directory: str, pairs: list[Pair]) -> None:
-    """Unlink whole pairs so that a crash in between is recognised: a marker in place of the commitlog comes first."""
-    for pair in pairs:
-        marker = pair.path(DROPPING)
-        if storage.exists(pair.path(COMMITLOG)):
-            storage.rename(pair.path(COMMITLOG), marker)
-        else:
+def drop_files(storage: Storage, directory: str, positions: list[int]) -> None:
+    """Unlink the oldest pairs so that a crash in between is recognised.
+
+    Names may survive a crash independently of each other. So a marker takes the place of each commitlog first, for
+    good, then the segments go for good, then the markers. A marker says that everything up to its pair is to go.
+    """
+    for position in positions:
+        marker = f"{directory}/{file_name(position, DROPPING)}"
+        commitlog = f"{directory}/{file_name(position, COMMITLOG)}"
+        if storage.exists(commitlog):
+            storage.rename(commitlog, marker)
+        elif not storage.exists(marker):
             storage.open(marker, create=True).close()
-        pair.release()
     storage.sync_dir(directory)
-    finish_removal(storage, directory, [pair.position for pair in pairs])
+    unlink(storage, directory, positions, SEGMENT)
+    storage.sync_dir(directory)
+    unlink(storage, directory, positions, DROPPING)
 
 
-def finish_removal(storage: Storage, directory: str, positions: list[int]) -> None:
-    """Unlink what is marked. A segment must be gone for good before its marker goes."""
+def unlink(storage: Storage, directory: str, positions: list[int], *suffixes: str) -> None:
+    """Remove those of these files that are there; the directory is not synced."""
     for position in positions:
-        segment = f"{directory}/{file_name(position, SEGMENT)}"
-        if storage.exists(segment):
-            storage.remove(segment)
-    storage.sync_dir(directory)
+        for suffix in suffixes:
+            path = f"{directory}/{file_name(position, suffix)}"
+            if storage.exists(path):
+                storage.remove(path)
+
+
+def set_aside(storage: Storage, directory: str, positions: list[int]) -> None:
+    """Take these pairs out of the log for good, but keep their bytes: what is appended now may reach their names."""
     for position in positions:
-        storage.remove(f"{directory}/{file_name(position, DROPPING)}")
+        for suffix in (COMMITLOG, SEGMENT):
+            path = f"{directory}/{file_name(position, suffix)}"
+            if storage.exists(path):
+                storage.rename(path, path + UNREADABLE)
+    if positions:
+        storage.sync_dir(directory)
 
 
 def read_around(file: File, n: int, position: int) -> bytes:

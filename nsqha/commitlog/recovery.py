@@ -38,7 +38,7 @@ from nsqha.commitlog.directory import Found, find
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.pairs import Pair, finish_removal, read_around, remove_pairs
+from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, Pair, drop_files, read_around, set_aside, unlink
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.rebuild import Outcome, rebuild
 from nsqha.commitlog.scan import Scan, scan_data, scan_entries
@@ -202,9 +202,8 @@ def recover(
     storage.make_dirs(directory)
     found = find(storage, directory, identity)
     if found.dropping:
-        finish_removal(storage, directory, found.dropping)
-    for path in found.leftovers:
-        storage.remove(path)
+        drop_files(storage, directory, found.dropping)
+    unlink(storage, directory, found.leftovers, COMMITLOG, SEGMENT)
     if not found.pairs:
         if found.unreadable:
             raise LogCorrupt(
@@ -218,6 +217,7 @@ def recover(
         work.finish_cut(record.cut)
         work.settle_files()
     last = work.examine()
+    set_aside(storage, directory, found.unreadable)
     log = PartitionLog(
         storage, directory, identity, found.pairs, last, cache, limits=limits, local_durable=last.log_id + 1
     )  # fmt: skip
@@ -290,7 +290,7 @@ class _Work:
     def settle_files(self) -> None:
         """What is in the page cache goes to the disk, and is read from there; anchors are put right."""
         created = False
-        for pair in self.pairs:
+        for pair in {*self.pairs, *self.found.restored}:
             created = pair.create_missing() or created
         for pair in self.found.restored:
             pair.commitlog.pwrite(pair.anchor.encode(), 0)
@@ -323,10 +323,14 @@ class _Work:
         assert pair is not None
         n = self.found.pairs.index(pair)
         entries = sum(_count_entries(p, at.log_id) for p in self.found.pairs[n:])
-        removed = self.found.pairs[n + 1 :]
+        removed = [p.position for p in self.found.pairs[n + 1 :]]
+        removed += [position for position in self.found.unreadable if position > at.position]
         del self.found.pairs[n + 1 :]
+        self.found.restored = [p for p in self.found.restored if p in self.found.pairs]
         if removed:
-            remove_pairs(self.storage, pair.directory, removed)
+            self.found.unreadable = [position for position in self.found.unreadable if position <= at.position]
+            unlink(self.storage, pair.directory, removed, COMMITLOG, SEGMENT)
+            self.storage.sync_dir(pair.directory)
         pair.cut(at)
         pair.segment.sync()
         pair.commitlog.sync()
@@ -411,11 +415,12 @@ class _Work:
             self.damage.append(Damage(_place(a), _end_place(b), what))
 
     def _entry(self, log_id: int) -> Entry | None:
-        pair = self._pair_at(log_id)
-        if pair is None:
-            anchor = self.found.pairs[0].anchor
-            return anchor if anchor.log_id == log_id else None
-        return pair.read_entry(log_id)
+        for pair in reversed(self.found.pairs):
+            if pair.anchor.log_id == log_id:
+                return pair.anchor  # as good as the entry it is a copy of
+            if pair.anchor.log_id < log_id:
+                return pair.read_entry(log_id)
+        return None
 
     def _write(self, entries: list[Entry]) -> None:
         """Put consecutive entries of one pair into their slots."""

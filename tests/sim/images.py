@@ -58,6 +58,28 @@ def crash_images(
             yield Image(f"seed {seed}, image {n}", workload, storage.crash(image_rng), image_rng)
 
 
+def every_crash(make: Callable[[SimStorage, random.Random], W], *, images: int) -> Iterator[Image[W]]:
+    """One workload, crashed at its 1st, 2nd, 3rd... operation and after its last one, several images each.
+
+    `make` does what comes before; only `run` is taken apart.
+    """
+    n = 0
+    crashed = True
+    while crashed:
+        n += 1
+        storage = SimStorage(random.Random(n))
+        workload = make(storage, random.Random(0))
+        storage.crash_after(n)
+        try:
+            workload.run()
+            crashed = False
+        except Crashed:
+            pass
+        for i in range(images):
+            image_rng = random.Random(n * 1_000_003 + i)
+            yield Image(f"operation {n}, image {i}", workload, storage.crash(image_rng), image_rng)
+
+
 @contextmanager
 def named(image: Image[W]) -> Iterator[None]:
     """Put the image's name into every failure."""

@@ -24,7 +24,7 @@ from nsqha.commitlog.recovery import Recovery
 from nsqha.commitlog.storage import parent
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.frames import HAS_EVENTS
-from tests.sim.images import Image, blank_one_sector, crash_images, flip_one_bit, named
+from tests.sim.images import Image, blank_one_sector, crash_images, every_crash, flip_one_bit, named
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.logs import (
     DIRECTORY,
@@ -204,6 +204,9 @@ def test_nothing_acknowledged_is_lost_and_nothing_false_is_called_corrupt() -> N
             assert again.report.clean and again.log.end == end
             append_one(again.log)
             assert len(contents(again.log)) == end.log_id - log.start.log_id + 1
+            cuts.record = PartitionRecord(log_uid=7, local_durable=again.log.local_durable)
+            third = reopen(image.storage.crash(image.rng), cuts=cuts, host_restarted=True)
+            assert third.log.end.log_id >= end.log_id and not third.report.damage
 
 
 def test_a_crash_during_recovery_changes_nothing() -> None:
@@ -220,6 +223,78 @@ def test_a_crash_during_recovery_changes_nothing() -> None:
             assert not recovery.report.damage and not recovery.report.verdict.alarm
             check_prefix(image.history, recovery.log)
             check_files(recovery.log, after)
+
+
+class Durable(LogWorkload):
+    """A log of 25 synced batches in several pairs; `run` is one act on it."""
+
+    def __init__(self, storage: SimStorage, rng: random.Random) -> None:
+        super().__init__(storage, rng)
+        self.log = PartitionLog.create(
+            storage, DIRECTORY, IDENTITY, cache=BatchCache(1), limits=LogLimits(segment_bytes=4 << 10)
+        )
+        for _ in range(25):
+            self.append()
+            if self.log.needs_roll:
+                self.log.roll()
+        self.sync()
+        assert len(self.log.pairs) > 4
+
+    def sync(self) -> None:
+        ticket = self.log.unsynced()
+        if ticket is not None:
+            ticket.run()
+            self.acked = self.log.synced(ticket)
+            self.cuts.record = PartitionRecord(log_uid=7, local_durable=self.acked)
+
+
+class Dropping(Durable):
+    def run(self) -> None:
+        end = self.log.pairs[2].end
+        self.dropped_to = end.log_id
+        self.log.drop_pairs(end)
+
+
+class Rolling(Durable):
+    def run(self) -> None:
+        self.append()
+        self.log.roll()
+        self.append()
+        self.sync()
+
+
+class Cutting(Durable):
+    """What catch-up does: the end goes although it was durable, another end takes its place."""
+
+    def run(self) -> None:
+        log_id = self.log.pairs[2].first.log_id + 1
+        self.acked = log_id
+        self.cuts.begin(self.log.cut_intent(log_id))
+        for gone in range(log_id, self.log.end.log_id):
+            self.cut_off.setdefault(gone, []).append(self.written.pop(gone))
+        self.log.truncate_to(log_id)
+        self.cuts.done()
+        for _ in range(3):
+            self.append()
+        self.sync()
+
+
+@pytest.mark.parametrize("act", [Dropping, Rolling, Cutting])
+def test_every_moment_of_an_act_may_be_the_last(act: type[Durable]) -> None:
+    for image in every_crash(act, images=12):
+        with named(image):
+            cuts = Cuts(image.history.cuts.record)
+            recovery = start(image, cuts)
+            assert not recovery.report.damage and not recovery.report.verdict.alarm
+            check_prefix(image.history, recovery.log)
+            check_files(recovery.log, image.storage)
+            # What was recovered is durable: nothing of it goes with the next crash, whatever is appended meanwhile.
+            assert cuts.record is not None
+            cuts.record = PartitionRecord(log_uid=7, local_durable=recovery.log.local_durable)
+            had = contents(recovery.log)
+            append_one(recovery.log)
+            again = reopen(image.storage.crash(image.rng), cuts=cuts, host_restarted=True)
+            assert contents(again.log)[: len(had)] == had and not again.report.damage
 
 
 @pytest.mark.parametrize(("damage", "first_seed"), [(flip_one_bit, 2000), (blank_one_sector, 3000)])
@@ -239,6 +314,21 @@ def test_damage_is_detected_below_the_watermark_and_costs_only_the_tail_above(
                 assert damage is blank_one_sector and what is not None and what[0].endswith("commitlog") and not what[1]
                 continue
             check_damaged(image.history, recovery, replicas)
+            had = readable(recovery.log)
+            cuts = Cuts(PartitionRecord(log_uid=7, local_durable=recovery.log.local_durable))
+            again = reopen(image.storage.crash(image.rng), cuts=cuts, replicas=replicas, host_restarted=True)
+            assert readable(again.log) == had and not again.report.cuts
+
+
+def readable(log: PartitionLog) -> dict[int, bytes]:
+    """Every batch that can be read, by log id."""
+    found = {}
+    for log_id in range(log.start.log_id, log.end.log_id):
+        try:
+            found[log_id] = bytes(log.read(log.entry(log_id)))
+        except LogCorrupt:
+            pass
+    return found
 
 
 def check_damaged(history: LogWorkload, recovery: Recovery, replicas: int) -> None:

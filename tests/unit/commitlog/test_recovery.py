@@ -222,6 +222,32 @@ def test_bad_frames_below_local_durable_are_found_when_they_are_read() -> None:
     assert [problem.first.log_id for problem in verify(recovery.log).problems] == [3]
 
 
+def test_a_segment_that_is_too_short_is_noticed_wherever_it_ends() -> None:
+    built = Built()
+    built.shorten(SEGMENT, built.entry(4).position + 1)
+    recovery = reopen(built.storage, local_durable=11, limits=ONE_PAIR)
+    assert recovery.report.verdict.bad == 4 and recovery.report.verdict.alarm
+    assert unreadable(recovery.log) == list(range(4, 11))
+    entry = add(recovery.log, b"on")
+    assert (entry.log_id, entry.position) == (11, built.log.end.position)
+    assert bytes(recovery.log.read(entry))[-2:] == b"on"
+
+
+@pytest.mark.parametrize("file", ["segment", "commitlog"])
+def test_what_a_failed_fsync_lost_is_noticed_after_a_restart(file: str) -> None:
+    """The page cache still shows it and the kernel reports the error only once; so the files are synced and re-read."""
+    built = Built(durable=5)
+    add(built.log, b"lost")
+    built.storage.fail("sync", file)
+    ticket = built.log.unsynced()
+    assert ticket is not None
+    with pytest.raises(Poisoned):
+        ticket.run()
+    recovery = reopen(built.storage, local_durable=11, limits=ONE_PAIR)
+    assert contents(recovery.log) == built.contents
+    assert not recovery.report.damage
+
+
 @pytest.mark.parametrize("log_id", [1, 5, 10])
 def test_an_entry_with_one_wrong_bit_is_restored_exactly(log_id: int) -> None:
     built = Built()
@@ -472,6 +498,30 @@ def test_a_partition_of_which_no_commitlog_can_be_read_stays_closed() -> None:
     built.shorten(built.log._pairs[0].path(".commitlog"), 0)
     with pytest.raises(LogCorrupt, match="restore"):
         reopen(built.storage, local_durable=11, limits=built.limits)
+
+
+def test_a_pair_that_can_not_be_used_is_set_aside_so_that_it_never_comes_back() -> None:
+    built = Built(limits=LogLimits(segment_bytes=800), batches=8)
+    before, last = built.log._pairs[-2:]
+    built.flip_entry(last.anchor.log_id, 1, 2)
+    built.shorten(last.path(".commitlog"), 0)
+    recovery = reopen(built.storage, local_durable=1, limits=built.limits)
+    assert recovery.report.unreadable == (last.position,) and not recovery.report.clean
+    names = built.storage.list_dir(DIRECTORY)
+    assert [name for name in names if name.endswith(".unreadable")] == [
+        f"{last.position:020d}.commitlog.unreadable",
+        f"{last.position:020d}.segment.unreadable",
+    ]
+    log = recovery.log
+    assert log.end.log_id == last.anchor.log_id and log._pairs[-1].position == before.position
+    # Append exactly up to where the lost pair began, and on.
+    lost = built.entry(last.anchor.log_id)
+    add(log, b"c" * (lost.size - 34), seconds=100)
+    assert log.end.position == last.position
+    add(log, b"behind it")
+    sync(log)
+    again = reopen(built.storage, local_durable=log.end.log_id, limits=built.limits)
+    assert again.report.clean and contents(again.log) == contents(log)
 
 
 def test_what_a_crash_left_of_a_roll_goes() -> None:
