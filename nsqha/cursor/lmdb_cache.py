@@ -47,7 +47,7 @@ PartitionKey = tuple[int, int]  # topic uid, partition
 Read = Callable[[EntryLike], bytes | bytearray]
 
 ROOM = 20_000  # changes of one set that are gathered before they should be written
-OVERLAY_ROWS_MAX = 2_000_000  # beyond this, with a disk that does not take them, the node should take no messages
+OVERLAY_ROWS_MAX = 1_000_000  # of changes that a disk does not take, before the node should take no messages
 RETRY_SECONDS = 5.0
 IDLE_SHARE = 9  # pauses are so many times as long as writes
 PAUSE_SECONDS_MAX = 30.0
@@ -257,6 +257,7 @@ class LmdbCache:
         self.tables = tables
         self.failure: str | None = None if tables is not None else "not opened"  # why it is not used any more
         self.delayed: str | None = None  # why the last write failed
+        self.overfull = False  # so much could not be written that the node should take no messages
         self.on_full: Callable[[], None] = lambda: None  # called when `take` should be, soon
         self._partitions: dict[PartitionKey, CachedPartition] = {}
         self._dead = tables.numbers() if tables is not None else []  # sets of nobody, until they are claimed
@@ -264,7 +265,7 @@ class LmdbCache:
         self._forgotten: list[PartitionKey] = []
         self._retry: Taken | None = None
         self._writing = False
-        self._pressing = False
+        self.pressing = False  # a set has gathered so much that it should be written soon
         self._not_before = 0.0
         self._loads = 0
         self._growing = False
@@ -343,16 +344,11 @@ class LmdbCache:
         """Changes of deferred messages that only memory has."""
         return sum(set_.overlaid for partition in list(self._partitions.values()) for _, set_ in partition.sets())
 
-    @property
-    def overfull(self) -> bool:
-        """Whether so much could not be written that the node should take no more."""
-        return self.delayed is not None and self.overlaid > OVERLAY_ROWS_MAX
-
     # ---- what sets ask for
 
     def press(self) -> None:
-        """A set has gathered so much that it should be written soon."""
-        self._pressing = True
+        """A set is full."""
+        self.pressing = True
         self.on_full()
 
     def drain(self, partition: CachedPartition, held: LayeredDeferred) -> None:
@@ -396,7 +392,7 @@ class LmdbCache:
         """What should be written now; None if there is nothing, or it is too early (`force`: it never is)."""
         if self._writing or self.failure is not None:
             return None
-        if now < self._not_before and not force and (self.delayed is not None or not self._pressing):
+        if now < self._not_before and not force and (self.delayed is not None or not self.pressing):
             return None
         taken = self._retry or self._gather(now)
         if taken is None:
@@ -411,7 +407,7 @@ class LmdbCache:
         if not (parts or self._dead or self._forgotten):
             return None
         taken = Taken(now, parts, self._forgotten, self._dead[:])
-        self._forgotten, self._pressing = [], False
+        self._forgotten, self.pressing = [], False
         return taken
 
     def _part(self, partition: CachedPartition) -> _Part | None:
@@ -479,6 +475,7 @@ class LmdbCache:
             self._failed(taken, taken.error, now)
             return
         self._retry = None
+        self.overfull = False
         if self.delayed is not None:
             log.info("cursor_cache_recovered", "%s is written again", self.path)
             self.delayed = None
@@ -491,6 +488,7 @@ class LmdbCache:
 
     def _failed(self, taken: Taken, error: TablesError, now: float) -> None:
         self._retry = taken
+        self.overfull = self.overlaid > OVERLAY_ROWS_MAX
         self._not_before = now + RETRY_SECONDS
         if isinstance(error, MapFull) and self._grow():
             self._not_before = now

@@ -27,6 +27,7 @@ from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
 from nsqha.server import diskspace
 from nsqha.server.api import Check, Ports
+from nsqha.server.caching import CacheWriter
 from nsqha.server.connection import Connection
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.disk import DiskRounds
@@ -96,6 +97,7 @@ class Broker:
         self.store = store
         self.disk = disk
         self.opener = opener
+        self.cache_writer = CacheWriter(opener.cursor_cache, loop, disk)
         self.topics: dict[str, Topic] = {}
         self.connections: dict[int, Connection] = {}
         self.connections_total = 0
@@ -143,6 +145,7 @@ class Broker:
             await start
         for topic in self.topics.values():
             await self._reconcile(topic)
+        self.opener.cursor_cache.sweep()
         self._keep_house()
 
     async def stop(self) -> None:
@@ -161,6 +164,7 @@ class Broker:
                 await partition.close()
                 if not topic.ephemeral and not self.failure:
                     self.opener.stage_durable(topic.record, partition)
+        await self.cache_writer.close(write=not self.failure)
         self.opener.close()
         if not self.failure:
             await self.disk.run(self.journal.stop)
@@ -194,10 +198,12 @@ class Broker:
                     self.opener.stage_durable(topic.record, partition)
         if self.journal.dirty and not self._journal_writing:
             self.spawn(self._write_journal())
+        self.cache_writer.write()
 
     def _watch_disk(self) -> None:
         self.space = diskspace.of(self.options.data_path)
-        refusing = self.space.free_bytes < self.options.disk_low_bytes
+        # Deferred messages that can not be written down gather in memory: another reason to take no more.
+        refusing = self.space.free_bytes < self.options.disk_low_bytes or self.opener.cursor_cache.overfull
         if refusing != self.disk_refusing:
             self.disk_refusing = refusing
             if refusing:
@@ -560,9 +566,7 @@ class Broker:
             topic = await self.topic_for_client(consumer.topic)
             limit = self.options.max_channel_consumers
             if limit and len(topic.consumers.get(consumer.channel, ())) >= limit:
-                raise Unavailable(
-                    f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {limit}"
-                )
+                raise Unavailable(f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {limit}")
             await self._ensure_channel(topic, consumer.channel)
             if not topic.deleting and topic.has_channel(consumer.channel):
                 topic.attach(consumer)

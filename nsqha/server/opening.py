@@ -23,14 +23,15 @@ from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
-from nsqha.cursor import checkpoint
 from nsqha.cursor.limits import Limits
+from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import PartitionState
 from nsqha.election.model import UNLIMITED, TopicRecord
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.budget import PublishBudget
 from nsqha.server.disk import DiskRounds
 from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
@@ -64,11 +65,13 @@ class PartitionOpener:
         fail: Callable[[BaseException], None],
     ) -> None:
         self.measures = Measures()
+        self.budget = PublishBudget(loop, options.publish_queue_bytes)
         self._options = options
         self._journal = journal
         self._rng = rng
         self._storage: Storage = OsStorage()
         self._cache = BatchCache(options.tail_cache_bytes)
+        self.cursor_cache = LmdbCache.open(f"{options.data_path}/cursors.lmdb")
         self._limits = LogLimits(segment_bytes=options.segment_bytes_or_default)
         self._cursor_limits = Limits(
             max_msg_timeout_s=options.max_msg_timeout_ns / 1e9, ephemeral_unread_max=options.mem_queue_size
@@ -79,7 +82,7 @@ class PartitionOpener:
             disk=disk,
             measures=self.measures,
             on_failure=fail,
-            waiting_bytes_max=options.publish_queue_bytes,
+            budget=self.budget,
             wait_seconds_max=options.publish_wait_ns / 1e9,
             written_seconds_max=options.publish_outcome_wait_ns / 1e9,
             sync_every=options.sync_every,
@@ -99,7 +102,8 @@ class PartitionOpener:
         for number, log_uid in log_uids.items():
             identity = LogIdentity(record.uid, number)
             log_ = PartitionLog.create(storage, f"{folder}/{number}", identity, cache=self._cache, limits=self._limits)
-            opened[number] = OpenedLog(log_, log_uid, PartitionState(), None)
+            state = PartitionState() if ids.is_ephemeral(record.name) else self._state_of((record.uid, number), log_)
+            opened[number] = OpenedLog(log_, log_uid, state, None)
         return opened
 
     def recover(self, record: TopicRecord) -> dict[int, OpenedLog]:
@@ -124,8 +128,12 @@ class PartitionOpener:
             self._tell(f"{record.name}/{number}", recovery.report)
             new_uid = recovery.report.new_log_uid or before is None or not before.log_uid
             log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
-            opened[number] = OpenedLog(recovery.log, log_uid, state_of(recovery.log), recovery.report)
+            opened[number] = OpenedLog(recovery.log, log_uid, self._state_of(key, recovery.log), recovery.report)
         return opened
+
+    def _state_of(self, key: tuple[int, int], log_: PartitionLog) -> PartitionState:
+        """The channel state that a log says."""
+        return self.cursor_cache.load(key, log_, lambda entry: log_.read(cast(Entry, entry))).state
 
     def remove(self, name: str, uid: int) -> None:
         """Unlink everything of a deleted topic; safe to repeat."""
@@ -187,7 +195,10 @@ class PartitionOpener:
             durable=log_.local_durable,
         )
         cursors = PartitionCursors(
-            id_base=id_base, state=opened.state, limits=self._cursor_limits, ordered=record.settings.ordered,
+            id_base=id_base,
+            state=opened.state,
+            limits=self._cursor_limits,
+            ordered=record.settings.ordered,
             bounded=ids.is_ephemeral(record.name),
         )
         return Partition(
@@ -224,6 +235,7 @@ class PartitionOpener:
         """The topic's files are gone."""
         for number in record.partitions:
             self._journal.forget((record.uid, number))
+            self.cursor_cache.forget((record.uid, number))
 
     def close(self) -> None:
         """Nothing is open any more."""
@@ -234,10 +246,3 @@ def abandoned_of(record: TopicRecord) -> AbandonedPolicy:
     settings = record.settings
     after_ms = settings.abandoned_after_ms
     return AbandonedPolicy(None if after_ms is None else after_ms * 1_000_000, settings.abandoned_over_bytes)
-
-
-def state_of(log_: PartitionLog) -> PartitionState:
-    """The channel state that a recovered log says: its newest checkpoint, and everything after it."""
-    return checkpoint.rebuild(
-        lambda: log_.entries(log_.start.log_id, log_.end.log_id), lambda entry: bytes(log_.read(cast(Entry, entry)))
-    )
