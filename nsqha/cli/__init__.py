@@ -43,8 +43,10 @@ def main(argv: list[str] | None = None) -> None:
     from nsqha.errors import NsqhaError
 
     argv = sys.argv[1:] if argv is None else argv
-    args = build_parser(argv[0] if argv else "").parse_args(argv)
+    prog = "nsqha"
     try:
+        args = build_parser(argv[0] if argv else "").parse_args(argv)
+        prog = args.parser.prog
         status = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -54,6 +56,6 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = exits.BROKEN_PIPE
     except NsqhaError as error:
-        print(f"{args.parser.prog}: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         status = exits.status_of(error)
     sys.exit(status)

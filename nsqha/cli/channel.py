@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
         shape=f"{SHAPE} per line",
         statuses=USUAL,
     )
-    verb.add_argument("topic", metavar="TOPIC", type=name, nargs="?", default="")
+    verb.add_argument("topic", metavar="TOPIC", type=name, nargs="?")
     verb.add_argument("--names", action="store_true", help="print names only")
     add_json(verb, "print one line of JSON per channel")
     add_grpc(verb)
@@ -99,7 +99,7 @@ def _of_channel(
 
 def run_list(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        channels = admin.call("ListChannels", topic=args.topic).channels
+        channels = admin.call("ListChannels", topic=args.topic or "").channels
     if args.names:
         for channel in channels:
             print(channel.name)

@@ -46,7 +46,8 @@ def add_parser(commands: Any) -> None:
         run,
         help=VERBS["completion"],
         examples=(
-            "nsqha completion bash > ~/.nsqha-completion.bash",
+            "nsqha completion bash >> ~/.bash_completion",
+            "nsqha completion fish > ~/.config/fish/completions/nsqha.fish",
             "nsqha completion words -- topic sh",
         ),
         statuses=(exits.USAGE,),

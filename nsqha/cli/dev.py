@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
         run,
         help=VERBS["dev"],
         description=DESCRIPTION,
-        examples=("nsqha dev", "nsqha dev --data-dir /tmp/try --sync interval", "nsqha dev --json"),
+        examples=("nsqha dev", "nsqha dev --data-dir try --sync interval", "nsqha dev --json"),
         shape='{"nodes": [{"pid", "tcp", "http", "grpc", "data", "start": [argv]}], '
         '"lookupd": [{"pid", "tcp", "http"}]}  once it serves, and nothing else',
         statuses=(exits.FAILED, exits.USAGE),

@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
         shape=SHAPE + " per look",
         statuses=(exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.INTERRUPTED),
     )
-    verb.add_argument("topic", metavar="TOPIC", type=name, nargs="?", default="")
+    verb.add_argument("topic", metavar="TOPIC", type=name, nargs="?")
     verb.add_argument("--watch", type=duration, nargs="?", const=2 * 10**9, metavar="TIME", help="again and again (2s)")
     add_json(verb, "print JSON, one line per look")
     add_grpc(verb)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     before: Look | None = None
     with Admin.of(args) as admin:
         while True:
-            now = Look(admin, args.topic)
+            now = Look(admin, args.topic or "")
             if args.json:
                 print_json(now.json())
             else:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from nsqha.cli.admin import Admin
+from nsqha.cli.v2client import Publisher
+
 BIN = Path(sys.executable).parent
 ANY_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "grpc", "lookupd-tcp", "lookupd-http")]
+
+
+_libc = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Whatever becomes of the test process, its node does not outlive it."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class DevNode:
@@ -19,7 +33,7 @@ class DevNode:
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder = folder
         command = [str(BIN / "nsqha"), "dev", "--data-dir", str(folder / "data"), "--json", *ANY_PORTS, *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
         assert self.process.stdout is not None
         self.description = json.loads(self.process.stdout.readline())
         node = self.description["nodes"][0]
@@ -52,6 +66,17 @@ class DevNode:
     def json(self, *words: str) -> Any:
         """The one JSON line that it prints."""
         return json.loads(self.ok(*words, "--json"))
+
+    def create(self, topic: str, *channels: str) -> None:
+        """Without a process of its own, for what a test needs first."""
+        with Admin(self.grpc, 10) as admin:
+            admin.call("CreateTopic", topic=topic, channels=channels)
+
+    def publish(self, topic: str, *bodies: str) -> None:
+        """As `create`."""
+        publisher = Publisher(self.tcp, 10)
+        publisher.publish(topic, [body.encode() for body in bodies])
+        publisher.close()
 
     def stop(self) -> int:
         self.process.terminate()

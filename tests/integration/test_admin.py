@@ -170,7 +170,7 @@ def test_a_message_id_moves_only_its_own_partition(node: DevNode, admin: Any) ->
     admin.CreateTopic(pb.CreateTopicRequest(topic="three", channels=["c"], settings=settings))
     for _ in range(6):
         publish(node, "three", b"x", b"y")  # one partition per connection
-    third = [m for m in peek(admin, "three", start=True, partition=2) if m.offset == 1][0]
+    third = next(m for m in peek(admin, "three", start=True, partition=2) if m.offset == 1)
     answer = seek(admin, "three", message_id=third.message_id)
     assert [(p.partition, p.to_offset) for p in answer.partitions] == [(2, 1)]
     floors = admin.DescribeChannel(pb.DescribeChannelRequest(topic="three", channel="c")).channel.partitions
@@ -347,7 +347,11 @@ def test_errors_have_their_status(admin: Any, topic: str) -> None:
         (pb.PauseChannelRequest(topic=topic, channel="d", paused=True), admin.PauseChannel, codes.NOT_FOUND),
         (pb.EmptyChannelRequest(topic="nobody", channel="c"), admin.EmptyChannel, codes.NOT_FOUND),
         (pb.ListChannelsRequest(topic="nobody"), admin.ListChannels, codes.NOT_FOUND),
-        (pb.UpdateTopicSettingsRequest(topic=topic, retention_ms=-7), admin.UpdateTopicSettings, codes.INVALID_ARGUMENT),
+        (
+            pb.UpdateTopicSettingsRequest(topic=topic, retention_ms=-7),
+            admin.UpdateTopicSettings,
+            codes.INVALID_ARGUMENT,
+        ),
     ):
         assert code_of(lambda call=call, request=request: call(request))[0] is code, request
 
