@@ -281,9 +281,9 @@ class PartitionCursors:
             self._checkpoint_begun = self.state.applied.end_position
             self._checkpoint = checkpoint.write(snapshot, self.limits.checkpoint_frame_bytes)
 
-    def deliver_at(self, due_ns: int, message: bytes) -> bytes:
-        """A message frame with the attributes frame that defers it; the batch needs HAS_ATTRIBUTES."""
-        return events.Attributes(covers=1, deliver_at_ns=due_ns).encode() + message
+    def deliver_at(self, due_ns: int, messages: bytes, count: int = 1) -> bytes:
+        """Message frames with the attributes frame that defers them; the batch needs HAS_ATTRIBUTES."""
+        return events.Attributes(covers=count, deliver_at_ns=due_ns).encode() + messages
 
     def prepare_stop(self) -> None:
         """The next `take_events` is the last: it says of everything in flight how often it was delivered."""

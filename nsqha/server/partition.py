@@ -7,6 +7,9 @@ Adaptive group commit: with nothing outstanding the waiting runs are flushed at 
 gather until the outstanding batch is committed or `FLUSH_BYTES` wait. Merging stops at `BATCH_BYTES`; one run of
 frames is never split, so an MPUB stays in one batch.
 
+What goes wrong here stays here: a broken invariant or an event that can not be applied stops this partition, answers
+everybody who waits, and no other partition notices. A disk that fails ends the node (`on_failure`).
+
 Invariants: batches commit in log order; a waiter is answered exactly once; no append while a roll is under way.
 """
 
@@ -29,6 +32,7 @@ from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.nsqlog import Log
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.budget import PublishBudget
 from nsqha.server.disk import DiskRounds
 from nsqha.server.measures import Measures
 from nsqha.server.trimming import Trimmer
@@ -64,7 +68,7 @@ class PartitionRuntime:
     disk: DiskRounds
     measures: Measures
     on_failure: Callable[[BaseException], None]
-    waiting_bytes_max: int  # beyond this publishers of the partition are not read
+    budget: PublishBudget  # of the whole node: beyond it publishers are not read
     wait_seconds_max: float  # a publish that could not be written for so long is refused
     written_seconds_max: float  # a written publish without outcome is answered "unknown"
     sync_every: int  # messages per fsync with sync=interval
@@ -74,7 +78,7 @@ class PartitionRuntime:
 class Outstanding:
     """A written batch that is not committed yet, and who waits for it."""
 
-    __slots__ = ("data", "done", "entry", "waiters", "written_at")
+    __slots__ = ("data", "done", "entry", "size", "waiters", "written_at")
 
     def __init__(
         self,
@@ -83,12 +87,14 @@ class Outstanding:
         waiters: list[tuple[Reply, float]],
         done: list[asyncio.Future[None]],
         written_at: float,
+        size: int,
     ) -> None:
         self.entry = entry
         self.data = data
         self.waiters = waiters
         self.done = done
         self.written_at = written_at
+        self.size = size  # what it has of the budget
 
 
 class Partition:
@@ -137,12 +143,15 @@ class Partition:
         self._events_wanted = False
         self._outstanding: deque[Outstanding] = deque()
         self._flush_scheduled = False
-        self._rolling = False
+        self._exclusive: asyncio.Task[None] | None = None  # a job that has the files for itself
+        self._retry: asyncio.TimerHandle | None = None
+        self._why = "the partition is closed"
+        self._ended = False
         self.unsynced_messages = 0
         self._sync_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._drained: dict[Callable[[], None], None] = {}
+        self._budget = runtime.budget
 
     def start_epoch(self) -> asyncio.Future[None]:
         """Write the epoch-start batch, synced; the future ends when it is committed and applied."""
@@ -154,16 +163,22 @@ class Partition:
 
     # ---- publishing
 
-    def publish(self, frames: bytes, reply: Reply) -> None:
+    def publish(self, frames: bytes, reply: Reply, delay_ms: int | None = None) -> None:
         """Store a run of blank frames as one unit; `reply` hears of the outcome."""
+        if self.closed:
+            reply.failed(f"not stored: {self._why}")
+            return
         if self.held_back_max is not None:
             frames = self._fitting(frames)
             if not frames:
                 reply.stored()
                 return
+        if delay_ms is not None:
+            self._delays.append((len(self._runs), delay_ms))
         self._runs.append(frames)
         self._waiters.append((reply, self._loop.time()))
         self.waiting_bytes += len(frames)
+        self._budget.take(len(frames))
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -182,23 +197,22 @@ class Partition:
 
     def publish_deferred(self, frames: bytes, delay_ms: int, reply: Reply) -> None:
         """As `publish`; every channel gets the messages `delay_ms` after the flush."""
-        self._delays.append((len(self._runs), delay_ms))
-        self.publish(frames, reply)
+        self.publish(frames, reply, delay_ms)
 
     @property
     def full(self) -> bool:
         """Whether publishers should stop being read until `when_drained`."""
-        return self.waiting_bytes > self._runtime.waiting_bytes_max
+        return self._budget.full
 
     def when_drained(self, callback: Callable[[], None]) -> None:
-        """Call once, after the waiting bytes have been written."""
-        self._drained[callback] = None
+        """Call once, when there is room for publishes."""
+        self._budget.when_room(callback)
 
     def commit_events(self) -> asyncio.Future[None]:
         """Write the channel events that are due; the future ends when they are committed and applied."""
         future: asyncio.Future[None] = self._loop.create_future()
         if self.closed:
-            future.set_exception(Unavailable("the partition is closed"))
+            future.set_exception(Unavailable(self._why))
             return future
         self._event_waiters.append(future)
         self._schedule_flush()
@@ -211,19 +225,23 @@ class Partition:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        while self._runs or self._event_waiters or self._events_wanted or self.cursors.urgent:
-            if self._rolling or self.closed:
+        try:
+            self._flush_waiting()
+        except Exception as error:
+            self._stop(error)
+
+    def _flush_waiting(self) -> None:
+        while True:
+            urgent = bool(
+                self._event_waiters or self._events_wanted or self._unsent_events or self.cursors.urgent
+            )
+            if self._exclusive is not None or self.closed or not (self._runs or urgent):
                 return
-            urgent = self._event_waiters or self._events_wanted or self.cursors.urgent
             if self._outstanding and self.waiting_bytes < FLUSH_BYTES and not urgent:
                 return
             force, self._events_wanted = bool(self._event_waiters) or self._events_wanted, False
             if not self._write(force_events=force):
                 return
-        if self._drained and not self.full:
-            drained, self._drained = self._drained, {}
-            for callback in drained:
-                callback()
 
     def _take_runs(self) -> tuple[list[bytes], list[tuple[Reply, float]], list[tuple[int, int]]]:
         """The next batch's runs: all that wait, or as many as reach `BATCH_BYTES`."""
@@ -253,44 +271,30 @@ class Partition:
             events, flags = self._unsent_events + events, flags | self._unsent_flags
         runs, waiters, delays = self._take_runs()
         done, self._event_waiters = self._event_waiters, []
-        if delays:
-            flags |= HAS_ATTRIBUTES
-            for index, delay_ms in delays:
-                runs[index] = self.cursors.deliver_at(now.wall_ns + delay_ms * 1_000_000, runs[index])
+        size = sum(map(len, runs))
         if not runs and not events:
-            for future in done:
-                if not future.done():
-                    future.set_result(None)
+            self._settle(done)
             return True
-        data = bytearray().join((events, *runs)) if events else bytearray().join(runs)
-        timestamp_ns = self.log.next_timestamp(now.wall_ns)
-        count = hot.stamp(data, len(events), self.id_base + self.log.end.offset, timestamp_ns) if runs else 0
         try:
-            entry = self.log.append(
-                data,
-                count=count,
-                flags=flags,
-                timestamp_ns=timestamp_ns,
-                epoch=self.leader.epoch,
-                durable=self.leader.durable,
-            )
+            entry, data = self._append(now, events, flags, runs, delays)
         except AppendFailed as error:
             # Nothing was stored. Events are not publishes: nobody sends them again, so they wait for the next batch.
-            self._unsent_events, self._unsent_flags = events, flags & ~HAS_ATTRIBUTES
+            self._unsent_events, self._unsent_flags = events, flags
             self._event_waiters = done + self._event_waiters
-            for reply, _ in waiters:
-                reply.failed(f"not stored: {error}")
-            self._loop.call_later(RETRY_SECONDS, self._schedule_flush)
+            self._refuse(waiters, size, f"not stored: {error}")
+            if self._retry is None:
+                self._retry = self._loop.call_later(RETRY_SECONDS, self._try_again)
             return False
-        except Poisoned as error:
-            for reply, _ in waiters:
-                reply.failed("outcome unknown: the disk failed")
-            self._on_failure(error)
+        except Exception as error:
+            self._event_waiters = done + self._event_waiters
+            self._refuse(waiters, size, f"outcome unknown: {_text(error)}")
+            self._stop(error)
             return False
         self._unsent_events, self._unsent_flags = b"", 0
+        count = entry.count
         self.message_count += count
         self.message_bytes += len(data) - len(events) - count * hot.HEADER
-        self._outstanding.append(Outstanding(entry, data, waiters, done, now.mono))
+        self._outstanding.append(Outstanding(entry, data, waiters, done, now.mono, size))
         if self.sync == "always":
             self._disk.request(self)
         elif self.sync == "interval":
@@ -301,16 +305,63 @@ class Partition:
             self.exclusively(self.log.roll)
         return True
 
+    def _append(
+        self, now: Now, events: bytes, flags: int, runs: list[bytes], delays: list[tuple[int, int]]
+    ) -> tuple[Entry, bytearray]:
+        """Stamp the runs behind the events, and write both as one batch."""
+        for index, delay_ms in delays:
+            flags |= HAS_ATTRIBUTES
+            run = runs[index]
+            _, covers = hot.walk(run, 0, len(run), len(run))
+            runs[index] = self.cursors.deliver_at(now.wall_ns + delay_ms * 1_000_000, run, covers)
+        data = bytearray().join((events, *runs)) if events else bytearray().join(runs)
+        timestamp_ns = self.log.next_timestamp(now.wall_ns)
+        count = hot.stamp(data, len(events), self.id_base + self.log.end.offset, timestamp_ns) if runs else 0
+        entry = self.log.append(
+            data,
+            count=count,
+            flags=flags,
+            timestamp_ns=timestamp_ns,
+            epoch=self.leader.epoch,
+            durable=self.leader.durable,
+        )
+        return entry, data
+
+    def _settle(self, done: list[asyncio.Future[None]]) -> None:
+        """There is nothing more to write for these: they end with what is written, the last batch included."""
+        if self._outstanding:
+            self._outstanding[-1].done += done
+            return
+        for future in done:
+            if not future.done():
+                future.set_result(None)
+
+    def _refuse(self, waiters: list[tuple[Reply, float]], size: int, why: str) -> None:
+        """Answer publishes that were not written, or nobody knows whether."""
+        self._budget.give(size)
+        for reply, _ in waiters:
+            try:
+                reply.failed(why)
+            except Exception as error:
+                log.error("reply_failed", "a publisher could not be answered", error=error)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._schedule_flush()
+
     async def _run_exclusively(self, job: Callable[[], object]) -> None:
         try:
             await self._disk.run(job)
         except AppendFailed as error:
             log.warning("files_delayed", "%s; trying again", error)
-        except (Poisoned, OSError) as error:
+        except OSError as error:
             self._on_failure(error)
-            return
+        except Exception as error:
+            self._stop(error)
         finally:
-            self._rolling = False
+            self._exclusive = None
+        # A roll syncs what was written; the round that was asked for it may have found nothing left to do.
+        self._acked(self.log.local_durable)
         self._schedule_flush()
 
     # ---- durability
@@ -340,37 +391,53 @@ class Partition:
         return None if self.closed else self.log.unsynced()
 
     def synced(self, ticket: SyncTicket) -> None:
-        durable = self.log.synced(ticket)
-        if self.leader.acked(self.leader.node, end=self.log.end.log_id, durable=durable):
-            self._commit(self.now())
-        if self.sync == "always" and self.log.unsynced() is not None:
+        self._acked(self.log.synced(ticket))
+        if self.sync == "always" and not self.closed and self.log.unsynced() is not None:
             self._disk.request(self)
         if self._runs:
             self._flush()
 
+    def _acked(self, durable: int) -> None:
+        """Our own disk has everything below `durable`."""
+        if not self._ended and self.leader.acked(self.leader.node, end=self.log.end.log_id, durable=durable):
+            self._commit(self.now())
+
     # ---- commit
 
     def _commit(self, now: Now) -> None:
+        try:
+            self._commit_batches(now)
+        except Exception as error:
+            self._stop(error)
+            return
+        for delivery in list(self.deliveries.values()):
+            delivery.pump(now)
+        self.arm(now.mono)
+
+    def _commit_batches(self, now: Now) -> None:
         committed = self.leader.committed
         outstanding = self._outstanding
         cursors = self.cursors
         while outstanding and outstanding[0].entry.log_id < committed:
-            batch = outstanding.popleft()
+            batch = outstanding[0]
             entry = batch.entry
             effects = cursors.apply(entry, batch.data, now)
+            if effects:
+                self.on_effects(effects)
+            # Only now: had that failed, `abandon` would answer these.
+            outstanding.popleft()
+            self._budget.give(batch.size)
             if entry.count:
                 self._measures.publish_seconds.observe(now.mono - batch.written_at)
                 self._measures.batch_messages.observe(entry.count)
             for reply, _ in batch.waiters:
-                reply.stored()
-            if effects:
-                self.on_effects(effects)
+                try:
+                    reply.stored()
+                except Exception as error:
+                    log.error("reply_failed", "a publisher could not be answered", error=error)
             for future in batch.done:
                 if not future.done():
                     future.set_result(None)
-        for delivery in self.deliveries.values():
-            delivery.pump(now)
-        self.arm(now.mono)
 
     # ---- timers
 
@@ -394,31 +461,37 @@ class Partition:
         self._timer = None
         if self.closed:
             return
+        try:
+            self._do_what_is_due()
+        except Exception as error:
+            self._stop(error)
+
+    def _do_what_is_due(self) -> None:
         now = self.now()
         for delivery in list(self.deliveries.values()):
             delivery.due(now)
         deadline = self.cursors.event_deadline()
-        if (self.cursors.urgent or (deadline is not None and deadline <= now.mono)) and not self._rolling:
+        if (self.cursors.urgent or (deadline is not None and deadline <= now.mono)) and self._exclusive is None:
             self._write()
         self.arm(now.mono)
 
     def keep_house(self, now: Now) -> None:
         """Called about once a second: answer publishes that waited too long, let go of what nobody needs."""
+        if self.closed:
+            return
         overdue = self._loop.time() - self._runtime.wait_seconds_max
         if self._waiters and self._waiters[0][1] < overdue:
             n = sum(at < overdue for _, at in self._waiters)
             expired = self._waiters[:n]
-            self.waiting_bytes -= sum(map(len, self._runs[:n]))
+            size = sum(map(len, self._runs[:n]))
+            self.waiting_bytes -= size
             del self._runs[:n], self._waiters[:n]
             self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
-            for reply, _ in expired:
-                reply.failed("not stored: the log could not be written in time")
+            self._refuse(expired, size, "not stored: the log could not be written in time")
         for batch in self._outstanding:
             if batch.waiters and batch.written_at < now.mono - self._runtime.written_seconds_max:
                 waiters, batch.waiters = batch.waiters, []
-                for reply, _ in waiters:
-                    reply.failed("outcome unknown: not confirmed in time")
-
+                self._refuse(waiters, 0, "outcome unknown: not confirmed in time")
         self.trimmer.step(self, now)
 
     def write_events(self) -> None:
@@ -428,9 +501,8 @@ class Partition:
 
     def exclusively(self, job: Callable[[], object]) -> None:
         """Run a job on the files while nothing is appended; publishes wait meanwhile."""
-        if not self._rolling and not self.closed:
-            self._rolling = True
-            self._loop.create_task(self._run_exclusively(job))
+        if self._exclusive is None and not self.closed:
+            self._exclusive = self._loop.create_task(self._run_exclusively(job))
 
     def now(self) -> Now:
         return Now(self._clock.monotonic(), self._clock.wall_ns())
@@ -473,43 +545,66 @@ class Partition:
     # ---- end
 
     async def close(self) -> None:
-        """Write the last progress, sync, and answer who still waits."""
+        """A clean stop: write the last progress, sync, and answer who still waits."""
         if self.closed:
             return
-        while self._rolling:
-            await asyncio.sleep(0.01)
+        self._close("shutting down")
+        await self._files_free()
         self.cursors.prepare_stop()
         self._write(force_events=True)
         while self._runs:
             self._write()
-        self.closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._sync_timer is not None:
-            self._sync_timer.cancel()
         ticket = self.log.unsynced()
-        if ticket is not None:
+        if ticket is not None and not self._ended:
             await self._disk.run(ticket.run)
-            self.log.synced(ticket)
-            if self.leader.acked(self.leader.node, end=self.log.end.log_id, durable=self.log.end.log_id):
-                self._commit(self.now())
+            self._acked(self.log.synced(ticket))
         self.abandon("shutting down")
         self.log.close()
 
+    async def end(self, why: str) -> None:
+        """The topic was deleted: answer who waits, and let go of the files when nobody works on them."""
+        self.abandon(why)
+        await self._files_free()
+        self.log.close()
+
+    async def _files_free(self) -> None:
+        if self._exclusive is not None:
+            await asyncio.wait([self._exclusive])
+
+    def _stop(self, error: Exception) -> None:
+        """Something happened that must not. The disk: the node ends. Else this partition stops: silent, not wrong."""
+        if isinstance(error, Poisoned):
+            self._on_failure(error)
+        elif not self._ended:
+            log.error("partition_stopped", "%s stopped", self.log.directory, error=error)
+            self.abandon(f"the partition stopped: {_text(error)}")
+
+    def _close(self, why: str) -> None:
+        """Take nothing more, and begin nothing more."""
+        if not self.closed:
+            self.closed = True
+            self._why = why
+        for timer in (self._timer, self._sync_timer, self._retry):
+            if timer is not None:
+                timer.cancel()
+
     def abandon(self, why: str) -> None:
         """Answer everybody who waits: the partition ends here."""
-        self.closed = True
-        waiters, self._waiters, self._runs = self._waiters, [], []
-        for reply, _ in waiters:
-            reply.failed(f"not stored: {why}")
-        for batch in self._outstanding:
-            for reply, _ in batch.waiters:
-                reply.failed(f"outcome unknown: {why}")
-            for future in batch.done:
-                if not future.done():
-                    future.set_exception(Unavailable(why))
+        self._close(why)
+        self._ended = True
+        waiters, self._waiters, self._runs, self._delays = self._waiters, [], [], []
+        size, self.waiting_bytes = self.waiting_bytes, 0
+        self._refuse(waiters, size, f"not stored: {why}")
+        outstanding = list(self._outstanding)
         self._outstanding.clear()
-        for future in self._event_waiters:
+        for batch in outstanding:
+            self._refuse(batch.waiters, batch.size, f"outcome unknown: {why}")
+            self._event_waiters += batch.done
+        futures, self._event_waiters = self._event_waiters, []
+        for future in futures:
             if not future.done():
                 future.set_exception(Unavailable(why))
-        self._event_waiters = []
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -30,6 +30,7 @@ from nsqha.cursor.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.errors import Poisoned
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.budget import PublishBudget
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
@@ -238,6 +239,7 @@ class Rig:
         cursor_limits: Limits | None = None,
         held_back_max: int | None = None,
         channel: bool = True,
+        waiting_bytes_max: int = 1 << 20,
         **runtime: Any,
     ) -> None:
         self.clock = ManualClock()
@@ -255,12 +257,12 @@ class Rig:
             node=NODE, epoch=1, isr=(NODE,), min_isr=1, sync_always=sync == "always", end=1, durable=1
         )
         settings: dict[str, Any] = {
-            "waiting_bytes_max": 1 << 20,
             "wait_seconds_max": 5.0,
             "written_seconds_max": 30.0,
             "sync_every": 2500,
             "sync_seconds": 2.0,
         }
+        self.budget = PublishBudget(self.loop, waiting_bytes_max)  # type: ignore[arg-type]
         self.runtime = self._runtime(settings | runtime)
         self.partition = Partition(
             self.runtime,
@@ -284,6 +286,7 @@ class Rig:
             clock=self.clock,
             disk=self.disk,  # type: ignore[arg-type]
             measures=Measures(),
+            budget=self.budget,
             on_failure=self.failures.append,
             **settings,
         )
