@@ -12,12 +12,14 @@ Reading order:
 
     events        the channel events: what is written into the log, and how
     deferred      messages that wait for a due time: the set, and the protocol that its storage fulfils
-    state         the committed state of one partition's channels
+    state         the committed state of one partition's channels, changed by applying batches only
+    cursor        live: where a channel's reader stands, what is settled, what the log is told and tells
+    channel       live: handing out, FIN, REQ, TOUCH, time-outs; `ordered` is the strict kind
     flight        live: who has what in flight, and until when
+    waiting       live: what comes again and stays in memory; `requeue` decides what does
     postponed     live: deferred messages, committed and not yet committed, by due time
-    channel       live: one channel of one partition: what to hand out next; FIN, REQ, TOUCH, time-outs
     progress      live -> events: what changed since it was last written
     seek          moving a cursor: what would happen, what did, and the way back
-    checkpoint    committed state <-> frames in the log
+    checkpoint    committed state <-> frames in the log, and rebuilding it from the files
     partition     all channels of one partition: the queue of events, applying them, log start
 """

@@ -24,7 +24,8 @@ from nsqha import frames
 from nsqha.clock import Now
 from nsqha.cursor import checkpoint, events, progress, state
 from nsqha.cursor import seek as seeks
-from nsqha.cursor.channel import Board, Channel
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.cursor import Board
 from nsqha.cursor.deferred import Deferred
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.ordered import OrderedChannel

@@ -8,6 +8,7 @@ it. (A batch is applied whole, so within one batch the order matters to readers 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, Progress, Range
@@ -63,6 +64,22 @@ def without(ranges: list[Range], held: RangeSet) -> list[Range]:
         if first < end:
             new.append((first, end))
     return new
+
+
+def deliveries(low: int, end: int, settled: list[Range], known: dict[int, int]) -> list[tuple[int, int, int]]:
+    """[low, end) without what is settled, as runs (first, end, deliveries): 1 unless known."""
+    marks = sorted(known)
+    found: list[tuple[int, int, int]] = []
+    for first, stop in [*RangeSet(sorted(settled)), (end, end)]:
+        for offset in marks[bisect_left(marks, low) : bisect_left(marks, first)]:
+            if low < offset:
+                found.append((low, offset, 1))
+            found.append((offset, offset + 1, known[offset]))
+            low = offset + 1
+        if low < first:
+            found.append((low, first, 1))
+        low = stop
+    return found
 
 
 def pieces(whole: ChannelProgress, floor_before: int) -> Iterator[ChannelProgress]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress
-from nsqha.cursor.progress import ROWS_PER_PIECE, Written, frames, pieces, without
+from nsqha.cursor.progress import ROWS_PER_PIECE, Written, deliveries, frames, pieces, without
 from nsqha.ranges import RangeSet
 
 sets = st.sets(st.integers(0, 60))
@@ -80,3 +82,13 @@ def test_long_news_are_cut_and_the_floor_comes_last():
 def test_no_frame_is_above_64_kb():
     parts = [piece for n in range(40) for piece in pieces(long_progress(ROWS_PER_PIECE if n % 7 == 0 else 3), 0)]
     assert max(len(frame) for frame in frames(parts)) <= FRAME_BYTES_MAX
+
+
+@settings(max_examples=200, deadline=None)
+@given(sets, st.dictionaries(st.integers(0, 60), st.integers(2, 9)))
+def test_deliveries_of_what_is_unfinished(settled, known):
+    known = {offset: n for offset, n in known.items() if offset not in settled}
+    found = deliveries(0, 61, as_ranges(settled), known)
+    told = {offset: n for first, end, n in found for offset in range(first, end)}
+    assert told == {offset: known.get(offset, 1) for offset in range(61) if offset not in settled}
+    assert all(a[1] <= b[0] for a, b in pairwise(found))

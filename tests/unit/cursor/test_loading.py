@@ -1,0 +1,175 @@
+"""Where the committed state comes from, and how much of the log is read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nsqha.cursor.checkpoint import digest
+from nsqha.cursor.limits import Limits
+from nsqha.cursor.loading import CACHE, CHECKPOINT, LOG_START, load, vouches
+from nsqha.cursor.state import PartitionState
+from nsqha.errors import LogCorrupt
+from tests.unit.cursor.tiny import Entry, Leader
+from tests.unit.cursor.tiny_cache import CountedLog
+
+SMALL_FRAMES = Limits(checkpoint_frame_bytes=150, checkpoint_bytes_per_batch=200, checkpoint_every_bytes=1 << 40)
+
+
+def leader_with_channel() -> Leader:
+    leader = Leader(limits=SMALL_FRAMES)
+    leader.create("c")
+    return leader
+
+
+def publish_and_finish(leader: Leader, count: int) -> None:
+    channel = leader.cursors.channels["c"]
+    for offset in leader.publish(count):
+        leader.deliver(channel, 1)
+        leader.fin(channel, offset)
+    leader.flush()
+
+
+def loaded(leader: Leader, cached: Callable[[], PartitionState | None] = lambda: None):
+    log = CountedLog(leader.log)
+    result = load(log, log.read, cached)
+    assert digest(result.state) == digest(leader.cursors.state)
+    return result, log
+
+
+def test_an_empty_log_gives_an_empty_state():
+    log = CountedLog(leader_with_channel().log)
+    log.log.batches.clear()
+    log.log.log_id = log.log.end_offset = log.log.end_position = 0
+    result = load(log, log.read)
+    assert (result.source, result.batches) == (LOG_START, 0)
+    assert digest(result.state) == digest(PartitionState())
+
+
+def test_without_anything_else_the_log_is_read_from_its_start():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 3)
+    result, _ = loaded(leader)
+    assert (result.source, result.batches) == (LOG_START, leader.log.log_id)
+
+
+def test_the_cached_state_saves_reading_what_it_has_applied():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 5)
+    kept = leader.cursors.state.snapshot()
+    before = leader.log.log_id
+    for _ in range(3):
+        leader.publish(1)
+    result, log = loaded(leader, lambda: kept)
+    assert (result.source, result.batches) == (CACHE, 3)
+    assert log.entries_read == 1 + leader.log.log_id - before
+
+
+@pytest.mark.parametrize("what", ["epoch", "chain"])
+def test_a_state_of_another_log_is_not_taken(what):
+    leader = leader_with_channel()
+    publish_and_finish(leader, 5)
+    kept = leader.cursors.state.snapshot()
+    kept.applied = kept.applied._replace(**{what: getattr(kept.applied, what) + 1})
+    result, _ = loaded(leader, lambda: kept)
+    assert result.source == LOG_START
+
+
+def test_a_state_ahead_of_the_log_is_not_taken():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 5)
+    kept = leader.cursors.state.snapshot()
+    end = leader.log.log_id
+    log = CountedLog(leader.log)
+    assert vouches(log, kept.applied, end + 1) and not vouches(log, kept.applied, end)
+    leader.log.batches.pop()
+    leader.log.log_id -= 1
+    result = load(log, log.read, lambda: kept)
+    assert result.source == LOG_START and result.state.applied.log_id == end - 1
+
+
+def test_a_state_from_before_the_first_file_is_not_taken():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 5)
+    kept = leader.cursors.state.snapshot()
+    write_checkpoint(leader)
+    leader.publish(1)
+    del leader.log.batches[: kept.applied.log_id]
+    log = CountedLog(leader.log)
+    assert load(log, log.read, lambda: kept).source == CHECKPOINT
+
+
+def write_checkpoint(leader: Leader) -> int:
+    """A checkpoint of several batches; the log_id it is as of."""
+    as_of = leader.cursors.state.applied.log_id
+    leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
+    leader.flush()
+    return as_of
+
+
+def test_the_newest_checkpoint_is_found_from_the_end():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 50)
+    write_checkpoint(leader)
+    publish_and_finish(leader, 20)
+    as_of = write_checkpoint(leader)
+    publish_and_finish(leader, 5)
+    result, log = loaded(leader)
+    assert result.source == CHECKPOINT
+    assert result.batches == leader.log.log_id - as_of
+    assert log.batches_read < 2 * (leader.log.log_id - as_of) + 20
+
+
+def test_a_checkpoint_that_was_not_finished_is_passed_over():
+    leader = leader_with_channel()
+    for _ in range(30):
+        leader.publish(1)
+        leader.create(f"d{leader.log.log_id}")  # many channels: the checkpoint takes several batches
+    as_of = write_checkpoint(leader)
+    leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
+    leader.publish(1, force=True)
+    assert leader.cursors.state.partial is not None
+    result, _ = loaded(leader)
+    assert (result.source, result.batches) == (CHECKPOINT, leader.log.log_id - as_of)
+    after = leader.restart()  # what it had written is of nobody now
+    after.publish(2)
+    result, _ = loaded(after)
+    assert (result.source, result.batches) == (CHECKPOINT, after.log.log_id - as_of)
+
+
+def test_a_checkpoint_whose_beginning_is_gone_is_none():
+    leader = leader_with_channel()
+    for _ in range(30):
+        leader.create(f"d{leader.log.log_id}")
+    as_of = write_checkpoint(leader)
+    del leader.log.batches[: as_of + 1]
+    log = CountedLog(leader.log)
+    with pytest.raises(LogCorrupt, match="no complete checkpoint"):
+        load(log, log.read)
+
+
+def test_a_checkpoint_that_does_not_match_its_digest_is_passed_over():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 5)
+    good = write_checkpoint(leader)
+    bad = write_checkpoint(leader)
+    log = CountedLog(leader.log)
+
+    def read(entry: Entry) -> bytes:
+        data = log.read(entry)
+        return data[:-1] + bytes([data[-1] ^ 1]) if entry.log_id > bad else data
+
+    # The state is rebuilt from the older one; what cannot be told apart by contents is told by how much was read.
+    assert load(log, read).batches == leader.log.log_id - good
+
+
+def test_a_state_of_some_batch_ago():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 5)
+    then, expected = leader.log.log_id, digest(leader.cursors.state)
+    write_checkpoint(leader)
+    publish_and_finish(leader, 5)
+    log = CountedLog(leader.log)
+    result = load(log, log.read, end_log_id=then + 1)
+    assert digest(result.state) == expected
