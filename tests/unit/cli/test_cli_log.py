@@ -1,0 +1,36 @@
+"""Finding logs in a data folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsqha.cli.log import folders
+from nsqha.errors import NotFound
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    for name in ("orders-00000000000000aa/0", "orders-00000000000000aa/10", "a-b-00000000000000bb/0", "stray/0"):
+        (tmp_path / "topics" / name).mkdir(parents=True)
+    (tmp_path / "topics" / "orders-00000000000000aa" / "lost").touch()
+    return str(tmp_path)
+
+
+def test_folders_name_topic_uid_and_partition(data: str) -> None:
+    found = [(f.topic, f.topic_uid, f.partition) for f in folders(data, "", None)]
+    assert found == [("a-b", 0xBB, 0), ("orders", 0xAA, 0), ("orders", 0xAA, 10)]
+    assert [str(f) for f in folders(data, "orders", None)] == ["orders/0", "orders/10"]
+    assert [f.partition for f in folders(data, "orders", 10)] == [10]
+
+
+def test_what_is_not_there_is_named(data: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="did you mean orders"):
+        folders(data, "order", None)
+    with pytest.raises(NotFound, match="partition 3 of topic orders"):
+        folders(data, "orders", 3)
+    with pytest.raises(NotFound, match="no folder"):
+        folders(f"{data}/nowhere", "", None)
+    with pytest.raises(NotFound, match="no logs"):
+        folders(f"{data}/topics/stray", "", None)

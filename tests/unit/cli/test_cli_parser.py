@@ -1,0 +1,94 @@
+"""Errors are one line with a way out; arguments are checked before anything is asked of a broker."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from nsqha.cli import build_parser, exits
+from nsqha.cli.parser import count, did_you_mean, duration, topic_and_partition
+from nsqha.cli.topic import size, span
+from nsqha.cli.verbs import VERBS
+from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, Unavailable
+
+
+def fails(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as raised:
+        build_parser().parse_args(list(words))
+    assert raised.value.code == exits.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    return captured.err
+
+
+def test_near_misses_are_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean seek?" in fails("sek", capsys=capsys)
+    assert "did you mean create?" in fails("topic", "creat", capsys=capsys)
+    assert "did you mean --plan?" in fails("seek", "a", "b", "start", "--plam=1", capsys=capsys)
+    assert "nsqha seek --help" in fails("seek", "a", capsys=capsys)
+    assert "COMMAND" in fails(capsys=capsys)
+
+
+def test_a_relative_time_is_no_flag_where_times_are_expected() -> None:
+    assert build_parser("seek").parse_args(["seek", "t", "c", "-1h30m"]).to == "@-1h30m"
+    assert build_parser("peek").parse_args(["peek", "t", "-2d", "-n", "5"]).place == "@-2d"
+
+
+def test_a_message_is_left_as_it_is() -> None:
+    assert build_parser("pub").parse_args(["pub", "t", "--", "-2h"]).messages == ["-2h"]
+    assert build_parser("pub").parse_args(["pub", "t", "-5"]).messages == ["-5"]
+
+
+def test_only_the_verb_that_is_called_is_built() -> None:
+    seek = build_parser("seek").verbs()
+    assert list(seek) == list(VERBS)
+    assert seek["seek"].positionals()
+    assert not seek["topic"].verbs()
+
+
+def test_topics_may_name_a_partition() -> None:
+    assert topic_and_partition("orders") == ("orders", None)
+    assert topic_and_partition("orders/12") == ("orders", 12)
+    for bad in ("orders/", "orders/x", "orders/-1", "orders/1024", "or ders", "/1", "orders/1/2"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            topic_and_partition(bad)
+
+
+def test_numbers_are_bounded() -> None:
+    assert count("12") == 12
+    for bad in ("0", "-1", "x", "", "9" * 30, "1.5"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            count(bad)
+    with pytest.raises(argparse.ArgumentTypeError, match="negative"):
+        duration("-1s")
+
+
+def test_retention_in_words() -> None:
+    assert (span("7d"), span("forever"), span("never"), span("default")) == (7 * 86_400_000, -1, -1, 0)
+    assert (size("10GB"), size("500k"), size("7"), size("unlimited"), size("default")) == (10**10, 500_000, 7, -1, 0)
+    for bad in ("0s", "1us", "soon"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            span(bad)
+    for bad in ("0", "ten", "-1GB", "9" * 18 + "TB", ""):
+        with pytest.raises(argparse.ArgumentTypeError):
+            size(bad)
+
+
+def test_suggestions_need_some_likeness() -> None:
+    assert did_you_mean("ordesr", ["payments", "orders"]) == " (did you mean orders?)"
+    assert did_you_mean("xyz", ["payments", "orders"]) == ""
+
+
+def test_every_error_has_its_status() -> None:
+    assert exits.status_of(exits.Exit(8, "no")) == 8
+    for error, status in (
+        (ConfigError("x"), 2),
+        (NotFound("x"), 3),
+        (Conflict("x"), 4),
+        (Unavailable("x"), 6),
+        (OutcomeUnknown("x"), 1),
+        (LogCorrupt("x"), 1),
+    ):
+        assert exits.status_of(error) == status
