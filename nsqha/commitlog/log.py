@@ -10,8 +10,8 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
 - An append that fails is cut back from both files: the log is as it was before (`AppendFailed`). If that fails too,
   or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
 - A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
-- `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `roll` as long as
-  nobody appends. `drop_pairs` and `truncate_to` need the log for themselves.
+- `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_pairs`,
+  and `next_pair` as long as nobody appends. All else that changes the list of files belongs to the readers' thread.
 """
 
 from __future__ import annotations
@@ -173,16 +173,26 @@ class PartitionLog(LogReader):
 
         AppendFailed: there is no new pair and the old one is still good.
         """
+        self.use(self.next_pair())
+
+    def next_pair(self) -> Pair | None:
+        """The slow half of `roll`, for another thread while nobody appends: readers notice nothing of it."""
         old, last = self._active, self._last
         if last is old.anchor:
-            return  # nothing in it: a new pair would have the same name
+            return None  # nothing in it: a new pair would have the same name
         old.segment.sync()
         old.commitlog.sync()
         try:
-            new = Pair.create(self._storage, self.directory, last)
+            return Pair.create(self._storage, self.directory, last)
         except OSError as error:
             raise AppendFailed(f"{self.directory}: no new files: {error}") from error
-        self.local_durable = max(self.local_durable, last.log_id + 1)
+
+    def use(self, new: Pair | None) -> None:
+        """The quick half: append to `new` from now on. Everything before it is durable."""
+        if new is None:
+            return
+        old = self._active
+        self.local_durable = max(self.local_durable, new.first.log_id)
         self._pairs.append(new)
         self._active = new
         self._opened(old)
@@ -191,19 +201,28 @@ class PartitionLog(LogReader):
 
     def drop_pairs(self, up_to: Place) -> int:
         """Unlink the pairs that end at or below `up_to`; how many. The pair being written always stays."""
+        dropped = self.forget_pairs(up_to)
+        if dropped:
+            self.unlink_pairs(dropped)
+        return len(dropped)
+
+    def forget_pairs(self, up_to: Place) -> list[int]:
+        """The quick half of `drop_pairs`: the log begins behind them now. Their positions."""
         n = 0
         for after in self._pairs[1:]:
             end = after.first
             if end.offset > up_to.offset or end.position > up_to.position:
                 break
             n += 1
-        if n:
-            dropped = self._pairs[:n]
-            del self._pairs[:n]
-            for pair in dropped:
-                pair.release()
-            drop_files(self._storage, self.directory, [pair.position for pair in dropped])
-        return n
+        dropped = self._pairs[:n]
+        del self._pairs[:n]
+        for pair in dropped:
+            pair.release()
+        return [pair.position for pair in dropped]
+
+    def unlink_pairs(self, positions: list[int]) -> None:
+        """The slow half, for another thread: nobody looks at these files any more."""
+        drop_files(self._storage, self.directory, positions)
 
     def cut_intent(self, log_id: int) -> CutIntent:
         """What to journal before `truncate_to(log_id)`."""

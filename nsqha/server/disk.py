@@ -16,9 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 from nsqha.clock import Clock
 from nsqha.commitlog.log import SyncTicket
+from nsqha.nsqlog import Log
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
+
+log = Log("disk")
 
 T = TypeVar("T")
 
@@ -98,7 +101,11 @@ class DiskRounds:
         if self._failed:
             return
         for partition, ticket in tickets:
-            partition.synced(ticket)
+            try:
+                partition.synced(ticket)
+            except Exception as error:
+                # One partition's trouble is not that of the others in the round.
+                log.error("round_failed", "a partition could not take in its disk round", error=error)
         if self._wanting and not self._running:
             self._running = True
             self._start_round()

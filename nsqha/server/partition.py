@@ -19,11 +19,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from nsqha import hot
 from nsqha.clock import Clock, Now
-from nsqha.commitlog.entry import Entry
+from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.events import CARRY_HEAD, EpochStart
 from nsqha.cursor.partition import Forgotten, PartitionCursors
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from nsqha.server.delivery import Delivery
 
 log = Log("partition")
+
+T = TypeVar("T")
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 BATCH_BYTES = 256 << 10  # merging stops here
@@ -302,7 +304,7 @@ class Partition:
         if self.leader.written(self.log.end.log_id):
             self._commit(now)
         if self.log.needs_roll:
-            self.exclusively(self.log.roll)
+            self.roll()
         return True
 
     def _append(
@@ -349,9 +351,9 @@ class Partition:
         self._retry = None
         self._schedule_flush()
 
-    async def _run_exclusively(self, job: Callable[[], object]) -> None:
+    async def _run_exclusively(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
         try:
-            await self._disk.run(job)
+            then(await self._disk.run(job))
         except AppendFailed as error:
             log.warning("files_delayed", "%s; trying again", error)
         except OSError as error:
@@ -499,10 +501,22 @@ class Partition:
         self._events_wanted = True
         self._schedule_flush()
 
-    def exclusively(self, job: Callable[[], object]) -> None:
-        """Run a job on the files while nothing is appended; publishes wait meanwhile."""
+    def roll(self) -> None:
+        """Begin a new pair of files."""
+        self._exclusively(self.log.next_pair, self.log.use)
+
+    def drop_files(self, up_to: Place) -> None:
+        """Unlink the files that end at or below `up_to`."""
+        if self._exclusive is None and (dropped := self.log.forget_pairs(up_to)):
+            self._exclusively(lambda: self.log.unlink_pairs(dropped), lambda _: None)
+
+    def _exclusively(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Run a job on the files while nothing is appended, `then` take in its result; publishes wait meanwhile.
+
+        Deliveries go on, so the job itself must not change what readers of the log look at.
+        """
         if self._exclusive is None and not self.closed:
-            self._exclusive = self._loop.create_task(self._run_exclusively(job))
+            self._exclusive = self._loop.create_task(self._run_exclusively(job, then))
 
     def now(self) -> Now:
         return Now(self._clock.monotonic(), self._clock.wall_ns())

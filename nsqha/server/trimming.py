@@ -51,7 +51,7 @@ class Trimmer:
         pairs = partition.log.pairs
         if len(pairs) == 1:
             if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0]):
-                partition.exclusively(partition.log.roll)
+                partition.roll()
             return
         self._unlink(partition, pairs)
         given_up = self._give_up(partition, pairs, now)
@@ -101,9 +101,8 @@ class Trimmer:
                 break
             up_to = end
         if up_to is not None and partition.log.local_durable > cursors.needed_durable:
-            place = up_to
-            log.info("unlinked", "%s: files below offset %d go", partition.log.directory, place.offset)
-            partition.exclusively(lambda: partition.log.drop_pairs(place))
+            log.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
+            partition.drop_files(up_to)
 
     def _give_up(self, partition: Partition, pairs: list[PairInfo], now: Now) -> list[Abandoned]:
         """What the policy takes from channels nobody reads, so that the log start can pass it."""
