@@ -244,23 +244,53 @@ class LogReader:
         return None
 
     def _read_run(self, log_id: int) -> Batch:
-        """The batch `log_id` and those behind it in the same pair, up to RUN_BYTES; just this one if any is bad."""
+        """The batch `log_id` and those behind it in the same pair, as far as they verify, up to RUN_BYTES."""
         pair = self.pair_of(log_id)
-        fields = columns(pair.read_slots(log_id, self._slots_of_run(pair, log_id)))
-        if fields is not None:
-            first = Entry(*[field[0] for field in fields])
-            if first.log_id == log_id and follow_each_other([field[1:] for field in fields], first):
-                run = _verified_run(pair, first, fields)
-                if run is not None:
-                    return run
-        entry = self.entry(log_id)
-        return Batch.of(entry, self.read(entry))
+        entries, size = self._entries_of_run(pair, log_id)
+        if not entries:
+            raise self._bad(log_id)
+        data = pair.read_data(entries[0].position, size)
+        if len(entries) == 1:
+            if not verifies(entries[0], data):
+                raise bad_data(entries[0])
+            return Batch.of(entries[0], data)
+        at = good = flags = 0
+        with memoryview(data) as view:
+            for entry in entries:
+                end = at + entry.size
+                if crc32(view[at:end]) != entry.crc or end > len(data):
+                    break
+                flags |= entry.flags
+                at = end
+                good += 1
+        if not good:
+            raise bad_data(entries[0])
+        if at < len(data):
+            data = data[:at]
+        last = entries[good - 1]
+        return Batch(entries[0], data, last.log_id + 1, last.end_offset, flags)
 
-    def _slots_of_run(self, pair: Pair, log_id: int) -> int:
-        """How many entries to look at: as many as fill a run if their batches are of the pair's average size."""
-        first, end = pair.first, self.end_of(pair)
-        average = (end.position - first.position) // (end.log_id - first.log_id) + 1
-        return min(RUN_BYTES // average + 2, RUN_SLOTS, end.log_id - log_id)
+    def _entries_of_run(self, pair: Pair, log_id: int) -> tuple[list[Entry], int]:
+        entries: list[Entry] = []
+        size = 0
+        end = self.end_of(pair).log_id
+        slots = FIRST_SLOTS
+        while log_id < end:
+            block = pair.read_entries(log_id, min(slots, end - log_id))
+            for entry in block:
+                if entry is None or entry.flags & FAULTY or (entries and size + entry.size > RUN_BYTES):
+                    return entries, size
+                entries.append(entry)
+                size += entry.size
+            if not block:
+                break
+            log_id += len(block)
+            slots = BLOCK_SLOTS
+        return entries, size
+
+    def _bad(self, log_id: int) -> BatchCorrupt:
+        entry = self.pair_of(log_id).read_entry(log_id)
+        return self.hole(log_id) if entry is None else bad_data(entry)
 
     def close(self) -> None:
         """Let go of the files. Nothing is synced; a sync in another thread ends before they are closed."""
