@@ -13,11 +13,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, pairwise
+from operator import or_
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 from nsqha.commitlog.directory import find
-from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Entry, Place
+from nsqha.commitlog.entry import (
+    ENTRY_BYTES,
+    FAULTY,
+    BatchCorrupt,
+    Entry,
+    Place,
+    columns,
+    follow_each_other,
+)
 from nsqha.commitlog.pairs import BLOCK_SLOTS, LogIdentity, Pair
 from nsqha.commitlog.reader import RUN_BYTES, Batch, BatchCache
 from nsqha.errors import NotFound
@@ -28,7 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["LogIdentity", "LogReader", "PairInfo", "bad_data", "verifies"]
 
 OPEN_PAIRS = 4  # old pairs whose files stay open
-FIRST_SLOTS = 16  # entries that a run looks at first: enough unless batches are small
+RUN_SLOTS = 4096  # entries that a run looks at, at most
+COUNT, SIZE, CRC, FLAGS = (Entry._fields.index(name) for name in ("count", "size", "crc", "flags"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,53 +256,23 @@ class LogReader:
         return None
 
     def _read_run(self, log_id: int) -> Batch:
-        """The batch `log_id` and those behind it in the same pair, as far as they verify, up to RUN_BYTES."""
+        """The batch `log_id` and those behind it in the same pair, up to RUN_BYTES; just this one if any is bad."""
         pair = self.pair_of(log_id)
-        entries, size = self._entries_of_run(pair, log_id)
-        if not entries:
-            raise self._bad(log_id)
-        data = pair.read_data(entries[0].position, size)
-        if len(entries) == 1:
-            if not verifies(entries[0], data):
-                raise bad_data(entries[0])
-            return Batch.of(entries[0], data)
-        at = good = flags = 0
-        with memoryview(data) as view:
-            for entry in entries:
-                end = at + entry.size
-                if crc32(view[at:end]) != entry.crc or end > len(data):
-                    break
-                flags |= entry.flags
-                at = end
-                good += 1
-        if not good:
-            raise bad_data(entries[0])
-        if at < len(data):
-            data = data[:at]
-        last = entries[good - 1]
-        return Batch(entries[0], data, last.log_id + 1, last.end_offset, flags)
+        fields = columns(pair.read_slots(log_id, self._slots_of_run(pair, log_id)))
+        if fields is not None:
+            first = Entry(*[field[0] for field in fields])
+            if first.log_id == log_id and follow_each_other([field[1:] for field in fields], first):
+                run = _verified_run(pair, first, fields)
+                if run is not None:
+                    return run
+        entry = self.entry(log_id)
+        return Batch.of(entry, self.read(entry))
 
-    def _entries_of_run(self, pair: Pair, log_id: int) -> tuple[list[Entry], int]:
-        entries: list[Entry] = []
-        size = 0
-        end = self.end_of(pair).log_id
-        slots = FIRST_SLOTS
-        while log_id < end:
-            block = pair.read_entries(log_id, min(slots, end - log_id))
-            for entry in block:
-                if entry is None or entry.flags & FAULTY or (entries and size + entry.size > RUN_BYTES):
-                    return entries, size
-                entries.append(entry)
-                size += entry.size
-            if not block:
-                break
-            log_id += len(block)
-            slots = BLOCK_SLOTS
-        return entries, size
-
-    def _bad(self, log_id: int) -> BatchCorrupt:
-        entry = self.pair_of(log_id).read_entry(log_id)
-        return self.hole(log_id) if entry is None else bad_data(entry)
+    def _slots_of_run(self, pair: Pair, log_id: int) -> int:
+        """How many entries to look at: as many as fill a run if their batches are of the pair's average size."""
+        first, end = pair.first, self.end_of(pair)
+        average = (end.position - first.position) // (end.log_id - first.log_id) + 1
+        return min(RUN_BYTES // average + 2, RUN_SLOTS, end.log_id - log_id)
 
     def close(self) -> None:
         """Let go of the files. Nothing is synced; a sync in another thread ends before they are closed."""
@@ -300,6 +282,22 @@ class LogReader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.directory!r}, {self.start} to {self.end})"
+
+
+def _verified_run(pair: Pair, first: Entry, fields: list[tuple[int, ...]]) -> Batch | None:
+    """As many of these batches as RUN_BYTES hold, or the first one; None if any of them does not verify."""
+    ends = list(accumulate(fields[SIZE]))
+    n = max(bisect_right(ends, RUN_BYTES), 1)
+    data = pair.read_data(first.position, ends[n - 1])
+    if len(data) != ends[n - 1]:
+        return None
+    with memoryview(data) as view:
+        crcs = [crc32(view[at:end]) for at, end in pairwise([0, *ends[:n]])]
+    flags = reduce(or_, fields[FLAGS][:n])
+    if tuple(crcs) != fields[CRC][:n] or flags & FAULTY:
+        return None
+    end_offset = first.first_offset + sum(fields[COUNT][:n])
+    return Batch(first, data, first.log_id + n, end_offset, flags)
 
 
 def verifies(entry: Entry, data: bytes | bytearray | memoryview) -> bool:

@@ -132,9 +132,13 @@ class Pair:
         """Byte address of an entry in the commitlog."""
         return (log_id - self.anchor.log_id) * ENTRY_BYTES
 
+    def read_slots(self, log_id: int, n: int) -> bytes:
+        """The bytes of up to `n` slots from `log_id`."""
+        return self._read(COMMITLOG, n * ENTRY_BYTES, self.slot(log_id))
+
     def read_entries(self, log_id: int, n: int) -> list[Entry | None]:
         """Up to `n` slots from `log_id`; None for one that does not verify or names another log id."""
-        raw = self._read(COMMITLOG, n * ENTRY_BYTES, self.slot(log_id))
+        raw = self.read_slots(log_id, n)
         entries = decode_all(raw)
         for i, entry in enumerate(entries):
             if entry is not None and entry.log_id != log_id + i:

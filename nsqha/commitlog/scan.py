@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, Entry
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, Entry, columns, decode, follow_each_other
 from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair, read_around
 from nsqha.ranges import RangeSet
 
@@ -55,7 +55,15 @@ def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
     previous: Entry | None = anchor
     log_id = scan.end = anchor.log_id + 1
     while log_id < limit:
-        block = pair.read_entries(log_id, min(BLOCK_SLOTS, limit - log_id))
+        n = min(BLOCK_SLOTS, limit - log_id)
+        if (
+            previous is not None
+            and (last := _sound(scan, pair.read_slots(log_id, n), previous, segment_end)) is not None
+        ):
+            previous = last
+            log_id = scan.end = sound.log_id + 1
+            continue
+        block = pair.read_entries(log_id, n)
         if not block:
             break
         for entry in block:
@@ -76,6 +84,18 @@ def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
         _scan_border(scan, pair, after.anchor)
     else:
         scan.bad_entries.add(scan.end, _end_of_bytes(pair, scan.end))
+
+
+def _sound(scan: Scan, raw: bytes, previous: Entry, segment_end: int) -> Entry | None:
+    """The last entry of a block in which nothing is wrong; None if something is, or may be."""
+    fields = columns(raw)
+    if fields is None or not follow_each_other(fields, previous):
+        return None
+    last = decode(raw[-ENTRY_BYTES:])
+    if last is None or last.end_position > segment_end:
+        return None
+    scan.watermark = max(scan.watermark, max(fields[-1]))
+    return last
 
 
 def _scan_border(scan: Scan, pair: Pair, copy: Entry) -> None:
