@@ -56,11 +56,9 @@ def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
     log_id = scan.end = anchor.log_id + 1
     while log_id < limit:
         n = min(BLOCK_SLOTS, limit - log_id)
-        if (
-            previous is not None
-            and (last := _sound(scan, pair.read_slots(log_id, n), previous, segment_end)) is not None
-        ):
-            previous = last
+        sound = _sound(scan, pair.read_slots(log_id, n), previous, segment_end) if previous is not None else None
+        if sound is not None:
+            previous = sound
             log_id = scan.end = sound.log_id + 1
             continue
         block = pair.read_entries(log_id, n)
