@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.cli import exits
 from nsqha.cli.parser import add_json, add_tcp, add_verb, duration, name
-from nsqha.cli.screen import print_json, say
+from nsqha.cli.screen import Progress, print_json, say
 from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
             if kept:
                 publisher.publish(args.topic, kept, delay_ms)
                 tally.bytes += sum(map(len, kept))
+                tally.show()
             if args.rate:
                 time.sleep(max(0.0, publisher.published / args.rate - (time.monotonic() - started)))
     except KeyboardInterrupt:
@@ -95,6 +96,11 @@ def run(args: argparse.Namespace) -> int:
     return exits.OK
 
 
+def size_of(paths: list[str]) -> int:
+    """Bytes of all files together; 0 if that can not be known."""
+    return sum(map(os.path.getsize, paths)) if all(map(os.path.isfile, paths)) else 0
+
+
 class Tally:
     """What was done so far."""
 
@@ -104,8 +110,17 @@ class Tally:
         self._args = args
         self._publisher = publisher
         self._started = started
+        self._total = size_of(args.file)
+        self._progress = Progress(f"publish to {args.topic}")
+
+    def show(self) -> None:
+        """Progress through the files; each message had a line end."""
+        if self._total:
+            self._progress(min(self.bytes + self._publisher.published, self._total), self._total)
 
     def tell(self) -> None:
+        """The end of it."""
+        self._progress.close()
         n, seconds = self._publisher.published, time.monotonic() - self._started
         if self._args.json:
             print_json(

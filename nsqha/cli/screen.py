@@ -96,6 +96,7 @@ class Progress:
         self._what = what
         self._out = out if out is not None else sys.stderr
         self._live = self._out.isatty()
+        self._written = False
         self._started = self._shown = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
@@ -104,12 +105,13 @@ class Progress:
         if not self._live or (now - self._shown < PROGRESS_SECONDS and done < total):
             return
         self._shown = now
+        self._written = True
         self._out.write(f"\r\x1b[K{progress_line(self._what, done, total, now - self._started)}")
         self._out.flush()
 
     def close(self) -> None:
         """Leave the line as if it had not been there."""
-        if self._live:
+        if self._written:
             self._out.write("\r\x1b[K")
             self._out.flush()
 

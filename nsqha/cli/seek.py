@@ -27,6 +27,7 @@ SHAPE = (
     '{"topic", "channel", "done", "partitions": [{"partition", "from_offset", "to_offset", "clamped", "messages", '
     '"bytes", "undo_repeats", "error", "to_timestamp_ns"}]}'
 )
+CLOCK_SKEW_NS = 10**9  # the broker's default
 PLACE_FIELDS = {"time": "timestamp_ns", "offset": "offset"}
 
 
@@ -68,13 +69,14 @@ def run(args: argparse.Namespace) -> int:
         rpc = "UndoSeek" if place is None else "Seek"
         if place is not None:
             fields["target"] = _target(admin, place, args.clock_skew)
+        if place is not None and place.kind == "time" and not args.json:
+            skew_ns = CLOCK_SKEW_NS if args.clock_skew is None else args.clock_skew
+            say(f"to {show_time(place.value)}, less {show_duration(skew_ns / 1e9)} for clocks that differ")
         plan = admin.call(rpc, **fields, plan_only=True)
-        if args.plan:
-            return _tell(args, plan)
-        if all(p.error for p in plan.partitions):
+        if args.plan or all(p.error for p in plan.partitions):
             return _tell(args, plan)
         if not args.yes:
-            _show(args, plan, place, sys.stderr)
+            _show(plan, sys.stderr)
             confirm(f"move channel {args.channel} of topic {topic}?", yes=False)
         return _tell(args, admin.call(rpc, **fields))
 
@@ -102,7 +104,7 @@ def _tell(args: argparse.Namespace, answer: Any) -> int:
     if args.json:
         print_json({"topic": args.topic[0], "channel": args.channel, "done": answer.done, **_partitions(answer)})
     else:
-        _show(args, answer, None, sys.stdout)
+        _show(answer, sys.stdout)
     failed = [p for p in answer.partitions if p.error]
     for partition in failed:
         say(f"{args.parser.prog}: partition {partition.partition}: {partition.error}")
@@ -115,10 +117,7 @@ def _partitions(answer: Any) -> dict[str, Any]:
     return {"partitions": [record(p) for p in answer.partitions]}
 
 
-def _show(args: argparse.Namespace, answer: Any, place: Place | None, out: Any) -> None:
-    if place is not None and place.kind == "time":
-        skew = args.clock_skew if args.clock_skew is not None else 10**9
-        print(f"to {show_time(place.value)}, less {show_duration(skew / 1e9)} for clocks that differ", file=out)
+def _show(answer: Any, out: Any) -> None:
     rows = [
         (
             p.partition,

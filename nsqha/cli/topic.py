@@ -242,8 +242,8 @@ def _print(topic: Any) -> None:
     settings = topic.settings
     print(f"topic      {topic.name}{'  (paused)' if topic.paused else ''}")
     print(f"sync       {record(settings)['sync']}{'  ordered' if settings.ordered else ''}")
-    print(f"retention  {_limit(settings.retention_ms, 'for ever', lambda ms: show_duration(ms / 1000))}", end=", ")
-    print(_limit(settings.retention_bytes, "no limit by size", show_bytes))
+    by_time = _limit(settings.retention_ms, "for ever", lambda ms: show_duration(ms / 1000))
+    print(f"retention  {by_time}; by size: {_limit(settings.retention_bytes, 'no limit', show_bytes)}")
     if settings.abandoned_after_ms:
         print(f"abandoned  after {show_duration(settings.abandoned_after_ms / 1000)}")
     rows = [

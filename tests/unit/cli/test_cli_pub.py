@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli import exits
-from nsqha.cli.pub import BODY_BYTES_MAX, RUN_BYTES, RUN_MESSAGES, rate, runs, sources
+from nsqha.cli.pub import BODY_BYTES_MAX, RUN_BYTES, RUN_MESSAGES, rate, runs, size_of, sources
 
 
 def args(*messages: str, file: tuple[str, ...] = (), whole: bool = False) -> argparse.Namespace:
@@ -74,3 +74,11 @@ def test_rates() -> None:
     for bad in ("0", "-1", "nan", "inf", "fast", ""):
         with pytest.raises(argparse.ArgumentTypeError):
             rate(bad)
+
+
+def test_progress_needs_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 7)
+    assert size_of([str(path), str(path)]) == 14
+    assert size_of([str(path), "-"]) == 0
+    assert size_of([]) == 0
