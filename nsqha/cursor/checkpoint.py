@@ -43,7 +43,7 @@ from nsqha.cursor.state import (
     Undo,
 )
 from nsqha.errors import LogCorrupt
-from nsqha.frames import CHECKPOINT, HAS_CHECKPOINT
+from nsqha.frames import CHECKPOINT, CONTROL_MIN, HAS_CHECKPOINT
 from nsqha.frames import HEAD as FRAME_HEAD
 from nsqha.ranges import RangeSet
 
@@ -291,7 +291,7 @@ def checkpoint_frames(data: bytes) -> Iterator[CheckpointFrame]:
     at = 0
     while at + FRAME_HEAD.size <= len(data):
         size, frame_type = FRAME_HEAD.unpack_from(data, at)
-        if frame_type < 16 or at + 4 + size > len(data):
+        if frame_type < CONTROL_MIN or at + 4 + size > len(data):
             return
         if frame_type == CHECKPOINT:
             event = events.decode(frame_type, data[at + 8 : at + 4 + size])
