@@ -51,6 +51,7 @@ OVERLAY_ROWS_MAX = 1_000_000  # of changes that a disk does not take, before the
 RETRY_SECONDS = 5.0
 IDLE_SHARE = 9  # pauses are so many times as long as writes
 PAUSE_SECONDS_MAX = 30.0
+_NOT_KNOWN = 0  # the uid of a channel that is being loaded
 _TXN_ROWS = ROWS_PER_TXN // 20  # what a transaction costs, in rows
 
 _HEAD = struct.Struct(">QBQIQI")
@@ -132,8 +133,11 @@ class CachedPartition:
         number, count, carried = self._stored.pop(uid, (0, 0, 0))
         if not count:
             return LayeredDeferred(self, room=ROOM)
+        lowest = tables.by_offset(number, 0, 1)
+        if not lowest:
+            raise ValueError(f"set {number} should have {count} rows and has none")
+        bounds = lowest[0].offset, tables.highest(number)
         rows = LmdbRows(tables, self, uid, number)
-        bounds = tables.by_offset(number, 0, 1)[0].offset, tables.highest(number)
         return LayeredDeferred(self, rows, count=count, carried=carried, bounds=bounds, room=ROOM)
 
     def stored(self) -> PartitionState | None:
@@ -260,8 +264,8 @@ class LmdbCache:
         self.overfull = False  # so much could not be written that the node should take no messages
         self.on_full: Callable[[], None] = lambda: None  # called when `take` should be, soon
         self._partitions: dict[PartitionKey, CachedPartition] = {}
-        self._dead = tables.numbers() if tables is not None else []  # sets of nobody, until they are claimed
-        self._numbers = itertools.count(max(self._dead, default=0) + 1)
+        self._dead: list[int] = []  # sets of nobody, to be deleted
+        self._numbers = itertools.count(max(tables.numbers() if tables is not None else [], default=0) + 1)
         self._forgotten: list[PartitionKey] = []
         self._retry: Taken | None = None
         self._writing = False
@@ -317,6 +321,9 @@ class LmdbCache:
         loaded = load(log_, read, partition.stored, partition.new_deferred)
         partition.base_log_id = loaded.state.applied.log_id
         partition.state = loaded.state
+        for uid, set_ in partition.sets():
+            if isinstance(set_.base, LmdbRows):
+                set_.base.uid = uid  # one that was drained did not know
         self._partitions[key] = partition
         return loaded
 
@@ -353,7 +360,7 @@ class LmdbCache:
 
     def drain(self, partition: CachedPartition, held: LayeredDeferred) -> None:
         """Write the rows of a set that is being loaded, so that memory stays small."""
-        change = self._freeze(partition, 0, held)
+        change = self._freeze(partition, _NOT_KNOWN, held)
         if change is None:
             return
         try:
