@@ -140,10 +140,18 @@ class Publisher(Connection):
         """Store all of them. If one is refused, `published` says how many before it were stored."""
         command = f"DPUB {topic} {delay_ms}\n" if delay_ms else f"PUB {topic}\n"
         head = command.encode()
-        self.send(b"".join(part for body in bodies for part in (head, _SIZE.pack(len(body)), body)))
+        lost: exits.Exit | None = None
+        try:
+            self.send(b"".join(part for body in bodies for part in (head, _SIZE.pack(len(body)), body)))
+        except exits.Exit as error:
+            # Refused in the middle of a body: why may have arrived before the connection went.
+            lost = error
         waiting = len(bodies)
         while waiting:
-            frames = self.frames()
+            try:
+                frames = self.frames()
+            except exits.Exit as error:
+                raise (lost or error) from None
             if not frames:
                 text = f"{self._address} did not answer in time: {waiting} messages may or may not have been stored"
                 raise exits.Exit(exits.UNREACHABLE, text)
