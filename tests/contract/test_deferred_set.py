@@ -1,4 +1,4 @@
-"""What every set of deferred messages promises: in memory, over a database, and with changes that it does not have yet."""
+"""What every set of deferred messages promises: in memory, over a database, and with changes on their way there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from nsqha.cursor.deferred import Deferred, DeferredSet, Key, MemoryDeferred
 from nsqha.cursor.layered import LayeredDeferred
 from nsqha.cursor.lmdb_cache import LmdbCache
+from nsqha.cursor.lmdb_tables import Tables
 from nsqha.cursor.state import ChannelState
 from tests.unit.cursor.tiny_cache import EmptyLog
 
@@ -29,10 +30,11 @@ KINDS = ["memory", "overlay", "written", "writing", "mixed"]
 
 
 @pytest.fixture(params=KINDS)
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Made]:
+def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     if request.param == "memory":
         yield Made(MemoryDeferred(), lambda rng: None)
         return
+    monkeypatch.setattr(Tables, "sync", lambda tables: None)  # nothing here survives a restart
     cache = LmdbCache.open(str(tmp_path / "cursors.lmdb"), map_bytes=64 << 20)
     state = cache.load((1, 0), EmptyLog(), lambda entry: b"").state
     held = state.new_deferred(7)
