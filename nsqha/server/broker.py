@@ -3,7 +3,8 @@
 Every change of a topic or a channel list goes the same way: compare-and-set in the metadata store, then a channel event
 in each partition's log, then the answer. Slow work (metadata writes, recovery, deletion) runs on the disk thread in
 submission order. After every await the world is looked at again: a topic may have come or gone meanwhile. Changes of
-one topic are serialised by its lock, so two of them can not interleave their awaits.
+one topic are serialised by its lock, so two of them can not interleave their awaits. A change that began runs to its
+end, whoever goes away meanwhile: half a change would leave metadata and logs apart (`_whole`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,9 +21,18 @@ from nsqha.clock import Clock, Now
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
-from nsqha.election.model import ChannelList, PartitionMeta, TopicSettings
+from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.store import MetadataStore
-from nsqha.errors import AppendFailed, Conflict, NotFound, NsqhaError, OutcomeUnknown, StorageError, Unavailable
+from nsqha.errors import (
+    AppendFailed,
+    Conflict,
+    NotFound,
+    NsqhaError,
+    OutcomeUnknown,
+    Poisoned,
+    StorageError,
+    Unavailable,
+)
 from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
 from nsqha.server import diskspace
@@ -47,7 +57,8 @@ if TYPE_CHECKING:
 
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
 HOUSEKEEPING_SECONDS = 1.0
-SUB_RETRIES = 2  # a channel that vanishes between create and attach
+SUB_RETRIES = 5  # a channel or topic that vanishes between create and attach
+CHANGES_SECONDS_MAX = 5.0  # a stop waits so long for changes that are under way
 
 log = nsqlog.Log("broker")
 
@@ -70,6 +81,16 @@ class PublishWaiter:
         if not self.future.done():
             error = OutcomeUnknown if why.startswith("outcome unknown") else Unavailable
             self.future.set_exception(error(why))
+
+
+class ChangeLock:
+    """Held while one topic is changed; gone when nobody holds it or waits for it."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
 
 
 class Broker:
@@ -115,7 +136,9 @@ class Broker:
         self.grpc_address = ""
         self._numbers = 0
         self._creating: dict[str, asyncio.Task[Topic]] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, ChangeLock] = {}
+        self._changes: set[asyncio.Task[Any]] = set()  # under way
+        self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
         self._housekeeping: asyncio.TimerHandle | None = None
         self._journal_writing = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -159,17 +182,31 @@ class Broker:
             task.cancel()
         for consumer in [c for t in self.topics.values() for cs in t.consumers.values() for c in cs]:
             self.unsubscribe(consumer)
-        for topic in self.topics.values():
+        if self._changes:
+            await asyncio.wait(self._changes, timeout=CHANGES_SECONDS_MAX)
+        for topic in list(self.topics.values()):
             for partition in topic.partitions:
-                await partition.close()
-                if not topic.ephemeral and not self.failure:
-                    self.opener.stage_durable(topic.record, partition)
+                await self._close(topic, partition)
+        for task in list(self._changes):
+            task.cancel()
         await self.cache_writer.close(write=not self.failure)
         self.opener.close()
         if not self.failure:
             await self.disk.run(self.journal.stop)
+        else:
+            with suppress(StorageError, OSError):
+                await self.disk.run(self.journal.commit)
+            self.journal.close()
         self.store.close()
         self.disk.close()
+
+    async def _close(self, topic: Topic, partition: Partition) -> None:
+        try:
+            await partition.close()
+        except StorageError as error:
+            self.fail(error)
+        if not topic.ephemeral and not self.failure:
+            self.opener.stage_durable(topic.record, partition)
 
     def fail(self, error: BaseException) -> None:
         """The disk failed: close the data directory for good. The process ends; a restart recovers or refuses."""
@@ -193,7 +230,11 @@ class Broker:
         self._watch_disk()
         for topic in self.topics.values():
             for partition in topic.partitions:
-                partition.keep_house(now)
+                try:
+                    partition.keep_house(now)
+                except Exception as error:
+                    # A log that can not be read keeps its files; the others go on.
+                    log.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
                 if not topic.ephemeral:
                     self.opener.stage_durable(topic.record, partition)
         if self.journal.dirty and not self._journal_writing:
@@ -233,7 +274,11 @@ class Broker:
 
     async def _change_metadata(self, change: Callable[[], T]) -> T:
         """One write to the metadata store, on the disk thread; its revision is remembered."""
-        result = await self.disk.run(change)
+        try:
+            result = await self.disk.run(change)
+        except Poisoned as error:
+            self.fail(error)
+            raise
         self.journal.stage_revision(self.store.revision)
         return result
 
@@ -289,6 +334,7 @@ class Broker:
         refusal = self.refuses_publish()
         if refusal is not None:
             raise Unavailable(refusal)
+        await self.opener.budget.wait(self.options.publish_wait_ns / 1e9)
         found = await self.topic_for_client(topic)
         partition = found.partition_for(self.next_connection_number())
         waiter = PublishWaiter(self.loop.create_future())
@@ -334,7 +380,7 @@ class Broker:
                 raise Unavailable("exiting")
             task = self._creating.get(name)
             if task is None:
-                task = self.loop.create_task(self._create(name, settings or self._default_settings()))
+                task = self._begin(self._create(name, settings or self._default_settings()))
                 self._creating[name] = task
                 task.add_done_callback(lambda _: self._creating.pop(name, None))
             return await asyncio.shield(task)
@@ -344,22 +390,32 @@ class Broker:
 
     async def _create(self, name: str, settings: TopicSettings) -> Topic:
         async with self._changing(name):
+            await self._bury_half_made(name)
             node = self.journal.identity.node_uid
             log_uids = {n: ids.new_uid(self.rng) for n in range(settings.partitions)}
             metas = {n: PartitionMeta().led_by(node, uid) for n, uid in log_uids.items()}
             versioned = await self._change_metadata(lambda: self.store.create_topic(name, settings, partitions=metas))
             record = versioned.record
-            logs = await self.disk.run(lambda: self.opener.create(record, log_uids))
-            partitions = self.opener.lead(record, logs)
-            if not ids.is_ephemeral(name):
-                await self._promise()
-            topic = Topic(versioned, partitions, self._new_delivery)
-            for partition in partitions:
-                await partition.start_epoch()
-            if self.registrar is not None:
-                for channel in await self.registrar.known_channels(name):
-                    await self._add_channel(topic, channel)
-            await self._reconcile(topic)
+            partitions: list[Partition] = []
+            try:
+                logs = await self.disk.run(lambda: self.opener.create(record, log_uids))
+                partitions = self.opener.lead(record, logs)
+                if not ids.is_ephemeral(name):
+                    await self._promise()
+                topic = Topic(versioned, partitions, self._new_delivery)
+                for partition in partitions:
+                    await partition.start_epoch()
+                if self.registrar is not None:
+                    for channel in await self.registrar.known_channels(name):
+                        await self._add_channel(topic, channel)
+                await self._reconcile(topic)
+            except (NsqhaError, OSError) as error:
+                self._half_made[name] = record
+                for partition in partitions:
+                    await partition.end("the topic could not be made")
+                with suppress(NsqhaError):
+                    await self._bury_half_made(name)
+                raise Unavailable(f"topic {name} could not be made: {error}") from error
             self.topics[name] = topic
             log.info("topic_created", "TOPIC(%s): created", name)
         if self.registrar is not None:
@@ -368,54 +424,84 @@ class Broker:
                 self.registrar.channel_added(name, channel)
         return topic
 
+    async def _bury_half_made(self, name: str) -> None:
+        record = self._half_made.get(name)
+        if record is not None:
+            await self._change_metadata(lambda: self.store.delete_topic(name))
+            del self._half_made[name]
+            await self._remove_files(record)
+
     async def delete_topic(self, name: str) -> None:
-        topic = self.topic(name)
+        self.topic(name)
+        await self._whole(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> None:
         async with self._changing(name):
-            if self.topics.get(name) is not topic:
-                raise NotFound(f"there is no topic {name}")
-            topic.deleting = True
-            self._forget_targets()
-            try:
-                await self._change_metadata(lambda: self.store.delete_topic(name))
-            except BaseException:
-                topic.deleting = False
-                raise
-            for consumer in [c for consumers in topic.consumers.values() for c in consumers]:
-                consumer.wire.close()
-            for partition in topic.partitions:
-                partition.abandon("the topic was deleted")
-            channels = topic.channel_names()
-            record = topic.record
-            for partition in topic.partitions:
-                partition.log.close()
-            if not topic.ephemeral:
-                await self.disk.run(lambda: self.opener.remove(record.name, record.uid))
-            await self._change_metadata(lambda: self.store.forget_tombstone(record.uid))
-            self.opener.forget(record)
-            del self.topics[name]
-            log.info("topic_deleted", "TOPIC(%s): deleted", name)
+            await self._bury(self.topic(name))
+
+    async def _bury(self, topic: Topic) -> None:
+        """Delete a topic whose lock is held."""
+        name, record = topic.name, topic.record
+        topic.deleting = True
+        self._forget_targets()
+        try:
+            await self._change_metadata(lambda: self.store.delete_topic(name))
+        except BaseException:
+            topic.deleting = False
+            raise
+        # It is gone; whatever fails from here on is work for the next start, and hinders nobody.
+        del self.topics[name]
+        channels = topic.channel_names()
+        for consumer in [c for consumers in topic.consumers.values() for c in consumers]:
+            consumer.wire.close()
+        for partition in topic.partitions:
+            await partition.end("the topic was deleted")
+        await self._remove_files(record)
+        log.info("topic_deleted", "TOPIC(%s): deleted", name)
         if self.registrar is not None:
             for channel in channels:
                 self.registrar.channel_removed(name, channel)
             self.registrar.topic_removed(name)
 
+    async def _remove_files(self, record: TopicRecord) -> None:
+        """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start."""
+        self.opener.forget(record)
+        try:
+            if not ids.is_ephemeral(record.name):
+                await self.disk.run(lambda: self.opener.remove(record.name, record.uid))
+            await self._change_metadata(lambda: self.store.forget_tombstone(record.uid))
+        except (StorageError, OSError) as error:
+            log.warning("files_remain", "files of the deleted topic %s are removed later: %s", record.name, error)
+
     async def empty_topic(self, name: str) -> None:
-        topic = self.topic(name)
+        self.topic(name)
+        await self._whole(self._empty_topic(name))
+
+    async def _empty_topic(self, name: str) -> None:
         async with self._changing(name):
+            topic = self.topic(name)
             for partition in topic.partitions:
                 partition.cursors.topic_empty()
             await topic.commit_events()
 
     async def pause_topic(self, name: str, paused: bool) -> None:
-        topic = self.topic(name)
+        self.topic(name)
+        await self._whole(self._pause_topic(name, paused))
+
+    async def _pause_topic(self, name: str, paused: bool) -> None:
         async with self._changing(name):
+            topic = self.topic(name)
             await self._change_channels(topic, lambda channels: channels.with_topic_paused(paused))
             await self._reconcile(topic)
 
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings that may change while a topic lives. ValueError if they do not fit."""
-        topic = self.topic(name)
+        self.topic(name)
+        await self._whole(self._change_settings(name, changes))
+
+    async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         async with self._changing(name):
+            topic = self.topic(name)
             settings = replace(topic.record.settings, **changes)
             versioned = topic.versioned
             record = replace(versioned.record, settings=settings)
@@ -440,15 +526,18 @@ class Broker:
         return found
 
     async def create_channel(self, topic: str, channel: str) -> None:
-        await self._ensure_channel(self.topic(topic), channel)
+        if not await self._ensure_channel(self.topic(topic), channel):
+            raise Unavailable("deleted topic/channel")
 
-    async def _ensure_channel(self, topic: Topic, channel: str) -> None:
-        if topic.has_channel(channel):
-            return
+    async def _ensure_channel(self, topic: Topic, channel: str) -> bool:
+        """Make the channel if it is not there; False if its topic is being deleted."""
+        if not topic.serves(channel):
+            await self._whole(self._create_channel(topic, channel))
+        return not topic.deleting
+
+    async def _create_channel(self, topic: Topic, channel: str) -> None:
         async with self._changing(topic.name):
-            if topic.deleting:
-                raise Unavailable("deleted topic/channel")
-            if topic.has_channel(channel):
+            if topic.deleting or topic.serves(channel):
                 return
             await self._add_channel(topic, channel)
             await self._reconcile(topic)
@@ -467,25 +556,38 @@ class Broker:
         )
 
     async def delete_channel(self, topic: str, channel: str) -> None:
-        found = self._existing_channel(topic, channel)
+        self._existing_channel(topic, channel)
+        await self._whole(self._delete_channel(topic, channel))
+
+    async def _delete_channel(self, topic: str, channel: str, *, unless_used: bool = False) -> None:
         async with self._changing(topic):
-            self._existing_channel(topic, channel)
-            if ids.is_ephemeral(channel):
-                for partition in found.partitions:
-                    partition.cursors.delete_ephemeral(channel)
-                await found.commit_events()
-            else:
-                await self._change_channels(found, lambda channels: channels.without_channel(channel))
-                await self._reconcile(found)
+            found = self._existing_channel(topic, channel)
+            if unless_used and found.consumers.get(channel):
+                return
+            found.leaving.add(channel)  # a SUB that comes now waits for the lock, and makes it anew
+            try:
+                if ids.is_ephemeral(channel):
+                    for partition in found.partitions:
+                        partition.cursors.delete_ephemeral(channel)
+                    await found.commit_events()
+                else:
+                    await self._change_channels(found, lambda channels: channels.without_channel(channel))
+                    await self._reconcile(found)
+            finally:
+                found.leaving.discard(channel)
             log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
-        if self.registrar is not None:
-            self.registrar.channel_removed(topic, channel)
-        if found.ephemeral and not found.channel_names():
-            await self.delete_topic(topic)
+            if self.registrar is not None:
+                self.registrar.channel_removed(topic, channel)
+            if found.ephemeral and not found.channel_names():
+                await self._bury(found)
 
     async def empty_channel(self, topic: str, channel: str) -> None:
-        found = self._existing_channel(topic, channel)
+        self._existing_channel(topic, channel)
+        await self._whole(self._empty_channel(topic, channel))
+
+    async def _empty_channel(self, topic: str, channel: str) -> None:
         async with self._changing(topic):
+            found = self._existing_channel(topic, channel)
             for partition in found.partitions:
                 if channel in partition.cursors.channels:
                     partition.cursors.empty(channel)
@@ -495,9 +597,14 @@ class Broker:
         self, topic: str, channel: str, targets: Mapping[int, int | None]
     ) -> dict[int, SeekPlan | NsqhaError]:
         """Move the channel in these partitions (None: undo its last seek); what was done in each, or why it was not."""
-        found = self._existing_channel(topic, channel)
+        self._existing_channel(topic, channel)
+        return await self._whole(self._seek_channel(topic, channel, targets))
+
+    async def _seek_channel(
+        self, topic: str, channel: str, targets: Mapping[int, int | None]
+    ) -> dict[int, SeekPlan | NsqhaError]:
         async with self._changing(topic):
-            self._existing_channel(topic, channel)
+            found = self._existing_channel(topic, channel)
             moving = [p for p in found.partitions if p.number in targets]
             moves = [self._move(p, channel, targets[p.number]) for p in moving]
             outcomes = await asyncio.gather(*moves)
@@ -520,11 +627,16 @@ class Broker:
         )
 
     async def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
-        found = self._existing_channel(topic, channel)
+        self._existing_channel(topic, channel)
+        await self._whole(self._pause_channel(topic, channel, paused))
+
+    async def _pause_channel(self, topic: str, channel: str, paused: bool) -> None:
         async with self._changing(topic):
+            found = self._existing_channel(topic, channel)
             if ids.is_ephemeral(channel):
                 for partition in found.partitions:
-                    partition.cursors.channels[channel].paused = paused
+                    if channel in partition.cursors.channels:
+                        partition.cursors.channels[channel].paused = paused
             else:
                 await self._change_channels(found, lambda channels: channels.with_channel_paused(channel, paused))
                 await self._reconcile(found)
@@ -560,34 +672,41 @@ class Broker:
 
     async def subscribe(self, consumer: Consumer) -> None:
         """Give a consumer its place; makes topic and channel if need be."""
-        for _ in range(SUB_RETRIES):
-            if self.exiting:
-                raise Unavailable("exiting")
-            topic = await self.topic_for_client(consumer.topic)
-            limit = self.options.max_channel_consumers
-            if limit and len(topic.consumers.get(consumer.channel, ())) >= limit:
-                raise Unavailable(f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {limit}")
-            await self._ensure_channel(topic, consumer.channel)
-            if not topic.deleting and topic.has_channel(consumer.channel):
-                topic.attach(consumer)
-                return
-        raise Unavailable("deleted topic/channel")
+        try:
+            for _ in range(SUB_RETRIES):
+                if self.exiting:
+                    raise Unavailable("exiting")
+                topic = await self.topic_for_client(consumer.topic)
+                self._check_consumers(topic, consumer)
+                if await self._ensure_channel(topic, consumer.channel) and topic.serves(consumer.channel):
+                    self._check_consumers(topic, consumer)
+                    topic.attach(consumer)
+                    return
+            raise Unavailable("deleted topic/channel")
+        except BaseException:
+            # The client may be gone, and an ephemeral channel that was made for it with nobody to leave it.
+            self._release(consumer.topic, consumer.channel)
+            raise
+
+    def _check_consumers(self, topic: Topic, consumer: Consumer) -> None:
+        limit = self.options.max_channel_consumers
+        if limit and len(topic.consumers.get(consumer.channel, ())) >= limit:
+            raise Unavailable(f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {limit}")
 
     def unsubscribe(self, consumer: Consumer) -> None:
         """A consumer is gone; an ephemeral channel goes with its last one."""
         topic = self.topics.get(consumer.topic)
-        if topic is None or not topic.detach(consumer, self.now()):
-            return
-        if ids.is_ephemeral(consumer.channel) and not self.exiting and not topic.deleting:
-            self.spawn(self._delete_if_unused(consumer.topic, consumer.channel))
+        if topic is not None and topic.detach(consumer, self.now()) and not topic.deleting:
+            self._release(consumer.topic, consumer.channel)
+
+    def _release(self, topic: str, channel: str) -> None:
+        """Nobody may be left who reads this channel: if it is an ephemeral one, it goes."""
+        if ids.is_ephemeral(channel) and not self.exiting:
+            self.spawn(self._delete_if_unused(topic, channel))
 
     async def _delete_if_unused(self, topic: str, channel: str) -> None:
-        found = self.topics.get(topic)
-        if found is not None and not found.consumers.get(channel) and found.has_channel(channel):
-            try:
-                await self.delete_channel(topic, channel)
-            except (NotFound, Unavailable):
-                pass  # somebody else deleted it
+        with suppress(NotFound, Unavailable):  # somebody else deleted it
+            await self._whole(self._delete_channel(topic, channel, unless_used=True))
 
     # ---- what others watch
 
@@ -631,11 +750,31 @@ class Broker:
         for connection in self.connections.values():
             connection.forget_targets()
 
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a change that nobody's leaving may interrupt."""
+        task = self.loop.create_task(work)
+        self._changes.add(task)
+        task.add_done_callback(self._change_ended)
+        return task
+
+    def _change_ended(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone; if not, he has heard of it
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end, also if whoever asked for it goes away meanwhile."""
+        return await asyncio.shield(self._begin(work))
+
     @asynccontextmanager
     async def _changing(self, topic: str) -> AsyncIterator[None]:
         """One change of a topic at a time."""
-        lock = self._locks.setdefault(topic, asyncio.Lock())
-        async with lock:
-            yield
-        if not lock.locked() and topic not in self.topics:
-            self._locks.pop(topic, None)
+        lock = self._locks.setdefault(topic, ChangeLock())
+        lock.users += 1
+        try:
+            async with lock.lock:
+                yield
+        finally:
+            lock.users -= 1
+            if not lock.users:
+                del self._locks[topic]

@@ -6,6 +6,7 @@ the channel list go: compare-and-set in the store -> `adopt` -> a `channels` eve
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from nsqha import ids
@@ -31,6 +32,7 @@ class Topic:
         self.partitions = partitions
         self.consumers: dict[str, list[Consumer]] = {}
         self.deleting = False
+        self.leaving: set[str] = set()  # channels that are being deleted
         self._new_delivery = new_delivery
         for partition in partitions:
             partition.on_effects = lambda effects, p=partition: self._happened(p, effects)  # type: ignore[misc]
@@ -57,6 +59,10 @@ class Topic:
 
     def has_channel(self, name: str) -> bool:
         return any(name in partition.cursors.channels for partition in self.partitions)
+
+    def serves(self, name: str) -> bool:
+        """Whether consumers of this channel can be attached: every partition has it, and it is to stay."""
+        return name not in self.leaving and all(name in partition.deliveries for partition in self.partitions)
 
     @property
     def paused(self) -> bool:
@@ -95,7 +101,7 @@ class Topic:
     # ---- consumers
 
     def attach(self, consumer: Consumer) -> None:
-        """Give the consumer its place at each partition. The channel exists."""
+        """Give the consumer its place at each partition, which has to serve the channel."""
         self.consumers.setdefault(consumer.channel, []).append(consumer)
         for partition in self.partitions:
             partition.deliveries[consumer.channel].attach(consumer)
@@ -113,6 +119,4 @@ class Topic:
 
     async def commit_events(self) -> None:
         """Have the channel events that are queued committed in every partition."""
-        futures = [partition.commit_events() for partition in self.partitions]
-        for future in futures:
-            await future
+        await asyncio.gather(*[partition.commit_events() for partition in self.partitions])

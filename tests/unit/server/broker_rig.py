@@ -1,0 +1,100 @@
+"""A broker over real files and threads, without sockets; what runs on its disk thread can be held and made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from nsqha.clock import SystemClock
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.storage import OsStorage
+from nsqha.election.embedded import EmbeddedStore
+from nsqha.options import Options
+from nsqha.server.broker import Broker
+from nsqha.server.delivery import Consumer
+from nsqha.server.disk import DiskRounds
+from nsqha.server.node import limits_of
+from nsqha.server.opening import PartitionOpener
+from tests.unit.server.shell_rig import FakeWire
+
+
+class Gate:
+    """Holds a function that runs on the disk thread until `open`; or lets it fail."""
+
+    def __init__(self, function: Callable[..., Any], *, error: Exception | None = None, after: bool = False) -> None:
+        self._function = function
+        self._error = error
+        self._after = after
+        self._open = threading.Event()
+        self.reached = threading.Event()
+        if error is not None:
+            self._open.set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.reached.set()
+        assert self._open.wait(10)
+        if self._error is not None and not self._after:
+            raise self._error
+        result = self._function(*args, **kwargs)
+        if self._error is not None:
+            raise self._error
+        return result
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def until_reached(self) -> None:
+        while not self.reached.is_set():
+            await asyncio.sleep(0.001)
+
+
+async def start(folder: Path, **options: Any) -> Broker:
+    """A broker that has opened its topics."""
+    opts = Options(data_path=str(folder), disk_low_bytes=0, **options)
+    loop, clock, rng = asyncio.get_running_loop(), SystemClock(), random.Random(1)
+    journal = NodeJournal.open(OsStorage(), str(folder), rng)
+    store = EmbeddedStore(OsStorage(), f"{folder}/metadata", rng, cluster_id=journal.identity.cluster_id)
+    journal.join(store.cluster().record.cluster_id)
+    broker: Broker
+    disk = DiskRounds(loop, clock, lambda error: broker.fail(error))
+    opener = PartitionOpener(
+        opts, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=lambda error: broker.fail(error)
+    )
+    broker = Broker(
+        opts, limits_of(opts), loop=loop, clock=clock, rng=rng, journal=journal, store=store, disk=disk, opener=opener
+    )
+    await broker.open_topics()
+    return broker
+
+
+@asynccontextmanager
+async def running(folder: Path, **options: Any) -> AsyncIterator[Broker]:
+    """A broker, stopped at the end."""
+    async with asyncio.timeout(20):
+        broker = await start(folder, **options)
+        try:
+            yield broker
+        finally:
+            await broker.stop()
+
+
+def consumer(topic: str, channel: str) -> Consumer:
+    return Consumer(FakeWire(), topic=topic, channel=channel, msg_timeout=60, sample_rate=0)
+
+
+async def subscribed(broker: Broker, topic: str, channel: str, rdy: int = 0) -> Consumer:
+    found = consumer(topic, channel)
+    await broker.subscribe(found)
+    found.rdy = rdy
+    found.wake()
+    return found
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
