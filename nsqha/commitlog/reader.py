@@ -20,6 +20,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from nsqha import hot
+from nsqha.errors import LogCorrupt
 
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
@@ -51,20 +52,25 @@ class Batch:
         return cls(entry, data, entry.log_id + 1, entry.end_offset, entry.flags)
 
     def locate(self, offset: int) -> int:
-        """Where in `data` the frame of this message begins. Going forward continues where the last call ended."""
+        """Where in `data` the frame of this message begins. Going forward continues where the last call ended.
+
+        LogCorrupt if the batch has fewer messages than its entry says, which its CRCs do not exclude.
+        """
         assert self.first_offset <= offset < self.end_offset, f"{offset} is not in {self}"
         data, end = self.data, len(self.data)
         if offset < self._offset:
             self._offset, self._position = self.first_offset, 0
         missing, position = offset - self._offset, self._position
-        if self.flags:
-            position = hot.skip_control(data, position, end)
-        while missing:
-            position, count = hot.walk(data, position, end, missing)
+        count = 1
+        while missing and count:
             if self.flags:
                 position = hot.skip_control(data, position, end)
-            assert count, f"{self} has no frame for offset {offset}"
+            position, count = hot.walk(data, position, end, missing)
             missing -= count
+        if self.flags:
+            position = hot.skip_control(data, position, end)
+        if missing or position == end:
+            raise LogCorrupt(f"{self} has no frame for offset {offset}")
         self._offset, self._position = offset, position
         return position
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +15,11 @@ from nsqha.commitlog.entry import (
     FAULTY,
     REBUILT,
     Entry,
+    columns,
     decode,
     decode_all,
     decode_flipped,
+    follow_each_other,
     genesis,
     next_entry,
 )
@@ -78,6 +81,33 @@ def test_two_wrong_bits_are_not_put_right() -> None:
     _, _, raw = second()
     wrong = bytes([raw[0] ^ 1, raw[1] ^ 1]) + raw[2:]
     assert decode_flipped(wrong) is None
+
+
+BLOCK = [second()[0]]
+for _ in range(5):
+    BLOCK.append(next_entry(BLOCK[-1], b"x" * 9, count=2, flags=0, timestamp_ns=6, epoch=1, durable=1)[0])
+
+
+@given(
+    st.integers(1, 5),
+    st.sampled_from(["log_id", "epoch", "first_offset", "position", "timestamp_ns", "count", "size", "durable"]),
+    st.integers(-1, 2),
+)
+def test_a_block_is_judged_like_its_entries(i: int, field: str, by: int) -> None:
+    block = list(BLOCK)
+    block[i] = block[i]._replace(**{field: getattr(block[i], field) + by})
+    fields = columns(b"".join([entry.encode() for entry in block[1:]]))
+    assert fields is not None
+    assert [Entry(*row) for row in zip(*fields, strict=True)] == block[1:]
+    expected = all(entry.follows(previous) for previous, entry in pairwise(block))
+    assert follow_each_other(fields, block[0]) is expected
+
+
+def test_a_block_with_a_bad_entry_has_no_columns() -> None:
+    _, _, raw = second()
+    assert columns(raw + raw) is not None
+    for bad in (b"", raw[:79], raw + bytes(80), bytes(80) + raw):
+        assert columns(bad) is None
 
 
 @pytest.mark.parametrize("raw", [b"", bytes(79), bytes(80), bytes(81), b"\xff" * 80])

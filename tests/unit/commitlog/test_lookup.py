@@ -191,3 +191,21 @@ def test_an_unreadable_sector_is_corrupt_where_it_is_and_nowhere_else() -> None:
         elif entry.count:
             log.read(entry)
             assert log.batch_at(entry.first_offset) is not None
+
+
+def test_an_entry_that_does_not_fit_its_neighbours_is_not_read_together_with_them() -> None:
+    storage, log, entries = built(cache_bytes=1 << 20)
+    pair = max(log.pairs, key=lambda pair: pair.end.log_id - pair.first.log_id)
+    forged = log.entry(pair.first.log_id + 1)
+    file = storage.open(log.pair_of(forged.log_id).path(".commitlog"))
+    file.pwrite(forged._replace(count=forged.count + 1).encode(), log.pair_of(forged.log_id).slot(forged.log_id))
+    for entry in entries:
+        for offset in range(entry.first_offset, entry.end_offset):
+            batch = log.batch_at(offset)
+            assert batch is not None
+            if offset == forged.end_offset and batch.entry.log_id == forged.log_id:
+                with pytest.raises(LogCorrupt):
+                    batch.locate(offset)
+                continue
+            position = batch.locate(offset)
+            assert int(batch.data[position + 18 : position + 34], 16) & 0xFFFFFF == offset

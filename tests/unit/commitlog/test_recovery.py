@@ -157,6 +157,16 @@ def test_an_entry_from_another_past_above_the_watermark_is_torn() -> None:
     assert contents(recovery.log) == built.contents[:7]
 
 
+def test_an_entry_that_does_not_go_on_where_the_last_one_ends_is_bad_wherever_it_is() -> None:
+    built = Built()
+    file = built.storage.open(COMMITLOG)
+    file.pwrite(built.entry(4)._replace(first_offset=99).encode(), 4 * ENTRY_BYTES)
+    file.sync()
+    recovery = reopen(built.storage, local_durable=11, limits=ONE_PAIR)
+    assert recovery.report.verdict.bad == 4
+    assert [data for _, data in contents(recovery.log)] == [data for _, data in built.contents]
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("host_restarted", [False, True])
 def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool) -> None:
