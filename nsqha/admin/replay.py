@@ -304,3 +304,29 @@ def _of_batch(partition: Partition, batch: Batch, first: int) -> Iterator[Any]:
             )
         covers -= 1
         offset += 1
+
+
+# ---- damage
+
+
+async def skip_damage(broker: Broker, request: Any) -> Any:
+    """Let stopped channels go on behind what can not be read; returns when that is in the log."""
+    topic = broker.topic(request.topic)
+    skipped = []
+    for partition in topic.partitions:
+        if request.HasField("partition") and partition.number != request.partition:
+            continue
+        for name, delivery in partition.deliveries.items():
+            if request.HasField("channel") and name != request.channel:
+                continue
+            range_ = delivery.skip_damage()
+            if range_ is not None:
+                first, end, lost = range_
+                skipped.append(
+                    admin_pb2.SkippedDamage(
+                        channel=name, partition=partition.number, first_offset=first, end_offset=end, messages_lost=lost
+                    )
+                )
+    if skipped:
+        await topic.commit_events()
+    return admin_pb2.SkipDamageResponse(skipped=skipped)

@@ -205,6 +205,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def UndoSeek(self, request: Any) -> Any:
         return await replay.undo(self._broker, request)
 
+    @answers
+    async def SkipDamage(self, request: Any) -> Any:
+        return await replay.skip_damage(self._broker, request)
+
     async def PeekMessages(self, request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             async for message in replay.peek(self._broker, request):

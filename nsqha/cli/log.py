@@ -1,6 +1,7 @@
 """`nsqha log dump` and `nsqha log verify`: the log files themselves, with no broker, or beside one that runs.
+`nsqha log skip` asks a broker to go on behind a damaged range.
 
-Nothing is written, locked or recovered. What a running broker appends after the look began is not looked at.
+The first two write, lock and recover nothing. What a running broker appends after the look began is not looked at.
 """
 
 from __future__ import annotations
@@ -13,9 +14,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqha.cli import exits
-from nsqha.cli.parser import Parser, add_json, add_verb, count, did_you_mean, topic_and_partition
+from nsqha.cli.parser import (
+    Parser,
+    add_grpc,
+    add_json,
+    add_verb,
+    add_yes,
+    count,
+    did_you_mean,
+    topic_and_partition,
+)
 from nsqha.cli.peek import body_json, body_line
-from nsqha.cli.screen import Progress, bold, print_json, say, show_bytes, table
+from nsqha.cli.screen import Progress, bold, confirm, print_json, say, show_bytes, table
 from nsqha.cli.times import show_time
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import LogCorrupt, NotFound
@@ -36,6 +46,8 @@ VERIFY_SHAPE = (
     '{"topic", "topic_uid", "partition", "start_offset", "end_offset", "batches", "messages", "bytes", '
     '"problems": [{"first_offset", "end_offset", "why"}]} per partition'
 )
+
+SKIP_SHAPE = '{"topic", "skipped": [{"channel", "partition", "first_offset", "end_offset", "messages_lost"}]}'
 
 
 def add_parser(commands: Any) -> None:
@@ -58,6 +70,24 @@ def add_parser(commands: Any) -> None:
     verb.add_argument("-n", "--count", type=count, metavar="N", help="at most N batches of each partition")
     verb.add_argument("--batches", action="store_true", help="batches only, without their frames")
 
+    verb = add_verb(
+        verbs,
+        "skip",
+        run_skip,
+        help="let channels that stopped before a damaged range go on behind it",
+        description=(
+            "Let the channels of a running broker go on behind a range of the log that can not be read. Its messages\n"
+            "are lost to them: restore the files instead if you can. `nsqha log verify` shows the ranges."
+        ),
+        examples=("nsqha log skip orders --yes", "nsqha log skip orders/0 billing --yes --json"),
+        shape=SKIP_SHAPE,
+        statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.NOT_CONFIRMED),
+    )
+    verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition)
+    verb.add_argument("channel", metavar="CHANNEL", nargs="?", help="only this one")
+    add_yes(verb)
+    add_json(verb)
+    add_grpc(verb)
     _of_folder(
         verbs,
         "verify",
@@ -81,6 +111,32 @@ def _of_folder(verbs: Any, word: str, run: Any, help: str, examples: tuple[str, 
     verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition, nargs="?", default=("", None))
     add_json(verb, "print one line of JSON each")
     return verb
+
+
+# ---- damage
+
+
+def run_skip(args: argparse.Namespace) -> int:
+    from nsqha.cli.admin import Admin, record
+
+    topic, partition = args.topic
+    confirm(f"Give up what can not be read in {topic}? Its messages are lost to the channels that wait.", yes=args.yes)
+    chosen: dict[str, Any] = {"topic": topic}
+    if partition is not None:
+        chosen["partition"] = partition
+    if args.channel is not None:
+        chosen["channel"] = args.channel
+    with Admin.of(args) as admin:
+        skipped = [record(item) for item in admin.call("SkipDamage", **chosen).skipped]
+    if args.json:
+        print_json({"topic": topic, "skipped": skipped})
+    elif not skipped:
+        say("no channel is stopped")
+    for item in () if args.json else skipped:
+        offsets = f"offsets {item['first_offset']}-{item['end_offset'] - 1}"
+        lost = f"{item['messages_lost']} messages lost"
+        print(f"{topic}/{item['partition']} {item['channel']}: skipped {offsets}, {lost}")
+    return exits.OK
 
 
 # ---- finding logs

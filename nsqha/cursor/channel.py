@@ -101,6 +101,26 @@ class Channel(ChannelCursor):
         self._ring.settle(first, end, FINISHED)
         self._touch()
 
+    def give_up(self, first: int, end: int) -> int:
+        """The log can not be read in [first, end), and an operator goes on without: how many messages that costs."""
+        ring = self._ring
+        lost = [offset for offset in range(max(first, ring.low), min(end, ring.next)) if ring.get(offset) == WAITING]
+        for offset in lost:
+            self._waiting.give_up(offset)
+            ring.set(offset, FINISHED)
+        # A carried copy can still be read, and what is in flight was read.
+        held = [ref.offset for ref in self.postponed.committed.items(first) if ref.offset < end and not ref.position]
+        gone = [offset for offset in held if offset in self.postponed and offset not in self._flight.singles]
+        for offset in gone:
+            self._finish_deferred(offset)
+        count = len(lost) + len(gone)
+        if first <= ring.next < end:
+            count += end - ring.next - self._passed.count_below(end) - len([o for o in gone if o >= ring.next])
+            ring.settle(ring.next, end, FINISHED)
+            self._look()
+        self._touch()
+        return count
+
     def meet(self, offset: int, due_ns: int, now: Now) -> bool:
         """The reader met a message with a deliver-at time; it is deferred if that is not over. True if so.
 
@@ -203,6 +223,9 @@ class Channel(ChannelCursor):
         if single is None or not single.deferred:
             self._ring.set(offset, FINISHED)
             return
+        self._finish_deferred(offset)
+
+    def _finish_deferred(self, offset: int) -> None:
         self.postponed.finish(offset)
         if offset >= self._ring.next:  # the reader was moved back behind it
             self._passed.add(offset, offset + 1)

@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha import hot
 from nsqha.clock import Now
+from nsqha.commitlog.entry import BatchCorrupt
+from nsqha.cursor.events import deliver_at_in
 from nsqha.errors import LogCorrupt
+from nsqha.frames import HAS_ATTRIBUTES
+from nsqha.nsqlog import Log
 from nsqha.quantile import LatencyWindow
 
 if TYPE_CHECKING:
     from nsqha.commitlog.reader import Batch
     from nsqha.cursor.channel import Channel
     from nsqha.server.partition import Partition
+
+log = Log("delivery")
 
 OWNER_MAX = 65535
 
@@ -94,6 +100,7 @@ class Delivery:
         self.latency = latency  # of messages from publish to FIN; None: not asked for
         self.channel = channel
         self.stuck: str | None = None  # why nothing more can be read; shown in /stats
+        self.damage: tuple[int, int] | None = None  # the offsets that can not be read, if that is why
         self._loop = loop
         self._rng = rng
         self._legs: dict[int, Leg] = {}
@@ -103,6 +110,7 @@ class Delivery:
         self._batch: Batch | None = None
         self._offset = 0  # of the message at `_position` of `_batch`
         self._position = 0
+        self._dues: dict[int, int] = {}  # deliver-at times of messages in `_batch`
 
     # ---- consumers
 
@@ -188,6 +196,19 @@ class Delivery:
                 self._deliver(ready, now)
         except LogCorrupt as error:
             self.stuck = str(error)
+            if isinstance(error, BatchCorrupt):
+                self.damage = (error.first.offset, error.end.offset)
+            log.error("channel_stuck", "%s: %s", channel.name, error, channel=channel.name)
+
+    def skip_damage(self) -> tuple[int, int, int] | None:
+        """Go on behind what can not be read: [first, end) and how many messages this channel loses; None: not stuck."""
+        if self.damage is None:
+            return None
+        first, end = self.damage
+        lost = self.channel.give_up(first, end)
+        self.stuck = self.damage = self._batch = None
+        self.wake()
+        return first, end, lost
 
     def _redeliver(self, ready: list[Leg], now: Now) -> None:
         channel = self.channel
@@ -222,6 +243,8 @@ class Delivery:
             first, stop = run
             batch = self._batch_of(first)
             position = self._position
+            if self._dues and (stop := self._not_due(first, stop, now)) == first:
+                continue
             position_end, count = hot.walk(batch.data, position, len(batch.data), stop - first)
             if count == 0:
                 raise LogCorrupt(f"no message frame at offset {first}")
@@ -234,6 +257,19 @@ class Delivery:
                 consumer.wire.send_messages(memoryview(batch.data)[position:position_end])
             self._offset = first + count
             self._position = position_end
+
+    def _not_due(self, first: int, stop: int, now: Now) -> int:
+        """Where a run has to end because of a message whose deliver-at time is not over; that one, if first, waits.
+
+        The pump defers such messages as it passes; here come only those that a seek made readable again.
+        """
+        waiting = [offset for offset, due_ns in self._dues.items() if first <= offset < stop and due_ns > now.wall_ns]
+        if not waiting:
+            return stop
+        offset = min(waiting)
+        if offset == first:
+            self.channel.meet(offset, self._dues[offset], now)
+        return offset
 
     def _deliver_sample(self, leg: Leg, first: int, count: int, batch: Batch, position: int, now: Now) -> None:
         """As nsqd: a message passes if a number drawn from 0..99 is at most the sample rate; others are dropped."""
@@ -257,6 +293,7 @@ class Delivery:
             if batch is None:
                 raise LogCorrupt(f"offset {offset} is not in the log")
             self._batch = batch
+            self._dues = deliver_at_in(batch.data, batch.first_offset) if batch.flags & HAS_ATTRIBUTES else {}
             self._position = batch.locate(offset)
         elif offset != self._offset:
             self._position = batch.locate(offset)

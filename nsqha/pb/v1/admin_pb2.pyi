@@ -1050,6 +1050,94 @@ class UndoSeekRequest(_message.Message):
 Global___UndoSeekRequest: _TypeAlias = UndoSeekRequest  # noqa: Y015
 
 @_typing.final
+class SkipDamageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    """default: all"""
+    channel: _builtins.str
+    """default: all"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int | None = ...,
+        channel: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel", b"_channel", "_partition", b"_partition", "channel", b"channel", "partition", b"partition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel", b"_channel", "_partition", b"_partition", "channel", b"channel", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__channel: _TypeAlias = _typing.Literal["channel"]  # noqa: Y015
+    _WhichOneofArgType__channel: _TypeAlias = _typing.Literal["_channel", b"_channel"]  # noqa: Y015
+    _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
+    _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__channel) -> _WhichOneofReturnType__channel | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partition) -> _WhichOneofReturnType__partition | None: ...
+
+Global___SkipDamageRequest: _TypeAlias = SkipDamageRequest  # noqa: Y015
+
+@_typing.final
+class SkipDamageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def skipped(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkippedDamage]:
+        """empty: no channel is stopped"""
+
+    def __init__(
+        self,
+        *,
+        skipped: _abc.Iterable[Global___SkippedDamage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skipped", b"skipped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SkipDamageResponse: _TypeAlias = SkipDamageResponse  # noqa: Y015
+
+@_typing.final
+class SkippedDamage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    MESSAGES_LOST_FIELD_NUMBER: _builtins.int
+    channel: _builtins.str
+    partition: _builtins.int
+    first_offset: _builtins.int
+    end_offset: _builtins.int
+    messages_lost: _builtins.int
+    """by this channel"""
+    def __init__(
+        self,
+        *,
+        channel: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        first_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        messages_lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "end_offset", b"end_offset", "first_offset", b"first_offset", "messages_lost", b"messages_lost", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SkippedDamage: _TypeAlias = SkippedDamage  # noqa: Y015
+
+@_typing.final
 class PeekMessagesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

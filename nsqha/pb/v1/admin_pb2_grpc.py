@@ -114,6 +114,11 @@ class AdminStub:
                 request_serializer=nsqha_dot_v1_dot_admin__pb2.UndoSeekRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_admin__pb2.SeekResponse.FromString,
                 _registered_method=True)
+        self.SkipDamage = channel.unary_unary(
+                '/nsqha.v1.Admin/SkipDamage',
+                request_serializer=nsqha_dot_v1_dot_admin__pb2.SkipDamageRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_admin__pb2.SkipDamageResponse.FromString,
+                _registered_method=True)
         self.PeekMessages = channel.unary_stream(
                 '/nsqha.v1.Admin/PeekMessages',
                 request_serializer=nsqha_dot_v1_dot_admin__pb2.PeekMessagesRequest.SerializeToString,
@@ -223,6 +228,14 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SkipDamage(self, request, context):
+        """Lets channels that stopped before an unreadable range of the log go on behind it; what they lose is in the answer.
+        Only for a range that can not be restored. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PeekMessages(self, request, context):
         """Committed messages as they are stored, oldest first; no channel is touched.
         """
@@ -312,6 +325,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.UndoSeek,
                     request_deserializer=nsqha_dot_v1_dot_admin__pb2.UndoSeekRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_admin__pb2.SeekResponse.SerializeToString,
+            ),
+            'SkipDamage': grpc.unary_unary_rpc_method_handler(
+                    servicer.SkipDamage,
+                    request_deserializer=nsqha_dot_v1_dot_admin__pb2.SkipDamageRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_admin__pb2.SkipDamageResponse.SerializeToString,
             ),
             'PeekMessages': grpc.unary_stream_rpc_method_handler(
                     servicer.PeekMessages,
@@ -751,6 +769,33 @@ class Admin:
             '/nsqha.v1.Admin/UndoSeek',
             nsqha_dot_v1_dot_admin__pb2.UndoSeekRequest.SerializeToString,
             nsqha_dot_v1_dot_admin__pb2.SeekResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SkipDamage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Admin/SkipDamage',
+            nsqha_dot_v1_dot_admin__pb2.SkipDamageRequest.SerializeToString,
+            nsqha_dot_v1_dot_admin__pb2.SkipDamageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,10 @@ class AdminStub:
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]
     """Goes back to where the channel was before the last Seek or EmptyChannel. It is a seek itself: undoing twice returns."""
+    SkipDamage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SkipDamageRequest, _admin_pb2.SkipDamageResponse]
+    """Lets channels that stopped before an unreadable range of the log go on behind it; what they lose is in the answer.
+    Only for a range that can not be restored. Safe to repeat.
+    """
     PeekMessages: _grpc.UnaryStreamMultiCallable[_admin_pb2.PeekMessagesRequest, _admin_pb2.PeekedMessage]
     """Committed messages as they are stored, oldest first; no channel is touched."""
 
@@ -80,6 +84,10 @@ class AdminAsyncStub(AdminStub):
     """Moves a channel to another place of the log: replay, or skip. With plan_only nothing changes. Safe to repeat."""
     UndoSeek: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndoSeekRequest, _admin_pb2.SeekResponse]  # type: ignore[assignment]
     """Goes back to where the channel was before the last Seek or EmptyChannel. It is a seek itself: undoing twice returns."""
+    SkipDamage: _aio.UnaryUnaryMultiCallable[_admin_pb2.SkipDamageRequest, _admin_pb2.SkipDamageResponse]  # type: ignore[assignment]
+    """Lets channels that stopped before an unreadable range of the log go on behind it; what they lose is in the answer.
+    Only for a range that can not be restored. Safe to repeat.
+    """
     PeekMessages: _aio.UnaryStreamMultiCallable[_admin_pb2.PeekMessagesRequest, _admin_pb2.PeekedMessage]  # type: ignore[assignment]
     """Committed messages as they are stored, oldest first; no channel is touched."""
 
@@ -198,6 +206,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SeekResponse, _abc.Awaitable[_admin_pb2.SeekResponse]]:
         """Goes back to where the channel was before the last Seek or EmptyChannel. It is a seek itself: undoing twice returns."""
+
+    @_abc_1.abstractmethod
+    def SkipDamage(
+        self,
+        request: _admin_pb2.SkipDamageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SkipDamageResponse, _abc.Awaitable[_admin_pb2.SkipDamageResponse]]:
+        """Lets channels that stopped before an unreadable range of the log go on behind it; what they lose is in the answer.
+        Only for a range that can not be restored. Safe to repeat.
+        """
 
     @_abc_1.abstractmethod
     def PeekMessages(

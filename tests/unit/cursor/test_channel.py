@@ -128,3 +128,21 @@ def test_touch_prolongs_up_to_the_maximum():
     assert channel.next_deadline() == leader.now.mono + 10
     leader.clock.advance(10)
     assert channel.expire(leader.now) == [(1, 1)]
+
+
+def test_what_the_log_can_not_read_is_given_up_and_nothing_else():
+    leader = Leader()
+    channel = leader.create("c")
+    leader.publish(10)
+    assert channel.next_run(10, 4) == (0, 4)
+    channel.delivered(0, 4, 1, 1e9)
+    leader.fin(channel, 0)
+    channel.detach(1, leader.now)  # 1, 2 and 3 wait
+    assert channel.give_up(2, 7) == 5  # two that wait, three that were not read yet
+    assert channel.next_read == 7
+    assert leader.deliver(channel) == [7, 8, 9]
+    assert [r.offset for r in leader.redeliver(channel)] == [1]
+    assert channel.give_up(2, 7) == 0  # asking twice is safe
+    leader.fin(channel, 1, 7, 8, 9)
+    leader.flush()
+    assert channel.committed.floor == 10

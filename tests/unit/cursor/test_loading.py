@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from nsqha.cursor.checkpoint import digest
+from nsqha.cursor.checkpoint import digest, write
 from nsqha.cursor.limits import Limits
-from nsqha.cursor.loading import CACHE, CHECKPOINT, LOG_START, load, vouches
+from nsqha.cursor.loading import CACHE, CHECKPOINT, LOG_START, load, newest_checkpoint, vouches
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
-from tests.unit.cursor.tiny import Entry, Leader
+from nsqha.frames import HAS_CHECKPOINT
+from tests.unit.cursor.tiny import Entry, Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
 SMALL_FRAMES = Limits(checkpoint_frame_bytes=150, checkpoint_bytes_per_batch=200, checkpoint_every_bytes=1 << 40)
@@ -147,6 +148,40 @@ def test_a_checkpoint_whose_beginning_is_gone_is_none():
     log = CountedLog(leader.log)
     with pytest.raises(LogCorrupt, match="no complete checkpoint"):
         load(log, log.read)
+
+
+def test_a_checkpoint_in_pieces_that_another_one_interrupts_is_none():
+    leader = leader_with_channel()
+    for _ in range(30):
+        leader.create(f"d{leader.log.log_id}")
+    log = TinyLog()
+    one = list(write(leader.cursors.state, 200))
+    leader.publish(1)
+    other = list(write(leader.cursors.state, 200))
+    assert len(one) > 3
+    for frame in [*one[:2], other[0], *one[2:]]:
+        log.append(frame, count=0, flags=HAS_CHECKPOINT, epoch=1)
+    assert newest_checkpoint(CountedLog(log), CountedLog(log).read, log.log_id + 1) is None
+    for frame in one:
+        log.append(frame, count=0, flags=HAS_CHECKPOINT, epoch=1)
+    assert newest_checkpoint(CountedLog(log), CountedLog(log).read, log.log_id + 1) is not None
+
+
+def test_a_log_whose_first_file_begins_above_its_log_start_begins_there():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 5)
+    leader.publish(5)
+    kept = leader.cursors.state.snapshot()
+    leader.publish(5)
+    write_checkpoint(leader)
+    entry = next(entry for entry, _ in leader.log.batches if entry.first_offset == 8 or entry.end_offset > 8)
+    del leader.log.batches[: entry.log_id]
+    for cached in (lambda: None, lambda: kept):
+        log = CountedLog(leader.log)
+        state = load(log, log.read, cached).state
+        assert state.log_start == (log.start.offset, log.start.position) != (0, 0)
+        assert state.channels["c"].floor == log.start.offset
+        assert digest(state) == digest(leader.log.rebuild())
 
 
 def test_a_checkpoint_that_does_not_match_its_digest_is_passed_over():

@@ -48,6 +48,7 @@ class CountedLog:
 
     def entry(self, log_id: int) -> Entry:
         self.entries_read += 1
+        assert self.start.log_id <= log_id < self.end.log_id, "asked for an entry that is not there"
         return self.log.batches[log_id - self.start.log_id][0]
 
     def entries(self, first_log_id: int, end_log_id: int) -> Iterable[Entry]:

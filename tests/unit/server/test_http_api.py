@@ -8,14 +8,14 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeChannel, FakeTopic, client
-from tests.unit.server.raw_http import Answer, Connection
 
 from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server import http_envelope
 from nsqha.server.api import Check
 from nsqha.server.http_api import HttpServer
 from nsqha.server.tls import server_context
+from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeChannel, FakeTopic, client
+from tests.unit.server.raw_http import Answer, Connection
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json; charset=utf-8"

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import msgspec
-from tests.unit.server.fake_broker import client
 
 from nsqha.quantile import Result
 from nsqha.server.process import MemoryStats, memory_stats
@@ -21,6 +20,7 @@ from nsqha.server.stats import (
     stats_json,
 )
 from nsqha.server.stats_text import stats_text
+from tests.unit.server.fake_broker import client
 
 START = 1_763_676_634 * 10**9
 

@@ -6,12 +6,12 @@ import asyncio
 import socket
 
 import pytest
-from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic
 
 from nsqha.quantile import Result
 from nsqha.server.process import MemoryStats
 from nsqha.server.stats import BrokerStats, ChannelStats, TopicStats
 from nsqha.server.statsd import NOTHING_YET, Push, StatsdPusher, host_prefix, lines, packets
+from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic
 
 
 def stats_of(*topics: TopicStats) -> BrokerStats:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 
 from nsqha.wire import identify
 from nsqha.wire.encoder import OK
 from nsqha.wire.limits import Limits
 from nsqha.wire.session import CLOSING, INIT, MAGIC, SUBSCRIBED, Session
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 
 ID = b"0123456789abcdef"
 SUB: tuple[bytes, Call] = b"SUB t ch\n", ("sub", "t", "ch")

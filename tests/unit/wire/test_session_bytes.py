@@ -7,12 +7,12 @@ import tracemalloc
 from itertools import pairwise
 
 import pytest
-from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsqha.wire.limits import Limits
 from nsqha.wire.session import LINE_BYTES_MAX, MAGIC, Session
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 
 SMALL = Limits(msg_bytes_max=40, body_bytes_max=200, rdy_count_max=100, req_timeout_ms_max=5000)
 

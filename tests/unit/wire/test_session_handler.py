@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.wire.conversation import Call, Recorder, calls, i32, sized, start
 
 from nsqha.wire.identify import Request
 from nsqha.wire.limits import Limits
 from nsqha.wire.session import INIT, MAGIC, Session
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, sized, start
 
 TLS = Limits(tls=True)
 ASK_TLS = b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"tls_v1":true}')
