@@ -18,11 +18,8 @@ def generate(target: Path) -> None:
 
     target.mkdir(parents=True, exist_ok=True)
     files = sorted(str(path.relative_to(HERE)) for path in HERE.rglob("*.proto"))
-    status = protoc.main(
-        ["protoc", f"-I{HERE}", f"--python_out={target}", f"--grpc_python_out={target}", f"--mypy_out={target}"]
-        + [f"--mypy_grpc_out={target}"]
-        + files
-    )
+    outputs = [f"--{kind}_out={target}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    status = protoc.main(["protoc", f"-I{HERE}", *outputs, *files])
     if status:
         raise SystemExit(status)
     # protoc places modules by the path of the .proto; ours live in nsqha/pb, so imports of each other move there.
