@@ -101,6 +101,7 @@ class Node:
         self.failed = loop.create_future()
         log.info("starting", "%s", version_line("nsqd"))
         log.info("node_id", "ID: %d", options.node_id)
+        listen.raise_open_files_limit()
         # Sockets first: a port that is taken should not cost a recovery.
         sockets = self._listen()
         clock = SystemClock()

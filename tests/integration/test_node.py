@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import resource
 import shutil
 import socket
 import struct
@@ -214,3 +216,42 @@ def test_a_topic_with_partitions_is_served_whole_and_each_publisher_keeps_its_or
         wait_until(lambda: (node.channel("t", "c") or {})["in_flight_count"] == 0, "all is finished")
         for client in (*publishers, consumer):
             client.close()
+
+
+def test_two_thousand_idle_connections_do_not_keep_a_publisher_from_its_oks(tmp_path: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    with Node(tmp_path, sync="interval") as node:
+        idle = []
+        for n in range(2000):
+            connection = socket.create_connection(("127.0.0.1", node.tcp_port), 30)
+            if n % 2:
+                connection.sendall(b"  V2")  # the others never say a word
+            idle.append(connection)
+        publisher = Client(node)
+        for n in range(500):
+            publisher.send(pub("t", b"%d" % n))
+            publisher.ok()
+        shown = node.json("/stats?format=json&include_nsqha=true")["nsqha"]
+        assert shown["connections"] == 2001
+        publisher.close()
+        for connection in idle:
+            connection.close()
+        wait_until(lambda: node.json("/stats?format=json&include_nsqha=true")["nsqha"]["connections"] == 0, "all gone")
+
+
+def test_garbage_is_answered_and_never_ends_the_process(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    with Node(tmp_path, sync="interval") as node:
+        for n in range(300):
+            with socket.create_connection(("127.0.0.1", node.tcp_port), 30) as connection:
+                if n % 3:
+                    connection.sendall(b"  V2")
+                commands = (b"PUB t\n", b"MPUB t\n", b"SUB t c\n", b"IDENTIFY\n", b"FIN ", b"REQ ", b"\xff\x06\0\0sNaPpY")
+                connection.sendall(rng.choice(commands) + rng.randbytes(rng.randrange(400)))
+        with socket.create_connection(("127.0.0.1", node.http_port), 30) as connection:
+            connection.sendall(rng.randbytes(300) + b"\r\n\r\n")
+        client = Client(node)
+        client.send(pub("t2", b"still here"))
+        client.ok()
+        client.close()
+        assert "Traceback" not in node.log()
