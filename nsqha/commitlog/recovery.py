@@ -1,37 +1,16 @@
 """Opening a log whose writer may have died at any point: what to keep, what to cut, and what to say about it.
 
-Two numbers decide (all ends are exclusive):
-
-    local_durable   from the journal: everything below is on this disk, was fdatasync'ed here
-    watermark W     the higher of local_durable and the highest `durable` of any valid entry: everything below is
-                    durable on every replica that was in sync then
-    bad             the lowest log id that does not verify; what is missing below W does not verify
-
-    found                      sync=always                  interval, none
-    nothing bad                cut what follows the last entry (bytes that no entry speaks of)
-                                                            and host restarted: new log_uid, possible loss
-    bad >= W                   torn: cut                    torn: cut, possible loss; host restarted: new log_uid
-    bad < local_durable        corrupt: never cut, alarm
-    local_durable <= bad < W   R = 1: corrupt; else new log_uid, fetch from `bad` on
-    corrupt, R > 1             new log_uid; serve nothing at or above `bad`
-    corrupt, R = 1             entries are restored (one wrong bit: exactly) or rebuilt from neighbours and frames;
-                               frames that do not verify stay: reading them raises BatchCorrupt and says where to go on
-    no valid journal record    new log_uid
-
-Corruption below W and a torn end above it are judged apart: the first never hides the second.
+What is kept, cut and reported is the table in `nsqha.commitlog.verdict`; here it is carried out.
 
 The order of work: unlink leftovers; sync the last two pairs and drop them from the page cache, so that what is read
 is what the disk has; finish a cut that the journal knows of; scan; judge; restore; cut; sync. An interrupted recovery
 is repeated from the start and finds the same. Every cut that removes an entry is journalled before and cleared after
 (`Cuts`); bytes that follow the last entry and contain none go without.
-
-With R > 1 entries that do not verify in the middle are replaced by FAULTY ones of the same extent, so that the log can
-be opened; catch-up fetches them again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.commitlog.directory import Found, find
@@ -42,12 +21,15 @@ from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, Pair, drop_files, read_aro
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.rebuild import Outcome, rebuild
 from nsqha.commitlog.scan import Scan, scan_data, scan_entries
+from nsqha.commitlog.verdict import Circumstances, Cut, Damage, Report, Verdict, judge
 from nsqha.errors import LogCorrupt
 from nsqha.ranges import RangeSet
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
 
+
+__all__ = ["Cuts", "JournalCuts", "Recovery", "Report", "recover"]
 
 REBUILD_MAX = 1 << 20  # lost entries in a row that are still written anew
 
@@ -81,104 +63,11 @@ class JournalCuts:
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
-    """A range of the log that did not verify below the watermark."""
-
-    first: Place
-    end: Place
-    what: str  # "proven", "rebuilt": lost entries that came back; "faulty": entries lost; "data": frames do not verify
-
-    @property
-    def readable(self) -> bool:
-        return self.what in ("proven", "rebuilt")
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What was cut off the end."""
-
-    at: Place
-    entries: int  # valid entries among what was cut
-    why: str  # "torn", "intent"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the table says."""
-
-    cut_at: int | None
-    bad: int | None  # the lowest log id that does not verify below the watermark
-    alarm: bool  # bad < local_durable, or the only replica is damaged
-    new_log_uid: bool
-    possible_loss: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What recovery found and did; the fields are stable, logs and tests use them."""
-
-    created: bool = False  # there were no files
-    watermark: int = 0
-    verdict: Verdict = field(default=Verdict(None, None, False, False, False))
-    cuts: tuple[Cut, ...] = ()
-    trimmed_bytes: int = 0  # followed the last entry and belonged to none
-    damage: tuple[Damage, ...] = ()
-    serve_end: int | None = None  # R > 1: nothing at or above is served until it was fetched again
-    restored_anchors: int = 0
-    unreadable: tuple[int, ...] = ()  # positions of pairs that could not be used at all
-
-    @property
-    def new_log_uid(self) -> bool:
-        """This log can not be vouched for under its old name."""
-        return self.verdict.new_log_uid
-
-    @property
-    def possible_loss(self) -> bool:
-        """Messages that were acknowledged without a sync may be gone."""
-        return self.verdict.possible_loss
-
-    @property
-    def clean(self) -> bool:
-        return not (self.cuts or self.damage or self.unreadable or self.restored_anchors or self.possible_loss)
-
-
-@dataclass(frozen=True, slots=True)
 class Recovery:
     """An open log and how it was found."""
 
     log: PartitionLog
     report: Report
-
-
-@dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What the table depends on besides the files."""
-
-    sync_always: bool
-    replicas: int
-    host_restarted: bool
-    known: bool  # the journal has a record with a log_uid that it trusts
-    local_durable: int
-
-
-def judge(watermark: int, bad: RangeSet, circumstances: Circumstances) -> Verdict:
-    """The recovery table. `bad` holds every log id that does not verify."""
-    lowest = next(iter(bad), (watermark, 0))[0]
-    below = lowest if lowest < watermark else None
-    torn = bad.next_held(watermark)
-    lost = not circumstances.sync_always and (torn is not None or circumstances.host_restarted)
-    alone = circumstances.replicas == 1
-    return Verdict(
-        cut_at=torn,
-        bad=below,
-        alarm=below is not None and (alone or below < circumstances.local_durable),
-        new_log_uid=(
-            not circumstances.known
-            or (below is not None and not alone)
-            or (not circumstances.sync_always and circumstances.host_restarted)
-        ),
-        possible_loss=lost and alone,
-    )
 
 
 def recover(

@@ -12,7 +12,7 @@ import pytest
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, REBUILT, BatchCorrupt, Entry
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.commitlog.log import LogLimits, PartitionLog, Place
-from nsqha.commitlog.recovery import Circumstances, Verdict, judge
+from nsqha.commitlog.verdict import Circumstances, Verdict, judge
 from nsqha.commitlog.verify import verify
 from nsqha.errors import LogCorrupt, Poisoned
 from nsqha.frames import EPOCH_START, PROGRESS
