@@ -5,7 +5,8 @@ whatever is known at the front of the queue leaves. Messages and heartbeats are 
 
 The session is synchronous. Where a command needs something slow (a topic's first publish, SUB to a new channel, TLS,
 an auth server), the connection sets `blocked`; the session keeps the unread bytes until `_unblock`, and reading from
-the socket pauses meanwhile, so a client can not make us hold more than one read's worth.
+the socket pauses meanwhile, so a client can not make us hold more than one read's worth. The same holds for a client
+that sends commands and does not read the answers: beyond `UNREAD_REPLIES_BYTES_MAX` it is not read either.
 
 Invariants: one frame per command that has a reply, in command order; after a fatal error nothing but it is written.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nsqha import ids
 from nsqha.errors import NsqhaError
+from nsqha.nsqlog import Log
 from nsqha.options import TlsRequired
 from nsqha.server.auth import AuthFailed, Question, denial
 from nsqha.server.delivery import Consumer, Leg
@@ -36,7 +38,12 @@ if TYPE_CHECKING:
     from nsqha.wire.identify import Agreed, Request
 
 TLS_SECONDS_MAX = 5.0
-WRITE_BUFFER_HIGH = 1 << 20  # a consumer that reads slower gets no more messages until half of it is gone
+WRITE_BUFFER_HIGH = 1 << 20  # a consumer that reads slower gets no more messages until three quarters of it are gone
+UNREAD_REPLIES_BYTES_MAX = 2 << 20  # with so much written and not read by the client, its commands wait
+CLOSE_SECONDS_MAX = 30.0  # a closed connection has so long to take what was written
+DEADLINE_SLACK = 0.05
+
+log = Log("connection")
 
 _OK = [encoder.OK * n for n in range(256)]
 
@@ -90,6 +97,9 @@ class Connection(asyncio.Protocol):
         self._codec: Codec | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._heartbeat_seconds = 0.0
+        self._beat_at = 0.0  # the next heartbeat
+        self._unread = 0  # bytes that the client had not taken when the last heartbeat was due
+        self._stuffed = False  # blocked because the client does not read its replies
         self._received_at = 0.0
         self._loop = broker.loop
         self._eof = False
@@ -154,6 +164,9 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.writable = not self.closed
+        if self._stuffed:
+            self._stuffed = False
+            self._unblock()
         if self.consumer is not None:
             self.consumer.wake()
 
@@ -169,12 +182,25 @@ class Connection(asyncio.Protocol):
 
     send_messages = _write
 
+    def _write_reply(self, data: bytes) -> None:
+        self._write(data)
+        if not self.writable and not self.blocked and not self.closed:
+            assert self._transport is not None
+            if self._transport.get_write_buffer_size() > UNREAD_REPLIES_BYTES_MAX:
+                self._stuffed = True
+                self._block()
+
     def close(self) -> None:
-        """Drop the connection once what was written has left."""
-        if self._transport is not None and not self.closed:
+        """Drop the connection once what was written has left; nothing more is read or written."""
+        transport = self._transport
+        if transport is not None and not self.closed:
             self.closed = True
             self.writable = False
-            self._transport.close()
+            self.session.kill()
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
+            self._heartbeat = self._loop.call_later(CLOSE_SECONDS_MAX, transport.abort)
+            transport.close()
 
     # ---- heartbeats
 
@@ -184,15 +210,31 @@ class Connection(asyncio.Protocol):
             self._heartbeat = None
         self._heartbeat_seconds = interval_ms / 1000
         if interval_ms > 0:
+            self._beat_at = self._loop.time() + self._heartbeat_seconds
             self._heartbeat = self._loop.call_later(self._heartbeat_seconds, self._beat)
 
     def _beat(self) -> None:
+        """A heartbeat is due, or the client's time is over: two intervals without a byte, or one that took none."""
+        now, interval = self._loop.time(), self._heartbeat_seconds
         # A client whose socket we do not read at present can not be blamed for its silence.
-        if self._loop.time() - self._received_at > 2 * self._heartbeat_seconds - 0.05 and not self.blocked:
+        deadline = self._received_at + 2 * interval if not self.blocked else now + 2 * interval
+        if now > deadline - DEADLINE_SLACK:
             self.close()
             return
-        self._write(encoder.HEARTBEAT)
-        self._heartbeat = self._loop.call_later(self._heartbeat_seconds, self._beat)
+        if now > self._beat_at - DEADLINE_SLACK:
+            self._beat_at = now + interval
+            if self._takes_nothing():
+                self.close()
+                return
+            if self.writable:
+                self._write(encoder.HEARTBEAT)
+        self._heartbeat = self._loop.call_later(min(self._beat_at, deadline) - now, self._beat)
+
+    def _takes_nothing(self) -> bool:
+        """Whether the client took no byte of what waits for it since the last heartbeat (nsqd's write deadline)."""
+        before = self._unread
+        self._unread = 0 if self.writable or self._transport is None else self._transport.get_write_buffer_size()
+        return 0 < before <= self._unread
 
     # ---- replies
 
@@ -201,7 +243,7 @@ class Connection(asyncio.Protocol):
         if self._replies:
             self._replies.append(Slot(self, "", data, ready=True))
         else:
-            self._write(data)
+            self._write_reply(data)
 
     def fatal(self, data: bytes) -> None:
         """An error frame in its turn, then the end."""
@@ -220,7 +262,7 @@ class Connection(asyncio.Protocol):
             return
         if len(replies) == 1 and not slot.close:
             replies.popleft()
-            self._write(slot.data)
+            self._write_reply(slot.data)
         else:
             out = []
             closing = False
@@ -228,11 +270,12 @@ class Connection(asyncio.Protocol):
                 first = replies.popleft()
                 out.append(first.data)
                 closing = first.close
-            self._write(b"".join(out))
             if closing:
                 replies.clear()
+                self._write(b"".join(out))
                 self.close()
                 return
+            self._write_reply(b"".join(out))
         if not replies:
             if self._when_drained is not None:
                 then, self._when_drained = self._when_drained, None
@@ -278,7 +321,13 @@ class Connection(asyncio.Protocol):
         self._block()
 
         async def run() -> None:
-            then = await work
+            then: Callable[[], None] | None
+            try:
+                then = await work
+            except Exception as error:
+                # What a client may cause is refused by `work`; this is ours, and nobody would ever unblock the client.
+                log.error("command_failed", "client(%s): a command failed", self.remote_address, error=error)
+                then = self.close
             self._task = None
             self._unblock(then)
 
@@ -419,7 +468,7 @@ class Connection(asyncio.Protocol):
     def subscribe(self, topic: str, channel: str) -> None:
         self._after_replies(lambda: self._wait_for(self._subscribe(topic, channel)))
 
-    async def _subscribe(self, topic: str, channel: str) -> Callable[[], None]:
+    async def _subscribe(self, topic: str, channel: str) -> Callable[[], None] | None:
         if self.broker.auth is not None:
             state = self.auth_state
             if state is not None and state.expired(self.broker.clock.monotonic()) and not await self._ask():
@@ -444,6 +493,7 @@ class Connection(asyncio.Protocol):
             return lambda: self._refuse(errors.sub_failed(why))
         if self.closed:
             self.broker.unsubscribe(consumer)
+            return None
         self.consumer = consumer
         return lambda: self.reply(encoder.OK)
 
@@ -554,7 +604,9 @@ class Connection(asyncio.Protocol):
                 transport, self, context, server_side=True, ssl_handshake_timeout=TLS_SECONDS_MAX
             )
         except (OSError, ssl.SSLError, ConnectionError):
-            return self.close
+            transport.abort()
+            # Of a handshake that failed the transport tells the TLS layer, not us.
+            return lambda: self.connection_lost(None)
         assert upgraded is not None
         self._transport = upgraded
         upgraded.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)

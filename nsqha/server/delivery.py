@@ -199,6 +199,10 @@ class Delivery:
             if isinstance(error, BatchCorrupt):
                 self.damage = (error.first.offset, error.end.offset)
             log.error("channel_stuck", "%s: %s", channel.name, error, channel=channel.name)
+        except Exception as error:
+            # A broken invariant: better this channel is silent than wrong, and no other one is either.
+            self.stuck = f"{type(error).__name__}: {error}"
+            log.error("channel_stuck", "%s stopped", channel.name, error=error, channel=channel.name)
 
     def skip_damage(self) -> tuple[int, int, int] | None:
         """Go on behind what can not be read: [first, end) and how many messages this channel loses; None: not stuck."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nsqha import hot, ids
@@ -25,8 +25,8 @@ from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, Storage
 from nsqha.cursor.limits import Limits
-from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.partition import Forgotten, PartitionCursors
+from nsqha.cursor.state import Effect, PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.errors import Poisoned
 from nsqha.replication.leader import LeaderReplica
@@ -275,7 +275,7 @@ class Rig:
             sync=sync,
             held_back_max=held_back_max,
         )
-        self.partition.on_effects = lambda effects: self._sync_deliveries()
+        self.partition.on_effects = self._happened
         self.version = 0
         if channel:
             self.channels("c")
@@ -298,6 +298,13 @@ class Rig:
         self.cursors.reconcile(ChannelList(self.version, False, channels))
         self.partition.commit_events()
         self.disk.sync()
+
+    def _happened(self, effects: Sequence[Effect | Forgotten]) -> None:
+        """As `Topic` does."""
+        for effect in effects:
+            if isinstance(effect, Forgotten):
+                self.partition.deliveries[effect.channel.name].forgotten(effect.counts)
+        self._sync_deliveries()
 
     def _sync_deliveries(self) -> None:
         for name, channel in self.cursors.channels.items():

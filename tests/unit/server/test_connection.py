@@ -1,0 +1,314 @@
+"""One client's connection: order of replies, what it costs us when the client is slow, silent or strange."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha.clock import ManualClock
+from nsqha.errors import Unavailable
+from nsqha.options import TlsRequired
+from nsqha.server.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX, WRITE_BUFFER_HIGH, Connection
+from nsqha.wire.limits import Limits
+from tests.unit.server.shell_rig import ManualLoop
+
+OK = b"\0\0\0\6\0\0\0\0OK"
+
+
+class FakeTransport:
+    """A socket whose peer takes what was written when the test says so."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.unread = 0  # not taken by the peer
+        self.peer_reads = True
+        self.reading = True
+        self.closing = False
+        self.aborted = False
+        self.protocol: Connection | None = None
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 5)
+
+    def write(self, data: Any) -> None:
+        assert not self.closing, "written after close"
+        self.written += data
+        if not self.peer_reads:
+            before, self.unread = self.unread, self.unread + len(data)
+            if before <= self.high < self.unread:
+                assert self.protocol is not None
+                self.protocol.pause_writing()
+
+    def take(self) -> None:
+        """The peer reads everything."""
+        self.unread = 0
+        assert self.protocol is not None
+        self.protocol.resume_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.aborted = True
+        assert self.protocol is not None
+        self.protocol.connection_lost(None)
+
+
+class FakePartition:
+    """Remembers who waits for what."""
+
+    closed = False
+    full = False
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+
+    def publish(self, frames: bytes, reply: Any) -> None:
+        self.waiting.append(reply)
+
+
+class Bench:
+    """A connection with a broker of nothing but what it asks for."""
+
+    def __init__(self, **broker: Any) -> None:
+        self.clock = ManualClock()
+        self.loop = ManualLoop(self.clock)
+        self.partition = FakePartition()
+        self.open: dict[int, Connection] = {}
+
+        async def subscribe(consumer: Any) -> None:
+            raise Unavailable("not here")
+
+        fields: dict[str, Any] = {
+            "options": SimpleNamespace(tls_required=TlsRequired.NO),
+            "limits": Limits(),
+            "loop": self.loop,
+            "clock": self.clock,
+            "auth": None,
+            "tls_context": None,
+            "measures": SimpleNamespace(publish_errors=Counter()),
+            "next_connection_number": lambda: 1,
+            "connection_opened": lambda c: self.open.update({c.number: c}),
+            "connection_closed": lambda c: self.open.pop(c.number, None),
+            "refuses_publish": lambda: None,
+            "partition_for_publish": lambda topic, number: self.partition,
+            "has_topic": lambda topic: True,
+            "subscribe": subscribe,
+            "unsubscribe": lambda consumer: None,
+        }
+        self.connection = Connection(SimpleNamespace(**fields | broker))  # type: ignore[arg-type]
+        self.transport = FakeTransport()
+        self.transport.protocol = self.connection
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self.send(b"  V2")
+
+    def send(self, data: bytes) -> None:
+        assert self.transport.reading, "the socket is not read"
+        self.connection.data_received(data)
+        self.loop.turn()
+
+    @property
+    def frames(self) -> list[bytes]:
+        """Data of the frames written."""
+        found, data = [], bytes(self.transport.written)
+        while data:
+            size = int.from_bytes(data[:4], "big")
+            found.append(data[8 : 4 + size])
+            data = data[4 + size :]
+        return found
+
+
+def pub(topic: str, body: bytes = b"x") -> bytes:
+    return b"PUB %b\n" % topic.encode() + struct.pack(">I", len(body)) + body
+
+
+# ---- order
+
+
+def test_replies_leave_in_the_order_of_the_commands():
+    bench = Bench()
+    bench.send(pub("a"))
+    bench.send(pub("b"))
+    first, second = bench.partition.waiting
+    second.stored()
+    assert bench.frames == []
+    first.stored()
+    assert bench.frames == [b"OK", b"OK"]
+
+
+def test_nothing_follows_a_failed_publish():
+    bench = Bench()
+    for topic in "abc":
+        bench.send(pub(topic))
+    first, second, third = bench.partition.waiting
+    third.stored()
+    first.stored()
+    second.failed("not stored: disk full")
+    assert bench.frames == [b"OK", b"E_PUB_FAILED PUB failed not stored: disk full"]
+    assert bench.transport.closing
+
+
+def test_after_a_close_no_command_is_run():
+    bench = Bench()
+    bench.partition.publish = lambda frames, reply: reply.failed("not stored: gone")  # type: ignore[method-assign]
+    later: list[str] = []
+    bench.connection.broker.partition_for_publish = (  # type: ignore[method-assign]
+        lambda topic, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
+    )
+    bench.send(pub("a") + pub("b") + pub("c"))
+    assert later == ["a"] and len(bench.frames) == 1
+
+
+# ---- a client that does not read
+
+
+def test_a_client_that_does_not_read_its_replies_is_not_read():
+    bench = Bench()
+    bench.transport.peer_reads = False
+    error = b"FIN 0123456789abcdef\n"
+    bench.connection.session.state = 3
+    bench.connection.consumer = SimpleNamespace(legs={}, wake=lambda: None)  # type: ignore[assignment]
+    while bench.transport.reading:
+        bench.send((error + b"NOP\n") * 100)
+        assert bench.transport.unread < UNREAD_REPLIES_BYTES_MAX + WRITE_BUFFER_HIGH
+    before = len(bench.frames)
+    bench.transport.take()
+    bench.loop.turn()
+    assert bench.transport.reading and len(bench.frames) > before  # what it had sent meanwhile is answered
+
+
+def test_a_client_that_takes_nothing_for_a_whole_interval_is_dropped():
+    bench = Bench()
+    bench.transport.peer_reads = False
+    bench.transport.write(b"x" * (WRITE_BUFFER_HIGH + 1))
+    for _ in range(3):
+        bench.loop.pass_time(15)
+        if bench.transport.reading and not bench.transport.closing:
+            bench.send(b"NOP\n")
+        bench.loop.pass_time(15)
+    assert bench.transport.closing
+
+
+def test_a_slow_reader_stays():
+    bench = Bench()
+    bench.transport.peer_reads = False
+    bench.transport.write(b"x" * (WRITE_BUFFER_HIGH * 4))
+    for _ in range(6):
+        bench.loop.pass_time(30)
+        bench.transport.unread -= 1000
+        bench.send(b"NOP\n")
+    assert not bench.transport.closing
+
+
+def test_a_closed_connection_that_can_not_be_flushed_is_torn_down():
+    bench = Bench()
+    bench.connection.close()
+    assert bench.open
+    bench.loop.pass_time(CLOSE_SECONDS_MAX + 1)
+    assert bench.transport.aborted and not bench.open
+
+
+# ---- heartbeats
+
+
+@pytest.mark.parametrize("last_word_at", [0.0, 1.0, 29.0, 31.0])
+def test_a_silent_client_is_dropped_after_two_intervals(last_word_at: float):
+    bench = Bench()
+    bench.loop.pass_time(last_word_at)
+    bench.send(b"NOP\n")
+    bench.loop.pass_time(59.8)
+    assert not bench.transport.closing
+    bench.loop.pass_time(0.3)
+    assert bench.transport.closing
+
+
+def test_a_client_that_never_says_the_magic_is_dropped():
+    bench = Bench()
+    silent = Bench.__new__(Bench)
+    silent.__dict__.update(bench.__dict__)
+    connection, transport = Connection(bench.connection.broker), FakeTransport()
+    transport.protocol = connection
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    bench.loop.pass_time(61)
+    assert transport.closing
+
+
+def test_heartbeats_come_every_interval():
+    bench = Bench()
+    for _ in range(4):
+        bench.loop.pass_time(29)
+        bench.send(b"NOP\n")
+        bench.loop.pass_time(1)
+    assert bench.frames == [b"_heartbeat_"] * 4
+
+
+# ---- waiting for something slow
+
+
+def test_a_command_that_breaks_ends_the_connection():
+    async def broken(consumer: Any) -> None:
+        raise RuntimeError("cannot be")
+
+    bench = Bench(subscribe=broken)
+    bench.send(b"SUB t c\n")
+    assert bench.transport.closing
+
+
+def test_a_sub_that_is_refused_says_so():
+    bench = Bench()
+    bench.send(b"SUB t c\n")
+    assert bench.frames == [b"E_SUB_FAILED SUB failed not here"]
+    assert bench.transport.closing
+
+
+def test_a_client_that_is_gone_when_its_sub_is_granted_leaves_its_place():
+    granted: list[Any] = []
+    left: list[Any] = []
+    gate: list[asyncio.Future[None]] = []
+
+    async def slow(consumer: Any) -> None:
+        gate.append(bench.loop.create_future())
+        await gate[0]
+        granted.append(consumer)
+
+    bench = Bench(subscribe=slow, unsubscribe=left.append)
+    bench.send(b"SUB t c\n")
+    bench.connection.close()
+    gate[0].set_result(None)
+    bench.loop.turn()
+    assert left == granted != []
+    assert bench.connection.consumer is None
+
+
+# ---- tls
+
+
+def test_a_handshake_that_fails_leaves_no_connection_behind():
+    bench = Bench(limits=Limits(tls=True), tls_context=object())
+
+    async def start_tls(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionAbortedError("no client hello")
+
+    bench.loop.start_tls = start_tls  # type: ignore[attr-defined]
+    bench.transport.abort = lambda: None  # type: ignore[method-assign]  # a loop that tells only its TLS layer
+    body = b'{"tls_v1":true,"feature_negotiation":true}'
+    bench.send(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
+    assert not bench.open
+    assert bench.loop.armed == []

@@ -1,0 +1,253 @@
+"""Handing out: windows, timers that must fire and ones that must not, and counts that must not drift."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nsqha.cursor.events import TARGET_END
+from nsqha.errors import LogCorrupt
+from tests.unit.server.shell_rig import Consumer, Rig
+
+
+def stored(rig: Rig, *bodies: bytes) -> None:
+    outcome = rig.publish(*bodies)
+    rig.disk.sync()
+    assert outcome.answers == ["OK"]
+
+
+def req(rig: Rig, consumer: Consumer, message_id: bytes, delay_ms: int) -> str | None:
+    """REQ as the connection does it."""
+    leg = consumer.legs[0]
+    why = leg.channel.req(int(message_id, 16) - leg.id_base, leg.owner, delay_ms, rig.partition.now())
+    if why is None:
+        consumer.in_flight -= 1
+        consumer.wake()
+        rig.turn()
+    return why
+
+
+def touch(rig: Rig, consumer: Consumer, message_id: bytes) -> str | None:
+    leg = consumer.legs[0]
+    return leg.channel.touch(
+        int(message_id, 16) - leg.id_base, leg.owner, rig.partition.now(), consumer.msg_timeout
+    )
+
+
+# ---- windows
+
+
+def test_nothing_is_delivered_before_it_is_committed():
+    rig = Rig()
+    consumer = rig.consume(10)
+    rig.publish(b"one")
+    rig.turn()
+    rig.disk.begin()
+    rig.pass_time(1)
+    assert consumer.wire.bodies == []
+    rig.disk.end()
+    assert consumer.wire.bodies == [b"one"]
+
+
+def test_a_consumer_whose_socket_is_full_gets_nothing_until_it_is_not():
+    rig = Rig()
+    stored(rig, b"one", b"two")
+    consumer = rig.consume(1)
+    consumer.wire.writable = False
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    assert consumer.wire.bodies == [b"one"]
+    consumer.wire.writable = True
+    consumer.wake()  # as the connection does when its socket has room
+    rig.turn()
+    assert consumer.wire.bodies == [b"one", b"two"]
+
+
+def test_a_little_backlog_is_dealt_out_to_all_who_are_ready():
+    rig = Rig()
+    consumers = [rig.consume(10) for _ in range(3)]
+    stored(rig, *[b"m"] * 6)
+    assert min(len(c.wire.bodies) for c in consumers) >= 1
+    assert sum(len(c.wire.bodies) for c in consumers) == 6
+
+
+def test_what_a_lost_consumer_had_goes_to_the_next():
+    rig = Rig()
+    stored(rig, b"one")
+    first, second = rig.consume(1), rig.consume(1)
+    leg = first.legs[0]
+    leg.delivery.detach(leg, rig.partition.now())
+    rig.turn()
+    assert [(attempts, body) for _, attempts, body in second.wire.messages] == [(2, b"one")]
+    assert first.in_flight == 0
+
+
+# ---- timers
+
+
+def test_a_time_out_fires_although_nothing_else_happens():
+    rig = Rig()
+    stored(rig, b"one")
+    consumer = rig.consume(1, timeout=3.0)
+    rig.pass_time(2.9)
+    assert len(consumer.wire.messages) == 1
+    rig.pass_time(0.3)
+    assert [attempts for _, attempts, _ in consumer.wire.messages] == [1, 2]
+
+
+def test_a_touch_moves_the_time_out():
+    rig = Rig()
+    stored(rig, b"one")
+    consumer = rig.consume(1, timeout=3.0)
+    rig.pass_time(2)
+    assert touch(rig, consumer, consumer.wire.messages[0][0]) is None
+    rig.pass_time(2)
+    assert len(consumer.wire.messages) == 1
+    rig.pass_time(1.2)
+    assert len(consumer.wire.messages) == 2
+
+
+@pytest.mark.parametrize("delay_ms", [100, 4_000, 60_000])
+def test_a_requeued_message_comes_when_it_is_due(delay_ms: int):
+    rig = Rig(sync="interval")
+    stored(rig, b"one")
+    consumer = rig.consume(1, timeout=900)
+    assert req(rig, consumer, consumer.wire.messages[0][0], delay_ms) is None
+    rig.pass_time(delay_ms / 1000 - 0.05)
+    assert len(consumer.wire.messages) == 1
+    rig.pass_time(0.2)
+    assert len(consumer.wire.messages) == 2
+
+
+def test_a_deferred_publish_comes_when_it_is_due_although_nobody_publishes():
+    rig = Rig()
+    consumer = rig.consume(1)
+    rig.publish(b"later", defer_ms=5_000)
+    rig.disk.sync()
+    rig.pass_time(4.9)
+    assert consumer.wire.bodies == []
+    rig.pass_time(0.3)
+    assert consumer.wire.bodies == [b"later"]
+
+
+def test_progress_is_written_although_nobody_publishes():
+    rig = Rig()
+    stored(rig, b"one")
+    consumer = rig.consume(1)
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.pass_time(1.1)
+    rig.disk.sync()
+    assert rig.cursors.channels["c"].committed.floor == 1
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_what_is_due_and_nobody_takes_costs_no_timers(paused: bool):
+    rig = Rig(sync="interval")
+    stored(rig, *[b"m"] * 3)
+    rig.publish(b"later", defer_ms=1_000)
+    rig.turn()
+    consumer = rig.consume(3, timeout=1.0)
+    ids = [message_id for message_id, _, _ in consumer.wire.messages]
+    req(rig, consumer, ids[0], 500)
+    rig.cursors.channels["c"].paused = paused
+    if not paused:
+        consumer.rdy = 0
+    rig.pass_time(10)
+    rig.loop.pass_time(1000, most=50)
+
+
+def test_a_disk_that_stalls_does_not_make_timers_spin():
+    rig = Rig()
+    stored(rig, b"one")
+    consumer = rig.consume(1)
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.loop.pass_time(100, most=500)
+
+
+# ---- damage
+
+
+def test_a_channel_stops_at_what_can_not_be_read_and_the_others_go_on():
+    rig = Rig(channel=False)
+    rig.channels("c", "d")
+    consumer, other = rig.consume(10, "c"), rig.consume(10, "d")
+    delivery = rig.partition.deliveries["c"]
+
+    def broken(offset: int) -> None:
+        raise LogCorrupt("the bytes do not verify")
+
+    delivery._batch_of = broken  # type: ignore[method-assign, assignment]
+    stored(rig, b"one")
+    assert delivery.stuck == "the bytes do not verify" and consumer.wire.bodies == []
+    assert other.wire.bodies == [b"one"]
+
+
+def test_a_broken_invariant_stops_the_channel_and_not_the_partition():
+    rig = Rig(channel=False)
+    rig.channels("c", "d")
+    rig.consume(10, "c")
+    other = rig.consume(10, "d")
+
+    def broken(*args: object) -> None:
+        raise AssertionError("cannot be")
+
+    rig.cursors.channels["c"].next_run = broken  # type: ignore[method-assign, assignment]
+    stored(rig, b"one")
+    stored(rig, b"two")
+    assert "cannot be" in (rig.partition.deliveries["c"].stuck or "")
+    assert other.wire.bodies == [b"one", b"two"]
+    assert not rig.partition.closed
+
+
+# ---- counts
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_flight_counts_never_drift(seed: int):
+    """Whatever happens to messages: what consumers count as in flight is what the channel does; windows hold."""
+    rng = random.Random(seed)
+    rig = Rig(sync="interval")
+    channel = rig.cursors.channels["c"]
+    delivery = rig.partition.deliveries["c"]
+    consumers: list[Consumer] = []
+
+    def some_id(consumer: Consumer) -> bytes | None:
+        return rng.choice(consumer.wire.messages)[0] if consumer.wire.messages else None
+
+    for _ in range(150):
+        step = rng.randrange(12)
+        if step == 0 and len(consumers) < 4:
+            timeout, sample_rate = rng.choice((1.0, 3.0)), rng.choice((0, 0, 50))
+            consumers.append(rig.consume(rng.randrange(5), timeout=timeout, sample_rate=sample_rate))
+        elif step == 1 and consumers:
+            leg = consumers.pop(rng.randrange(len(consumers))).legs[0]
+            delivery.detach(leg, rig.partition.now())
+        elif step in (2, 3):
+            rig.publish(*[b"m"] * rng.randrange(1, 6), defer_ms=rng.choice((None, None, None, 700)))
+        elif step in (4, 5, 6) and consumers:
+            consumer = rng.choice(consumers)
+            ids = sorted({i for i in (some_id(rng.choice(consumers)) for _ in range(3)) if i})
+            leg = consumer.legs[0]
+            for message_id in ids:
+                if rig.fin(consumer, message_id) == 0:
+                    assert leg.channel.fin(int(message_id, 16) - leg.id_base, leg.owner) is not None
+        elif step == 7 and consumers and (message_id := some_id(consumer := rng.choice(consumers))):
+            req(rig, consumer, message_id, rng.choice((0, 300, 20_000)))
+        elif step == 8 and consumers and (message_id := some_id(consumer := rng.choice(consumers))):
+            touch(rig, consumer, message_id)
+        elif step == 9:
+            rig.pass_time(rng.choice((0.1, 0.9, 3.5)))
+        elif step == 10 and rng.random() < 0.4:
+            rig.cursors.seek("c", rng.choice((0, rig.log.end.offset // 2, TARGET_END)))
+            rig.partition.commit_events()
+        elif step == 11 and rng.random() < 0.2:
+            rig.cursors.empty("c")
+            rig.partition.commit_events()
+        for consumer in consumers:
+            if rng.random() < 0.2:
+                consumer.rdy = rng.randrange(6)
+                consumer.wake()
+        rig.turn()
+        assert sum(c.in_flight for c in consumers) == channel.in_flight
+        assert all(c.in_flight >= 0 for c in consumers)
+        assert delivery.stuck is None and not rig.partition.closed
