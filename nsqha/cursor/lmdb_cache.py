@@ -462,8 +462,6 @@ class LmdbCache:
         """Delete rows of sets that are gone, some at a time."""
         left = ROOM
         for number in taken.dead:
-            if number in taken.buried:
-                continue
             deleted = ROWS_PER_TXN
             while deleted == ROWS_PER_TXN:
                 if left <= 0:

@@ -194,6 +194,8 @@ def test_any_history_is_as_a_dictionary_says(made: Made, seed: int) -> None:
                 check(held, model, rng, span)
         made.step(rng)
         assert len(held) == len(model), n
+        if isinstance(held, LayeredDeferred):
+            assert held.carried == sum(ref.position != 0 for ref in model.values()), n
     check(held, model, rng, span)
     for snapshot, rows in snapshots:
         assert list(snapshot.items()) == rows

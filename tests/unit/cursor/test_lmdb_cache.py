@@ -111,6 +111,16 @@ def test_a_restart_goes_on_where_the_cache_is(path: str) -> None:
     cache.close()
 
 
+def test_what_was_loaded_is_not_written_again(path: str) -> None:
+    rig = rig_with_deferred(path)
+    assert rig.cache.flush()
+    rig.cache.close()
+    cache = LmdbCache.open(path, map_bytes=MAP)
+    assert load(cache, rig.leader.log)[0].batches == 0
+    assert cache.take(0.0) is None
+    cache.close()
+
+
 def test_what_is_not_written_is_read_from_the_log(path: str) -> None:
     rig = rig_with_deferred(path)
     rig.cache.close()

@@ -159,7 +159,7 @@ def test_a_checkpoint_in_pieces_that_another_one_interrupts_is_none():
     leader.publish(1)
     other = list(write(leader.cursors.state, 200))
     assert len(one) > 3
-    for frame in [*one[:2], other[0], *one[2:]]:
+    for frame in [*one[:2], other[1], *one[2:]]:
         log.append(frame, count=0, flags=HAS_CHECKPOINT, epoch=1)
     assert newest_checkpoint(CountedLog(log), CountedLog(log).read, log.log_id + 1) is None
     for frame in one:
