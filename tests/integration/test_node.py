@@ -241,12 +241,12 @@ def test_two_thousand_idle_connections_do_not_keep_a_publisher_from_its_oks(tmp_
 
 def test_garbage_is_answered_and_never_ends_the_process(tmp_path: Path) -> None:
     rng = random.Random(7)
+    commands = (b"PUB t\n", b"MPUB t\n", b"SUB t c\n", b"IDENTIFY\n", b"FIN ", b"REQ ", b"\xff\x06\0\0sNaPpY")
     with Node(tmp_path, sync="interval") as node:
         for n in range(300):
             with socket.create_connection(("127.0.0.1", node.tcp_port), 30) as connection:
                 if n % 3:
                     connection.sendall(b"  V2")
-                commands = (b"PUB t\n", b"MPUB t\n", b"SUB t c\n", b"IDENTIFY\n", b"FIN ", b"REQ ", b"\xff\x06\0\0sNaPpY")
                 connection.sendall(rng.choice(commands) + rng.randbytes(rng.randrange(400)))
         with socket.create_connection(("127.0.0.1", node.http_port), 30) as connection:
             connection.sendall(rng.randbytes(300) + b"\r\n\r\n")
