@@ -177,7 +177,7 @@ class Broker:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         for connection in list(self.connections.values()):
-            connection.close()
+            connection.read_no_more()
         for task in list(self._tasks):
             task.cancel()
         for consumer in [c for t in self.topics.values() for cs in t.consumers.values() for c in cs]:
@@ -187,6 +187,8 @@ class Broker:
         for topic in list(self.topics.values()):
             for partition in topic.partitions:
                 await self._close(topic, partition)
+        for connection in list(self.connections.values()):
+            connection.close()  # only now: publishes that were under way have had their answers
         for task in list(self._changes):
             task.cancel()
         await self.cache_writer.close(write=not self.failure)
@@ -741,8 +743,14 @@ class Broker:
         return [
             Check("data_directory", self.failure is None, self.failure or "", live=True),
             Check("not_exiting", not self.exiting, "shutting down" if self.exiting else ""),
+            Check("partitions", not (stopped := self._stopped()), stopped),
             Check("disk_space", not self.disk_refusing, self.refuses_publish() or ""),
         ]
+
+    def _stopped(self) -> str:
+        """Partitions that a broken invariant stopped."""
+        stopped = {f"{name}/{p.number}": p.stopped for name, topic in self.topics.items() for p in topic.partitions}
+        return "; ".join(f"{partition} {why}" for partition, why in stopped.items() if why is not None)
 
     # ---- odds
 

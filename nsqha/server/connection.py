@@ -190,6 +190,12 @@ class Connection(asyncio.Protocol):
                 self._stuffed = True
                 self._block()
 
+    def read_no_more(self) -> None:
+        """The node stops: run no further command; what was run is still answered."""
+        self.session.kill()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
     def close(self) -> None:
         """Drop the connection once what was written has left; nothing more is read or written."""
         transport = self._transport
@@ -308,7 +314,7 @@ class Connection(asyncio.Protocol):
             then()
         if self.blocked or self.closed:
             return
-        if self._transport is not None and not self._eof:
+        if self._transport is not None and not self._eof and not self.broker.exiting:
             self._transport.resume_reading()
         self.session.resume()
         if self._codec is not None and self._codec.pending and not self.blocked:

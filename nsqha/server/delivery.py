@@ -138,7 +138,10 @@ class Delivery:
     def finished(self, offset: int, count: int, now: Now) -> None:
         """`count` messages up to `offset` were finished: remember their age. Called only if `latency` is wanted."""
         assert self.latency is not None
-        entry = self.partition.log.entry_for_offset(offset)
+        try:
+            entry = self.partition.log.entry_for_offset(offset)
+        except LogCorrupt:
+            return  # a figure is not worth a connection
         if entry is not None:
             self.latency.add(max(0, now.wall_ns - entry.timestamp_ns), now.mono, count)
 

@@ -25,7 +25,7 @@ from nsqha import hot
 from nsqha.clock import Clock, Now
 from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.log import PartitionLog, SyncTicket
-from nsqha.cursor.events import CARRY_HEAD, EpochStart
+from nsqha.cursor.events import EpochStart
 from nsqha.cursor.partition import Forgotten, PartitionCursors
 from nsqha.cursor.state import Effect
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
@@ -127,6 +127,7 @@ class Partition:
         self.message_count = 0
         self.message_bytes = 0
         self.closed = False
+        self.stopped: str | None = None  # which broken invariant ended it; shown in the health checks
         self.sync = sync
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
         self._runtime = runtime
@@ -386,6 +387,8 @@ class Partition:
         self.sync = sync
         if sync == "always":
             self._disk.request(self)
+        elif sync == "interval" and self.log.unsynced() is not None:
+            self._sync_later(0)
         if self.leader.set_sync_always(sync == "always"):
             self._commit(self.now())
 
@@ -531,7 +534,10 @@ class Partition:
         offset = channel.oldest_unfinished(self.cursors.pump)
         if offset is None:
             return None
-        entry = self.log.entry_for_offset(offset)
+        try:
+            entry = self.log.entry_for_offset(offset)
+        except LogCorrupt:
+            return None  # its channel says that it is stuck; the other figures are still wanted
         return max(0.0, (now.wall_ns - entry.timestamp_ns) / 1e9) if entry is not None else None
 
     # ---- reading
@@ -552,9 +558,9 @@ class Partition:
         if entry is None:
             raise LogCorrupt(f"position {position} of a carried message is not in the log")
         data = self.log.read(entry)
-        at = position - entry.position
+        at = position - entry.position  # of the message's frame itself, inside the frame that carries it
         size = int.from_bytes(data[at : at + 4], "big")
-        return bytes(data[at + CARRY_HEAD : at + 4 + size])
+        return bytes(data[at : at + 4 + size])
 
     # ---- end
 
@@ -591,7 +597,8 @@ class Partition:
             self._on_failure(error)
         elif not self._ended:
             log.error("partition_stopped", "%s stopped", self.log.directory, error=error)
-            self.abandon(f"the partition stopped: {_text(error)}")
+            self.stopped = f"stopped: {_text(error)}"
+            self.abandon(f"the partition {self.stopped}")
 
     def _close(self, why: str) -> None:
         """Take nothing more, and begin nothing more."""

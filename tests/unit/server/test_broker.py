@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -149,6 +150,37 @@ def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
             assert broker.failure is None
         async with running(tmp_path) as broker:
             assert broker.journal.found is not None and broker.journal.found.node.clean
+
+    asyncio.run(story())
+
+
+def test_a_stop_answers_the_publishes_that_are_under_way(tmp_path: Path):
+    async def story() -> None:
+        async with asyncio.timeout(20):
+            broker = await start(tmp_path)
+            await broker.publish("t", ONE, 1)
+            order: list[str] = []
+            connection = SimpleNamespace(
+                number=1, read_no_more=lambda: order.append("unread"), close=lambda: order.append("closed")
+            )
+            broker.connections[1] = connection  # type: ignore[assignment]
+            reply = SimpleNamespace(stored=lambda: order.append("OK"), failed=order.append)
+            broker.topics["t"].partitions[0].publish(ONE, reply)
+            await broker.stop()
+            assert order == ["unread", "OK", "closed"]
+
+    asyncio.run(story())
+
+
+def test_a_partition_that_stopped_shows_in_the_health_checks(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publish("t", ONE, 1)
+            assert all(check.ok for check in broker.checks())
+            broker.topics["t"].partitions[0]._stop(AssertionError("cannot be"))
+            assert [check.name for check in broker.checks() if not check.ok] == ["partitions"]
+            with pytest.raises(Unavailable):
+                await broker.publish("t", ONE, 1)
 
     asyncio.run(story())
 

@@ -102,6 +102,7 @@ class Bench:
             "loop": self.loop,
             "clock": self.clock,
             "auth": None,
+            "exiting": False,
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
             "next_connection_number": lambda: 1,
@@ -174,6 +175,19 @@ def test_after_a_close_no_command_is_run():
     )
     bench.send(pub("a") + pub("b") + pub("c"))
     assert later == ["a"] and len(bench.frames) == 1
+
+
+def test_a_stop_answers_what_was_run_and_runs_nothing_more():
+    bench = Bench()
+    bench.send(pub("a"))
+    bench.connection.broker.exiting = True
+    bench.connection.read_no_more()
+    assert not bench.transport.reading
+    bench.connection.data_received(pub("b"))  # the loop had read it already
+    assert len(bench.partition.waiting) == 1
+    bench.partition.waiting[0].stored()
+    bench.connection.close()
+    assert bench.frames == [b"OK"]
 
 
 # ---- a client that does not read

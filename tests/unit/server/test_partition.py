@@ -91,6 +91,27 @@ def test_a_reply_that_breaks_does_not_keep_the_others_from_their_answer():
     assert second.answers == ["OK"] and third.answers == ["OK"]
 
 
+def test_what_was_written_with_sync_none_is_synced_when_the_setting_changes():
+    rig = Rig(sync="none")
+    rig.publish(b"one")
+    rig.turn()
+    rig.partition.set_sync("interval")
+    rig.pass_time(2.1)
+    assert list(rig.disk.wanting) == [rig.partition]
+
+
+def test_figures_are_there_although_a_batch_can_not_be_read():
+    rig = Rig()
+    rig.publish(b"one")
+    rig.disk.sync()
+
+    def broken(offset: int) -> None:
+        raise LogCorrupt("a hole")
+
+    rig.log.entry_for_offset = broken  # type: ignore[method-assign, assignment]
+    assert rig.partition.oldest_unfinished_seconds(rig.cursors.channels["c"], rig.partition.now()) is None
+
+
 # ---- rolls
 
 
@@ -201,6 +222,7 @@ def test_a_broken_invariant_stops_the_partition_and_answers_who_waits():
     assert len(outcome.answers) == 1 and "cannot be" in outcome.answers[0]
     assert isinstance(waiting.exception(), Unavailable)
     assert rig.failures == []  # the disk is fine, other partitions go on
+    assert rig.partition.stopped is not None and "cannot be" in rig.partition.stopped
 
 
 def test_an_event_that_cannot_be_applied_stops_the_partition():
