@@ -18,10 +18,11 @@ KILLS = 10
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("sync", ["always", "interval"])
-def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(sync: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sync", "partitions"), [("always", 1), ("interval", 3)])
+def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(sync: str, partitions: int, tmp_path: Path) -> None:
     seed = int(os.environ.get("NSQHA_CRASH_SEED") or secrets.randbelow(1 << 31))
-    result = uvloop.run(crash.run(tmp_path, seed=seed, kills=KILLS, sync=sync, pace=0.8))
+    run = crash.run(tmp_path, seed=seed, kills=KILLS, sync=sync, partitions=partitions, pace=0.8)
+    result = uvloop.run(run)
     assert result.ok, f"NSQHA_CRASH_SEED={seed}\n{result}"
     figures = result.report.figures
     # A run in which nothing happened proves nothing.

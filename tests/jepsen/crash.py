@@ -42,8 +42,8 @@ AFTER_HOOK_SECONDS = 0.02
 HOOK_WAIT_SECONDS = 4.0
 # The idle progress interval (docs/guarantees.md) and the granularity of the broker's timers.
 WINDOW_SECONDS = 1.0 + 0.1
-# Small files, so that rolls and everything that follows from them happen under load.
-FLAGS = ("--segment-bytes=1000000",)
+# Small files that are not kept long, so that rolls, carrying and unlinking happen under load.
+FLAGS = ("--segment-bytes=400000", "--retention-bytes=1000000")
 BAD_LOG = re.compile(r"\b(?:ERROR|FATAL|Traceback|log_damaged|possible_loss)\b")
 
 
@@ -124,9 +124,11 @@ class Nemesis:
         self.spawn()
 
 
-async def run(directory: Path, *, seed: int, kills: int, sync: str, pace: float = 1.0) -> Result:
+async def run(
+    directory: Path, *, seed: int, kills: int, sync: str, partitions: int = 1, pace: float = 1.0
+) -> Result:
     """One run in `directory`; the history is there afterwards as `history.jsonl`."""
-    node = Node(directory / "node", sync=sync, flags=FLAGS)
+    node = Node(directory / "node", sync=sync, flags=[*FLAGS, f"--topic-partitions={partitions}"])
     load = Load(seed, node.tcp_port, node.http_port)
     nemesis = Nemesis(node, load, random.Random(f"{seed} nemesis"), pace)
     load.record(history.Run(seed, sync, WINDOW_SECONDS))
@@ -158,7 +160,7 @@ def bad_lines(node: Node) -> list[str]:
     found = []
     for n in range(1, node.starts + 1):
         path = node.directory / f"log.{n}"
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         for at, line in enumerate(lines):
             if BAD_LOG.search(line):
                 found.append(f"life {n}: " + "\n        ".join(lines[at : at + 25]))
@@ -170,6 +172,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--sync", choices=("always", "interval", "none"), default="always")
+    parser.add_argument("--partitions", type=int, default=1, help="of every topic (default 1)")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--pace", type=float, default=1.0, help="longer lives between kills (default 1)")
     parser.add_argument("--keep", type=Path, help="folder for data and history (default: temporary)")
@@ -182,7 +185,9 @@ def main() -> int:
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     directory = args.keep or Path(tempfile.mkdtemp(prefix="nsqha-crash-"))
     print(f"seed {seed}, {args.kills} kills, sync={args.sync}, in {directory}", flush=True)
-    result = uvloop.run(run(directory, seed=seed, kills=args.kills, sync=args.sync, pace=args.pace))
+    result = uvloop.run(
+        run(directory, seed=seed, kills=args.kills, sync=args.sync, partitions=args.partitions, pace=args.pace)
+    )
     print(result)
     if result.ok and not args.keep:
         shutil.rmtree(directory)

@@ -260,6 +260,7 @@ class Load:
             for task in consumers:
                 task.cancel()
             await asyncio.gather(*consumers, return_exceptions=True)
+        await publisher.publish_until_ok("")  # goes with the topic, and must not come out in its next life
         await self._delete(name)
 
     def _made(self, topic: str) -> bool:

@@ -285,6 +285,24 @@ def test_all_messages_of_a_deferred_run_are_deferred():
     assert consumer.wire.bodies == [b"one", b"two"]
 
 
+def test_a_carried_message_comes_out_as_it_was_published():
+    rig = Rig()
+    rig.publish(b"one", b"two", defer_ms=2_000)
+    rig.disk.sync()
+    stored = [rig.partition.read_message(offset) for offset in (0, 1)]
+    for _ in range(2):  # what was carried may be carried again
+        for ref in rig.cursors.to_carry(2, rig.log.end.position):
+            rig.cursors.carry(ref.offset, rig.partition.read_message(ref.offset, ref.position))
+        rig.partition.commit_events()
+        rig.disk.sync()
+    carried = rig.cursors.to_carry(2, rig.log.end.position)
+    assert all(ref.position for ref in carried)
+    assert [rig.partition.read_message(ref.offset, ref.position) for ref in carried] == stored
+    consumer = rig.consume(10)
+    rig.pass_time(2.1)
+    assert consumer.wire.bodies == [b"one", b"two"]
+
+
 # ---- the end
 
 
