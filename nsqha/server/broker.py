@@ -135,6 +135,7 @@ class Broker:
         self.measures = opener.measures
         self.grpc_address = ""
         self._numbers = 0
+        self._clean = True  # unless a partition could not be closed
         self._creating: dict[str, asyncio.Task[Topic]] = {}
         self._locks: dict[str, ChangeLock] = {}
         self._changes: set[asyncio.Task[Any]] = set()  # under way
@@ -193,7 +194,7 @@ class Broker:
             task.cancel()
         await self.cache_writer.close(write=not self.failure)
         self.opener.close()
-        if not self.failure:
+        if self._clean and not self.failure:
             await self.disk.run(self.journal.stop)
         else:
             with suppress(StorageError, OSError):
@@ -207,6 +208,11 @@ class Broker:
             await partition.close()
         except StorageError as error:
             self.fail(error)
+        except Exception as error:
+            # The others are still closed well; but this stop was not a clean one.
+            log.error("close_failed", "%s could not be closed", partition.log.directory, error=error)
+            partition.abandon("shutting down")
+            self._clean = False
         if not topic.ephemeral and not self.failure:
             self.opener.stage_durable(topic.record, partition)
 

@@ -172,6 +172,26 @@ def test_a_stop_answers_the_publishes_that_are_under_way(tmp_path: Path):
     asyncio.run(story())
 
 
+def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Path):
+    async def story() -> None:
+        async with asyncio.timeout(20):
+            broker = await start(tmp_path)
+            await broker.publish("a", ONE, 1)
+            await broker.publish("b", ONE, 1)
+
+            def broken() -> None:
+                raise AssertionError("cannot be")
+
+            broker.topics["a"].partitions[0].cursors.prepare_stop = broken  # type: ignore[method-assign]
+            await broker.stop()
+            assert broker.topics["b"].partitions[0].closed
+        async with running(tmp_path) as broker:
+            assert broker.journal.found is not None and not broker.journal.found.node.clean
+            assert [broker.topic(name).partitions[0].log.end.offset for name in "ab"] == [1, 1]
+
+    asyncio.run(story())
+
+
 def test_a_partition_that_stopped_shows_in_the_health_checks(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
