@@ -14,6 +14,7 @@ import random
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import uvloop
 
-from tests.integration.servers import CannotStart, Node
+from tests.integration.servers import BIN, CannotStart, Node
 from tests.jepsen import history
 from tests.jepsen.checker import Report, check
 from tests.jepsen.load import Load
@@ -145,6 +146,7 @@ async def run(
         status = node.stop()
         if status:
             complaints.append(f"the last, ordinary stop ended with status {status}")
+        complaints += await asyncio.to_thread(bad_files, node)
     except CannotStart as error:
         complaints.append(str(error))
     finally:
@@ -153,6 +155,18 @@ async def run(
     path = directory / "history.jsonl"
     history.write(load.events, path)
     return Result(seed, check(load.events), complaints, nemesis.starts, path)
+
+
+def bad_files(node: Node) -> list[str]:
+    """What is wrong with the files of a node that was stopped."""
+    verify = subprocess.run(
+        [BIN / "nsqha", "log", "verify", node.data], capture_output=True, text=True, timeout=120, check=False
+    )
+    found = [] if verify.returncode == 0 else [f"log verify: {verify.stdout[-1000:]}{verify.stderr[-1000:]}"]
+    left = [path.name for path in (node.data / "topics").iterdir() if path.name.startswith("fresh-")]
+    if left:
+        found.append(f"files of deleted topics are still there: {left}")
+    return found
 
 
 def bad_lines(node: Node) -> list[str]:
