@@ -247,6 +247,8 @@ class ChannelCursor:
             self._board.dirty.append(self)
             if self._board.ordered:
                 self._board.urgent = True  # the next message waits for this to be committed
+        if self.postponed.unsent >= self._limits.changes_urgent:
+            self._board.urgent = True  # memory holds them one by one
 
     @property
     def has_final_news(self) -> bool:

@@ -137,6 +137,24 @@ def test_many_deferrals_are_spread_and_the_floor_waits_for_them():
     assert floors == [(3, 0), (6, 0), (9, 0), (10, 10)]
 
 
+def test_many_deferrals_are_written_without_waiting():
+    leader = Leader(limits=Limits(changes_urgent=3, changes_per_batch=4))
+    channel = leader.create("c")
+    leader.publish(10)
+    leader.deliver(channel)
+    for offset in range(2):
+        channel.req(offset, 1, 60_000, leader.now)
+    assert not leader.cursors.urgent
+    for offset in range(2, 8):
+        channel.req(offset, 1, 60_000, leader.now)
+    assert leader.cursors.urgent
+    leader._write(*leader.cursors.take_events(leader.now), [], 0)
+    assert leader.cursors.urgent, "four are left"
+    leader._write(*leader.cursors.take_events(leader.now), [], 0)
+    assert not leader.cursors.urgent
+    assert len(channel.committed.deferred) == 8
+
+
 def test_a_clean_stop_tells_attempts_of_everything_in_flight():
     leader = Leader()
     channel = leader.create("c")
