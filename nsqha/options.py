@@ -38,6 +38,7 @@ from nsqha.goflags import (
     UsageError,
     VersionWanted,
     choice,
+    format_duration,
     load,
     parse_bool,
     usage,
@@ -290,19 +291,24 @@ def _check_ranges(options: Options) -> None:
     _at_most(options, 1 << 30, "max_msg_size", "max_body_size")
     _at_most(options, 1023, "topic_partitions")
     if options.max_req_timeout_ns > DELAY_NS_MAX:
-        raise ConfigError("--max-req-timeout: must be at most 8760h (a year)")
+        value = format_duration(options.max_req_timeout_ns)
+        raise ConfigError(f"--max-req-timeout={value}: must be at most 8760h (a year)")
 
 
 def _at_least(options: Options | LookupdOptions, low: int, *names: str) -> None:
     for name in names:
-        if getattr(options, name) < low:
-            raise ConfigError(f"--{_flag_name(name)}: must be at least {low}")
+        value = getattr(options, name)
+        if value < low and name.endswith("_ns"):
+            must = "must be above zero" if low else "must not be negative"
+            raise ConfigError(f"--{_flag_name(name)}={format_duration(value)}: {must}")
+        if value < low:
+            raise ConfigError(f"--{_flag_name(name)}={value}: must be at least {low}")
 
 
 def _at_most(options: Options, high: int, *names: str) -> None:
     for name in names:
-        if getattr(options, name) > high:
-            raise ConfigError(f"--{_flag_name(name)}: must be at most {high}")
+        if (value := getattr(options, name)) > high:
+            raise ConfigError(f"--{_flag_name(name)}={value}: must be at most {high}")
 
 
 def config_value(options: Options, key: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 from nsqha.cli import exits
 from nsqha.cli.parser import did_you_mean
 
+ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
 CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
 
 
@@ -78,6 +79,9 @@ class Admin:
             if not rpc.startswith(CHANGES_NOTHING):
                 what += "; it may or may not have been done: look before you try again, or raise --timeout"
             return exits.Exit(exits.UNREACHABLE, what)
+        if code is codes.UNAVAILABLE and "HTTP/2" in text:
+            what = f"{self.address} does not speak gRPC; is that the broker's --grpc-address?"
+            return exits.Exit(exits.UNREACHABLE, what)
         if code is codes.UNAVAILABLE:
             return exits.Exit(exits.UNREACHABLE, f"{self.address} can not do it now: {text}; try again")
         if code is codes.UNIMPLEMENTED:
@@ -104,13 +108,17 @@ def probe(address: str, timeout_s: float) -> None:
     try:
         socket.create_connection((host, port), timeout_s).close()
     except OSError as error:
-        raise unreachable(address, error, "--grpc-address or NSQHA_GRPC_ADDRESS") from None
+        where = f"--grpc-address or {ENVIRONMENT['--grpc-address']}"
+        free = "nsqd takes a free port unless its own --grpc-address names one"
+        raise unreachable(address, error, f"{where} ({free})") from None
 
 
 def host_and_port(address: str, flag: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port[:9]) < 65536:
-        raise exits.Exit(exits.USAGE, f"{flag} {address!r} is not HOST:PORT")
+        name = ENVIRONMENT[flag]
+        source = f"{name} in the environment:" if os.environ.get(name) == address else flag
+        raise exits.Exit(exits.USAGE, f"{source} {address!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 

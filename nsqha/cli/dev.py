@@ -29,7 +29,13 @@ def add_parser(commands: Any) -> None:
         '"lookupd": [{"pid", "tcp", "http"}]}  once it serves, and nothing else',
         statuses=(exits.FAILED, exits.USAGE),
     )
-    verb.add_argument("--data-dir", default="data", help="folder of everything stored (default: ./data)")
+    verb.add_argument(
+        "--data-dir",
+        "--data-path",
+        metavar="PATH",
+        default="data",
+        help="folder of everything stored (default: ./data)",
+    )
     verb.add_argument("--sync", choices=SYNC, default="always", help="what OK means for new topics (default: always)")
     add_json(verb, "print one line of JSON once it serves, and nothing else")
     for name, default in PORTS.items():

@@ -22,6 +22,7 @@ import uvloop
 
 from lookupd.daemon import Lookupd
 from nsqha import __version__, hot, nsqlog
+from nsqha.cli import exits
 from nsqha.cli.dev import PORTS
 from nsqha.cli.parser import GRPC_ADDRESS, TCP_ADDRESS
 from nsqha.cli.screen import print_json
@@ -61,7 +62,12 @@ async def serve(args: argparse.Namespace) -> int:
     await lookupd.start()
     try:
         node = Node(options_of(args, ports, lookupd.tcp_address))
-        await node.start()
+        try:
+            await node.start()
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise exits.Exit(exits.FAILED, f"can not start: {error.filename}: {error.strerror}") from None
         try:
             if args.json:
                 print_json(description(node, lookupd, args))

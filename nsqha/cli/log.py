@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 _FOLDER = re.compile(r"(.+)-([0-9a-f]{16})")
 LAST_LOG_ID = 1 << 63
+WHAT_NOW = (
+    "A torn end is cut off by the next start. Any other range holds channels up until its files are restored, "
+    "or `nsqha log skip` gives its messages up."
+)
 
 DUMP_SHAPE = (
     '{"topic", "partition", "log_id", "epoch", "first_offset", "count", "position", "size", "timestamp_ns", "durable", '
@@ -120,13 +124,19 @@ def run_skip(args: argparse.Namespace) -> int:
     from nsqha.cli.admin import Admin, record
 
     topic, partition = args.topic
-    confirm(f"Give up what can not be read in {topic}? Its messages are lost to the channels that wait.", yes=args.yes)
     chosen: dict[str, Any] = {"topic": topic}
     if partition is not None:
         chosen["partition"] = partition
     if args.channel is not None:
         chosen["channel"] = args.channel
     with Admin.of(args) as admin:
+        if not args.yes:
+            if args.channel is None:
+                admin.call("DescribeTopic", topic=topic)
+            else:
+                admin.call("DescribeChannel", topic=topic, channel=args.channel)
+            question = f"Give up what can not be read in {topic}? Its messages are lost to the channels that wait."
+            confirm(question, yes=False)
         skipped = [record(item) for item in admin.call("SkipDamage", **chosen).skipped]
     if args.json:
         print_json({"topic": topic, "skipped": skipped})
@@ -158,15 +168,19 @@ def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
     """The partitions asked for. NotFound if there are none."""
     top = os.path.join(data_dir, "topics")
     if not os.path.isdir(data_dir):
-        raise NotFound(f"there is no folder {data_dir}")
+        is_file = os.path.exists(data_dir)
+        raise NotFound(f"{data_dir} is a file, no folder" if is_file else f"there is no folder {data_dir}")
     found = []
-    for name in sorted(os.listdir(top)) if os.path.isdir(top) else []:
-        matched = _FOLDER.fullmatch(name)
-        if matched is None:
-            continue
-        path = os.path.join(top, name)
-        numbers = sorted(int(n) for n in os.listdir(path) if n.isdecimal())
-        found += [Folder(matched[1], int(matched[2], 16), n, os.path.join(path, str(n))) for n in numbers]
+    try:
+        for name in sorted(os.listdir(top)) if os.path.isdir(top) else []:
+            matched = _FOLDER.fullmatch(name)
+            if matched is None:
+                continue
+            path = os.path.join(top, name)
+            numbers = sorted(int(n) for n in os.listdir(path) if n.isdecimal())
+            found += [Folder(matched[1], int(matched[2], 16), n, os.path.join(path, str(n))) for n in numbers]
+    except OSError as error:
+        raise exits.Exit(exits.FAILED, f"{error.filename}: {error.strerror}") from None
     chosen = [f for f in found if topic in ("", f.topic) and partition in (None, f.partition)]
     if not chosen and topic:
         names = {f.topic for f in found}
@@ -224,7 +238,9 @@ def run_verify(args: argparse.Namespace) -> int:
         for problem in verification.problems:
             bad += 1
             say(f"{args.parser.prog}: {folder}: {problem}")
-    if not bad:
+    if bad:
+        say(WHAT_NOW)
+    else:
         total = sum(v.size for _, v in results)
         say(f"everything verifies: {len(results)} partition{'s' if len(results) != 1 else ''}, {show_bytes(total)}")
     return exits.FAILED if bad else exits.OK

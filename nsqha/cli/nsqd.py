@@ -30,6 +30,12 @@ def run(options: Options, notices: tuple[str, ...]) -> None:
     except NsqhaError as error:
         log.fatal("start_failed", "%s", error)
         status = 1
+    except OSError as error:
+        # Of the data folder: what belongs to somebody else, a disk that is mounted read-only.
+        if error.filename is None:
+            raise
+        log.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
+        status = 1
     sys.exit(status)
 
 

@@ -134,7 +134,7 @@ def add_grpc(parser: Parser) -> None:
         default=default,
         help=f"broker (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)",
     )
-    parser.add_argument("--timeout", metavar="TIME", type=duration, default="10s", help="wait so long (default 10s)")
+    parser.add_argument("--timeout", metavar="TIME", type=timeout, default="10s", help="wait so long (default 10s)")
 
 
 def add_tcp(parser: Parser) -> None:
@@ -146,7 +146,7 @@ def add_tcp(parser: Parser) -> None:
         default=default,
         help=f"broker or nsqd (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)",
     )
-    parser.add_argument("--timeout", metavar="TIME", type=duration, default="10s", help="wait so long (default 10s)")
+    parser.add_argument("--timeout", metavar="TIME", type=timeout, default="10s", help="wait so long (default 10s)")
 
 
 # ---- types of arguments: ValueError would lose the reason
@@ -160,6 +160,14 @@ def duration(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def timeout(text: str) -> int:
+    """Nanoseconds, some."""
+    value = duration(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
     return value
 
 

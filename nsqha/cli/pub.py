@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.cli import exits
 from nsqha.cli.parser import add_json, add_tcp, add_verb, duration, name
-from nsqha.cli.screen import Progress, print_json, say
+from nsqha.cli.screen import Progress, print_json, say, show_count
 from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         statuses=(exits.FAILED, exits.USAGE, exits.UNREACHABLE, exits.PARTLY, exits.INTERRUPTED),
     )
     verb.add_argument("topic", metavar="TOPIC", type=name)
-    verb.add_argument("messages", metavar="MESSAGE", nargs="*", help="put -- before one that begins with -")
+    verb.add_argument("messages", metavar="MESSAGE", nargs="*", default=[], help="put -- before one that begins with -")
     verb.add_argument("--file", "-f", action="append", default=[], metavar="PATH", help="its lines; - is stdin")
     verb.add_argument("--whole", action="store_true", help="each file, or stdin, is one message")
     verb.add_argument("--delay", type=duration, default="0", metavar="TIME", help="deliver so much later: 90s, 2d")
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         if publisher.published == 0:
             raise
         tally.tell()
-        raise exits.Exit(exits.PARTLY, f"after {publisher.published:,} messages: {error}") from None
+        raise exits.Exit(exits.PARTLY, f"after {show_count(publisher.published)}: {error}") from None
     finally:
         publisher.close()
     tally.tell()
@@ -134,7 +134,7 @@ class Tally:
             )
         else:
             empty = f", {self.skipped:,} empty left out" if self.skipped else ""
-            say(f"published {n:,} message{'s' if n != 1 else ''} to {self._args.topic}{empty}")
+            say(f"published {show_count(n)} to {self._args.topic}{empty}")
 
 
 def sources(args: argparse.Namespace) -> Iterator[list[bytes]]:

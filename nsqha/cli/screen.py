@@ -67,6 +67,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def show_count(messages: int) -> str:
+    """`1 message`, `1,000 messages`."""
+    return f"{messages:,} message{'s' if messages != 1 else ''}"
+
+
 def show_bytes(n: int) -> str:
     """`512 B`, `1.2 MB`."""
     size = float(n)

@@ -60,6 +60,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.to == "undo":
+        args.parser.error("to go back to where the last seek came from: --undo")
     if args.undo == (args.to is not None):
         args.parser.error("give either TO or --undo")
     place = None if args.undo else place_of(args.parser, args.to)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from nsqha import __version__
 from nsqha.cli import exits
 from nsqha.cli.admin import host_and_port, unreachable
+from nsqha.cli.screen import show_count
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 FRAME_BYTES_MAX = 256 << 20
@@ -25,6 +26,13 @@ RECEIVE_BYTES = 256 << 10
 _HEAD = struct.Struct(">II")
 _MESSAGE = struct.Struct(">qH16s")
 _SIZE = struct.Struct(">I")
+IS_IT_NSQD = "; is that the TCP port of nsqd?"
+BOUNDS = {
+    b"E_INVALID DPUB timeout": "nsqd's --max-req-timeout bounds delays",
+    b"E_BAD_MESSAGE PUB message too big": "nsqd's --max-msg-size bounds messages",
+    b"E_BAD_MESSAGE DPUB message too big": "nsqd's --max-msg-size bounds messages",
+}
+"""What to change when the server refuses something as too much."""
 
 
 class Message(NamedTuple):
@@ -37,6 +45,10 @@ class Message(NamedTuple):
 class Refused(exits.Exit):
     """The server answered with an error frame."""
 
+    def __init__(self, data: bytes) -> None:
+        hint = next((f" ({hint})" for start, hint in BOUNDS.items() if data.startswith(start)), "")
+        super().__init__(exits.FAILED, data.decode("utf-8", "replace") + hint)
+
 
 class Connection:
     """A socket that has identified itself."""
@@ -44,6 +56,7 @@ class Connection:
     def __init__(self, address: str, timeout_s: float, *, heartbeat_ms: int = 30_000) -> None:
         self._address = address
         self._data = bytearray()
+        self._spoke = False
         host, port = host_and_port(address, "--nsqd-tcp-address")
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
@@ -95,11 +108,13 @@ class Connection:
         while len(data) - at >= 8:
             size, kind = _HEAD.unpack_from(data, at)
             if not 4 <= size <= FRAME_BYTES_MAX:
-                raise exits.Exit(exits.FAILED, f"{self._address} does not speak the NSQ protocol")
+                what = f"{self._address} does not speak the NSQ protocol{'' if self._spoke else IS_IT_NSQD}"
+                raise exits.Exit(exits.FAILED, what)
             if len(data) - at < 4 + size:
                 break
             frames.append((kind, bytes(data[at + 8 : at + 4 + size])))
             at += 4 + size
+            self._spoke = True
         del data[:at]
         return frames
 
@@ -112,7 +127,7 @@ class Connection:
                 raise exits.Exit(exits.UNREACHABLE, f"{self._address} did not answer in time")
             for kind, data in frames:
                 if kind == ERROR:
-                    raise Refused(exits.FAILED, data.decode("utf-8", "replace"))
+                    raise Refused(data)
                 ok += 1
         return ok
 
@@ -124,7 +139,8 @@ class Connection:
         self._socket.close()
 
     def _gone(self, error: OSError | None) -> exits.Exit:
-        why = "timed out" if isinstance(error, TimeoutError) else "the broker closed the connection"
+        closed = f"the broker closed the connection{'' if self._spoke else IS_IT_NSQD}"
+        why = "timed out" if isinstance(error, TimeoutError) else closed
         return exits.Exit(exits.UNREACHABLE, f"{self._address}: {why}")
 
 
@@ -151,13 +167,16 @@ class Publisher(Connection):
             try:
                 frames = self.frames()
             except exits.Exit as error:
-                raise (lost or error) from None
+                why = lost or error
+                if why.status != exits.UNREACHABLE:
+                    raise why from None
+                raise exits.Exit(why.status, f"{why}: {show_count(waiting)} may or may not have been stored") from None
             if not frames:
-                text = f"{self._address} did not answer in time: {waiting} messages may or may not have been stored"
+                text = f"{self._address} did not answer in time: {show_count(waiting)} may or may not have been stored"
                 raise exits.Exit(exits.UNREACHABLE, text)
             for kind, data in frames:
                 if kind == ERROR:
-                    raise Refused(exits.FAILED, data.decode("utf-8", "replace"))
+                    raise Refused(data)
                 waiting -= 1
                 self.published += 1
 
@@ -181,7 +200,7 @@ class Subscriber(Connection):
             # A FIN that came too late: the message was given to somebody else, which is not the end of this run.
             if data.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED")):
                 return None
-            raise Refused(exits.FAILED, data.decode("utf-8", "replace"))
+            raise Refused(data)
         if kind != MESSAGE or len(data) < _MESSAGE.size:
             return None
         timestamp_ns, attempts, message_id = _MESSAGE.unpack_from(data)

@@ -12,6 +12,6 @@ VERBS = {
     "sub": "print the messages of a channel and finish them",
     "tail": "print what is published from now on",
     "stats": "show the node, its topics and its channels",
-    "log": "dump and verify the log files of a data folder, offline",
+    "log": "dump and verify log files, offline; let channels go on behind damage",
     "completion": "print a script that completes words in a shell",
 }

@@ -158,6 +158,7 @@ def test_help_and_data_verbs_never_import_what_is_slow() -> None:
         (["seek", "orders", "billing", "start", "--plann"], 2, "did you mean --plan?"),
         (["seek", "orders", "billing", "yesterday"], 2, "is no place"),
         (["seek", "orders", "billing"], 2, "TO or --undo"),
+        (["seek", "orders", "billing", "undo"], 2, "--undo"),
         (["seek", "orders/x", "billing", "start"], 2, "TOPIC/PARTITION"),
         (["seek", "orders", "billing", "-2y"], 2, "not a duration"),
         (["pub", "no/good", "x"], 2, "is not a name"),
@@ -171,12 +172,15 @@ def test_help_and_data_verbs_never_import_what_is_slow() -> None:
         (["seek", "orders", "biling", "start", "--plan"], 3, "did you mean billing?"),
         (["seek", "orders", "billing", "ffffffffffffffff", "--yes"], 3, "ffffffffffffffff"),
         (["seek", "orders/9", "billing", "start", "--yes"], 3, "no partition 9"),
+        (["log", "skip", "ordesr"], 3, "did you mean orders?"),
+        (["log", "skip", "orders", "biling"], 3, "did you mean billing?"),
         (["topic", "create", "orders"], 4, "exists already"),
         (["log", "verify", "nowhere"], 3, "no folder nowhere"),
         (["log", "dump", "data", "ordesr"], 3, "did you mean orders?"),
         (["topic", "list", "--grpc-address", "127.0.0.1:1"], 6, "nsqha dev"),
         (["pub", "orders", "x", "--nsqd-tcp-address", "127.0.0.1:1"], 6, "nsqha dev"),
         (["topic", "list", "--grpc-address", "nonsense"], 2, "is not HOST:PORT"),
+        (["pub", "orders", "x", "--timeout", "0s"], 2, "not above zero"),
         (["topic", "delete", "orders"], 8, "--yes"),
         (["channel", "empty", "orders", "billing"], 8, "--yes"),
         (["seek", "orders", "billing", "start"], 8, "--yes"),
@@ -308,7 +312,7 @@ def test_a_refused_message_says_what_was_published(node: DevNode) -> None:
     done = node.run("pub", "refused", "--file", "big.txt")
     assert done.returncode == 7
     assert "E_BAD_MESSAGE" in done.stderr
-    assert "after 1 messages" in done.stderr
+    assert "after 1 message:" in done.stderr
     assert node.ok("peek", "refused", "--raw") == "fine\n"
 
 

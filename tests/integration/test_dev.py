@@ -160,3 +160,15 @@ def test_the_examples_of_its_help_run(tmp_path: Path, example: str) -> None:
     end(process)
     folder = tmp_path / (words[words.index("--data-dir") + 1] if "--data-dir" in words else "data")
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize("command", [["nsqha", "dev", *ANY_PORTS], ["nsqd", "--tcp-address=127.0.0.1:0"]])
+def test_a_folder_that_can_not_be_used_is_named(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "d" / "lock").mkdir(parents=True)  # as for a folder of somebody else, also when root runs this
+    words = [str(BIN / command[0]), *command[1:], "--data-path", "d"]
+    if command[0] == "nsqd":
+        words.append("--http-address=127.0.0.1:0")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, preexec_fn=die_with_parent)
+    assert done.returncode == 1
+    assert "d/lock: Is a directory" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nsqha.cli import exits
 from nsqha.cli.log import folders
 from nsqha.errors import NotFound
 
@@ -34,3 +35,11 @@ def test_what_is_not_there_is_named(data: str, tmp_path: Path) -> None:
         folders(f"{data}/nowhere", "", None)
     with pytest.raises(NotFound, match="no logs"):
         folders(f"{data}/topics/stray", "", None)
+    with pytest.raises(NotFound, match="lost is a file, no folder"):
+        folders(f"{data}/topics/orders-00000000000000aa/lost", "", None)
+
+
+def test_what_can_not_be_listed_is_named(data: str) -> None:
+    Path(data, "topics", "x-00000000000000cc").touch()
+    with pytest.raises(exits.Exit, match="topics/x-00000000000000cc: Not a directory"):
+        folders(data, "", None)

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from nsqha.cli import build_parser, exits
-from nsqha.cli.parser import count, did_you_mean, duration, topic_and_partition
+from nsqha.cli.parser import count, did_you_mean, duration, timeout, topic_and_partition
 from nsqha.cli.topic import size, span
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, Unavailable
@@ -63,6 +63,9 @@ def test_numbers_are_bounded() -> None:
             count(bad)
     with pytest.raises(argparse.ArgumentTypeError, match="negative"):
         duration("-1s")
+    assert timeout("1s") == 10**9
+    with pytest.raises(argparse.ArgumentTypeError, match="not above zero"):
+        timeout("0s")
 
 
 def test_retention_in_words() -> None:

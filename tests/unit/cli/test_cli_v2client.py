@@ -111,6 +111,24 @@ def test_a_lost_connection_is_unreachable(server: Server) -> None:
     with pytest.raises(exits.Exit) as raised:
         publisher.publish("t", [b"a"])
     assert raised.value.status == exits.UNREACHABLE
+    assert str(raised.value).endswith("closed the connection: 1 message may or may not have been stored")
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (b"E_INVALID DPUB timeout 172800000 out of range 0-3600000", "--max-req-timeout"),
+        (b"E_BAD_MESSAGE PUB message too big 2 > 1", "--max-msg-size"),
+    ],
+)
+def test_what_is_too_much_names_the_bound(server: Server, error: bytes, hint: str) -> None:
+    def script(peer: socket.socket) -> None:
+        server.until(peer, b"a")
+        peer.sendall(frame(1, error))
+
+    server.follow(script)
+    with pytest.raises(Refused, match=f"{error[:20].decode()}.* .nsqd's {hint} bounds"):
+        Publisher(server.address, 5).publish("t", [b"a"])
 
 
 def test_silence_leaves_the_outcome_open(server: Server) -> None:
@@ -175,3 +193,19 @@ def test_an_address_must_have_a_port() -> None:
         with pytest.raises(exits.Exit, match="is not HOST:PORT") as raised:
             Publisher(bad, 1)
         assert raised.value.status == exits.USAGE
+
+
+def test_a_server_that_says_nothing_may_be_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        closer = threading.Thread(target=lambda: listener.accept()[0].close())
+        closer.start()
+        with pytest.raises(exits.Exit, match="is that the TCP port of nsqd"):
+            Publisher(address, 5)
+        closer.join(5)
+
+
+def test_an_address_from_the_environment_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSQHA_TCP_ADDRESS", "localhost")
+    with pytest.raises(exits.Exit, match="NSQHA_TCP_ADDRESS in the environment: 'localhost' is not HOST:PORT"):
+        Publisher("localhost", 1)
