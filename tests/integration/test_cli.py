@@ -114,6 +114,8 @@ def test_every_example_runs(node: DevNode, verb: Parser, example: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests in the background may ignore SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     # A tail shows only what comes later, so something has to; publish until it has seen one.
