@@ -107,7 +107,7 @@ class Connection:
         data, at, frames = self._data, 0, []
         while len(data) - at >= 8:
             size, kind = _HEAD.unpack_from(data, at)
-            if not 4 <= size <= FRAME_BYTES_MAX:
+            if not 4 <= size <= FRAME_BYTES_MAX or kind > MESSAGE:
                 what = f"{self._address} does not speak the NSQ protocol{'' if self._spoke else IS_IT_NSQD}"
                 raise exits.Exit(exits.FAILED, what)
             if len(data) - at < 4 + size:

@@ -181,7 +181,15 @@ def test_requeue_carries_the_delay(server: Server) -> None:
     assert server.received.endswith(b"REQ %016x 250\n" % 5)
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", struct.pack(">II", 3, 0), b"\xff" * 16])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        struct.pack(">II", 3, 0),
+        b"\xff" * 16,
+        struct.pack(">I", 14) + b"E_BAD_PROTOCOL",  # a lookup daemon
+    ],
+)
 def test_what_does_not_speak_the_protocol_is_named(server: Server, answer: bytes) -> None:
     server.follow(lambda peer: peer.sendall(answer))
     with pytest.raises(exits.Exit, match="does not speak the NSQ protocol"):
