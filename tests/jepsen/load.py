@@ -45,6 +45,7 @@ class Load:
         self.publishing = True
         self.draining = False
         self.stopping = False
+        self.stuck: list[str] = []  # topics that did not become empty in time
         self.hook: Callable[[str], None] = lambda moment: None  # told when something delicate has just been sent
         self._seed = seed
         self._loop = asyncio.get_running_loop()
@@ -93,21 +94,21 @@ class Load:
         done, late = await asyncio.wait(self._publishing_tasks, timeout=DRAIN_SECONDS)
         for task in done:
             task.result()
-        stuck = [str(task.get_coro()) for task in late]
+        self.stuck += [str(task.get_coro()) for task in late]
         for task in late:
             task.cancel()
         for topic in ("orders", "beat"):
             if await self.wait_empty(topic, DRAIN_SECONDS):
                 self.record(Drained(self.now(), topic))
             else:
-                stuck.append(topic)
+                self.stuck.append(topic)
         self.stopping = True
         for task in self._tasks:
             task.cancel()
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-        return stuck
+        return self.stuck
 
     async def wait_empty(self, topic: str, seconds: float) -> bool:
         """Until the broker says that no durable channel of the topic has anything; False if it takes too long."""
@@ -256,6 +257,8 @@ class Load:
                 await asyncio.sleep(RETRY_SECONDS)
             if await self.wait_empty(name, DRAIN_SECONDS):
                 self.record(Drained(self.now(), name))
+            else:
+                self.stuck.append(name)
         finally:
             for task in consumers:
                 task.cancel()
