@@ -13,9 +13,18 @@ What is known of a partition beside its deferred messages is its *head*; big end
     sets u32, [uid u64, number u32, count u64, carried u64]*sets
     the records of `checkpoint` without deferred messages; the first names the batch that was applied
 
-**Writing**, about once a second: `take` on the loop gathers what changed, `write` on the disk thread writes it, and
-`written` on the loop lets go of it. Until then the sets answer from memory (`layered`), so a write may be many small
-transactions, any of which may fail and be repeated.
+**Writing**, about once a second:
+
+    take         on the loop: what changed is set aside. Until the end the sets answer from memory (`layered`), so
+                 everything that follows may fail half done, and be repeated
+    write_rows   on the loop, some rows at a time, until all are: to the page cache, as the log is written
+    write        on the disk thread: the heads; then all is synced, and proven
+    written      on the loop: let go of it
+
+Rows are not left to a thread: it would have the interpreter half of the time at best, much less on a busy machine, and
+when many messages are deferred memory would fill with rows that wait for it (measured: 350,000, 100 MB). When more is
+deferred than memory should hold, rows are written more often, without the rest: that makes room, and the next whole
+write proves it.
 
 **Reading**: whether the log has exactly the batch that a head has applied is asked by `loading`; an old copy of the
 folder is as good as a new one, only older.
@@ -46,7 +55,10 @@ from nsqha.nsqlog import Log
 PartitionKey = tuple[int, int]  # topic uid, partition
 Read = Callable[[EntryLike], bytes | bytearray]
 
-ROOM = 20_000  # changes of one set that are gathered before they should be written
+ROOM = 5_000  # changes of one set that are gathered before they should be written
+SLICE_ROWS = 250  # written at once on the loop: about a millisecond
+SLICES_MAX = 8  # but at least such a part of what waits, so that it can not come faster than it goes
+BURIED_ROWS = 20_000  # deleted with one write
 OVERLAY_ROWS_MAX = 1_000_000  # of changes that a disk does not take, before the node should take no messages
 RETRY_SECONDS = 5.0
 IDLE_SHARE = 9  # pauses are so many times as long as writes
@@ -211,7 +223,7 @@ def rows_of(state: PartitionState, uid: int) -> list[Deferred]:
     return list(channel.deferred.items()) if channel is not None else []
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Change:
     """A set whose changes are being written: it has `count` rows then."""
 
@@ -219,6 +231,20 @@ class _Change:
     rows: LmdbRows
     layer: Layer
     count: int
+    left: list[int] = field(default_factory=list)  # offsets to be written still, the last first
+
+    def __post_init__(self) -> None:
+        self.again()
+
+    def again(self) -> None:
+        """Nothing is written."""
+        self.left = sorted(self.layer.rows, reverse=True)
+
+    def slice(self, limit: int) -> list[int]:
+        """The next offsets to write."""
+        taken = self.left[-limit:]
+        del self.left[-limit:]
+        return taken[::-1]
 
 
 @dataclass(frozen=True)
@@ -230,6 +256,10 @@ class _Part:
     sets: list[tuple[int, int, int, int]]  # uid, number, count, carried
     changes: list[_Change]
 
+    @property
+    def log_id(self) -> int:
+        return self.outline.applied.log_id
+
     def head(self) -> bytes:
         partial = self.outline.partial
         body = b"".join([*(_SET.pack(*row) for row in self.sets), *checkpoint.records(self.outline)])
@@ -239,20 +269,30 @@ class _Part:
 
 @dataclass
 class Taken:
-    """What one write consists of, and what came of it."""
+    """What one write consists of, and what came of it. One that is not `whole` writes rows only and proves nothing."""
 
     at: float
+    whole: bool
     parts: list[_Part]
     forgotten: list[PartitionKey]
     dead: list[int]
     buried: list[int] = field(default_factory=list)
     error: TablesError | None = None
 
+    def __post_init__(self) -> None:
+        self.changes = [change for part in self.parts for change in part.changes]
+
+    def again(self) -> None:
+        """Begin anew."""
+        self.error = None
+        for change in self.changes:
+            change.again()
+
 
 class LmdbCache:
     """The cache of one node.
 
-    `load` and `write` block: they belong to the disk thread and must not run at once. The rest belongs to the loop.
+    `load` and `write` block: they belong to the disk thread, not at once. The rest belongs to the loop.
     """
 
     def __init__(self, path: str, tables: Tables | None) -> None:
@@ -364,7 +404,8 @@ class LmdbCache:
         if change is None:
             return
         try:
-            change.rows.tables.write_rows(change.rows.number, change.layer.rows)
+            while change.left:
+                change.rows.tables.write_rows([(change.rows.number, change.layer.rows, change.slice(ROWS_PER_TXN))])
         except TablesError:
             held.unfreeze()
             held.room = 1 << 62  # memory has to do until the first write
@@ -396,25 +437,34 @@ class LmdbCache:
     # ---- writing
 
     def take(self, now: float, *, force: bool = False) -> Taken | None:
-        """What should be written now; None if there is nothing, or it is too early (`force`: it never is)."""
+        """What should be written now; None if there is nothing, or it is too early (`force`: it never is).
+
+        When sets are full it is never too early for rows, which need not wait for a disk to make room in memory.
+        """
         if self._writing or self.failure is not None:
             return None
-        if now < self._not_before and not force and (self.delayed is not None or not self.pressing):
+        early = now < self._not_before and not force
+        if early and (self.delayed is not None or not self.pressing):
             return None
-        taken = self._retry or self._gather(now)
+        taken = self._retry or self._gather(now, whole=not early)
         if taken is None:
             return None
-        taken.at, taken.error = now, None
+        if taken.error is not None:
+            taken.again()
+        taken.at = now
         self._writing = True
         self._forget_pin()
         return taken
 
-    def _gather(self, now: float) -> Taken | None:
+    def _gather(self, now: float, *, whole: bool) -> Taken | None:
         parts = [part for partition in list(self._partitions.values()) if (part := self._part(partition)) is not None]
+        self.pressing = False
+        if not whole:
+            return Taken(now, False, parts, [], []) if parts else None
         if not (parts or self._dead or self._forgotten):
             return None
-        taken = Taken(now, parts, self._forgotten, self._dead[:])
-        self._forgotten, self.pressing = [], False
+        taken = Taken(now, True, parts, self._forgotten, self._dead[:])
+        self._forgotten = []
         return taken
 
     def _part(self, partition: CachedPartition) -> _Part | None:
@@ -443,14 +493,32 @@ class LmdbCache:
         assert isinstance(held.base, LmdbRows)
         return _Change(held, held.base, layer, held.count)
 
+    def write_rows(self, taken: Taken, limit: int = 0) -> bool:
+        """Write some rows (`limit` 0: as many as seems right). Whether there are none left, or it failed."""
+        assert self.tables is not None
+        left = limit or max(SLICE_ROWS, sum(change.held.overlaid for change in taken.changes) // SLICES_MAX)
+        slices = []
+        for change in taken.changes:
+            if change.left and left > 0:
+                offsets = change.slice(left)
+                left -= len(offsets)
+                slices.append((change.rows.number, change.layer.rows, offsets))
+        try:
+            if slices:
+                self.tables.write_rows(slices)
+        except TablesError as error:
+            taken.error = error
+        return left > 0 or taken.error is not None
+
     def write(self, taken: Taken) -> None:
-        """Write it all, and prove it; whether that worked is in `taken`."""
+        """Write what is left of it, and prove it if it is whole; whether that worked is in `taken`."""
         tables = self.tables
         assert tables is not None
+        while not self.write_rows(taken, ROWS_PER_TXN):
+            pass
+        if taken.error is not None or not taken.whole:
+            return
         try:
-            for part in taken.parts:
-                for change in part.changes:
-                    tables.write_rows(change.rows.number, change.layer.rows)
             heads = dict.fromkeys(taken.forgotten, b"")
             tables.write_heads(heads | {part.partition.key: part.head() for part in taken.parts})
             self._bury(tables, taken)
@@ -460,11 +528,11 @@ class LmdbCache:
 
     def _bury(self, tables: Tables, taken: Taken) -> None:
         """Delete rows of sets that are gone, some at a time."""
-        left = ROOM
+        left = BURIED_ROWS
         for number in taken.dead:
             deleted = ROWS_PER_TXN
             while deleted == ROWS_PER_TXN:
-                if left <= 0:
+                if left <= 0 or self.pressing:
                     return
                 deleted = tables.delete_rows(number)
                 left -= deleted + _TXN_ROWS
@@ -484,10 +552,13 @@ class LmdbCache:
         if self.delayed is not None:
             log.info("cursor_cache_recovered", "%s is written again", self.path)
             self.delayed = None
-        self._not_before = now + min(IDLE_SHARE * (now - taken.at), PAUSE_SECONDS_MAX)
-        self._dead = [number for number in self._dead if number not in taken.buried]
+        if taken.whole:
+            self._not_before = now + min(IDLE_SHARE * (now - taken.at), PAUSE_SECONDS_MAX)
+            self._dead = [number for number in self._dead if number not in taken.buried]
         for part in taken.parts:
-            part.partition.base_log_id = part.partition.written_log_id = part.outline.applied.log_id
+            part.partition.base_log_id = part.log_id
+            if taken.whole:
+                part.partition.written_log_id = part.log_id
             for change in part.changes:
                 change.held.thaw(change.layer, change.count)
 

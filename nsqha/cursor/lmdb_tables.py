@@ -10,14 +10,15 @@ Transactions are not synced one by one: a write is many of them, then `sync`, th
 because their dirty pages are what costs memory; what is only read are the kernel's pages. A read transaction ends with
 the call that began it, but for a `Pin`.
 
-Reading from any thread, writing from one. What goes wrong is a TablesError; MapFull if `grow` may help.
+Reading from any thread; who writes waits for who is writing. What goes wrong is a TablesError; MapFull if `grow` may
+help.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -199,22 +200,21 @@ class Tables:
         except (lmdb.Error, OSError) as error:
             raise TablesError(str(error)) from error
 
-    def write_rows(self, number: int, changed: Mapping[int, Deferred | None]) -> None:
-        """Put and remove rows of a set; in several transactions, each of which may be repeated."""
+    def write_rows(self, changes: Iterable[tuple[int, Mapping[int, Deferred | None], Iterable[int]]]) -> None:
+        """Put and remove rows: of each set its number, the rows (None: gone) and which of them. One transaction."""
         rows, due = self._rows, self._due
-        offsets = iter(sorted(changed))
 
         def work(txn: Any) -> None:
-            for offset in slice_:
-                key, ref = _ROW_KEY.pack(number, offset), changed[offset]
-                old = txn.replace(key, _row(ref), db=rows) if ref is not None else txn.pop(key, db=rows)
-                if old is not None:
-                    txn.delete(_due_key(number, _ref(offset, old)), db=due)
-                if ref is not None:
-                    txn.put(_due_key(number, ref), b"", db=due)
+            for number, changed, offsets in changes:
+                for offset in offsets:
+                    key, ref = _ROW_KEY.pack(number, offset), changed[offset]
+                    old = txn.replace(key, _row(ref), db=rows) if ref is not None else txn.pop(key, db=rows)
+                    if old is not None:
+                        txn.delete(_due_key(number, _ref(offset, old)), db=due)
+                    if ref is not None:
+                        txn.put(_due_key(number, ref), b"", db=due)
 
-        while slice_ := list(islice(offsets, ROWS_PER_TXN)):
-            self._write(work)
+        self._write(work)
 
     def delete_rows(self, number: int) -> int:
         """Remove rows of a set, ROWS_PER_TXN at most; how many."""

@@ -1,4 +1,4 @@
-"""Keeps the cache of channel state on disk about a second behind: gathers on the loop, writes on the disk thread.
+"""Keeps the cache of channel state on disk about a second behind: rows on the loop, the rest on the disk thread.
 
 A write is not a task: it belongs to nobody who could be cancelled, and the end of the node waits for it.
 """
@@ -18,7 +18,7 @@ class CacheWriter:
         self.cache = cache
         self._loop = loop
         self._disk = disk
-        self._running: asyncio.Future[None] | None = None
+        self._running: asyncio.Future[None] | None = None  # ends with the write
         self._closed = False
         cache.on_full = self._soon
 
@@ -31,23 +31,37 @@ class CacheWriter:
             return
         taken = self.cache.take(self._loop.time(), force=force)
         if taken is not None:
-            self._running = self._disk.run(lambda: self.cache.write(taken))
-            self._running.add_done_callback(lambda future: self._written(future, taken))
+            self._running = self._loop.create_future()
+            self._rows(taken)
 
-    def _written(self, future: asyncio.Future[None], taken: Taken) -> None:
-        self._running = None
-        future.result()
+    def _rows(self, taken: Taken) -> None:
+        """Some rows now, the others in the next ticks."""
+        if not self.cache.write_rows(taken):
+            self._loop.call_soon(self._rows, taken)
+        elif taken.whole and taken.error is None:
+            self._disk.run(lambda: self.cache.write(taken)).add_done_callback(lambda job: self._written(taken, job))
+        else:
+            self._written(taken)
+
+    def _written(self, taken: Taken, job: asyncio.Future[None] | None = None) -> None:
+        running, self._running = self._running, None
+        assert running is not None
+        running.set_result(None)
+        if job is not None:
+            job.result()
         self.cache.written(taken, self._loop.time())
         if self.cache.pressing:
             self.write()
 
     async def close(self, *, write: bool) -> None:
         """Let what runs end, write the last (unless the disk is not to be written any more), close the cache."""
-        for last in (False, True):
-            if last and write:
-                self.write(force=True)
-            if self._running is not None:
-                await asyncio.wait((self._running,))
-                await asyncio.sleep(0)  # its callback is on its way
+        await self._ended()
+        if write:
+            self.write(force=True)
         self._closed = True
+        await self._ended()
         self.cache.close()
+
+    async def _ended(self) -> None:
+        while self._running is not None:
+            await self._running

@@ -38,6 +38,8 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lmdb_cache, "ROOM", 3)
     monkeypatch.setattr(lmdb_tables, "ROWS_PER_TXN", 2)
     monkeypatch.setattr(lmdb_cache, "ROWS_PER_TXN", 2)
+    monkeypatch.setattr(lmdb_cache, "SLICE_ROWS", 2)
+    monkeypatch.setattr(lmdb_cache, "BURIED_ROWS", 6)
     monkeypatch.setattr(lmdb_tables, "PIECE_BYTES", 64)
 
 
@@ -644,7 +646,9 @@ class CachedHistory(History):
         """One step of a write: gathered, written, let go of."""
         for _ in range(self.luck.randrange(1, 4)):
             if self.taken is None:
-                self.taken = self.cache.take(0.0, force=True)
+                self.taken = self.cache.take(-1.0, force=self.luck.random() < 0.6)
+            elif self.luck.random() < 0.3:
+                self.cache.write_rows(self.taken)
             elif self.luck.random() < 0.5:
                 self.cache.write(self.taken)
                 if self.luck.random() < 0.2:
@@ -656,7 +660,9 @@ class CachedHistory(History):
 
     def restart_cache(self) -> None:
         if self.luck.random() < 0.7:
-            self.taken = None if self.taken is None else self.cache.written(self.taken, 0.0)
+            if self.taken is not None:
+                self.cache.write(self.taken)
+                self.cache.written(self.taken, 0.0)
             self.cache.flush()
         self.cache.close()
         self.taken = None
@@ -751,7 +757,7 @@ def test_a_follower_that_restarts_and_whose_log_is_cut_is_where_the_log_is(
 def test_what_the_cache_says_of_a_row_is_what_was_put(path: str) -> None:
     tables = lmdb_tables.Tables.open(path, map_bytes=MAP)
     row = Deferred((1 << 63) - 1, -5, 65535, 1 << 62)
-    tables.write_rows((1 << 32) - 1, {row.offset: row})
+    tables.write_rows([((1 << 32) - 1, {row.offset: row}, [row.offset])])
     assert tables.get((1 << 32) - 1, row.offset) == row
     assert tables.by_due((1 << 32) - 1, (-(1 << 63), -1), 9) == [row] == tables.by_offset((1 << 32) - 1, 0, 9)
     tables.close()
