@@ -31,7 +31,7 @@ $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 	@touch $@
 
 test: $(VENV)/.dev  ## everything that must pass; about ten minutes
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 KILLS ?= 200
 SYNC ?= always

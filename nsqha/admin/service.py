@@ -287,6 +287,7 @@ def channel_message(topic: str, stats: ChannelStats) -> Any:
                 next_read=c.next_read,
                 finished_above_floor=c.finished_ranges,
                 uncommitted_progress=c.uncommitted_progress,
+                stuck=c.stuck,
             )
             for c in stats.cursors
         ],

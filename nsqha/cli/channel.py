@@ -16,7 +16,7 @@ from nsqha.cli.verbs import VERBS
 SHAPE = (
     '{"topic", "name", "paused", "ephemeral", "depth", "in_flight", "deferred", "consumers", '
     '"oldest_unfinished_seconds", "partitions": [{"partition", "floor", "next_read", "finished_above_floor", '
-    '"uncommitted_progress"}], "message_count", "finished", "requeued", "timed_out"}'
+    '"uncommitted_progress", "stuck"}], "message_count", "finished", "requeued", "timed_out"}'
 )
 HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "STATE")
 
@@ -170,5 +170,12 @@ def _named(args: argparse.Namespace) -> dict[str, Any]:
 def row(channel: Any) -> tuple[Cell, ...]:
     """One line of a table of channels."""
     oldest = show_duration(channel.oldest_unfinished_seconds) if channel.oldest_unfinished_seconds else ""
-    state = "paused" if channel.paused else ""
+    state = state_of(channel)
     return channel.name, channel.depth, channel.in_flight, channel.deferred, channel.consumers, oldest, state
+
+
+def state_of(channel: Any) -> str:
+    """What keeps a channel from delivering, in a word."""
+    if any(partition.stuck for partition in channel.partitions):
+        return "stopped by damage: nsqha log skip"
+    return "paused" if channel.paused else ""

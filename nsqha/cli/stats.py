@@ -10,6 +10,7 @@ from typing import Any
 
 from nsqha.cli import exits
 from nsqha.cli.admin import Admin, record
+from nsqha.cli.channel import state_of
 from nsqha.cli.parser import add_grpc, add_json, add_verb, duration, name
 from nsqha.cli.screen import Cell, print_json, show_bytes, table
 from nsqha.cli.times import show_duration
@@ -118,7 +119,7 @@ class Look:
                 if before is not None:
                     earlier = channels_before.get((channel.topic, channel.name))
                     row += [_rate(channel, earlier, what, seconds) for what in ("message_count", "finished")]
-                rows.append([*row, channel.consumers, oldest, "paused" if channel.paused else ""])
+                rows.append([*row, channel.consumers, oldest, state_of(channel)])
         return rows
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
 from nsqha.cursor.deferred import Deferred, Key
@@ -28,8 +28,9 @@ T = TypeVar("T")
 Sortable = TypeVar("Sortable", int, Key)
 DueRow = tuple[int, int, Deferred]  # (due_ns, offset, the row): in this order
 
-_FIRST_PAGE = 8  # most questions want one row
+_FIRST_PAGE = 2  # most questions want one row; each page is four times as long as the one before
 _PAGE = 512
+_MARKS = 4
 _UNHELD = Deferred(-1, 0, 0)  # a layer says nothing of an offset
 _LEAST: Key = (-(1 << 63), -1)
 _UNBOUNDED = 1 << 62
@@ -96,8 +97,9 @@ class Layer:
     def refs(self, first: int) -> Iterator[Deferred]:
         """Rows from `first` on, by offset."""
         self._sort()
-        rows, last = self.rows, -1
-        for offset in islice(self._offsets, bisect_left(self._offsets, first), None):
+        rows, offsets, last = self.rows, self._offsets, -1
+        for i in range(bisect_left(offsets, first), len(offsets)):
+            offset = offsets[i]
             ref = rows.get(offset)
             if ref is not None and offset != last:
                 last = offset
@@ -106,8 +108,9 @@ class Layer:
     def dues(self, after: Key) -> Iterator[DueRow]:
         """Rows behind `after`, by due time."""
         self._sort()
-        rows, last = self.rows, _LEAST
-        for key in islice(self._dues, bisect_left(self._dues, (after[0], after[1] + 1)), None):
+        rows, dues, last = self.rows, self._dues, _LEAST
+        for i in range(bisect_left(dues, (after[0], after[1] + 1)), len(dues)):
+            key = dues[i]
             ref = rows.get(key[1])
             if ref is not None and ref.due_ns == key[0] and key != last:
                 last = key
@@ -135,6 +138,34 @@ def _merge(held: list[Sortable], new: list[Sortable]) -> None:
             insort(held, value)
 
 
+class Marks:
+    """How many of something lie at or above some offsets that were asked for lately.
+
+    Kept up to date, so that the next question, which is about an offset nearby, needs a short walk only.
+    """
+
+    __slots__ = ("_marks",)
+
+    def __init__(self, total: int) -> None:
+        self._marks = [[0, total]]  # offset, how many; the first stays
+
+    def change(self, offset: int, by: int) -> None:
+        """There is one more, or one less."""
+        for mark in self._marks:
+            if offset >= mark[0]:
+                mark[1] += by
+
+    def ask(self, offset: int, between: Callable[[int, int], int]) -> int:
+        """How many at or above `offset`; `between` counts those in [low, high)."""
+        marks = self._marks
+        near = min(marks, key=lambda mark: abs(mark[0] - offset))
+        at, count = near
+        if at != offset:
+            count += between(offset, at) if offset < at else -between(at, offset)
+            marks[1:] = [[offset, count], *marks[1 : _MARKS - 1]]
+        return count
+
+
 class MemoryBase:
     """A base that is a layer in memory."""
 
@@ -158,7 +189,7 @@ class LayeredDeferred:
     """A DeferredSet over a base that is written now and then."""
 
     __slots__ = (
-        "_above", "_frozen", "_high", "_home", "_live", "_low", "_mark",
+        "_carried_from", "_carried_marks", "_frozen", "_high", "_home", "_live", "_low", "_marks", "_own_from",
         "base", "carried", "count", "room",
     )  # fmt: skip
 
@@ -181,8 +212,10 @@ class LayeredDeferred:
         self._live = Layer()
         self._frozen: Layer | None = None
         self._low, self._high = bounds if bounds is not None else (1, 0)
-        self._mark = 0  # `_above` rows are at or above this offset
-        self._above = count
+        self._marks = Marks(count)
+        self._carried_marks = Marks(carried)
+        # No row without a position has a lower offset, and no row with one has a lower position: what `below` found.
+        self._own_from = self._carried_from = 0
 
     # ---- changing
 
@@ -191,12 +224,15 @@ class LayeredDeferred:
         old = self.get(offset)
         if old is None:
             self.count += 1
-            if offset >= self._mark:
-                self._above += 1
+            self._marks.change(offset, 1)
         elif old.position:
-            self.carried -= 1
+            self._carry(offset, -1)
         if ref.position:
-            self.carried += 1
+            self._carry(offset, 1)
+            if ref.position < self._carried_from:
+                self._carried_from = ref.position
+        elif offset < self._own_from:
+            self._own_from = offset
         live = self._live
         live.put(ref)
         if len(live.rows) == self.room:
@@ -207,10 +243,9 @@ class LayeredDeferred:
         if old is None:
             return False
         self.count -= 1
-        if offset >= self._mark:
-            self._above -= 1
+        self._marks.change(offset, -1)
         if old.position:
-            self.carried -= 1
+            self._carry(offset, -1)
         rows = self._live.rows
         if self._below_live(offset):
             rows[offset] = None
@@ -219,6 +254,10 @@ class LayeredDeferred:
         else:
             del rows[offset]
         return True
+
+    def _carry(self, offset: int, by: int) -> None:
+        self.carried += by
+        self._carried_marks.change(offset, by)
 
     def _below_live(self, offset: int) -> bool:
         """Whether a layer below may hold the offset."""
@@ -244,8 +283,12 @@ class LayeredDeferred:
             ref = self._frozen.rows.get(offset, _UNHELD)
             if ref is not _UNHELD:
                 return ref
-        if self._low <= offset <= self._high:
-            return self._from_base(lambda base: base.get(offset), lambda: self.get(offset))
+        if self._low <= offset <= self._high and self.base is not None:
+            try:
+                return self.base.get(offset)
+            except BaseLost as error:
+                self._home.lost(self, error)
+                return self.get(offset)
         return None
 
     def next_offset(self, offset: int) -> int | None:
@@ -256,24 +299,24 @@ class LayeredDeferred:
         return None
 
     def count_from(self, offset: int) -> int:
-        if self._mark != offset:
-            self._above = self._count_from(offset)
-            self._mark = offset
-        return self._above
-
-    def _count_from(self, offset: int) -> int:
-        """How many are at or above `offset`: known at the ends, else counted from where it was asked last."""
+        # Known at the ends; in between it is counted from where it was asked before.
         if self.next_offset(offset) is None:
             return 0
-        if self.next_offset(0) == self.next_offset(offset):
+        if (self.next_offset(0) or 0) >= offset:
             return self.count
-        low, high = min(offset, self._mark), max(offset, self._mark)
-        between = 0
-        for ref in self.items(low):
-            if ref.offset >= high:
-                break
-            between += 1
-        return self._above + between if offset < self._mark else self._above - between
+        return self._marks.ask(offset, lambda low, high: sum(1 for _ in self._between(low, high)))
+
+    def uncarried_below(self, offset: int) -> int:
+        below = self.count - self.count_from(offset)
+        if not self.carried or not below:
+            return below
+        carried = self._carried_marks.ask(
+            offset, lambda low, high: sum(1 for ref in self._between(low, high) if ref.position)
+        )
+        return below - (self.carried - carried)
+
+    def _between(self, low: int, high: int) -> Iterator[Deferred]:
+        return takewhile(lambda ref: ref.offset < high, self._refs(low))
 
     def items(self, first: int = 0) -> Iterator[Deferred]:
         return self._refs(first) if self.count else iter(())
@@ -296,11 +339,29 @@ class LayeredDeferred:
         return None
 
     def below(self, offset: int, position: int) -> Iterator[Deferred]:
+        if not self.carried or position <= self._carried_from:
+            if offset > self._own_from:
+                for ref in self._between(self._own_from, offset):
+                    if not ref.position:
+                        self._own_from = ref.offset
+                        break
+                else:
+                    self._own_from = offset
+            return (ref for ref in self._between(self._own_from, offset) if not ref.position)
+        return self._below(offset, position)
+
+    def _below(self, offset: int, position: int) -> Iterator[Deferred]:
+        """As `below`, when there are carried ones: those may have any offset. Remembers where the lowest are."""
+        own_from, carried_from = offset, _UNBOUNDED
         for ref in self.items():
-            if ref.offset >= offset and not self.carried:
-                return  # offsets only rise, and no row here counts by its position
-            if ref.position < position if ref.position else ref.offset < offset:
+            if ref.position:
+                carried_from = min(carried_from, ref.position)
+                if ref.position < position:
+                    yield ref
+            elif ref.offset < offset:
+                own_from = min(own_from, ref.offset)
                 yield ref
+        self._own_from, self._carried_from = max(self._own_from, own_from), carried_from
 
     def snapshot(self) -> LayeredDeferred:
         copy = LayeredDeferred(self._home, count=self.count, carried=self.carried)
@@ -317,12 +378,14 @@ class LayeredDeferred:
 
     def _refs(self, first: int) -> Iterator[Deferred]:
         live, frozen = self._live, self._frozen
-        sources: list[Iterable[Deferred]] = [live.refs(first)]
+        sources: list[Iterable[Deferred]] = []
+        if live.rows and first <= live.high:
+            sources.append(live.refs(first))
         if frozen is not None:
             sources.append(ref for ref in frozen.refs(first) if ref.offset not in live.rows)
         if first <= self._high:
             sources.append(self._base_refs(first, live, frozen))
-        return iter(sources[0]) if len(sources) == 1 else heapq.merge(*sources)
+        return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
 
     def _base_refs(self, first: int, live: Layer, frozen: Layer | None) -> Iterator[Deferred]:
         limit = _FIRST_PAGE
@@ -332,21 +395,26 @@ class LayeredDeferred:
                 lambda base: base.by_offset(first, limit),  # noqa: B023
                 lambda: list(islice(self._live.refs(first), limit)),  # noqa: B023
             )
-            for ref in page:
-                if ref.offset not in live.rows and (frozen is None or ref.offset not in frozen.rows):
-                    yield ref
+            if live.rows or frozen is not None:
+                for ref in page:
+                    if ref.offset not in live.rows and (frozen is None or ref.offset not in frozen.rows):
+                        yield ref
+            else:
+                yield from page
             if len(page) < limit:
                 return
-            first, limit = page[-1].offset + 1, _PAGE
+            first, limit = page[-1].offset + 1, min(4 * limit, _PAGE)
 
     def _dues(self, after: Key) -> Iterator[DueRow]:
         live, frozen = self._live, self._frozen
-        sources: list[Iterable[DueRow]] = [live.dues(after)]
+        sources: list[Iterable[DueRow]] = []
+        if live.rows:
+            sources.append(live.dues(after))
         if frozen is not None:
             sources.append(row for row in frozen.dues(after) if row[1] not in live.rows)
         if self._low <= self._high:
             sources.append(self._base_dues(after, live, frozen))
-        return iter(sources[0]) if len(sources) == 1 else heapq.merge(*sources)
+        return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
 
     def _base_dues(self, after: Key, live: Layer, frozen: Layer | None) -> Iterator[DueRow]:
         limit = _FIRST_PAGE
@@ -360,7 +428,7 @@ class LayeredDeferred:
                     yield (ref.due_ns, ref.offset, ref)
             if len(page) < limit:
                 return
-            after, limit = (page[-1].due_ns, page[-1].offset), _PAGE
+            after, limit = (page[-1].due_ns, page[-1].offset), min(4 * limit, _PAGE)
 
     def _from_base(self, ask: Callable[[Base], T], otherwise: Callable[[], T]) -> T:
         """Ask the base; if it is lost, `otherwise` answers from memory, where all rows are then."""

@@ -43,6 +43,9 @@ _ROW = struct.Struct(">qH")
 _ROW_CARRIED = struct.Struct(">qHQ")
 _HEAD_KEY = struct.Struct(">QHH")
 _MIDDLE = 1 << 63
+_unpack_row = _ROW.unpack
+_unpack_carried = _ROW_CARRIED.unpack
+_int = int.from_bytes
 
 
 class TablesError(Exception):
@@ -70,10 +73,11 @@ def _row(ref: Deferred) -> bytes:
     return _ROW.pack(ref.due_ns, ref.attempts)
 
 
-def _ref(offset: int, value: bytes) -> Deferred:
-    if len(value) == _ROW.size:
-        return Deferred(offset, *_ROW.unpack(value))
-    return Deferred(offset, *_ROW_CARRIED.unpack(value))
+def _ref(offset: int, value: bytes, *, _new: Callable[..., Deferred] = tuple.__new__) -> Deferred:
+    # Made as a tuple, which takes a third of the time: reading a million rows is mostly this.
+    if len(value) == 10:
+        return _new(Deferred, (offset, *_unpack_row(value), 0))
+    return _new(Deferred, (offset, *_unpack_carried(value)))
 
 
 class Tables:
@@ -122,10 +126,17 @@ class Tables:
     def by_offset(self, number: int, first: int, limit: int, pin: Pin | None = None) -> list[Deferred]:
         """Up to `limit` rows from offset `first` on."""
         start = _ROW_KEY.pack(number, first)
+        end = _U32.pack(number + 1) if number + 1 < 1 << 32 else b"\xff" * 13
 
         def ask(txn: Any) -> list[Deferred]:
-            found = islice(_walk(txn, self._rows, start, 4), limit)
-            return [_ref(int.from_bytes(key[4:]), value) for key, value in found]
+            found: list[Deferred] = []
+            cursor = txn.cursor(db=self._rows)
+            if cursor.set_range(start):
+                for key, value in islice(cursor.iternext(), limit):
+                    if key >= end:
+                        break
+                    found.append(_ref(_int(key[4:]), value))
+            return found
 
         return self._read(pin, ask)
 
@@ -139,7 +150,7 @@ class Tables:
                 value = txn.get(key[:4] + key[12:], db=self._rows)
                 if value is None:
                     raise TablesError(f"set {number} has a due time of a message that it does not hold")
-                found.append(_ref(int.from_bytes(key[12:]), value))
+                found.append(_ref(_int(key[12:]), value))
             return found
 
         return self._read(pin, ask)
@@ -222,7 +233,7 @@ class Tables:
         def work(txn: Any) -> int:
             found = list(islice(_walk(txn, self._rows, _U32.pack(number), 4), ROWS_PER_TXN))
             for key, value in found:
-                txn.delete(_due_key(number, _ref(int.from_bytes(key[4:]), value)), db=self._due)
+                txn.delete(_due_key(number, _ref(_int(key[4:]), value)), db=self._due)
                 txn.delete(key, db=self._rows)
             return len(found)
 

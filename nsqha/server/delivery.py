@@ -201,7 +201,9 @@ class Delivery:
             self.stuck = str(error)
             if isinstance(error, BatchCorrupt):
                 self.damage = (error.first.offset, error.end.offset)
-            log.error("channel_stuck", "%s: %s", channel.name, error, channel=channel.name)
+            text = "%s/%s stopped: %s; restore the files, or go on without: nsqha log skip %s"
+            topic = next((c.topic for c in self.consumers), "")
+            log.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
         except Exception as error:
             # A broken invariant: better this channel is silent than wrong, and no other one is either.
             self.stuck = f"{type(error).__name__}: {error}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nsqha import hot
 from nsqha.clock import SystemClock
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
@@ -101,6 +102,7 @@ class Node:
         self.failed = loop.create_future()
         log.info("starting", "%s", version_line("nsqd"))
         log.info("node_id", "ID: %d", options.node_id)
+        log.info("data", "DATA: %s, sync=%s, %s functions", self.options.data_path, options.sync, hot.ACTIVE)
         listen.raise_open_files_limit()
         # Sockets first: a port that is taken should not cost a recovery.
         sockets = self._listen()
@@ -142,6 +144,8 @@ class Node:
         storage = OsStorage()
         try:
             os.makedirs(options.data_path, exist_ok=True)
+        except FileExistsError:
+            raise ConfigError(f"--data-path={options.data_path}: this is a file, not a folder") from None
         except OSError as error:
             raise ConfigError(f"--data-path={options.data_path}: {error.strerror}") from None
         boot_id = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""

@@ -21,7 +21,7 @@ BINARY = bytes(range(256)) * 3
 BIG = b"\x00nsq\n" * 40_000  # many reads, many compressed blocks
 
 # The first use of a library may have to fetch and build it.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("compat")]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

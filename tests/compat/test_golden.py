@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT.parent / "shared" / "golden"
 COMMANDS = Path(sys.executable).parent
 
-pytestmark = pytest.mark.xdist_group("golden")  # one replay of all conversations serves both tests
-
 LINE = re.compile(r"^(PASS|FAIL|SKIP)\s+(\S+)\s+(\S+)")
 
 

@@ -31,7 +31,6 @@ def verbs(parser: Parser) -> Iterator[Parser]:
         yield from verbs(child)
 
 
-pytestmark = pytest.mark.xdist_group("cli")  # the examples build on one another
 
 VERBS = {verb.prog: verb for verb in verbs(build_parser())}
 EXAMPLES = [(verb, example) for verb in VERBS.values() for example in verb.examples if verb.prog != "nsqha dev"]

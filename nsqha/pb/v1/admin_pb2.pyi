@@ -600,6 +600,7 @@ class ChannelPartition(_message.Message):
     NEXT_READ_FIELD_NUMBER: _builtins.int
     FINISHED_ABOVE_FLOOR_FIELD_NUMBER: _builtins.int
     UNCOMMITTED_PROGRESS_FIELD_NUMBER: _builtins.int
+    STUCK_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     floor: _builtins.int
     """all below is finished or deferred"""
@@ -607,6 +608,8 @@ class ChannelPartition(_message.Message):
     """next first delivery"""
     finished_above_floor: _builtins.int
     uncommitted_progress: _builtins.int
+    stuck: _builtins.str
+    """why nothing more can be read (SkipDamage goes on); empty: all is well"""
     def __init__(
         self,
         *,
@@ -615,10 +618,11 @@ class ChannelPartition(_message.Message):
         next_read: _builtins.int = ...,
         finished_above_floor: _builtins.int = ...,
         uncommitted_progress: _builtins.int = ...,
+        stuck: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_above_floor", b"finished_above_floor", "floor", b"floor", "next_read", b"next_read", "partition", b"partition", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_above_floor", b"finished_above_floor", "floor", b"floor", "next_read", b"next_read", "partition", b"partition", "stuck", b"stuck", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
