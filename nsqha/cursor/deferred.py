@@ -52,9 +52,6 @@ class DeferredSet(Protocol):
     def count_from(self, offset: int) -> int:
         """How many are held at or above `offset`."""
 
-    def uncarried_below(self, offset: int) -> int:
-        """How many below `offset` have their frame in its own place."""
-
     def items(self, first: int = 0) -> Iterator[Deferred]:
         """All from offset `first` on, by offset. The set must not change meanwhile."""
 
@@ -111,9 +108,6 @@ class MemoryDeferred:
 
     def count_from(self, offset: int) -> int:
         return self._by_offset.count_from((offset, _LEAST))
-
-    def uncarried_below(self, offset: int) -> int:
-        return sum(ref.offset < offset and not ref.position for ref in self.items())
 
     def items(self, first: int = 0) -> Iterator[Deferred]:
         for row in self._by_offset.rows((first, _LEAST)):

@@ -189,7 +189,7 @@ class LayeredDeferred:
     """A DeferredSet over a base that is written now and then."""
 
     __slots__ = (
-        "_carried_from", "_carried_marks", "_frozen", "_high", "_home", "_live", "_low", "_marks", "_own_from",
+        "_carried_from", "_frozen", "_high", "_home", "_live", "_low", "_marks", "_own_from",
         "base", "carried", "count", "room",
     )  # fmt: skip
 
@@ -213,7 +213,6 @@ class LayeredDeferred:
         self._frozen: Layer | None = None
         self._low, self._high = bounds if bounds is not None else (1, 0)
         self._marks = Marks(count)
-        self._carried_marks = Marks(carried)
         # No row without a position has a lower offset, and no row with one has a lower position: what `below` found.
         self._own_from = self._carried_from = 0
 
@@ -226,9 +225,9 @@ class LayeredDeferred:
             self.count += 1
             self._marks.change(offset, 1)
         elif old.position:
-            self._carry(offset, -1)
+            self.carried -= 1
         if ref.position:
-            self._carry(offset, 1)
+            self.carried += 1
             if ref.position < self._carried_from:
                 self._carried_from = ref.position
         elif offset < self._own_from:
@@ -245,7 +244,7 @@ class LayeredDeferred:
         self.count -= 1
         self._marks.change(offset, -1)
         if old.position:
-            self._carry(offset, -1)
+            self.carried -= 1
         rows = self._live.rows
         if self._below_live(offset):
             rows[offset] = None
@@ -254,10 +253,6 @@ class LayeredDeferred:
         else:
             del rows[offset]
         return True
-
-    def _carry(self, offset: int, by: int) -> None:
-        self.carried += by
-        self._carried_marks.change(offset, by)
 
     def _below_live(self, offset: int) -> bool:
         """Whether a layer below may hold the offset."""
@@ -305,15 +300,6 @@ class LayeredDeferred:
         if (self.next_offset(0) or 0) >= offset:
             return self.count
         return self._marks.ask(offset, lambda low, high: sum(1 for _ in self._between(low, high)))
-
-    def uncarried_below(self, offset: int) -> int:
-        below = self.count - self.count_from(offset)
-        if not self.carried or not below:
-            return below
-        carried = self._carried_marks.ask(
-            offset, lambda low, high: sum(1 for ref in self._between(low, high) if ref.position)
-        )
-        return below - (self.carried - carried)
 
     def _between(self, low: int, high: int) -> Iterator[Deferred]:
         return takewhile(lambda ref: ref.offset < high, self._refs(low))

@@ -126,7 +126,7 @@ class Tables:
     def by_offset(self, number: int, first: int, limit: int, pin: Pin | None = None) -> list[Deferred]:
         """Up to `limit` rows from offset `first` on."""
         start = _ROW_KEY.pack(number, first)
-        end = _U32.pack(number + 1) if number + 1 < 1 << 32 else b"\xff" * 13
+        end = _U32.pack(number + 1)
 
         def ask(txn: Any) -> list[Deferred]:
             found: list[Deferred] = []

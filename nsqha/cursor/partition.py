@@ -15,9 +15,11 @@ they go in front of what the next call returns. A channel's progress is recognis
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from nsqha import frames
@@ -296,15 +298,26 @@ class PartitionCursors:
         """No log start may name an offset above this."""
         return self.state.log_start_limit()
 
-    def to_carry(self, offset: int, position: int) -> list[Deferred]:
-        """The references whose frames lie below this log start, one per message: `carry` them first."""
-        found: dict[int, Deferred] = {}
-        for committed in self.state.channels.values():
-            for ref in committed.deferred.below(offset, position):
-                held = found.get(ref.offset)
-                if held is None or ref.position > held.position:
-                    found[ref.offset] = ref
-        return sorted(found.values())
+    def to_carry(self, offset: int, position: int, limit: int | None = None) -> list[Deferred]:
+        """The references whose frames lie below this log start, one per message: `carry` them first.
+
+        In order of offsets, the first `limit` of them.
+        """
+        found: list[Deferred] = []
+        below = [channel.deferred.below(offset, position) for channel in self.state.channels.values()]
+        for ref in heapq.merge(*below):
+            if found and found[-1].offset == ref.offset:
+                found[-1] = max(ref, found[-1], key=lambda same: same.position)
+            elif len(found) == limit:
+                break
+            else:
+                found.append(ref)
+        return found
+
+    def must_carry_more(self, offset: int, position: int, than: int) -> bool:
+        """Whether a channel has more than so many references whose frames lie below this log start."""
+        below = [channel.deferred.below(offset, position) for channel in self.state.channels.values()]
+        return any(next(islice(refs, than, None), None) is not None for refs in below)
 
     def carry(self, offset: int, frame: bytes) -> None:
         """Append a deferred message's frame again."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nsqha.server.partition import Partition
 
 CARRY_AT_ONCE = 1000  # messages per second and partition: carrying shares the log with publishers
+REFUSED_SECONDS = 60.0  # counting what would have to be carried is not free
 
 log = Log("retention")
 
@@ -45,6 +46,8 @@ class Trimmer:
         self.retention = retention
         self.abandoned = abandoned
         self._proposed = 0  # position of the log start that was asked for last
+        self._worthwhile = 0  # position of the log start whose deferred messages are being carried
+        self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
 
     def step(self, partition: Partition, now: Now) -> None:
         """Take the next step, if one is due."""
@@ -63,20 +66,30 @@ class Trimmer:
             limit_offset=partition.cursors.log_start_limit() if limit is None else limit,
         )
         if start.position > max(partition.cursors.log_start[1], self._proposed):
-            self._propose(partition, pairs, start, given_up)
+            self._propose(partition, pairs, start, given_up, now)
 
     def _all_read(self, partition: Partition, pair: PairInfo) -> bool:
         return partition.cursors.log_start_limit() >= pair.end.offset
 
-    def _propose(self, partition: Partition, pairs: list[PairInfo], start: Place, given_up: list[Abandoned]) -> None:
+    def _propose(
+        self, partition: Partition, pairs: list[PairInfo], start: Place, given_up: list[Abandoned], now: Now
+    ) -> None:
         cursors = partition.cursors
-        references = cursors.to_carry(start.offset, start.position)
+        if self._refused[0] == start.position and now.mono < self._refused[1]:
+            return
+        # One more than are carried at once tells whether there are more; a million of them would fill memory.
+        references = cursors.to_carry(start.offset, start.position, CARRY_AT_ONCE + 1)
         if references:
-            going = sum(pair.size for pair in pairs if pair.end.position <= start.position)
             frames = [(r.offset, partition.read_message(r.offset, r.position)) for r in references[:CARRY_AT_ONCE]]
-            size = sum(len(frame) for _, frame in frames)
-            if size * len(references) // len(frames) * CARRY_SHARE > going:
-                return  # mostly deferred messages: appending them again would free little
+            if self._worthwhile != start.position:
+                going = sum(pair.size for pair in pairs if pair.end.position <= start.position)
+                average = sum(len(frame) for _, frame in frames) / len(frames)
+                affordable = int(going / average / CARRY_SHARE)
+                if cursors.must_carry_more(start.offset, start.position, than=affordable):
+                    # Mostly deferred messages: appending them again would free little.
+                    self._refused = (start.position, now.mono + REFUSED_SECONDS)
+                    return
+                self._worthwhile = start.position
             for offset, frame in frames:
                 cursors.carry(offset, frame)
         if len(references) <= CARRY_AT_ONCE:

@@ -209,7 +209,6 @@ def check(held: DeferredSet, model: dict[int, Deferred], rng: random.Random, spa
     assert list(held.items(offset)) == [ref for ref in rows if ref.offset >= offset]
     assert held.next_offset(offset) == next((ref.offset for ref in rows if ref.offset >= offset), None)
     assert held.count_from(offset) == sum(ref.offset >= offset for ref in rows)
-    assert held.uncarried_below(offset) == sum(ref.offset < offset and not ref.position for ref in rows)
     by_due = sorted(rows, key=lambda ref: (ref.due_ns, ref.offset))
     after, until = (rng.randrange(-1, 100), rng.randrange(-1, span)), rng.randrange(110)
     behind = [ref for ref in by_due if (ref.due_ns, ref.offset) > after]

@@ -173,6 +173,27 @@ def carry_all(leader: Leader, offset: int, position: int) -> int:
     return len(refs)
 
 
+def test_what_is_to_be_carried_is_named_in_part_and_counted():
+    leader = Leader()
+    for name in "ab":
+        leader.create(name)
+    leader.publish(20)
+    for name in "ab":
+        channel = leader.cursors.channels[name]
+        leader.deliver(channel)
+        for offset in range(0, 20, 2 if name == "a" else 5):
+            channel.req(offset, 1, 1_000_000, leader.now)
+    leader.flush()
+    place = leader.log.end_offset, leader.log.end_position
+    everything = leader.cursors.to_carry(*place)
+    assert [ref.offset for ref in everything] == [0, 2, 4, 5, 6, 8, 10, 12, 14, 15, 16, 18]
+    assert leader.cursors.to_carry(*place, limit=3) == everything[:3]
+    assert leader.cursors.must_carry_more(*place, than=9)
+    assert not leader.cursors.must_carry_more(*place, than=10)
+    carry_all(leader, 10, leader.log.end_position)
+    assert [ref.offset for ref in leader.cursors.to_carry(*place)] == [10, 12, 14, 15, 16, 18]
+
+
 def unlink(leader: Leader) -> int:
     batches, gone = leader.log.batches, 0
     while leader.cursors.may_unlink(
