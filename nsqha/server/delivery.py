@@ -4,7 +4,9 @@ A consumer is one connection. Its RDY window (`rdy - in_flight`) covers all part
 place at one of them. First deliveries are slices of committed batches, as many messages as the window allows at a
 time; only redeliveries are rendered one by one.
 
-Fairness: with little backlog a pump deals it out evenly over the consumers that are ready; with much, windows decide.
+Fairness: a pump deals the backlog out evenly over the consumers that are ready. Where messages come by the hundred, the
+pieces of one pump would cost more in system calls than the messages do; then one consumer gets them and the next one
+those of the next pump.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 log = Log("delivery")
 
 OWNER_MAX = 65535
+DEAL_EVENLY = 32  # up to so many messages for each
+DEAL_MIN = 1000  # otherwise at least so many at a time, if windows allow
 
 
 class Wire(Protocol):
@@ -245,7 +249,8 @@ class Delivery:
                 continue
             if len(ready) > 1:
                 self._turn += 1
-                room = min(room, (end - channel.next_read) // len(ready) + 1)
+                share = (end - channel.next_read) // len(ready) + 1
+                room = min(room, share if share <= DEAL_EVENLY else max(share, DEAL_MIN))
             run = channel.next_run(end, room)
             if run is None:
                 return
