@@ -108,6 +108,16 @@ def _storage(stats: BrokerStats) -> Iterator[Metric]:
     yield _gauge(
         "disk_refusing_publishes", "1 while publishes are refused as the disk is low.", float(node.disk_refusing)
     )
+    yield _gauge(
+        "cursor_cache_written",
+        "1 if the cache of channel state could be written and read; if not, starts take longer and memory grows.",
+        float(node.cursor_cache_written),
+    )
+    yield _gauge(
+        "cursor_cache_waiting_rows",
+        "Changes of deferred messages that the cache of channel state does not have yet.",
+        node.cursor_cache_waiting,
+    )
     yield _histogram("fsync_seconds", "Duration of a disk round: fdatasync of all files written.", node.fsync_seconds)
     yield _counters(
         "log_events",

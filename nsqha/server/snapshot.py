@@ -45,6 +45,7 @@ def broker_stats(broker: Broker, topic: str, clients: bool) -> BrokerStats:
 
 
 def node_stats(broker: Broker) -> NodeStats:
+    cache = broker.opener.cursor_cache
     return NodeStats(
         version=nsqha.__version__,
         hot=hot.ACTIVE,
@@ -56,6 +57,8 @@ def node_stats(broker: Broker) -> NodeStats:
         disk_free_bytes=broker.space.free_bytes,
         disk_total_bytes=broker.space.total_bytes,
         disk_refusing=broker.disk_refusing,
+        cursor_cache_written=cache.failure is None and cache.delayed is None,
+        cursor_cache_waiting=cache.overlaid,
         fsync_seconds=broker.disk.round_seconds.data(),
         publish_seconds=broker.measures.publish_seconds.data(),
         batch_messages=broker.measures.batch_messages.data(),

@@ -135,6 +135,8 @@ class NodeStats:
     disk_free_bytes: int = 0
     disk_total_bytes: int = 0
     disk_refusing: bool = False  # below the watermark: publishes are refused
+    cursor_cache_written: bool = True  # the cache of channel state; the logs have everything all the same
+    cursor_cache_waiting: int = 0  # changes of deferred messages that it does not have yet
     fsync_seconds: HistogramData = EMPTY_SECONDS
     publish_seconds: HistogramData = EMPTY_SECONDS  # from the flush of a batch to its commit
     batch_messages: HistogramData = EMPTY_BATCHES
