@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import os
 import random
 import signal
@@ -224,7 +225,6 @@ class Node:
             self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket]) -> None:
-        from nsqha.admin.service import AdminServer
         from nsqha.server.http_api import HttpServer
 
         loop = asyncio.get_running_loop()
@@ -233,7 +233,9 @@ class Node:
         http = HttpServer(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
         await http.start()
         self._closers.append(http.close)
-        admin = AdminServer(broker, self.options.grpc_address)
+        # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
+        service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
+        admin = service.AdminServer(broker, self.options.grpc_address)
         await admin.start()
         self._closers.append(admin.close)
         broker.grpc_address = admin.address
