@@ -22,4 +22,6 @@ Reading order:
     seek          moving a cursor: what would happen, what did, and the way back
     checkpoint    committed state <-> frames in the log, and rebuilding it from the files
     partition     all channels of one partition: the queue of events, applying them, log start
+    loading       where the committed state comes from at start: cache, checkpoint, start of the log
+    lmdb_cache    the cache: `layered` sets over `lmdb_tables`, proven by `lmdb_proof`
 """

@@ -7,11 +7,7 @@ folder may be deleted whenever its node is stopped.
     <path>/data.mdb, lock.mdb     LMDB's (`lmdb_tables`)
     <path>/proof                  what data.mdb was when it was last written completely (`lmdb_proof`)
 
-What is known of a partition beside its deferred messages is its *head*; big endian:
-
-    size u64, partial u8, id u64, sequence u32, bytes u64     of the checkpoint that is being written
-    sets u32, [uid u64, number u32, count u64, carried u64]*sets
-    the records of `checkpoint` without deferred messages; the first names the batch that was applied
+What it has of one partition is in `lmdb_partition`.
 
 **Writing**, about once a second:
 
@@ -37,25 +33,21 @@ the log, once, and lives on in memory.
 from __future__ import annotations
 
 import itertools
-import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nsqha.cursor import checkpoint
-from nsqha.cursor.deferred import Deferred, DeferredSet, Key, MemoryDeferred
-from nsqha.cursor.layered import Base, BaseLost, Layer, LayeredDeferred, MemoryBase
+from nsqha.cursor.layer import BaseLost, Layer
+from nsqha.cursor.layered import LayeredDeferred
+from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, PartitionKey, encode_head
 from nsqha.cursor.lmdb_proof import remove, unproven
 from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, Pin, Tables, TablesError
 from nsqha.cursor.loading import Loaded, LogLike, load
 from nsqha.cursor.state import EntryLike, PartitionState
-from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Log
 
-PartitionKey = tuple[int, int]  # topic uid, partition
 Read = Callable[[EntryLike], bytes | bytearray]
 
-ROOM = 5_000  # changes of one set that are gathered before they should be written
 SLICE_ROWS = 250  # written at once on the loop: about a millisecond
 SLICES_MAX = 8  # but at least such a part of what waits, so that it can not come faster than it goes
 BURIED_ROWS = 20_000  # deleted with one write
@@ -66,161 +58,7 @@ PAUSE_SECONDS_MAX = 30.0
 _NOT_KNOWN = 0  # the uid of a channel that is being loaded
 _TXN_ROWS = ROWS_PER_TXN // 20  # what a transaction costs, in rows
 
-_HEAD = struct.Struct(">QBQIQI")
-_SET = struct.Struct(">QIQQ")
-
 log = Log("cursor_cache")
-
-
-class LmdbRows:
-    """The rows of one deferred set, at rest."""
-
-    __slots__ = ("_as_of", "_pin", "number", "owner", "tables", "uid")
-
-    def __init__(self, tables: Tables, owner: CachedPartition, uid: int, number: int) -> None:
-        self.tables = tables
-        self.owner = owner
-        self.uid = uid
-        self.number = number
-        self._pin: Pin | None = None
-        self._as_of = 0
-
-    @property
-    def as_of(self) -> int:
-        """See `CachedPartition.base_log_id`."""
-        return self._as_of if self._pin is not None else self.owner.base_log_id
-
-    def get(self, offset: int) -> Deferred | None:
-        try:
-            return self.tables.get(self.number, offset, self._pin)
-        except TablesError as error:
-            raise BaseLost(str(error)) from error
-
-    def by_offset(self, first: int, limit: int) -> list[Deferred]:
-        try:
-            return self.tables.by_offset(self.number, first, limit, self._pin)
-        except TablesError as error:
-            raise BaseLost(str(error)) from error
-
-    def by_due(self, after: Key, limit: int) -> list[Deferred]:
-        try:
-            return self.tables.by_due(self.number, after, limit, self._pin)
-        except TablesError as error:
-            raise BaseLost(str(error)) from error
-
-    def pinned(self) -> Base:
-        if self._pin is not None:
-            return self
-        try:
-            pin = self.owner.cache.pin()
-        except TablesError as error:
-            raise BaseLost(str(error)) from error
-        if pin is None:
-            return MemoryBase(self.by_offset(0, 1 << 62))
-        rows = LmdbRows(self.tables, self.owner, self.uid, self.number)
-        rows._pin, rows._as_of = pin, self.as_of
-        return rows
-
-
-class CachedPartition:
-    """What the cache has of one partition; the `Home` of its deferred sets."""
-
-    def __init__(self, cache: LmdbCache, key: PartitionKey, recall: Callable[[int], PartitionState]) -> None:
-        self.cache = cache
-        self.key = key
-        self.state: PartitionState | None = None  # None while it is being loaded
-        # A state whose deferred messages may stand for the rows at rest: every change since then is in memory.
-        self.base_log_id = 0
-        self.written_log_id = 0  # the batch that the stored head has applied
-        self._recall = recall
-        self._stored: dict[int, tuple[int, ...]] = {}  # uid -> number, count, carried: of sets not opened yet
-
-    # ---- loading
-
-    def new_deferred(self, uid: int) -> DeferredSet:
-        """The set of a channel: as it is stored, when the head is being read; else a new one."""
-        tables = self.cache.tables
-        if tables is None or not self.cache.usable:
-            return MemoryDeferred()
-        number, count, carried = self._stored.pop(uid, (0, 0, 0))
-        if not count:
-            return LayeredDeferred(self, room=ROOM)
-        lowest = tables.by_offset(number, 0, 1)
-        if not lowest:
-            raise ValueError(f"set {number} should have {count} rows and has none")
-        bounds = lowest[0].offset, tables.highest(number)
-        rows = LmdbRows(tables, self, uid, number)
-        return LayeredDeferred(self, rows, count=count, carried=carried, bounds=bounds, room=ROOM)
-
-    def stored(self) -> PartitionState | None:
-        """The state that is in the cache, deferred sets and all; None if there is none that can be read."""
-        tables = self.cache.tables
-        if tables is None or not self.cache.usable:
-            return None
-        try:
-            head = tables.head(*self.key)
-            return self._decoded(head) if head else None
-        except TablesError as error:
-            self.cache.lost(error)
-            return None
-        except (LogCorrupt, struct.error, ValueError) as error:
-            log.warning("cursor_cache_unreadable", "what is cached of %s does not decode: %s", self.key, error)
-            return None
-        finally:
-            self._stored = {}
-
-    def _decoded(self, head: bytes) -> PartitionState:
-        size, partial, id_, sequence, bytes_, sets = _HEAD.unpack_from(head)
-        records = _HEAD.size + sets * _SET.size
-        if size != len(head):
-            raise ValueError(f"{len(head)} bytes of {size}")
-        self._stored = {uid: tuple(rest) for uid, *rest in _SET.iter_unpack(head[_HEAD.size : records])}
-        state = checkpoint.decode(head[records:], self.new_deferred)
-        state.partial = (id_, sequence, bytes_) if partial else None
-        self.written_log_id = state.applied.log_id
-        return state
-
-    # ---- as the home of deferred sets
-
-    def full(self, held: LayeredDeferred) -> None:
-        if self.state is not None:
-            self.cache.press()
-        else:
-            self.cache.drain(self, held)
-
-    def cleared(self, held: LayeredDeferred, base: Base) -> None:
-        if isinstance(base, LmdbRows):
-            self.cache.bury(base.number)
-
-    def lost(self, held: LayeredDeferred, error: BaseLost) -> None:
-        self.cache.lost(error)
-        if self.state is None:
-            raise error  # while loading: the log is read again
-        rows = held.base
-        if rows is not None:  # of a snapshot, or of a channel that is gone
-            assert isinstance(rows, LmdbRows)
-            held.settle_in_memory(rows_of(self._recall(rows.as_of), rows.uid))
-
-    def sets(self) -> Iterator[tuple[int, LayeredDeferred]]:
-        """The sets that the cache looks after, by channel uid."""
-        if self.state is not None:
-            for channel in self.state.channels.values():
-                if isinstance(channel.deferred, LayeredDeferred):
-                    yield channel.uid, channel.deferred
-
-    def settle_in_memory(self) -> None:
-        """The cache is lost: read from the log what it held."""
-        held = [(uid, set_) for uid, set_ in self.sets() if set_.base is not None]
-        if held:
-            state = self._recall(self.base_log_id)
-            for uid, set_ in held:
-                set_.settle_in_memory(rows_of(state, uid))
-
-
-def rows_of(state: PartitionState, uid: int) -> list[Deferred]:
-    """The deferred messages of a channel."""
-    channel = state.by_uid(uid)
-    return list(channel.deferred.items()) if channel is not None else []
 
 
 @dataclass
@@ -261,10 +99,7 @@ class _Part:
         return self.outline.applied.log_id
 
     def head(self) -> bytes:
-        partial = self.outline.partial
-        body = b"".join([*(_SET.pack(*row) for row in self.sets), *checkpoint.records(self.outline)])
-        head = (0, 0, 0, 0) if partial is None else (1, *partial)
-        return _HEAD.pack(_HEAD.size + len(body), *head, len(self.sets)) + body
+        return encode_head(self.outline, self.sets)
 
 
 @dataclass

@@ -20,6 +20,7 @@ LAYERS = {
     "lookupd.lookup_v1": 1,
     "nsqha.commitlog": 2,
     "nsqha.cursor.lmdb_cache": 2,
+    "nsqha.cursor.lmdb_partition": 2,
     "nsqha.cursor.lmdb_proof": 2,
     "nsqha.cursor.lmdb_tables": 2,
     "nsqha.election.embedded": 2,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cursor import lmdb_cache, lmdb_proof, lmdb_tables
+from nsqha.cursor import lmdb_cache, lmdb_partition, lmdb_proof, lmdb_tables
 from nsqha.cursor.checkpoint import digest, encode
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
 from nsqha.cursor.layered import LayeredDeferred
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers fill, transactions end and heads break after a few rows."""
-    monkeypatch.setattr(lmdb_cache, "ROOM", 3)
+    monkeypatch.setattr(lmdb_partition, "ROOM", 3)
     monkeypatch.setattr(lmdb_tables, "ROWS_PER_TXN", 2)
     monkeypatch.setattr(lmdb_cache, "ROWS_PER_TXN", 2)
     monkeypatch.setattr(lmdb_cache, "SLICE_ROWS", 2)
