@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import resource
 import shutil
 from pathlib import Path
 
@@ -328,6 +329,33 @@ def test_a_write_that_fails_is_tried_again(path: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lmdb_tables.Tables, "write_rows", real)
     assert rig.cache.flush(10.0) and rig.cache.flush(20.0)
     assert rig.cache.delayed is None and not rig.cache.overfull and rig.cache.overlaid == 0
+    rig.cache.close()
+    cache = LmdbCache.open(path, map_bytes=MAP)
+    loaded, _ = load(cache, rig.leader.log)
+    assert (loaded.source, loaded.batches) == (CACHE, 0)
+    assert digest(loaded.state) == digest(rig.leader.cursors.state)
+    cache.close()
+
+
+def test_a_disk_that_is_full_for_a_while(path: str) -> None:
+    """LMDB itself, refused by the file system in the middle of its transactions."""
+    rig = Rig(path)
+    channel = rig.leader.create("c")
+    rig.leader.publish(30_000)
+    rig.leader.deliver(channel)
+    rig.defer(*range(2_000))
+    assert rig.cache.flush()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(f"{path}/data.mdb") + 100_000, limits[1]))
+    try:
+        for first in range(2_000, 26_000, 8_000):
+            rig.defer(*range(first, first + 8_000))
+            written = rig.cache.flush()
+        assert not written and rig.cache.delayed and rig.cache.failure is None
+        assert digest(rig.leader.cursors.state) == digest(TinyLog.rebuild(rig.leader.log))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert rig.cache.flush() and rig.cache.flush() and rig.cache.overlaid == 0
     rig.cache.close()
     cache = LmdbCache.open(path, map_bytes=MAP)
     loaded, _ = load(cache, rig.leader.log)
