@@ -226,6 +226,26 @@ def test_a_full_layer_asks_to_be_written(path: str, small_room: None) -> None:
     rig.cache.close()
 
 
+def test_rows_written_early_are_proven_with_the_next_whole_write(path: str, small_room: None) -> None:
+    rig = rig_with_deferred(path)
+    assert rig.cache.flush(100.0)
+    rig.defer(1, 3, 5, 7)
+    taken = rig.cache.take(99.0)
+    assert taken is not None and not taken.whole
+    rig.cache.write(taken)
+    rig.cache.written(taken, 99.0)
+    assert rig.cache.overlaid == 0
+    assert lmdb_proof.unproven(path), "the rows are not those of the head"
+    assert rig.cache.take(99.0) is None
+    assert rig.cache.flush(200.0)
+    rig.cache.close()
+    cache = LmdbCache.open(path, map_bytes=MAP)
+    loaded, _ = load(cache, rig.leader.log)
+    assert (loaded.source, loaded.batches) == (CACHE, 0)
+    assert digest(loaded.state) == digest(rig.leader.cursors.state)
+    cache.close()
+
+
 def test_writes_take_a_small_share_of_the_time(path: str) -> None:
     rig = rig_with_deferred(path)
     taken = rig.cache.take(100.0)
