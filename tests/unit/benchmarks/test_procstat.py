@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -85,6 +86,8 @@ def test_a_process_that_is_gone() -> None:
 
 def test_memory_is_watched_while_something_runs() -> None:
     with watching_memory(ProcessTree([os.getpid()]), every_s=0.001) as readings:
-        held = bytearray(30_000_000)
-        held[::4096] = b"x" * len(held[::4096])
+        # A mapping of its own: a block of the heap might be one that was in use before.
+        held = mmap.mmap(-1, 30_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for at in range(0, 30_000_000, 4096):
+            held[at] = 1
     assert max(each.anonymous_bytes for each in readings) - readings[0].anonymous_bytes > 20_000_000
