@@ -91,7 +91,10 @@ class Options:
     """What one nsqd was started with. `replace` it to change what PUT /config may change."""
 
     config: str = _flag(STRING, "", "path to a config file")
-    node_id: int = _flag(INT, 0, "unique part for message IDs, 0-1023 (default: from the host name)", key="id")
+    node_id: int = _flag(
+        INT, 0, "number of this node in its log, 0-1023 (default: from the host name)", key="id",
+        inert="ids of messages come from topic, partition and offset; it is only shown",
+    )  # fmt: skip
     log_level: str = _flag(_LEVEL, "info", "debug, info, warn, error or fatal")
     log_prefix: str = _flag(STRING, "[nsqd] ", "log message prefix")
     log_format: str = _flag(_LOG_FORMAT, "text", "text: as nsqd writes it; json: one object per line")
