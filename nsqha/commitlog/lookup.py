@@ -170,6 +170,19 @@ class LogReader:
         _, entry = self._first_where(pair, lambda entry: entry.timestamp_ns >= timestamp_ns)
         return None if entry is None else self.entry_for_offset(entry.first_offset)
 
+    def end_of_epoch(self, epoch: int) -> int | None:
+        """The end of the batches written in epochs up to this one; None if all that are here are of later ones."""
+        pairs = self._pairs
+        i = bisect_right(pairs, epoch, key=lambda p: p.anchor.epoch) - 1
+        if i < 0:
+            return None
+        return self._first_where(pairs[i], lambda entry: entry.epoch > epoch)[0]
+
+    def entry_before(self, log_id: int) -> Entry:
+        """The entry that `log_id` follows, also if its own files are gone. LogCorrupt if it does not verify."""
+        pair = self.pair_of(log_id)
+        return pair.anchor if pair.first.log_id == log_id else self.entry(log_id - 1)
+
     def _first_where(self, pair: Pair, wanted: Callable[[Entry], bool]) -> tuple[int, Entry | None]:
         """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None)."""
         low, high = pair.first.log_id, self.end_of(pair).log_id
@@ -201,6 +214,26 @@ class LogReader:
         self._open_old.append(pair)
         if len(self._open_old) > OPEN_PAIRS:
             self._open_old.pop(0).release()
+
+    def part(self, position: int, end_log_id: int, storage: Storage) -> LogReader | None:
+        """The pair that begins at `position`, below `end_log_id`, as a log that another thread may read.
+
+        It has files of its own, opened by `storage`, and stays as it is whatever becomes of this log; files that are
+        unlinked meanwhile read as empty. None if the pair is gone or has nothing below `end_log_id`. LogCorrupt if the
+        last entry of the part does not verify.
+        """
+        pairs = self._pairs
+        i = bisect_right(pairs, position, key=lambda p: p.position) - 1
+        if i < 0 or pairs[i].position != position:
+            return None
+        anchor = pairs[i].anchor
+        last = pairs[i + 1].anchor if i + 1 < len(pairs) else self._last
+        if end_log_id <= last.log_id:
+            last = anchor if end_log_id <= anchor.log_id + 1 else self.entry(end_log_id - 1)
+        if last.log_id == anchor.log_id:
+            return None
+        pair = Pair(storage, self.directory, anchor, read_only=True)
+        return LogReader(storage, self.directory, self.identity, [pair], last, BatchCache(0))
 
     def end_of(self, pair: Pair) -> Place:
         """Where the next pair begins, or the log ends."""
