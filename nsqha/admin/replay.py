@@ -64,7 +64,7 @@ async def seek(broker: Broker, request: Any) -> Any:
             targets.pop(partition.number, None)
             answers[partition.number] = _refusal(partition, error)
     if not request.plan_only:
-        done = await broker.seek_channel(request.topic, request.channel, targets)
+        done = await broker.topics.seek_channel(request.topic, request.channel, targets)
         _merge(topic, answers, done)
     return admin_pb2.SeekResponse(partitions=[answers[n] for n in sorted(answers)], done=not request.plan_only)
 
@@ -85,13 +85,13 @@ async def undo(broker: Broker, request: Any) -> Any:
             answers[partition.number] = _refusal(partition, error)
     if not request.plan_only:
         moving = {n: None for n, answer in answers.items() if not answer.error}
-        _merge(topic, answers, await broker.seek_channel(request.topic, request.channel, moving))
+        _merge(topic, answers, await broker.topics.seek_channel(request.topic, request.channel, moving))
     return admin_pb2.SeekResponse(partitions=[answers[n] for n in sorted(answers)], done=not request.plan_only)
 
 
 def _merge(topic: Topic, answers: dict[int, Any], done: dict[int, SeekPlan | NsqhaError]) -> None:
     """What was done instead of what was planned."""
-    for partition in topic.partitions:
+    for partition in topic.led:
         outcome = done.get(partition.number)
         if isinstance(outcome, NsqhaError):
             answers[partition.number] = _refusal(partition, outcome)
@@ -129,7 +129,7 @@ def _committed(partition: Partition, channel: str) -> Any:
 
 
 def _topic(broker: Broker, name: str, channel: str | None = None) -> Topic:
-    topic = broker.topic(name)
+    topic = broker.topics.topic(name)
     if channel is not None and not topic.has_channel(channel):
         raise NotFound(f"there is no channel {channel} of topic {name}")
     return topic
@@ -142,7 +142,7 @@ def _choice(message: Any, oneof: str) -> str:
 
 def _concerned(topic: Topic, request: Any, message_id: str | None = None) -> tuple[list[Partition], int]:
     """The partitions that a request speaks of, and the number behind the message id if it names one."""
-    chosen = topic.partitions
+    chosen = list(topic.led)
     if request.HasField("partition"):
         chosen = [p for p in chosen if p.number == request.partition]
         if not chosen:
@@ -311,9 +311,9 @@ def _of_batch(partition: Partition, batch: Batch, first: int) -> Iterator[Any]:
 
 async def skip_damage(broker: Broker, request: Any) -> Any:
     """Let stopped channels go on behind what can not be read; returns when that is in the log."""
-    topic = broker.topic(request.topic)
+    topic = broker.topics.topic(request.topic)
     skipped = []
-    for partition in topic.partitions:
+    for partition in topic.led:
         if request.HasField("partition") and partition.number != request.partition:
             continue
         for name, delivery in partition.deliveries.items():

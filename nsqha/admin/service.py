@@ -107,7 +107,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def ListTopics(self, request: Any) -> Any:
-        return admin_pb2.ListTopicsResponse(topics=[self._topic(n) for n in self._broker.topic_names()])
+        return admin_pb2.ListTopicsResponse(topics=[self._topic(n) for n in self._broker.topics.topic_names()])
 
     @answers
     async def DescribeTopic(self, request: Any) -> Any:
@@ -118,26 +118,26 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         _named(request.topic)
         for channel in request.channels:
             _named(request.topic, channel)
-        if self._broker.has_topic(request.topic):
+        if request.topic in self._broker.topics:
             raise Conflict(f"topic {request.topic} exists already")
-        await self._broker.create_topic(request.topic, settings_of(request.settings))
+        await self._broker.topics.create_topic(request.topic, settings_of(request.settings))
         for channel in request.channels:
-            await self._broker.create_channel(request.topic, channel)
+            await self._broker.topics.create_channel(request.topic, channel)
         return admin_pb2.CreateTopicResponse(topic=self._topic(request.topic))
 
     @answers
     async def DeleteTopic(self, request: Any) -> Any:
-        await self._broker.delete_topic(request.topic)
+        await self._broker.topics.delete_topic(request.topic)
         return admin_pb2.DeleteTopicResponse()
 
     @answers
     async def PauseTopic(self, request: Any) -> Any:
-        await self._broker.pause_topic(request.topic, request.paused)
+        await self._broker.topics.pause_topic(request.topic, request.paused)
         return admin_pb2.PauseTopicResponse()
 
     @answers
     async def EmptyTopic(self, request: Any) -> Any:
-        await self._broker.empty_topic(request.topic)
+        await self._broker.topics.empty_topic(request.topic)
         return admin_pb2.EmptyTopicResponse()
 
     @answers
@@ -148,7 +148,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         for name in ("retention_ms", "retention_bytes", "abandoned_after_ms"):
             if request.HasField(name):
                 changes[name] = getattr(request, name) or None
-        await self._broker.change_settings(request.topic, changes)
+        await self._broker.topics.change_settings(request.topic, changes)
         return admin_pb2.UpdateTopicSettingsResponse(topic=self._topic(request.topic))
 
     # ---- channels
@@ -156,7 +156,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @answers
     async def ListChannels(self, request: Any) -> Any:
         if request.topic:
-            self._broker.topic(request.topic)
+            self._broker.topics.topic(request.topic)
         found = self._broker.snapshot(request.topic, clients=False)
         return admin_pb2.ListChannelsResponse(
             channels=[
@@ -174,25 +174,25 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @answers
     async def CreateChannel(self, request: Any) -> Any:
         _named(request.topic, request.channel)
-        if self._broker.has_channel(request.topic, request.channel):
+        if self._broker.topics.has_channel(request.topic, request.channel):
             raise Conflict(f"channel {request.channel} of topic {request.topic} exists already")
-        await self._broker.create_channel(request.topic, request.channel)
-        topic = self._broker.topic(request.topic)
+        await self._broker.topics.create_channel(request.topic, request.channel)
+        topic = self._broker.topics.topic(request.topic)
         return admin_pb2.CreateChannelResponse(channel=self._channel(topic, request.channel))
 
     @answers
     async def DeleteChannel(self, request: Any) -> Any:
-        await self._broker.delete_channel(request.topic, request.channel)
+        await self._broker.topics.delete_channel(request.topic, request.channel)
         return admin_pb2.DeleteChannelResponse()
 
     @answers
     async def PauseChannel(self, request: Any) -> Any:
-        await self._broker.pause_channel(request.topic, request.channel, request.paused)
+        await self._broker.topics.pause_channel(request.topic, request.channel, request.paused)
         return admin_pb2.PauseChannelResponse()
 
     @answers
     async def EmptyChannel(self, request: Any) -> Any:
-        await self._broker.empty_channel(request.topic, request.channel)
+        await self._broker.topics.empty_channel(request.topic, request.channel)
         return admin_pb2.EmptyChannelResponse()
 
     # ---- replay
@@ -220,16 +220,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     # ---- records
 
     def _existing(self, topic: str, channel: str) -> Topic:
-        found = self._broker.topic(topic)
+        found = self._broker.topics.topic(topic)
         if not found.has_channel(channel):
             raise NotFound(f"there is no channel {channel} of topic {topic}")
         return found
 
     def _topic(self, name: str) -> Any:
-        topic = self._broker.topic(name)
+        topic = self._broker.topics.topic(name)
         record = topic.record
         partitions = []
-        for partition in topic.partitions:
+        for partition in topic.led:
             log_ = partition.log
             last = log_.last
             partitions.append(
@@ -260,7 +260,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ),
             partitions=partitions,
             channels=topic.channel_names(),
-            message_count=sum(partition.message_count for partition in topic.partitions),
+            message_count=sum(partition.message_count for partition in topic.led),
         )
 
     def _channel(self, topic: Topic, name: str) -> Any:

@@ -37,6 +37,45 @@ class Check:
     live: bool = False
 
 
+class PublishingApi(Protocol):
+    """Publishes that do not come from a V2 client."""
+
+    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
+        """Store `count` blank frames (as hot.frame or hot.mpub_body make them) as one unit; creates the topic."""
+
+
+class TopicsApi(Protocol):
+    """Topics and channels, and their administration."""
+
+    async def create_topic(self, topic: str) -> None:
+        """Create it, if it is not there."""
+
+    async def delete_topic(self, topic: str) -> None: ...
+
+    async def empty_topic(self, topic: str) -> None: ...
+
+    async def pause_topic(self, topic: str, paused: bool) -> None: ...
+
+    async def create_channel(self, topic: str, channel: str) -> None:
+        """Create it, if it is not there; the topic must be."""
+
+    async def delete_channel(self, topic: str, channel: str) -> None: ...
+
+    async def empty_channel(self, topic: str, channel: str) -> None: ...
+
+    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None: ...
+
+    # ---- questions
+
+    def __contains__(self, topic: object) -> bool: ...
+
+    def has_channel(self, topic: str, channel: str) -> bool: ...
+
+    def topic_names(self) -> Sequence[str]: ...
+
+    def channel_names(self, topic: str) -> Sequence[str]: ...
+
+
 class BrokerApi(Protocol):
     """The broker as its HTTP API sees it."""
 
@@ -57,28 +96,11 @@ class BrokerApi(Protocol):
     def exiting(self) -> bool:
         """A stop has begun: publishes are refused."""
 
-    # ---- publishing and administration
+    @property
+    def topics(self) -> TopicsApi: ...
 
-    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
-        """Store `count` blank frames (as hot.frame or hot.mpub_body make them) as one unit; creates the topic."""
-
-    async def create_topic(self, topic: str) -> None:
-        """Create it, if it is not there."""
-
-    async def delete_topic(self, topic: str) -> None: ...
-
-    async def empty_topic(self, topic: str) -> None: ...
-
-    async def pause_topic(self, topic: str, paused: bool) -> None: ...
-
-    async def create_channel(self, topic: str, channel: str) -> None:
-        """Create it, if it is not there; the topic must be."""
-
-    async def delete_channel(self, topic: str, channel: str) -> None: ...
-
-    async def empty_channel(self, topic: str, channel: str) -> None: ...
-
-    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None: ...
+    @property
+    def publishing(self) -> PublishingApi: ...
 
     def set_lookupds(self, addresses: Sequence[str]) -> None:
         """Announce this node to these lookup daemons from now on, and to no others; `options` shows it afterwards."""
@@ -87,14 +109,6 @@ class BrokerApi(Protocol):
         """One of debug, info, warn, error, fatal; `options` shows it afterwards."""
 
     # ---- questions
-
-    def has_topic(self, topic: str) -> bool: ...
-
-    def has_channel(self, topic: str, channel: str) -> bool: ...
-
-    def topic_names(self) -> Sequence[str]: ...
-
-    def channel_names(self, topic: str) -> Sequence[str]: ...
 
     def health(self) -> str:
         """`OK`, or `NOK - ` and why the last write to disk failed."""

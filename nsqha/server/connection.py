@@ -372,19 +372,19 @@ class Connection(asyncio.Protocol):
 
     def _target(self, topic: str, again: Callable[[], None], command: str) -> Partition | None:
         """The partition this connection publishes to; None while the topic is being created or if it can not be."""
-        refusal = self.broker.refuses_publish()
+        refusal = self.broker.publishing.refusal()
         if refusal is not None:
             self.fatal(errors.publish_failed(command, refusal))
             self.session.kill()
             return None
-        partition = self.broker.partition_for_publish(topic, self.number)
+        partition = self.broker.publishing.partition_for(topic, self.number)
         if partition is not None:
             self._targets[topic] = partition
             return partition
 
         async def create() -> Callable[[], None]:
             try:
-                await self.broker.topic_for_client(topic)
+                await self.broker.topics.topic_for_client(topic)
             except NsqhaError as error:
                 why = str(error)
                 return lambda: self._refuse(errors.publish_failed(command, why))
@@ -407,12 +407,12 @@ class Connection(asyncio.Protocol):
         self._targets.clear()
 
     def ensure_topic(self, topic: str) -> None:
-        if topic in self._targets or self.broker.has_topic(topic):
+        if topic in self._targets or topic in self.broker.topics:
             return
 
         async def create() -> None:
             try:
-                await self.broker.topic_for_client(topic)
+                await self.broker.topics.topic_for_client(topic)
             except NsqhaError:
                 pass  # the publish that follows reports it
 
@@ -493,12 +493,12 @@ class Connection(asyncio.Protocol):
             sample_rate=agreed.sample_rate if agreed else 0,
         )
         try:
-            await self.broker.subscribe(consumer)
+            await self.broker.subscriptions.subscribe(consumer)
         except NsqhaError as error:
             why = str(error)
             return lambda: self._refuse(errors.sub_failed(why))
         if self.closed:
-            self.broker.unsubscribe(consumer)
+            self.broker.subscriptions.unsubscribe(consumer)
             return None
         self.consumer = consumer
         return lambda: self.reply(encoder.OK)
@@ -636,5 +636,3 @@ class Connection(asyncio.Protocol):
 
 def is_hex(data: bytes, pos: int) -> bool:
     return data[pos : pos + 4].isalnum() and all(c in b"0123456789abcdef" for c in data[pos : pos + 4])
-
-

@@ -79,7 +79,7 @@ class NsqdHttp:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
         delay_ms = self._delay_ms(request)
         self._refuse_unless_creatable(topic)
-        await _done(self._broker.publish(topic, hot.frame(body), 1, deliver_in_ms=delay_ms), self._broker)
+        await _done(self._broker.publishing.publish(topic, hot.frame(body), 1, deliver_in_ms=delay_ms), self._broker)
         return "OK"
 
     async def mpub(self, request: Request) -> object:
@@ -90,14 +90,14 @@ class NsqdHttp:
         binary = request.query.flag("binary", False)
         delay_ms = self._delay_ms(request)
         self._refuse_unless_creatable(topic)
-        if not self._broker.has_topic(topic):
-            await _done(self._broker.create_topic(topic), self._broker)
+        if topic not in self._broker.topics:
+            await _done(self._broker.topics.create_topic(topic), self._broker)
         body = await request.body(options.max_body_size)
         if body is None:
             raise ApiError(413, "BODY_TOO_BIG")
         count, frames = (self._counted if binary else self._lines)(body)
         if count:
-            await _done(self._broker.publish(topic, frames, count, deliver_in_ms=delay_ms), self._broker)
+            await _done(self._broker.publishing.publish(topic, frames, count, deliver_in_ms=delay_ms), self._broker)
         return "OK"
 
     def _lines(self, body: bytes) -> tuple[int, bytes]:
@@ -129,64 +129,64 @@ class NsqdHttp:
     def _refuse_unless_creatable(self, topic: str) -> None:
         if self._broker.exiting:
             raise ApiError(503, "EXITING")
-        if not self._broker.options.auto_create_topics and not self._broker.has_topic(topic):
+        if not self._broker.options.auto_create_topics and topic not in self._broker.topics:
             raise ApiError(404, "TOPIC_NOT_FOUND")
 
     # ---- topics and channels
 
     async def topic_create(self, request: Request) -> None:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
-        await _done(self._broker.create_topic(topic), self._broker)
+        await _done(self._broker.topics.create_topic(topic), self._broker)
 
     async def topic_delete(self, request: Request) -> None:
-        await _done(self._broker.delete_topic(self._existing(request)), self._broker)
+        await _done(self._broker.topics.delete_topic(self._existing(request)), self._broker)
 
     async def topic_empty(self, request: Request) -> None:
         request.query.require_name("topic", "INVALID_TOPIC")
-        await _done(self._broker.empty_topic(self._existing(request)), self._broker)
+        await _done(self._broker.topics.empty_topic(self._existing(request)), self._broker)
 
     async def topic_pause(self, request: Request) -> None:
-        await _done(self._broker.pause_topic(self._existing(request), True), self._broker)
+        await _done(self._broker.topics.pause_topic(self._existing(request), True), self._broker)
 
     async def topic_unpause(self, request: Request) -> None:
-        await _done(self._broker.pause_topic(self._existing(request), False), self._broker)
+        await _done(self._broker.topics.pause_topic(self._existing(request), False), self._broker)
 
     def _existing(self, request: Request) -> str:
         topic = request.query.require("topic")
-        if not self._broker.has_topic(topic):
+        if topic not in self._broker.topics:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return topic
 
     async def channel_create(self, request: Request) -> None:
         topic, channel = self._named(request)
-        await _done(self._broker.create_channel(topic, channel), self._broker)
+        await _done(self._broker.topics.create_channel(topic, channel), self._broker)
 
     async def channel_delete(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.delete_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.topics.delete_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
 
     async def channel_empty(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.empty_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.topics.empty_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
 
     async def channel_pause(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.pause_channel(topic, channel, True), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.topics.pause_channel(topic, channel, True), self._broker, "CHANNEL_NOT_FOUND")
 
     async def channel_unpause(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.pause_channel(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.topics.pause_channel(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
 
     def _named(self, request: Request) -> tuple[str, str]:
         topic = request.query.require_name("topic")
         channel = request.query.require_name("channel")
-        if not self._broker.has_topic(topic):
+        if topic not in self._broker.topics:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return topic, channel
 
     def _existing_channel(self, request: Request) -> tuple[str, str]:
         topic, channel = self._named(request)
-        if not self._broker.has_channel(topic, channel):
+        if not self._broker.topics.has_channel(topic, channel):
             raise ApiError(404, "CHANNEL_NOT_FOUND")
         return topic, channel
 

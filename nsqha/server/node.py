@@ -208,12 +208,12 @@ class Node:
                 topology_zone=options.topology_zone,
                 topology_region=options.topology_region,
             ),
-            broker.registrations,
+            broker.topics.registrations,
             answer_bytes_max=options.max_body_size,
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,
             request_seconds=options.http_client_request_timeout_ns / 1e9,
         )
-        broker.registrar = registrar
+        broker.topics.registrar = registrar
         registrar.set_peers(options.lookupd_tcp_addresses)
         self._closers.append(registrar.close)
         if options.statsd_address:

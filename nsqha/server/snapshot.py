@@ -69,19 +69,19 @@ def node_stats(broker: Broker) -> NodeStats:
 
 
 def topic_stats(topic: Topic, now: Now, clients: bool) -> TopicStats:
-    unhanded = sum(p.log.end.offset - p.cursors.pump for p in topic.partitions)
+    unhanded = sum(p.log.end.offset - p.cursors.pump for p in topic.led)
     channels = tuple(channel_stats(topic, name, now, clients) for name in topic.channel_names())
-    windows = [w for p in topic.partitions for d in p.deliveries.values() if (w := d.latency) is not None]
+    windows = [w for p in topic.led for d in p.deliveries.values() if (w := d.latency) is not None]
     return TopicStats(
         topic_name=topic.name,
         channels=channels,
         depth=unhanded,
         backend_depth=0 if topic.ephemeral else unhanded,
-        message_count=sum(p.message_count for p in topic.partitions),
-        message_bytes=sum(p.message_bytes for p in topic.partitions),
+        message_count=sum(p.message_count for p in topic.led),
+        message_bytes=sum(p.message_bytes for p in topic.led),
         paused=topic.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
-        partitions=tuple(partition_stats(p) for p in topic.partitions),
+        partitions=tuple(partition_stats(p) for p in topic.led),
     )
 
 
@@ -107,7 +107,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
     totals = dict.fromkeys(("message_count", "requeue_count", "timeout_count", "finished_count"), 0)
     windows = []
     paused = False
-    for partition in topic.partitions:
+    for partition in topic.led:
         delivery = partition.deliveries.get(name)
         if delivery is None:
             continue

@@ -1,7 +1,11 @@
-"""A topic on this node: its metadata record, the partitions this node leads, and the channels by name.
+"""A topic on this node: its metadata record, the partitions that are led here, and the consumers by channel.
 
-The record (settings, channel list) belongs to the metadata store; this object holds the last version read. Changes of
-the channel list go: compare-and-set in the store -> `adopt` -> a `channels` event in each partition's log -> applied.
+The record (settings, channel list, who leads what) belongs to the metadata store; this object holds the last version
+read. A change of the channel list goes: compare-and-set in the store (`Metadata.change_channels`) -> `versioned` -> a
+`channels` event in the log of each partition led here (`reconcile`) -> applied when it is committed -> deliveries.
+
+Owner of which partitions this node leads (`led`): publishes, consumers, statistics and administration ask nowhere else.
+Invariants: each led partition has one delivery for each of its channels; a consumer has a leg at every led partition.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from nsqha.election.model import TopicRecord, Versioned
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.partition import Partition
 
+NewDelivery = Callable[[Partition, Channel], Delivery]
+
 
 class Topic:
     """The local part of one topic."""
@@ -25,11 +31,11 @@ class Topic:
     def __init__(
         self,
         record: Versioned[TopicRecord],
-        partitions: list[Partition],
-        new_delivery: Callable[[Partition, Channel], Delivery],
+        partitions: Sequence[Partition],
+        new_delivery: NewDelivery,
     ) -> None:
         self.versioned = record
-        self.partitions = partitions
+        self.led = tuple(partitions)  # by number; replaced, never changed: who walks over it may await meanwhile
         self.consumers: dict[str, list[Consumer]] = {}
         self.deleting = False
         self.leaving: set[str] = set()  # channels that are being deleted
@@ -52,17 +58,17 @@ class Topic:
 
     def partition_for(self, connection_number: int) -> Partition:
         """Sticky per connection, so that what one connection publishes keeps its order."""
-        return self.partitions[connection_number % len(self.partitions)]
+        return self.led[connection_number % len(self.led)]
 
     def channel_names(self) -> list[str]:
-        return sorted({name for partition in self.partitions for name in partition.cursors.channels})
+        return sorted({name for partition in self.led for name in partition.cursors.channels})
 
     def has_channel(self, name: str) -> bool:
-        return any(name in partition.cursors.channels for partition in self.partitions)
+        return any(name in partition.cursors.channels for partition in self.led)
 
     def serves(self, name: str) -> bool:
         """Whether consumers of this channel can be attached: every partition has it, and it is to stay."""
-        return name not in self.leaving and all(name in partition.deliveries for partition in self.partitions)
+        return name not in self.leaving and all(name in partition.deliveries for partition in self.led)
 
     @property
     def paused(self) -> bool:
@@ -70,7 +76,7 @@ class Topic:
 
     def wake(self, channel: str) -> None:
         """Deliveries of the channel may go on."""
-        for partition in self.partitions:
+        for partition in self.led:
             if channel in partition.deliveries:
                 partition.deliveries[channel].wake()
 
@@ -103,7 +109,7 @@ class Topic:
     def attach(self, consumer: Consumer) -> None:
         """Give the consumer its place at each partition, which has to serve the channel."""
         self.consumers.setdefault(consumer.channel, []).append(consumer)
-        for partition in self.partitions:
+        for partition in self.led:
             partition.deliveries[consumer.channel].attach(consumer)
 
     def detach(self, consumer: Consumer, now: Now) -> bool:
@@ -117,6 +123,17 @@ class Topic:
             return False
         return self.consumers.pop(consumer.channel, None) is not None
 
+    def all_consumers(self) -> list[Consumer]:
+        return [consumer for consumers in self.consumers.values() for consumer in consumers]
+
+    # ---- the logs follow the record
+
+    async def reconcile(self) -> None:
+        """Bring the log of every led partition in line with the record; returns when that is committed."""
+        for partition in self.led:
+            partition.cursors.reconcile(self.record.channels)
+        await self.commit_events()
+
     async def commit_events(self) -> None:
-        """Have the channel events that are queued committed in every partition."""
-        await asyncio.gather(*[partition.commit_events() for partition in self.partitions])
+        """Have the channel events that are queued committed in every led partition."""
+        await asyncio.gather(*[partition.commit_events() for partition in self.led])

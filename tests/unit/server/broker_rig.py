@@ -89,7 +89,7 @@ def consumer(topic: str, channel: str) -> Consumer:
 
 async def subscribed(broker: Broker, topic: str, channel: str, rdy: int = 0) -> Consumer:
     found = consumer(topic, channel)
-    await broker.subscribe(found)
+    await broker.subscriptions.subscribe(found)
     found.rdy = rdy
     found.wake()
     return found

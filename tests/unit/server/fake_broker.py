@@ -39,35 +39,17 @@ def bodies_of(frames: bytes) -> list[bytes]:
     return bodies
 
 
-class FakeBroker:
-    def __init__(self, **options: Any) -> None:
-        self.options = checked(Options(broadcast_address="node.example", **options))
-        self.ports = Ports(tcp=4150, http=4151, https=4152)
-        self.clock = ManualClock()
-        self.start_time_ns = self.clock.wall_ns()
-        self.exiting = False
-        self.topics: dict[str, FakeTopic] = {}
-        self.producers: tuple[ClientStats, ...] = ()
-        self.delays: list[int | None] = []
+class FakeTopics(dict[str, FakeTopic]):
+    def __init__(self) -> None:
         self.refusal: Exception | None = None
-        self.health_text = "OK"
-        self.check_list: Sequence[Check] = ()
-        self.log_levels: list[str] = []
-
-    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
-        self._maybe_refuse()
-        bodies = bodies_of(frames)
-        assert len(bodies) == count > 0
-        self.topics.setdefault(topic, FakeTopic()).bodies += bodies
-        self.delays.append(deliver_in_ms)
 
     async def create_topic(self, topic: str) -> None:
-        self._maybe_refuse()
-        self.topics.setdefault(topic, FakeTopic())
+        self.maybe_refuse()
+        self.setdefault(topic, FakeTopic())
 
     async def delete_topic(self, topic: str) -> None:
         self._topic(topic)
-        del self.topics[topic]
+        del self[topic]
 
     async def empty_topic(self, topic: str) -> None:
         self._topic(topic).bodies.clear()
@@ -80,7 +62,7 @@ class FakeBroker:
 
     async def delete_channel(self, topic: str, channel: str) -> None:
         self._channel(topic, channel)
-        del self.topics[topic].channels[channel]
+        del self[topic].channels[channel]
 
     async def empty_channel(self, topic: str, channel: str) -> None:
         self._channel(topic, channel).depth = 0
@@ -89,10 +71,10 @@ class FakeBroker:
         self._channel(topic, channel).paused = paused
 
     def _topic(self, topic: str) -> FakeTopic:
-        self._maybe_refuse()
-        if topic not in self.topics:
+        self.maybe_refuse()
+        if topic not in self:
             raise NotFound(topic)
-        return self.topics[topic]
+        return self[topic]
 
     def _channel(self, topic: str, channel: str) -> FakeChannel:
         found = self._topic(topic).channels.get(channel)
@@ -100,27 +82,52 @@ class FakeBroker:
             raise NotFound(channel)
         return found
 
-    def _maybe_refuse(self) -> None:
+    def maybe_refuse(self) -> None:
         if self.refusal is not None:
             raise self.refusal
+
+    def has_channel(self, topic: str, channel: str) -> bool:
+        return topic in self and channel in self[topic].channels
+
+    def topic_names(self) -> Sequence[str]:
+        return list(self)
+
+    def channel_names(self, topic: str) -> Sequence[str]:
+        return list(self[topic].channels)
+
+
+class FakePublishing:
+    def __init__(self, topics: FakeTopics) -> None:
+        self.delays: list[int | None] = []
+        self._topics = topics
+
+    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
+        self._topics.maybe_refuse()
+        bodies = bodies_of(frames)
+        assert len(bodies) == count > 0
+        self._topics.setdefault(topic, FakeTopic()).bodies += bodies
+        self.delays.append(deliver_in_ms)
+
+
+class FakeBroker:
+    def __init__(self, **options: Any) -> None:
+        self.options = checked(Options(broadcast_address="node.example", **options))
+        self.ports = Ports(tcp=4150, http=4151, https=4152)
+        self.clock = ManualClock()
+        self.start_time_ns = self.clock.wall_ns()
+        self.exiting = False
+        self.topics = FakeTopics()
+        self.publishing = FakePublishing(self.topics)
+        self.producers: tuple[ClientStats, ...] = ()
+        self.health_text = "OK"
+        self.check_list: Sequence[Check] = ()
+        self.log_levels: list[str] = []
 
     def set_lookupds(self, addresses: Sequence[str]) -> None:
         self.options = replace(self.options, lookupd_tcp_addresses=tuple(addresses))
 
     def set_log_level(self, level: str) -> None:
         self.options = replace(self.options, log_level=level)
-
-    def has_topic(self, topic: str) -> bool:
-        return topic in self.topics
-
-    def has_channel(self, topic: str, channel: str) -> bool:
-        return topic in self.topics and channel in self.topics[topic].channels
-
-    def topic_names(self) -> Sequence[str]:
-        return list(self.topics)
-
-    def channel_names(self, topic: str) -> Sequence[str]:
-        return list(self.topics[topic].channels)
 
     def health(self) -> str:
         return self.health_text

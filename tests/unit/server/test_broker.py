@@ -19,7 +19,7 @@ ONE = hot.frame(b"one")
 def test_what_was_published_survives_a_restart(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
         async with running(tmp_path) as broker:
             reader = await subscribed(broker, "t", "c", rdy=1)
             await until(lambda: reader.wire.bodies == [b"one"])
@@ -35,15 +35,15 @@ def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_pa
 
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             forget = broker.store.forget_tombstone
             broker.store.forget_tombstone = Gate(forget, error=AppendFailed("disk full"))  # type: ignore[method-assign]
-            await broker.delete_topic("t")
-            assert not broker.has_topic("t")
-            await broker.publish("t", ONE, 1)
+            await broker.topics.delete_topic("t")
+            assert "t" not in broker.topics
+            await broker.publishing.publish("t", ONE, 1)
             broker.store.forget_tombstone = forget  # type: ignore[method-assign]
         async with running(tmp_path) as broker:
-            assert broker.topic("t").partitions[0].log.end.offset == 1
+            assert broker.topics.topic("t").led[0].log.end.offset == 1
             assert broker.store.tombstones() == {}
 
     asyncio.run(story())
@@ -54,18 +54,18 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
 
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             gate = Gate(broker.store.delete_topic)
             broker.store.delete_topic = gate  # type: ignore[method-assign]
-            asker = asyncio.create_task(broker.delete_topic("t"))
+            asker = asyncio.create_task(broker.topics.delete_topic("t"))
             await gate.until_reached()
             asker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asker
             gate.open()
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
         async with running(tmp_path) as broker:
-            assert broker.topic("t").partitions[0].log.end.offset == 1
+            assert broker.topics.topic("t").led[0].log.end.offset == 1
 
     asyncio.run(story())
 
@@ -73,13 +73,13 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
 def test_a_deletion_that_the_metadata_refused_leaves_the_topic_as_it_was(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             delete = broker.store.delete_topic
             broker.store.delete_topic = Gate(delete, error=AppendFailed("disk full"))  # type: ignore[method-assign]
             with pytest.raises(AppendFailed):
-                await broker.delete_topic("t")
-            await broker.publish("t", ONE, 1)
-            assert broker.topic("t").partitions[0].log.end.offset == 2
+                await broker.topics.delete_topic("t")
+            await broker.publishing.publish("t", ONE, 1)
+            assert broker.topics.topic("t").led[0].log.end.offset == 2
 
     asyncio.run(story())
 
@@ -88,13 +88,13 @@ def test_a_deletion_under_load_does_not_poison_the_node(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             for _ in range(20):
-                await broker.publish("t", ONE, 1)
-                publishes = [asyncio.create_task(broker.publish("t", ONE, 1)) for _ in range(20)]
+                await broker.publishing.publish("t", ONE, 1)
+                publishes = [asyncio.create_task(broker.publishing.publish("t", ONE, 1)) for _ in range(20)]
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                await broker.delete_topic("t")
+                await broker.topics.delete_topic("t")
                 await asyncio.gather(*publishes, return_exceptions=True)
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             assert broker.failure is None
 
     asyncio.run(story())
@@ -103,13 +103,13 @@ def test_a_deletion_under_load_does_not_poison_the_node(tmp_path: Path):
 def test_metadata_that_can_not_be_written_closes_the_node(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             broker.store.replace = Gate(broker.store.replace, error=Poisoned("fdatasync failed"))  # type: ignore[method-assign]
             with pytest.raises(Poisoned):
-                await broker.create_channel("t", "c")
+                await broker.topics.create_channel("t", "c")
             assert broker.failure is not None
             with pytest.raises(Unavailable):
-                await broker.publish("t", ONE, 1)
+                await broker.publishing.publish("t", ONE, 1)
 
     asyncio.run(story())
 
@@ -123,11 +123,11 @@ def test_a_topic_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path):
             create = broker.opener.create
             broker.opener.create = Gate(create, error=OSError(28, "no space"), after=True)  # type: ignore[method-assign]
             with pytest.raises(Unavailable):
-                await broker.publish("t", ONE, 1)
+                await broker.publishing.publish("t", ONE, 1)
             broker.opener.create = create  # type: ignore[method-assign]
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
         async with running(tmp_path) as broker:
-            assert broker.topic("t").partitions[0].log.end.offset == 1
+            assert broker.topics.topic("t").led[0].log.end.offset == 1
 
     asyncio.run(story())
 
@@ -137,10 +137,10 @@ def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
         async with asyncio.timeout(20):
             broker = await start(tmp_path)
             for n in range(3):
-                await broker.publish(f"t{n}", ONE, 1)
+                await broker.publishing.publish(f"t{n}", ONE, 1)
             gate = Gate(broker.store.create_topic)
             broker.store.create_topic = gate  # type: ignore[method-assign]
-            publish = asyncio.create_task(broker.publish("late", ONE, 1))
+            publish = asyncio.create_task(broker.publishing.publish("late", ONE, 1))
             await gate.until_reached()
             stop = asyncio.create_task(broker.stop())
             await asyncio.sleep(0.01)
@@ -158,14 +158,14 @@ def test_a_stop_answers_the_publishes_that_are_under_way(tmp_path: Path):
     async def story() -> None:
         async with asyncio.timeout(20):
             broker = await start(tmp_path)
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             order: list[str] = []
             connection = SimpleNamespace(
                 number=1, read_no_more=lambda: order.append("unread"), close=lambda: order.append("closed")
             )
             broker.connections[1] = connection  # type: ignore[assignment]
             reply = SimpleNamespace(stored=lambda: order.append("OK"), failed=order.append)
-            broker.topics["t"].partitions[0].publish(ONE, reply)
+            broker.topics["t"].led[0].publish(ONE, reply)
             await broker.stop()
             assert order == ["unread", "OK", "closed"]
 
@@ -176,18 +176,18 @@ def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Pat
     async def story() -> None:
         async with asyncio.timeout(20):
             broker = await start(tmp_path)
-            await broker.publish("a", ONE, 1)
-            await broker.publish("b", ONE, 1)
+            await broker.publishing.publish("a", ONE, 1)
+            await broker.publishing.publish("b", ONE, 1)
 
             def broken() -> None:
                 raise AssertionError("cannot be")
 
-            broker.topics["a"].partitions[0].cursors.prepare_stop = broken  # type: ignore[method-assign]
+            broker.topics["a"].led[0].cursors.prepare_stop = broken  # type: ignore[method-assign]
             await broker.stop()
-            assert broker.topics["b"].partitions[0].closed
+            assert broker.topics["b"].led[0].closed
         async with running(tmp_path) as broker:
             assert broker.journal.found is not None and not broker.journal.found.node.clean
-            assert [broker.topic(name).partitions[0].log.end.offset for name in "ab"] == [1, 1]
+            assert [broker.topics.topic(name).led[0].log.end.offset for name in "ab"] == [1, 1]
 
     asyncio.run(story())
 
@@ -195,12 +195,12 @@ def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Pat
 def test_a_partition_that_stopped_shows_in_the_health_checks(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             assert all(check.ok for check in broker.checks())
-            broker.topics["t"].partitions[0]._stop(AssertionError("cannot be"))
+            broker.topics["t"].led[0]._stop(AssertionError("cannot be"))
             assert [check.name for check in broker.checks() if not check.ok] == ["partitions"]
             with pytest.raises(Unavailable):
-                await broker.publish("t", ONE, 1)
+                await broker.publishing.publish("t", ONE, 1)
 
     asyncio.run(story())
 
@@ -211,7 +211,7 @@ def test_a_partition_that_stopped_shows_in_the_health_checks(tmp_path: Path):
 def test_the_limit_of_consumers_holds_for_those_who_come_together(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path, max_channel_consumers=1) as broker:
-            subs = [broker.subscribe(consumer("t", "c")) for _ in range(3)]
+            subs = [broker.subscriptions.subscribe(consumer("t", "c")) for _ in range(3)]
             outcomes = await asyncio.gather(*subs, return_exceptions=True)
             assert sorted(type(o).__name__ for o in outcomes) == ["NoneType", "Unavailable", "Unavailable"]
 
@@ -223,12 +223,12 @@ def test_who_subscribes_while_the_last_consumer_leaves_stays(tmp_path: Path):
         async with running(tmp_path) as broker:
             for _ in range(10):
                 first = await subscribed(broker, "t", "c#ephemeral")
-                broker.unsubscribe(first)
+                broker.subscriptions.unsubscribe(first)
                 second = await subscribed(broker, "t", "c#ephemeral")
                 await asyncio.sleep(0.005)
                 assert not second.wire.closed
-                broker.unsubscribe(second)
-                await until(lambda: not broker.has_channel("t", "c#ephemeral"))
+                broker.subscriptions.unsubscribe(second)
+                await until(lambda: not broker.topics.has_channel("t", "c#ephemeral"))
 
     asyncio.run(story())
 
@@ -239,7 +239,7 @@ def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(tmp_pa
             first = await subscribed(broker, "t", "c")
             gate = Gate(broker.store.replace)
             broker.store.replace = gate  # type: ignore[method-assign]
-            deletion = asyncio.create_task(broker.delete_channel("t", "c"))
+            deletion = asyncio.create_task(broker.topics.delete_channel("t", "c"))
             await gate.until_reached()
             late = asyncio.create_task(subscribed(broker, "t", "c"))
             await asyncio.sleep(0.01)
@@ -248,7 +248,7 @@ def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(tmp_pa
             await deletion
             second = await late
             assert first.wire.closed and not second.wire.closed
-            assert broker.has_channel("t", "c")
+            assert broker.topics.has_channel("t", "c")
 
     asyncio.run(story())
 
@@ -256,13 +256,13 @@ def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(tmp_pa
 def test_an_ephemeral_channel_made_for_a_client_that_is_gone_goes_too(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("t", ONE, 1)
-            sub = asyncio.create_task(broker.subscribe(consumer("t", "c#ephemeral")))
+            await broker.publishing.publish("t", ONE, 1)
+            sub = asyncio.create_task(broker.subscriptions.subscribe(consumer("t", "c#ephemeral")))
             await asyncio.sleep(0)
             sub.cancel()
             await asyncio.gather(sub, return_exceptions=True)
             await asyncio.sleep(0.05)
-            await until(lambda: not broker.has_channel("t", "c#ephemeral") and not broker._changes)
+            await until(lambda: not broker.topics.has_channel("t", "c#ephemeral") and not broker.changes)
 
     asyncio.run(story())
 
@@ -271,8 +271,8 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             reader = await subscribed(broker, "t#ephemeral", "c#ephemeral")
-            broker.unsubscribe(reader)
-            await until(lambda: not broker.has_topic("t#ephemeral"))
+            broker.subscriptions.unsubscribe(reader)
+            await until(lambda: "t#ephemeral" not in broker.topics)
             again = await subscribed(broker, "t#ephemeral", "c#ephemeral")
             assert not again.wire.closed
 
@@ -282,13 +282,13 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path: Path):
 def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.create_channel(await made(broker, "t"), "c")
+            await broker.topics.create_channel(await made(broker, "t"), "c")
             gate = Gate(broker.store.delete_topic)
             broker.store.delete_topic = gate  # type: ignore[method-assign]
-            deletion = asyncio.create_task(broker.delete_topic("t"))
+            deletion = asyncio.create_task(broker.topics.delete_topic("t"))
             await gate.until_reached()
             broker.topics["t"].deleting = False  # as it was when the pause was asked for
-            pause = asyncio.create_task(broker.pause_channel("t", "c", True))
+            pause = asyncio.create_task(broker.topics.pause_channel("t", "c", True))
             await asyncio.sleep(0)
             gate.open()
             await deletion
@@ -296,7 +296,7 @@ def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(tmp_path: Pat
                 await pause
 
     async def made(broker: object, name: str) -> str:
-        await broker.ensure_topic(name)  # type: ignore[attr-defined]
+        await broker.topics.ensure_topic(name)  # type: ignore[attr-defined]
         return name
 
     asyncio.run(story())
@@ -308,12 +308,12 @@ def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(tmp_path: Pat
 def test_publishes_over_http_wait_for_room(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path, publish_wait_ns=20_000_000) as broker:
-            await broker.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE, 1)
             budget = broker.opener.budget
             budget.take(budget.bytes_max + 1)
             with pytest.raises(Unavailable):
-                await broker.publish("t", ONE, 1)
-            waiting = asyncio.create_task(broker.publish("t", ONE, 1))
+                await broker.publishing.publish("t", ONE, 1)
+            waiting = asyncio.create_task(broker.publishing.publish("t", ONE, 1))
             await asyncio.sleep(0)
             budget.give(budget.bytes_max + 1)
             await waiting
@@ -325,15 +325,15 @@ def test_publishes_over_http_wait_for_room(tmp_path: Path):
 def test_a_log_that_can_not_be_read_does_not_keep_the_others_from_housekeeping(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publish("a", ONE, 1)
-            await broker.publish("b", ONE, 1)
+            await broker.publishing.publish("a", ONE, 1)
+            await broker.publishing.publish("b", ONE, 1)
             kept: list[str] = []
 
             def broken(now: object) -> None:
                 raise LogCorrupt("a hole")
 
-            broker.topics["a"].partitions[0].keep_house = broken  # type: ignore[method-assign, assignment]
-            broker.topics["b"].partitions[0].keep_house = lambda now: kept.append("b")  # type: ignore[method-assign]
+            broker.topics["a"].led[0].keep_house = broken  # type: ignore[method-assign, assignment]
+            broker.topics["b"].led[0].keep_house = lambda now: kept.append("b")  # type: ignore[method-assign]
             broker._keep_house()
             assert kept == ["b"]
 

@@ -84,6 +84,13 @@ class FakePartition:
         self.waiting.append(reply)
 
 
+class AllTopics:
+    """Every topic is there."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 class Bench:
     """A connection with a broker of nothing but what it asks for."""
 
@@ -108,11 +115,9 @@ class Bench:
             "next_connection_number": lambda: 1,
             "connection_opened": lambda c: self.open.update({c.number: c}),
             "connection_closed": lambda c: self.open.pop(c.number, None),
-            "refuses_publish": lambda: None,
-            "partition_for_publish": lambda topic, number: self.partition,
-            "has_topic": lambda topic: True,
-            "subscribe": subscribe,
-            "unsubscribe": lambda consumer: None,
+            "publishing": SimpleNamespace(refusal=lambda: None, partition_for=lambda topic, number: self.partition),
+            "topics": AllTopics(),
+            "subscriptions": SimpleNamespace(subscribe=subscribe, unsubscribe=lambda consumer: None),
         }
         self.connection = Connection(SimpleNamespace(**fields | broker))  # type: ignore[arg-type]
         self.transport = FakeTransport()
@@ -170,7 +175,7 @@ def test_after_a_close_no_command_is_run():
     bench = Bench()
     bench.partition.publish = lambda frames, reply: reply.failed("not stored: gone")  # type: ignore[method-assign]
     later: list[str] = []
-    bench.connection.broker.partition_for_publish = (  # type: ignore[method-assign]
+    bench.connection.broker.publishing.partition_for = (  # type: ignore[method-assign]
         lambda topic, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
     )
     bench.send(pub("a") + pub("b") + pub("c"))
@@ -280,7 +285,7 @@ def test_a_command_that_breaks_ends_the_connection():
     async def broken(consumer: Any) -> None:
         raise RuntimeError("cannot be")
 
-    bench = Bench(subscribe=broken)
+    bench = Bench(subscriptions=SimpleNamespace(subscribe=broken))
     bench.send(b"SUB t c\n")
     assert bench.transport.closing
 
@@ -302,7 +307,7 @@ def test_a_client_that_is_gone_when_its_sub_is_granted_leaves_its_place():
         await gate[0]
         granted.append(consumer)
 
-    bench = Bench(subscribe=slow, unsubscribe=left.append)
+    bench = Bench(subscriptions=SimpleNamespace(subscribe=slow, unsubscribe=left.append))
     bench.send(b"SUB t c\n")
     bench.connection.close()
     gate[0].set_result(None)

@@ -76,7 +76,7 @@ def test_pub_stores_the_body_as_it_is() -> None:
     assert answer.headers["x-nsq-content-type"] == NSQ
     assert answer.headers["content-length"] == "2"
     assert broker.topics["t"].bodies == [body]
-    assert broker.delays == [None]
+    assert broker.publishing.delays == [None]
 
 
 def test_pub_checks_the_body_before_the_topic() -> None:
@@ -140,7 +140,7 @@ def test_defer_must_be_milliseconds_within_max_req_timeout(delay: str) -> None:
     broker = FakeBroker()
     answer = ask(broker, "POST", f"/pub?topic=t&defer={delay.replace(' ', '%20')}", b"x")
     assert answer.refusal == (400, "INVALID_DEFER")
-    assert broker.delays == []
+    assert broker.publishing.delays == []
 
 
 def test_defer_is_handed_on() -> None:
@@ -148,7 +148,7 @@ def test_defer_is_handed_on() -> None:
     for delay in ("0", "700", "3600000"):
         assert ask(broker, "POST", f"/pub?topic=t&defer={delay}", b"x").status == 200
     assert ask(broker, "POST", "/mpub?topic=t&defer=5", b"a\nb").status == 200
-    assert broker.delays == [None, 700, 3_600_000, 5]
+    assert broker.publishing.delays == [None, 700, 3_600_000, 5]
 
 
 def test_a_longer_max_req_timeout_allows_longer_delays() -> None:
@@ -171,7 +171,7 @@ def test_mpub_without_a_message_is_ok_and_makes_the_topic(body: bytes) -> None:
     broker = FakeBroker()
     assert ask(broker, "POST", "/mpub?topic=t", body).body == b"OK"
     assert broker.topics["t"].bodies == []
-    assert broker.delays == []
+    assert broker.publishing.delays == []
 
 
 COUNTED = b"\0\0\0\2" + b"\0\0\0\3a\nb" + b"\0\0\0\1c"
@@ -246,7 +246,7 @@ def test_mpub_limits() -> None:
 def test_a_failed_publish_says_whether_it_may_be_stored(error: Exception, refusal: tuple[int, str]) -> None:
     broker = FakeBroker()
     broker.topics["t"] = FakeTopic()
-    broker.refusal = error
+    broker.topics.refusal = error
     answer = ask(broker, "POST", "/pub?topic=t", b"x")
     assert answer.refusal == refusal
     assert answer.json.get("detail", str(error)) == str(error)
@@ -266,7 +266,7 @@ def test_a_publish_that_the_stop_overtakes_says_so() -> None:
         broker.exiting = True
         raise Unavailable("exiting")
 
-    broker.publish = publish  # type: ignore[method-assign]
+    broker.publishing.publish = publish  # type: ignore[method-assign]
     assert ask(broker, "POST", "/pub?topic=t", b"x").refusal == (503, "EXITING")
 
 
@@ -374,14 +374,14 @@ def test_only_create_and_empty_look_at_the_name_of_a_topic() -> None:
 def test_what_vanishes_while_it_is_changed_is_not_found() -> None:
     broker = FakeBroker()
     broker.topics["t"] = FakeTopic(channels={"c": FakeChannel()})
-    broker.refusal = NotFound("gone meanwhile")
+    broker.topics.refusal = NotFound("gone meanwhile")
     assert ask(broker, "POST", "/topic/pause?topic=t").refusal == (404, "TOPIC_NOT_FOUND")
     assert ask(broker, "POST", "/channel/pause?topic=t&channel=c").refusal == (404, "CHANNEL_NOT_FOUND")
 
 
 def test_a_change_that_can_not_be_made_says_why() -> None:
     broker = FakeBroker()
-    broker.refusal = Unavailable("no leader for partition 3")
+    broker.topics.refusal = Unavailable("no leader for partition 3")
     answer = ask(broker, "POST", "/topic/create?topic=t")
     assert answer.refusal == (503, "UNAVAILABLE")
     assert answer.json["detail"] == "no leader for partition 3"
@@ -517,7 +517,7 @@ def test_stats_filters_by_query() -> None:
 
 def test_statistics_of_many_topics() -> None:
     broker = FakeBroker()
-    broker.topics = {f"t{n:03}": FakeTopic() for n in range(150)}
+    broker.topics.update({f"t{n:03}": FakeTopic() for n in range(150)})
     assert len(ask(broker, "GET", "/stats?format=json").json["topics"]) == 150
     assert ask(broker, "GET", "/stats").body.count(b"be-depth") == 150
 

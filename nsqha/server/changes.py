@@ -1,0 +1,76 @@
+"""Changes of topics that run one at a time for each topic, and to their end.
+
+A change awaits the metadata and the logs several times. Two changes of one topic must not interleave there: each holds
+the topic's lock (`of`), and looks at the world again once it has it, as a topic may have come or gone meanwhile. Half a
+change would leave metadata and logs apart, so one that began ends, whoever goes away meanwhile (`whole`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class ChangeLock:
+    """Held while one topic is changed; gone when nobody holds it or waits for it."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+class Changes:
+    """The changes under way on one node."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._locks: dict[str, ChangeLock] = {}
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @asynccontextmanager
+    async def of(self, topic: str) -> AsyncIterator[None]:
+        """One change of a topic at a time."""
+        lock = self._locks.setdefault(topic, ChangeLock())
+        lock.users += 1
+        try:
+            async with lock.lock:
+                yield
+        finally:
+            lock.users -= 1
+            if not lock.users:
+                del self._locks[topic]
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a change that nobody's leaving may interrupt."""
+        task = self._loop.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone; if not, he has heard of it
+
+    async def whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end, also if whoever asked for it goes away meanwhile."""
+        return await asyncio.shield(self.begin(work))
+
+    async def wait(self, seconds: float) -> None:
+        """Let what is under way end, for so long."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=seconds)
+
+    def cancel(self) -> None:
+        """The node ends: give up what has not ended by now."""
+        for task in list(self._under_way):
+            task.cancel()

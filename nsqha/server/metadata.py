@@ -1,0 +1,67 @@
+"""The metadata store as the loop sees it: every write goes to the disk thread, in order of submission.
+
+Owner of a topic's record is the store; others hold the version they last read. A change of a channel list is a
+compare-and-set on that version and knows nothing of logs: bringing the logs of this node in line with the record that
+comes back is `Topic.reconcile`. The revision of each write is remembered in the journal, so that a store which was put
+back to an older state is noticed at the next start. A store that can not be trusted any more closes the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.election.model import ChannelList, TopicRecord, Versioned
+from nsqha.election.store import MetadataStore
+from nsqha.errors import Conflict, NotFound, Poisoned, Unavailable
+from nsqha.server.disk import DiskRounds
+
+CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
+
+T = TypeVar("T")
+
+
+class Metadata:
+    """What one node reads and writes in the metadata store."""
+
+    def __init__(
+        self, store: MetadataStore, disk: DiskRounds, journal: NodeJournal, fail: Callable[[BaseException], None]
+    ) -> None:
+        self.store = store
+        self._disk = disk
+        self._journal = journal
+        self._fail = fail
+
+    async def write(self, change: Callable[[], T]) -> T:
+        """One write to the store; its revision is remembered."""
+        try:
+            result = await self._disk.run(change)
+        except Poisoned as error:
+            self._fail(error)
+            raise
+        self._journal.stage_revision(self.store.revision)
+        return result
+
+    async def change_channels(
+        self, known: Versioned[TopicRecord], change: Callable[[ChannelList], ChannelList]
+    ) -> Versioned[TopicRecord]:
+        """Compare-and-set of a topic's channel list; lost races are tried again on what is there now.
+
+        Returns the record with the change in it. NotFound if the topic is gone, Unavailable if too many races are lost.
+        """
+        name, uid = known.record.name, known.record.uid
+        for _ in range(CHANGE_RETRIES):
+            channels = change(known.record.channels)
+            if channels is known.record.channels:
+                return known
+            record = replace(known.record, channels=channels)
+            try:
+                return await self.write(lambda v=known, r=record: self.store.replace(name, v.version, r))  # type: ignore[misc]
+            except Conflict:
+                current = await self._disk.run(lambda: self.store.topic(name))
+                if current is None or current.record.uid != uid:
+                    raise NotFound(f"there is no topic {name}") from None
+                known = current
+        raise Unavailable(f"topic {name} is being changed by too many at once")

@@ -1,0 +1,416 @@
+"""The topics of this node, and how they and their channels are made, changed and deleted.
+
+Every change goes the same way: compare-and-set in the metadata store (`Metadata`), then the channel events that follow
+from it in the log of each partition that is led here (`Topic.reconcile`), then the answer. What is not in the record
+(ephemeral channels, empty, seek) is an event alone. Slow work (metadata writes, recovery, deletion) runs on the disk
+thread in order of submission.
+
+Owner of which topics there are; a `Topic` owns what this node does for one of them. Invariants: changes of one topic
+come one after the other and look at the world again when their turn comes; a change that began runs to its end
+(`Changes`); a topic is in this mapping from when it can take messages until its deletion is in the metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nsqha import ids
+from nsqha.cursor.events import TARGET_END
+from nsqha.cursor.seek import SeekPlan
+from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings
+from nsqha.errors import NotFound, NsqhaError, StorageError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.options import Options
+from nsqha.server.changes import Changes
+from nsqha.server.disk import DiskRounds
+from nsqha.server.journalling import JournalWriter
+from nsqha.server.metadata import Metadata
+from nsqha.server.opening import PartitionOpener, abandoned_of
+from nsqha.server.partition import Partition
+from nsqha.server.topic import NewDelivery, Topic
+
+if TYPE_CHECKING:
+    from nsqha.server.registrar import Registrar
+
+log = Log("topics")
+
+
+class Topics(Mapping[str, Topic]):
+    """All topics of this node, by name; those that are being deleted included."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        node_uid: int,
+        rng: random.Random,
+        metadata: Metadata,
+        disk: DiskRounds,
+        journal_writer: JournalWriter,
+        opener: PartitionOpener,
+        changes: Changes,
+        new_delivery: NewDelivery,
+        ending: Callable[[], bool],
+        forget_targets: Callable[[], None],
+    ) -> None:
+        self.registrar: Registrar | None = None  # hears of topics and channels that come and go
+        self._options = options
+        self._node_uid = node_uid
+        self._rng = rng
+        self._metadata = metadata
+        self._store = metadata.store
+        self._disk = disk
+        self._journal_writer = journal_writer
+        self._opener = opener
+        self._changes = changes
+        self._new_delivery = new_delivery
+        self._ending = ending  # the node stops or has failed: no new topics
+        self._forget_targets = forget_targets  # connections have to ask again where to publish
+        self._topics: dict[str, Topic] = {}
+        self._creating: dict[str, asyncio.Task[Topic]] = {}
+        self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
+
+    def __getitem__(self, name: str) -> Topic:
+        return self._topics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._topics)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    # ---- start
+
+    async def recover(self) -> None:
+        """Finish deletions, then recover everything that the metadata names; promises of its epochs are staged."""
+        for tombstone in self._store.tombstones().values():
+            await self._disk.run(lambda t=tombstone: self._opener.remove(t.name, t.uid))  # type: ignore[misc]
+            self._store.forget_tombstone(tombstone.uid)
+        recovered = {}
+        for name, versioned in self._store.topics().items():
+            recovered[name] = await self._disk.run(lambda r=versioned.record: self._opener.recover(r))  # type: ignore[misc]
+        raised = await self._metadata.write(lambda: self._store.raise_epochs(leader=self._node_uid))
+        for name, versioned in raised.items():
+            if name not in recovered:
+                continue
+            partitions = self._opener.lead(versioned.record, recovered[name])
+            self._topics[name] = Topic(versioned, partitions, self._new_delivery)
+
+    async def start_epochs(self) -> None:
+        """The promises are durable: begin the epochs, and bring every log in line with its record."""
+        starts = [p.start_epoch() for topic in self._topics.values() for p in topic.led]
+        for start in starts:
+            await start
+        for topic in self._topics.values():
+            await topic.reconcile()
+
+    # ---- topics
+
+    def topic_names(self) -> list[str]:
+        return sorted(self._topics)
+
+    def topic(self, name: str) -> Topic:
+        found = self._topics.get(name)
+        if found is None or found.deleting:
+            raise NotFound(f"there is no topic {name}")
+        return found
+
+    def registrations(self) -> dict[str, list[str]]:
+        """All topics and their channels, for the lookup daemons."""
+        return {name: topic.channel_names() for name, topic in self._topics.items()}
+
+    async def create_topic(self, name: str, settings: TopicSettings | None = None) -> None:
+        await self.ensure_topic(name, settings)
+
+    async def topic_for_client(self, name: str) -> Topic:
+        """The topic that a PUB or SUB names; made if that is allowed."""
+        if not self._options.auto_create_topics and name not in self._topics:
+            raise Unavailable(f"topic {name} does not exist and --auto-create-topics is off")
+        return await self.ensure_topic(name)
+
+    async def ensure_topic(self, name: str, settings: TopicSettings | None = None) -> Topic:
+        """The topic, made if it is not there; all who ask at once wait for one creation."""
+        while True:
+            found = self._topics.get(name)
+            if found is not None and not found.deleting:
+                return found
+            if found is not None:
+                async with self._changes.of(name):
+                    continue  # the deletion has ended
+            if self._ending():
+                raise Unavailable("exiting")
+            task = self._creating.get(name)
+            if task is None:
+                task = self._changes.begin(self._create(name, settings or self._default_settings()))
+                self._creating[name] = task
+                task.add_done_callback(lambda _: self._creating.pop(name, None))
+            return await asyncio.shield(task)
+
+    def _default_settings(self) -> TopicSettings:
+        return TopicSettings(partitions=self._options.topic_partitions)
+
+    async def _create(self, name: str, settings: TopicSettings) -> Topic:
+        async with self._changes.of(name):
+            await self._bury_half_made(name)
+            log_uids = {n: ids.new_uid(self._rng) for n in range(settings.partitions)}
+            metas = {n: PartitionMeta().led_by(self._node_uid, uid) for n, uid in log_uids.items()}
+            versioned = await self._metadata.write(lambda: self._store.create_topic(name, settings, partitions=metas))
+            record = versioned.record
+            partitions: list[Partition] = []
+            try:
+                logs = await self._disk.run(lambda: self._opener.create(record, log_uids))
+                partitions = self._opener.lead(record, logs)
+                if not ids.is_ephemeral(name):
+                    await self._journal_writer.promise()
+                topic = Topic(versioned, partitions, self._new_delivery)
+                for partition in partitions:
+                    await partition.start_epoch()
+                if self.registrar is not None:
+                    for channel in await self.registrar.known_channels(name):
+                        await self._add_channel(topic, channel)
+                await topic.reconcile()
+            except (NsqhaError, OSError) as error:
+                self._half_made[name] = record
+                for partition in partitions:
+                    await partition.end("the topic could not be made")
+                with suppress(NsqhaError):
+                    await self._bury_half_made(name)
+                raise Unavailable(f"topic {name} could not be made: {error}") from error
+            self._topics[name] = topic
+            log.info("topic_created", "TOPIC(%s): created", name)
+        if self.registrar is not None:
+            self.registrar.topic_added(name)
+            for channel in topic.channel_names():
+                self.registrar.channel_added(name, channel)
+        return topic
+
+    async def _bury_half_made(self, name: str) -> None:
+        record = self._half_made.get(name)
+        if record is not None:
+            await self._metadata.write(lambda: self._store.delete_topic(name))
+            del self._half_made[name]
+            await self._remove_files(record)
+
+    async def delete_topic(self, name: str) -> None:
+        self.topic(name)
+        await self._changes.whole(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> None:
+        async with self._changes.of(name):
+            await self._bury(self.topic(name))
+
+    async def _bury(self, topic: Topic) -> None:
+        """Delete a topic whose lock is held."""
+        name, record = topic.name, topic.record
+        topic.deleting = True
+        self._forget_targets()
+        try:
+            await self._metadata.write(lambda: self._store.delete_topic(name))
+        except BaseException:
+            topic.deleting = False
+            raise
+        # It is gone; whatever fails from here on is work for the next start, and hinders nobody.
+        del self._topics[name]
+        channels = topic.channel_names()
+        for consumer in topic.all_consumers():
+            consumer.wire.close()
+        for partition in topic.led:
+            await partition.end("the topic was deleted")
+        await self._remove_files(record)
+        log.info("topic_deleted", "TOPIC(%s): deleted", name)
+        if self.registrar is not None:
+            for channel in channels:
+                self.registrar.channel_removed(name, channel)
+            self.registrar.topic_removed(name)
+
+    async def _remove_files(self, record: TopicRecord) -> None:
+        """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start."""
+        self._opener.forget(record)
+        try:
+            if not ids.is_ephemeral(record.name):
+                await self._disk.run(lambda: self._opener.remove(record.name, record.uid))
+            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
+        except (StorageError, OSError) as error:
+            log.warning("files_remain", "files of the deleted topic %s are removed later: %s", record.name, error)
+
+    async def empty_topic(self, name: str) -> None:
+        self.topic(name)
+        await self._changes.whole(self._empty_topic(name))
+
+    async def _empty_topic(self, name: str) -> None:
+        async with self._changes.of(name):
+            topic = self.topic(name)
+            for partition in topic.led:
+                partition.cursors.topic_empty()
+            await topic.commit_events()
+
+    async def pause_topic(self, name: str, paused: bool) -> None:
+        self.topic(name)
+        await self._changes.whole(self._pause_topic(name, paused))
+
+    async def _pause_topic(self, name: str, paused: bool) -> None:
+        async with self._changes.of(name):
+            topic = self.topic(name)
+            await self._change_channels(topic, lambda channels: channels.with_topic_paused(paused))
+            await topic.reconcile()
+
+    async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Change settings that may change while a topic lives. ValueError if they do not fit."""
+        self.topic(name)
+        await self._changes.whole(self._change_settings(name, changes))
+
+    async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
+        async with self._changes.of(name):
+            topic = self.topic(name)
+            settings = replace(topic.record.settings, **changes)
+            versioned = topic.versioned
+            record = replace(versioned.record, settings=settings)
+            topic.versioned = await self._metadata.write(lambda: self._store.replace(name, versioned.version, record))
+            for partition in topic.led:
+                partition.set_sync(self._opener.sync_of(record))
+                partition.trimmer.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
+
+    # ---- channels
+
+    def has_channel(self, topic: str, channel: str) -> bool:
+        found = self._topics.get(topic)
+        return found is not None and found.has_channel(channel)
+
+    def channel_names(self, topic: str) -> list[str]:
+        return self.topic(topic).channel_names()
+
+    def _existing_channel(self, topic: str, channel: str) -> Topic:
+        found = self.topic(topic)
+        if not found.has_channel(channel):
+            raise NotFound(f"there is no channel {channel} of topic {topic}")
+        return found
+
+    async def create_channel(self, topic: str, channel: str) -> None:
+        if not await self.ensure_channel(self.topic(topic), channel):
+            raise Unavailable("deleted topic/channel")
+
+    async def ensure_channel(self, topic: Topic, channel: str) -> bool:
+        """Make the channel if it is not there; False if its topic is being deleted."""
+        if not topic.serves(channel):
+            await self._changes.whole(self._create_channel(topic, channel))
+        return not topic.deleting
+
+    async def _create_channel(self, topic: Topic, channel: str) -> None:
+        async with self._changes.of(topic.name):
+            if topic.deleting or topic.serves(channel):
+                return
+            await self._add_channel(topic, channel)
+            await topic.reconcile()
+            log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
+        if self.registrar is not None:
+            self.registrar.channel_added(topic.name, channel)
+
+    async def _add_channel(self, topic: Topic, channel: str) -> None:
+        if ids.is_ephemeral(channel):
+            for partition in topic.led:
+                partition.cursors.create_ephemeral(channel, ids.new_uid(self._rng))
+            return
+        uid = ids.new_uid(self._rng)
+        await self._change_channels(
+            topic, lambda channels: channels if channel in channels.channels else channels.with_channel(channel, uid)
+        )
+
+    async def delete_channel(self, topic: str, channel: str) -> None:
+        self._existing_channel(topic, channel)
+        await self._changes.whole(self._delete_channel(topic, channel))
+
+    async def delete_channel_if_unused(self, topic: str, channel: str) -> None:
+        """Delete it, unless it has a consumer when its turn comes."""
+        await self._changes.whole(self._delete_channel(topic, channel, unless_used=True))
+
+    async def _delete_channel(self, topic: str, channel: str, *, unless_used: bool = False) -> None:
+        async with self._changes.of(topic):
+            found = self._existing_channel(topic, channel)
+            if unless_used and found.consumers.get(channel):
+                return
+            found.leaving.add(channel)  # a SUB that comes now waits for the lock, and makes it anew
+            try:
+                if ids.is_ephemeral(channel):
+                    for partition in found.led:
+                        partition.cursors.delete_ephemeral(channel)
+                    await found.commit_events()
+                else:
+                    await self._change_channels(found, lambda channels: channels.without_channel(channel))
+                    await found.reconcile()
+            finally:
+                found.leaving.discard(channel)
+            log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
+            if self.registrar is not None:
+                self.registrar.channel_removed(topic, channel)
+            if found.ephemeral and not found.channel_names():
+                await self._bury(found)
+
+    async def empty_channel(self, topic: str, channel: str) -> None:
+        self._existing_channel(topic, channel)
+        await self._changes.whole(self._empty_channel(topic, channel))
+
+    async def _empty_channel(self, topic: str, channel: str) -> None:
+        async with self._changes.of(topic):
+            found = self._existing_channel(topic, channel)
+            for partition in found.led:
+                if channel in partition.cursors.channels:
+                    partition.cursors.empty(channel)
+            await found.commit_events()
+
+    async def seek_channel(
+        self, topic: str, channel: str, targets: Mapping[int, int | None]
+    ) -> dict[int, SeekPlan | NsqhaError]:
+        """Move the channel in these partitions (None: undo its last seek); what was done in each, or why it was not."""
+        self._existing_channel(topic, channel)
+        return await self._changes.whole(self._seek_channel(topic, channel, targets))
+
+    async def _seek_channel(
+        self, topic: str, channel: str, targets: Mapping[int, int | None]
+    ) -> dict[int, SeekPlan | NsqhaError]:
+        async with self._changes.of(topic):
+            found = self._existing_channel(topic, channel)
+            moving = [p for p in found.led if p.number in targets]
+            moves = [self._move(p, channel, targets[p.number]) for p in moving]
+            outcomes = await asyncio.gather(*moves)
+        return dict(zip((p.number for p in moving), outcomes, strict=True))
+
+    async def _move(self, partition: Partition, channel: str, target: int | None) -> SeekPlan | NsqhaError:
+        cursors = partition.cursors
+        try:
+            plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
+            await partition.commit_events()
+        except NsqhaError as error:
+            return error
+        # The event is applied and no later progress can be: this is where the seek came from and where it went.
+        committed = cursors.channels[channel].committed
+        before = committed.undo
+        assert before is not None
+        clamped = plan.clamped or target not in (None, TARGET_END, committed.floor)
+        return replace(
+            plan, floor=before.floor, target=committed.floor, exact=before.ranges is not None, clamped=clamped
+        )
+
+    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
+        self._existing_channel(topic, channel)
+        await self._changes.whole(self._pause_channel(topic, channel, paused))
+
+    async def _pause_channel(self, topic: str, channel: str, paused: bool) -> None:
+        async with self._changes.of(topic):
+            found = self._existing_channel(topic, channel)
+            if ids.is_ephemeral(channel):
+                for partition in found.led:
+                    if channel in partition.cursors.channels:
+                        partition.cursors.channels[channel].paused = paused
+            else:
+                await self._change_channels(found, lambda channels: channels.with_channel_paused(channel, paused))
+                await found.reconcile()
+        found.wake(channel)
+
+    async def _change_channels(self, topic: Topic, change: Callable[[ChannelList], ChannelList]) -> None:
+        """Change the record alone; `Topic.reconcile` has the logs follow."""
+        topic.versioned = await self._metadata.change_channels(topic.versioned, change)
