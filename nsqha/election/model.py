@@ -5,6 +5,8 @@
     topics/<name>           TopicRecord       uid, salt, settings, channel list
                               PartitionMeta   per partition: leader, epoch, ISR (etcd keeps it under a key of its own)
     tombstones/<topic uid>  Tombstone         a deleted topic whose files may still be somewhere
+    controller              Controller        who places and elects; lives as long as it does
+    intents/<name>          any JSON object   what the controller has begun (moves, placements)
 
 Two counters that are never mixed: `epoch` rises when a partition's leader changes and is stamped on every batch;
 `version` is the revision of the last change to a record and guards compare-and-set.
@@ -141,6 +143,8 @@ class PartitionMeta(Record):
     replicas: tuple[int, ...] = ()  # node uids, the preferred leader first
     min_isr: int = 1
     sync: Sync | None = None  # None: as the topic's settings say
+    registration: int = 0  # the leader's process life: one life leads an epoch. 0: a node without a cluster
+    successor: int = 0  # node that leads next; the leader that sees this takes no more publishes. 0: none
     version: int = 0  # revision of the last change to this partition; set by the store
 
     def led_by(self, node: int, log_uid: int = 0) -> PartitionMeta:
@@ -201,6 +205,9 @@ class NodeInfo(Record):
     name: str = ""
     host: str = ""  # replicas of a partition are never on the same host
     zone: str = ""
+    region: str = ""
+    hostname: str = ""
+    broadcast_address: str = ""  # what clients are told to connect to, with the ports of the addresses
     tcp_address: str = ""
     http_address: str = ""
     grpc_address: str = ""
@@ -209,6 +216,16 @@ class NodeInfo(Record):
     feature_level: int = FEATURE_LEVEL
     version: str = ""
     poisoned: str = ""  # why its data directory is closed; empty: it is not
+    leaving: bool = False  # it shuts down: its leaderships are to go elsewhere first
+
+
+@dataclass(frozen=True)
+class Controller(Record):
+    """Who places partitions and elects leaders."""
+
+    name: str = ""
+    grpc_address: str = ""
+    epoch: int = 0  # of this term; set by the store, never used again, higher than every earlier one
 
 
 def _check(name: str, value: int | None, lowest: int, highest: int | None = None) -> None:
