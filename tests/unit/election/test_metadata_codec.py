@@ -66,7 +66,7 @@ TOPIC = TopicRecord(
     5,
     TopicSettings(sync="none", partitions=2),
     ChannelList(3, True, {"a": ChannelInfo(9, True)}),
-    {n: PartitionMeta(7, 2, {7: 70}, (7, 8), 1, None, 4) for n in range(2)},
+    {n: PartitionMeta(7, 2, {7: 70}, (7, 8), 1, None, registration=3, version=4) for n in range(2)},
 )
 
 
@@ -104,6 +104,8 @@ def test_the_form_is_stable() -> None:
                 "replicas": [7, 8],
                 "min_isr": 1,
                 "sync": None,
+                "registration": 3,
+                "successor": 0,
                 "version": 4,
             }
             for n in range(2)
