@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 HOT := nsqha/hot/_hot.pyx
 
-.PHONY: dev install test lint fmt types proto bench crash mutants clean
+.PHONY: dev install test lint fmt types proto bench crash mutants spec clean
 
 dev: install  ## broker and lookup in one process, nothing to configure
 	@$(BIN)/nsqha dev $(ARGS)
@@ -43,6 +43,9 @@ bench: $(VENV)/.dev  ## CPU per message and latencies; ARGS="--peer 'nsqd'", --q
 
 mutants: $(VENV)/.dev  ## every rule of the channel core, switched off on purpose, must be noticed
 	@$(BIN)/python -m tests.unit.cursor.mutants $(ARGS)
+
+spec: $(VENV)/.dev  ## the TLA+ spec of replication, its controls and its mutants: every state; needs java, takes half an hour
+	@$(BIN)/python -m tests.spec.tlc $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, the layer test
 	@$(BIN)/ruff check .
