@@ -177,11 +177,22 @@ class Options:
         "what OK means for new topics: always: on disk; interval, none: written, fsync later or never",
     )  # fmt: skip
     grpc_address: str = _flag(STRING, "127.0.0.1:0", "<addr>:<port> for administration over gRPC; port 0: a free one")
+    cluster_tls_cert: str = _flag(
+        STRING,
+        "",
+        "path to this node's certificate; with it the gRPC port wants one of --cluster-tls-ca from everybody",
+    )
+    cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
+    cluster_tls_ca: str = _flag(STRING, "", "path to the certificate authority of this cluster, and of nothing else")
     segment_bytes: int = _flag(INT, 0, "bytes per segment file before rolling (default: --max-bytes-per-file)")
     tail_cache_bytes: int = _flag(INT, 16 * MIB, "memory for the newest batches, of all topics")
     disk_low_bytes: int = _flag(INT, 256 * MIB, "refuse publishes while the disk has less free space; 0: never")
     retention_ns: int = _flag(DURATION, 24 * HOUR, "keep finished messages so long, for replay")
     retention_bytes: int = _flag(INT, 1 << 30, "... and at most so many bytes per partition; -1: no limit")
+    scrub_bytes_per_second: int = _flag(
+        INT, 8 * MIB, "read stored messages that nobody reads so fast, to find damage early; 0: do not"
+    )
+    scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "begin such a round over everything at most so often")
     topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it")
     auto_create_topics: bool = _flag(BOOL, True, "PUB and SUB create the topic they name")
     publish_queue_bytes: int = _flag(INT, 64 * MIB, "waiting publishes; beyond it sockets are not read")
@@ -258,6 +269,9 @@ def checked(options: Options) -> Options:
     _check_ranges(options)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise ConfigError("--tls-cert and --tls-key go together")
+    cluster_tls = (options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+    if any(cluster_tls) and not all(cluster_tls):
+        raise ConfigError("--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
     if options.tls_required and not options.tls_cert:
         raise ConfigError("cannot require TLS client connections without --tls-cert and --tls-key")
     if options.tls_client_auth_policy == "require-verify" and not options.tls_root_ca_file:
@@ -274,11 +288,11 @@ _POSITIVE = (
     "max_heartbeat_interval_ns", "max_rdy_count", "max_output_buffer_size", "max_output_buffer_timeout_ns",
     "min_output_buffer_timeout_ns", "output_buffer_timeout_ns", "statsd_interval_ns", "statsd_udp_packet_size",
     "e2e_processing_latency_window_time_ns", "topic_partitions", "publish_queue_bytes", "publish_wait_ns",
-    "publish_outcome_wait_ns",
+    "publish_outcome_wait_ns", "scrub_interval_ns",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
-    "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port",
+    "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port", "scrub_bytes_per_second",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 Checked for every batch: the entry's own CRC, that it goes on where the one before ends, the chain, the CRC of its
 frames, that the frames tile it and hold as many messages as the entry says; for every pair: that its anchor is the
-last entry of the pair before. Nothing is changed.
+last entry of the pair before; that the log ends with the entry it is known to end with. Nothing is changed.
 
 `checks` is a generator that does a bounded piece of work per step, so that a scrub can pause in between.
 """
@@ -83,6 +83,10 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Check
             hole = log.hole(log_id)
             log_id, previous = hole.end_log_id, None
             yield Checked(hole.end, problem=hole)
+    if previous is not None and previous.log_id + 1 == log.end.log_id and previous != log.last:
+        # Its own CRC and the chain before it are good: only what came after it, or memory, tells.
+        first = Place(previous.log_id, previous.first_offset, previous.position)
+        yield Checked(log.end, problem=BatchCorrupt(first, log.end, "the last entry was replaced"))
 
 
 def _check(log: LogReader, log_id: int, entry: Entry | None, data: memoryview, previous: Entry | None) -> Checked:

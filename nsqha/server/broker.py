@@ -36,6 +36,7 @@ from nsqha.server.metadata import Metadata
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
 from nsqha.server.publishing import Publishing
+from nsqha.server.scrub import Scrubber
 from nsqha.server.snapshot import broker_stats
 from nsqha.server.subscriptions import Subscriptions
 from nsqha.server.topic import Topic
@@ -124,6 +125,13 @@ class Broker:
         self.subscriptions = Subscriptions(
             self.topics, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
         )
+        self.scrubber = Scrubber(
+            lambda: [(t.name, p) for t in self.topics.values() if not t.ephemeral for p in t.led],
+            bytes_per_second=options.scrub_bytes_per_second,
+            interval_seconds=options.scrub_interval_ns / 1e9,
+            measures=self.measures,
+            rng=random.Random(rng.getrandbits(64)),
+        )
 
     # ---- start and stop
 
@@ -136,6 +144,7 @@ class Broker:
         await self.topics.start_epochs()
         self.opener.cursor_cache.sweep()
         self._keep_house()
+        self.spawn(self.scrubber.run())
 
     async def stop(self) -> None:
         """Refuse publishes, close clients, write the last progress, sync."""
@@ -154,6 +163,7 @@ class Broker:
         for connection in list(self.connections.values()):
             connection.close()  # only now: publishes that were under way have had their answers
         self.changes.cancel()
+        self.scrubber.close()
         await self.cache_writer.close(write=not self.failure)
         self.opener.close()
         if self._clean and not self.failure:

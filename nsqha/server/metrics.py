@@ -125,6 +125,13 @@ def _storage(stats: BrokerStats) -> Iterator[Metric]:
         ("event",),
         [((event,), count) for event, count in node.log_events],
     )
+    yield _counters("scrub_read_bytes", "Stored bytes that the scrub has checked.", (), [((), node.scrub.read_bytes)])
+    yield _counters("scrub_rounds", "Rounds of the scrub over everything stored.", (), [((), node.scrub.rounds)])
+    yield _gauge(
+        "scrub_damaged_ranges",
+        "Ranges of the log that did not verify when the scrub last read them.",
+        node.scrub.damaged_ranges,
+    )
 
 
 def _publishing(stats: BrokerStats) -> Iterator[Metric]:

@@ -122,6 +122,27 @@ class TopicStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedRange:
+    """Batches that did not verify when the scrub last read them."""
+
+    topic_name: str
+    partition: int
+    first_offset: int
+    end_offset: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubStats:
+    """The slow reading of everything stored."""
+
+    rounds: int = 0  # ended since the start
+    read_bytes: int = 0  # since the start
+    damaged_ranges: int = 0
+    damage: tuple[DamagedRange, ...] = ()  # the first of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
     """What concerns the whole process."""
 
@@ -143,6 +164,7 @@ class NodeStats:
     loop_lag_seconds: HistogramData = EMPTY_SECONDS
     publish_errors: tuple[tuple[str, int], ...] = ()  # by error code
     log_events: tuple[tuple[str, int], ...] = ()  # recovery cuts, checksum errors, possible losses: event -> count
+    scrub: ScrubStats = ScrubStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +345,12 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
         "batch_messages": _histogram_json(node.batch_messages),
         "publish_errors": dict(node.publish_errors),
         "log_events": dict(node.log_events),
+        "scrub": {
+            "rounds": node.scrub.rounds,
+            "read_bytes": node.scrub.read_bytes,
+            "damaged_ranges": node.scrub.damaged_ranges,
+            "damage": [_fields(damage) for damage in node.scrub.damage],
+        },
         "topics": [
             {
                 "topic_name": topic.topic_name,
@@ -341,7 +369,7 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
     }
 
 
-def _fields(record: PartitionStats | CursorStats) -> dict[str, Any]:
+def _fields(record: PartitionStats | CursorStats | DamagedRange) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 

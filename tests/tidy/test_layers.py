@@ -38,7 +38,8 @@ IMPURE = SHELL_ONLY | {"os", "time", "lmdb", "etcd3", "random", "fcntl"}
 ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
-    "nsqha.commitlog.storage": {"os", "fcntl"},  # the one user of files
+    "nsqha.commitlog.storage": {"os", "fcntl"},  # the one user of files,
+    "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub
     "nsqha.cursor.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
     "nsqha.cursor.lmdb_proof": {"os"},
     "nsqha.options": {"os"},  # NSQHA_* and the host name

@@ -209,3 +209,39 @@ def test_an_entry_that_does_not_fit_its_neighbours_is_not_read_together_with_the
                 continue
             position = batch.locate(offset)
             assert int(batch.data[position + 18 : position + 34], 16) & 0xFFFFFF == offset
+
+
+def test_parts_of_a_log_are_logs() -> None:
+    storage, log, entries = built()
+    found = []
+    for pair in log.pairs:
+        part = log.part(pair.first.position, log.end.log_id, storage)
+        assert part is not None
+        assert (part.start, part.end) == (pair.first, pair.end)
+        found += list(part.entries(0, log.end.log_id))
+    assert found == entries
+
+
+def test_a_part_ends_where_it_is_told() -> None:
+    storage, log, _ = built()
+    pair = log.pairs[2]
+    for end in range(pair.first.log_id - 1, pair.end.log_id + 2):
+        part = log.part(pair.first.position, end, storage)
+        if end <= pair.first.log_id:
+            assert part is None
+        else:
+            assert part is not None and part.end.log_id == min(end, pair.end.log_id)
+            assert part.end.position == log.entry(part.end.log_id - 1).end_position
+    assert log.part(pair.first.position + 1, log.end.log_id, storage) is None
+    assert new_log(SimStorage()).part(0, 5, storage) is None
+
+
+def test_a_part_has_files_of_its_own() -> None:
+    storage, log, entries = built()
+    part = log.part(0, log.end.log_id, storage)
+    assert part is not None
+    first = part.entry(1)
+    assert part.read(first)
+    log.drop_pairs(log.pairs[0].end)
+    assert log.part(0, log.end.log_id, storage) is None
+    assert part.read(first) and first == entries[0], "open files stay readable"

@@ -87,6 +87,16 @@ def test_an_entry_that_was_replaced_breaks_the_chain() -> None:
     assert (4, 5) in ranges(verify(log))
 
 
+def test_a_last_entry_that_was_replaced() -> None:
+    storage, log = built()
+    last = log.last
+    assert last is not None
+    forged = last._replace(durable=last.durable - 1)  # neither its chain nor anything behind it tells
+    pair = log.pair_of(last.log_id)
+    storage.open(pair.path(".commitlog")).pwrite(forged.encode(), pair.slot(last.log_id))
+    assert ranges(verify(log)) == [(last.log_id, last.log_id + 1)]
+
+
 @pytest.mark.parametrize("data", [hot.frame(b"x") + b"abc", hot.frame(b"x") * 2, event(), b"\0\0\0\1\0\0\0\2x"])
 def test_frames_that_are_not_what_the_entry_says(data: bytes) -> None:
     storage = SimStorage()

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from nsqha.quantile import Histogram, Result
 from nsqha.server import metrics
-from nsqha.server.stats import BrokerStats, ChannelStats, CursorStats, NodeStats, PartitionStats, TopicStats
+from nsqha.server.stats import BrokerStats, ChannelStats, CursorStats, NodeStats, PartitionStats, ScrubStats, TopicStats
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -43,6 +43,7 @@ def stats() -> BrokerStats:
         fsync_seconds=fsync.data(),
         publish_errors=(("E_PUB_FAILED", 2),),
         log_events=(("cut", 1),),
+        scrub=ScrubStats(rounds=3, read_bytes=4096, damaged_ranges=2),
     )
     return BrokerStats(health="OK", start_time_ns=5 * 10**9, topics=(topic,), node=node)
 
@@ -66,6 +67,9 @@ def test_figures_come_from_the_snapshot(accept: str) -> None:
         "nsqha_publish_bytes_total{topic=t}": 50,
         "nsqha_publish_errors_total{code=E_PUB_FAILED}": 2,
         "nsqha_log_events_total{event=cut}": 1,
+        "nsqha_scrub_rounds_total{}": 3,
+        "nsqha_scrub_read_bytes_total{}": 4096,
+        "nsqha_scrub_damaged_ranges{}": 2,
         "nsqha_fsync_seconds_bucket{le=0.001}": 2,
         "nsqha_fsync_seconds_bucket{le=0.01}": 3,
         "nsqha_fsync_seconds_bucket{le=+Inf}": 4,
