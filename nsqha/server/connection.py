@@ -8,6 +8,9 @@ an auth server), the connection sets `blocked`; the session keeps the unread byt
 the socket pauses meanwhile, so a client can not make us hold more than one read's worth. The same holds for a client
 that sends commands and does not read the answers: beyond `UNREAD_REPLIES_BYTES_MAX` it is not read either.
 
+What a client may do is kept in `permissions`, what it says of messages in flight goes to `verdicts`; here is when they
+are asked, and in which order the answers leave.
+
 Invariants: one frame per command that has a reply, in command order; after a fatal error nothing but it is written.
 """
 
@@ -19,20 +22,18 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
-from nsqha import ids
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Log
 from nsqha.options import TlsRequired
-from nsqha.server.auth import AuthFailed, Question, denial
-from nsqha.server.delivery import Consumer, Leg
+from nsqha.server.delivery import Consumer
 from nsqha.server.listen import address_text
-from nsqha.server.tls import common_name
+from nsqha.server.permissions import Permissions
+from nsqha.server.verdicts import Verdicts
 from nsqha.wire import encoder, errors
 from nsqha.wire.compression import Codec, new_codec
 from nsqha.wire.session import CLOSING, Session
 
 if TYPE_CHECKING:
-    from nsqha.server.auth import AuthState
     from nsqha.server.broker import Broker
     from nsqha.server.partition import Partition
     from nsqha.wire.identify import Agreed, Request
@@ -86,12 +87,12 @@ class Connection(asyncio.Protocol):
         self.consumer: Consumer | None = None
         self.pub_counts: dict[str, int] = {}
         self.tls: ssl.SSLObject | None = None
-        self.auth_state: AuthState | None = None
-        self.auth_secret = b""
+        self.permissions = Permissions(broker.auth, broker.clock)
         self.session = Session(broker.limits, self)
         self.session.tls_required_now = broker.options.tls_required != TlsRequired.NO
         self._transport: asyncio.Transport | None = None
         self._replies: deque[Slot] = deque()
+        self._verdicts: Verdicts | None = None  # of `consumer`
         self._when_drained: Callable[[], None] | None = None
         self._targets: dict[str, Partition] = {}
         self._codec: Codec | None = None
@@ -421,13 +422,13 @@ class Connection(asyncio.Protocol):
     # ---- authorization
 
     def check_publish(self, command: str, topic: str) -> bool:
-        if self.broker.auth is None:
+        permissions = self.permissions
+        if not permissions.needed:
             return True
-        state = self.auth_state
-        if state is not None and state.expired(self.broker.clock.monotonic()):
+        if permissions.expired:
             self._wait_for(self._authorize_again())
             return False
-        refusal = denial(state, command, topic)
+        refusal = permissions.denial(command, topic)
         if refusal is not None:
             self.fatal(encoder.error(refusal))
             return False
@@ -437,33 +438,21 @@ class Connection(asyncio.Protocol):
         return None if await self._ask() else lambda: self._refuse(errors.AUTH_FAILED)
 
     async def _ask(self) -> bool:
-        """Ask the auth server what this connection's secret may do."""
-        assert self.broker.auth is not None
-        question = Question(
-            self.auth_secret,
-            self.remote_address.rpartition(":")[0].strip("[]"),
-            self.tls is not None,
-            common_name(self.tls),
-        )
-        try:
-            self.auth_state = await self.broker.auth.ask(question)
-        except AuthFailed:
-            return False
-        return True
+        return await self.permissions.ask(self.remote_address, self.tls)
 
     def auth(self, secret: bytes) -> None:
-        if self.auth_state is not None:
+        if self.permissions.state is not None:
             self._refuse(errors.AUTH_ALREADY_SET)
-        elif self.broker.auth is None:
+        elif not self.permissions.needed:
             self._refuse(errors.AUTH_DISABLED)
         else:
-            self.auth_secret = secret
+            self.permissions.secret = secret
             self._after_replies(lambda: self._wait_for(self._auth()))
 
     async def _auth(self) -> Callable[[], None]:
         if not await self._ask():
             return lambda: self._refuse(errors.AUTH_FAILED)
-        state = self.auth_state
+        state = self.permissions.state
         assert state is not None
         if not state.authorizations:
             return lambda: self._refuse(errors.AUTH_NOTHING_ALLOWED)
@@ -475,11 +464,11 @@ class Connection(asyncio.Protocol):
         self._after_replies(lambda: self._wait_for(self._subscribe(topic, channel)))
 
     async def _subscribe(self, topic: str, channel: str) -> Callable[[], None] | None:
-        if self.broker.auth is not None:
-            state = self.auth_state
-            if state is not None and state.expired(self.broker.clock.monotonic()) and not await self._ask():
+        permissions = self.permissions
+        if permissions.needed:
+            if permissions.expired and not await self._ask():
                 return lambda: self._refuse(errors.AUTH_FAILED)
-            refusal = denial(self.auth_state, "SUB", topic, channel)
+            refusal = permissions.denial("SUB", topic, channel)
             if refusal is not None:
                 frame = encoder.error(refusal)
                 return lambda: self._refuse(frame)
@@ -501,6 +490,7 @@ class Connection(asyncio.Protocol):
             self.broker.subscriptions.unsubscribe(consumer)
             return None
         self.consumer = consumer
+        self._verdicts = Verdicts(consumer, self.reply, self.broker.now)
         return lambda: self.reply(encoder.OK)
 
     def ready(self, count: int) -> None:
@@ -510,73 +500,16 @@ class Connection(asyncio.Protocol):
             consumer.wake()
 
     def fin_run(self, data: bytes, pos: int, end: int) -> None:
-        consumer = self.consumer
-        assert consumer is not None
-        while pos < end:
-            leg = consumer.legs.get(int(data[pos + 4 : pos + 8], 16) >> 2) if is_hex(data, pos + 4) else None
-            if leg is not None:
-                new, count = leg.channel.fin_run(data, pos, end, leg.owner)
-                if count:
-                    consumer.in_flight -= count
-                    consumer.finish_count += count
-                    consumer.wake()
-                    if leg.delivery.latency is not None:
-                        self._note_latency(leg, data[new - 17 : new - 1], count)
-                if new != pos:
-                    pos = new
-                    continue
-            self._fin_one(consumer, data[pos + 4 : pos + 20])
-            pos += 21
-
-    def _fin_one(self, consumer: Consumer, message_id: bytes) -> None:
-        leg, offset = self._find(consumer, message_id)
-        why = leg.channel.fin(offset, leg.owner) if leg is not None else errors.NOT_IN_FLIGHT
-        if why is not None:
-            self.reply(errors.fin_failed(message_id, why))
-            return
-        assert leg is not None
-        consumer.in_flight -= 1
-        consumer.finish_count += 1
-        consumer.wake()
-        if leg.delivery.latency is not None:
-            self._note_latency(leg, message_id, 1)
-
-    def _note_latency(self, leg: Leg, message_id: bytes, count: int) -> None:
-        """As nsqd, at FIN; a run of FINs counts with the age of its last message."""
-        leg.delivery.finished(int(message_id, 16) - leg.id_base, count, self.broker.now())
+        assert self._verdicts is not None
+        self._verdicts.fin_run(data, pos, end)
 
     def req(self, message_id: bytes, delay_ms: int) -> None:
-        consumer = self.consumer
-        assert consumer is not None
-        leg, offset = self._find(consumer, message_id)
-        if leg is None:
-            self.reply(errors.req_failed(message_id, errors.NOT_IN_FLIGHT))
-            return
-        why = leg.channel.req(offset, leg.owner, delay_ms, self.broker.now())
-        if why is not None:
-            self.reply(errors.req_failed(message_id, why))
-            return
-        consumer.in_flight -= 1
-        consumer.requeue_count += 1
-        consumer.wake()
+        assert self._verdicts is not None
+        self._verdicts.req(message_id, delay_ms)
 
     def touch(self, message_id: bytes) -> None:
-        consumer = self.consumer
-        assert consumer is not None
-        leg, offset = self._find(consumer, message_id)
-        if leg is None:
-            self.reply(errors.touch_failed(message_id, errors.NOT_IN_FLIGHT))
-            return
-        why = leg.channel.touch(offset, leg.owner, self.broker.now(), consumer.msg_timeout)
-        if why is not None:
-            self.reply(errors.touch_failed(message_id, why))
-
-    def _find(self, consumer: Consumer, message_id: bytes) -> tuple[Leg | None, int]:
-        number = ids.parse_message_id(message_id)
-        if number is None:
-            return None, 0
-        leg = consumer.legs.get(ids.partition_of(number))
-        return (leg, number - leg.id_base) if leg is not None else (None, 0)
+        assert self._verdicts is not None
+        self._verdicts.touch(message_id)
 
     def cls(self) -> None:
         if self.consumer is not None:
@@ -632,7 +565,3 @@ class Connection(asyncio.Protocol):
         self._write(encoder.OK)
         if rest:
             self._decompress(rest)
-
-
-def is_hex(data: bytes, pos: int) -> bool:
-    return data[pos : pos + 4].isalnum() and all(c in b"0123456789abcdef" for c in data[pos : pos + 4])

@@ -154,7 +154,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
 def client_stats(connection: Connection | Any, consumer: Consumer | None) -> ClientStats:
     agreed = connection.agreed
     address = connection.remote_address
-    auth = connection.auth_state
+    auth = connection.permissions.state
     counts: dict[str, Any] = {}
     if consumer is not None:
         counts = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.clock import ManualClock
+from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
 from nsqha.server.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX, WRITE_BUFFER_HIGH, Connection
@@ -108,6 +108,7 @@ class Bench:
             "limits": Limits(),
             "loop": self.loop,
             "clock": self.clock,
+            "now": lambda: read(self.clock),
             "auth": None,
             "exiting": False,
             "tls_context": None,
@@ -199,11 +200,13 @@ def test_a_stop_answers_what_was_run_and_runs_nothing_more():
 
 
 def test_a_client_that_does_not_read_its_replies_is_not_read():
-    bench = Bench()
+    async def grant(consumer: Any) -> None:
+        pass
+
+    bench = Bench(subscriptions=SimpleNamespace(subscribe=grant))
+    bench.send(b"SUB t c\n")
     bench.transport.peer_reads = False
     error = b"FIN 0123456789abcdef\n"
-    bench.connection.session.state = 3
-    bench.connection.consumer = SimpleNamespace(legs={}, wake=lambda: None)  # type: ignore[assignment]
     while bench.transport.reading:
         bench.send((error + b"NOP\n") * 100)
         assert bench.transport.unread < UNREAD_REPLIES_BYTES_MAX + WRITE_BUFFER_HIGH

@@ -1,0 +1,97 @@
+"""What a consumer says of the messages that are in flight to it: FIN, REQ and TOUCH.
+
+The partition bits of a message id name the leg, which is the consumer's place at that partition; the channel there
+decides. A run of FINs is handed to the channel as one piece of the bytes that came, with no object per message; only
+what the channel does not take at once is looked at one by one. A success has no reply; a failure has one, in its turn,
+and the connection lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nsqha import ids
+from nsqha.clock import Now
+from nsqha.server.delivery import Consumer, Leg
+from nsqha.wire import errors
+
+
+class Verdicts:
+    """FIN, REQ and TOUCH of one consumer."""
+
+    __slots__ = ("_consumer", "_now", "_reply")
+
+    def __init__(self, consumer: Consumer, reply: Callable[[bytes], None], now: Callable[[], Now]) -> None:
+        self._consumer = consumer
+        self._reply = reply  # writes an error frame after the replies of earlier commands
+        self._now = now
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> None:
+        consumer = self._consumer
+        while pos < end:
+            leg = consumer.legs.get(int(data[pos + 4 : pos + 8], 16) >> 2) if is_hex(data, pos + 4) else None
+            if leg is not None:
+                new, count = leg.channel.fin_run(data, pos, end, leg.owner)
+                if count:
+                    consumer.in_flight -= count
+                    consumer.finish_count += count
+                    consumer.wake()
+                    if leg.delivery.latency is not None:
+                        self._note_latency(leg, data[new - 17 : new - 1], count)
+                if new != pos:
+                    pos = new
+                    continue
+            self._fin_one(consumer, data[pos + 4 : pos + 20])
+            pos += 21
+
+    def _fin_one(self, consumer: Consumer, message_id: bytes) -> None:
+        leg, offset = self._find(consumer, message_id)
+        why = leg.channel.fin(offset, leg.owner) if leg is not None else errors.NOT_IN_FLIGHT
+        if why is not None:
+            self._reply(errors.fin_failed(message_id, why))
+            return
+        assert leg is not None
+        consumer.in_flight -= 1
+        consumer.finish_count += 1
+        consumer.wake()
+        if leg.delivery.latency is not None:
+            self._note_latency(leg, message_id, 1)
+
+    def _note_latency(self, leg: Leg, message_id: bytes, count: int) -> None:
+        """As nsqd, at FIN; a run of FINs counts with the age of its last message."""
+        leg.delivery.finished(int(message_id, 16) - leg.id_base, count, self._now())
+
+    def req(self, message_id: bytes, delay_ms: int) -> None:
+        consumer = self._consumer
+        leg, offset = self._find(consumer, message_id)
+        if leg is None:
+            self._reply(errors.req_failed(message_id, errors.NOT_IN_FLIGHT))
+            return
+        why = leg.channel.req(offset, leg.owner, delay_ms, self._now())
+        if why is not None:
+            self._reply(errors.req_failed(message_id, why))
+            return
+        consumer.in_flight -= 1
+        consumer.requeue_count += 1
+        consumer.wake()
+
+    def touch(self, message_id: bytes) -> None:
+        consumer = self._consumer
+        leg, offset = self._find(consumer, message_id)
+        if leg is None:
+            self._reply(errors.touch_failed(message_id, errors.NOT_IN_FLIGHT))
+            return
+        why = leg.channel.touch(offset, leg.owner, self._now(), consumer.msg_timeout)
+        if why is not None:
+            self._reply(errors.touch_failed(message_id, why))
+
+    def _find(self, consumer: Consumer, message_id: bytes) -> tuple[Leg | None, int]:
+        number = ids.parse_message_id(message_id)
+        if number is None:
+            return None, 0
+        leg = consumer.legs.get(ids.partition_of(number))
+        return (leg, number - leg.id_base) if leg is not None else (None, 0)
+
+
+def is_hex(data: bytes, pos: int) -> bool:
+    return data[pos : pos + 4].isalnum() and all(c in b"0123456789abcdef" for c in data[pos : pos + 4])
