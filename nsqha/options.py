@@ -180,7 +180,7 @@ class Options:
     cluster_tls_cert: str = _flag(
         STRING,
         "",
-        "path to this node's certificate; with it the gRPC port wants one of --cluster-tls-ca from everybody",
+        "this node's certificate; with it the gRPC port wants one of --cluster-tls-ca from everybody",
     )
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
     cluster_tls_ca: str = _flag(STRING, "", "path to the certificate authority of this cluster, and of nothing else")

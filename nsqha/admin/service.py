@@ -6,12 +6,11 @@ Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-# Before the first import of grpc: its own log lines are not ours, and the event engine costs a third more CPU on small
-# messages (docs/performance.md). Unknown experiment names are only ignored.
+# Before the first import of grpc: nsqha.server.peer_grpc says why.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
@@ -27,10 +26,12 @@ from nsqha.election.model import TopicSettings
 from nsqha.errors import Conflict, LogCorrupt, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
+from nsqha.server import peer_grpc
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
     from nsqha.server.stats import ChannelStats
+    from nsqha.server.tls import ClusterTls
     from nsqha.server.topic import Topic
 
 T = TypeVar("T")
@@ -311,26 +312,47 @@ def settings_of(message: Any) -> TopicSettings:
 
 
 class AdminServer:
-    """The gRPC listener of one node."""
+    """The gRPC listener of one node: administration, and `peers`, the services for other nodes.
 
-    def __init__(self, broker: Broker, address: str) -> None:
+    With `tls` everybody who connects needs a certificate of the cluster's CA. `message_bytes`: the largest message of a
+    peer service (`nsqha.server.peers.message_bytes_max`).
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        address: str,
+        peers: Sequence[peer_grpc.GrpcPeerServer] = (),
+        *,
+        tls: ClusterTls | None = None,
+        message_bytes: int = 0,
+    ) -> None:
         self._broker = broker
         self._wanted = address
+        self._peers = tuple(peers)
+        self._tls = tls
+        self._message_bytes = message_bytes
         self._server: aio.Server | None = None
         self.address = ""
 
     async def start(self) -> None:
         """Listen. Unavailable if the address can not be had."""
-        server = aio.server(options=[("grpc.so_reuseport", 0)])
+        server = aio.server(options=peer_grpc.server_options(self._message_bytes))
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker), server)
-        name = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+        for peers in self._peers:
+            peers.add_to(server)
+        names = [admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name]
+        names += [name for peers in self._peers for name in peers.service_names]
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        for service in ("", name):
+        for service in ("", *names):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-        reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
-            port = server.add_insecure_port(self._wanted)
+            if self._tls is None:
+                port = server.add_insecure_port(self._wanted)
+            else:
+                port = server.add_secure_port(self._wanted, peer_grpc.server_credentials(self._tls))
         except RuntimeError as error:
             raise Unavailable(f"--grpc-address={self._wanted}: cannot listen: {error}") from None
         await server.start()
@@ -339,5 +361,7 @@ class AdminServer:
         log.info("listening", "gRPC: listening on %s", self.address, address="grpc")
 
     async def close(self) -> None:
+        for peers in self._peers:
+            peers.close()
         if self._server is not None:
             await self._server.stop(grace=0.5)

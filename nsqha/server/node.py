@@ -225,6 +225,7 @@ class Node:
             self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket]) -> None:
+        from nsqha.server import tls
         from nsqha.server.http_api import HttpServer
 
         loop = asyncio.get_running_loop()
@@ -235,7 +236,8 @@ class Node:
         self._closers.append(http.close)
         # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
         service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
-        admin = service.AdminServer(broker, self.options.grpc_address)
+        cluster_tls = tls.cluster_tls(self.options)
+        admin = service.AdminServer(broker, self.options.grpc_address, tls=cluster_tls)
         await admin.start()
         self._closers.append(admin.close)
         broker.grpc_address = admin.address

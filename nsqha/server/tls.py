@@ -7,6 +7,17 @@ a certificate is possible. From tls1.2 on OpenSSL's own judgement stands, unless
 --tls-client-auth-policy=require wants a certificate but looks at nothing in it (require-verify does). Python's ssl
 always verifies what it asks for, so the verification callback of the context is replaced below it, through ctypes;
 where that is not possible the start fails with a ConfigError instead of checking less or more than was asked for.
+
+Between nodes (--cluster-tls-cert, -key, -ca; all or none) it is stricter: with them the whole gRPC port, administration
+included, speaks TLS 1.2 or later only and wants a certificate of that CA from everybody. A node's certificate carries
+in its subjectAltName
+
+- the addresses that other nodes dial (DNS or IP): whoever connects checks them;
+- who the node is: `URI:nsqha:node/<node uid, 16 hex digits>`, or, where uids are not known before the first start, the
+  DNS name that its metadata record has as broadcast address. A URI, if there is one, decides alone.
+
+An administrator's certificate has neither, and can not append, promise an epoch or read a log. The CA is for this
+cluster only. Identities are compared in `nsqha.server.peers.PeerIdentity`.
 """
 
 from __future__ import annotations
@@ -15,6 +26,7 @@ import ctypes
 import ssl
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from nsqha.errors import ConfigError
@@ -75,9 +87,8 @@ def _lower_security(context: ssl.SSLContext) -> None:
 
 
 def _load_certificate(context: ssl.SSLContext, options: Options) -> None:
-    # An encrypted key would make OpenSSL ask on the terminal; refuse instead.
     def no_password() -> str:
-        raise ConfigError(f"--tls-key={options.tls_key}: the key is encrypted")
+        return _encrypted("--tls-key", options.tls_key)
 
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key, password=no_password)
@@ -116,6 +127,64 @@ def _require_any_certificate(context: ssl.SSLContext) -> None:
     set_verify(pointer, _VERIFY_PEER_OR_FAIL, _accept_any)
     if context.verify_mode != ssl.CERT_REQUIRED:
         raise ConfigError("--tls-client-auth-policy=require had no effect on this Python's ssl module")
+
+
+# ---- between nodes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClusterTls:
+    """PEM texts, as gRPC wants them. Not shown in a repr: one is a private key."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+
+
+def cluster_tls(options: Options) -> ClusterTls | None:
+    """None without the flags. ConfigError names what does not work, before gRPC would only say "handshake failed"."""
+    cert, key, ca = options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca
+    if not cert:
+        return None
+    contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for context in contexts:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(cafile=ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--cluster-tls-ca={ca}: {_reason(error)}") from None
+        try:
+            context.load_cert_chain(cert, key, password=lambda: _encrypted("--cluster-tls-key", key))
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--cluster-tls-cert={cert} --cluster-tls-key={key}: {_reason(error)}") from None
+    try:
+        _shake_hands(*contexts)
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", "") or _reason(error)
+        raise ConfigError(
+            f"--cluster-tls-cert={cert} does not work with --cluster-tls-ca={ca}: {why} (a node is server and client)"
+        ) from None
+    return ClusterTls(*(Path(path).read_bytes() for path in (cert, key, ca)))
+
+
+def _encrypted(flag: str, path: str) -> str:
+    # An encrypted key would make OpenSSL ask on the terminal; refuse instead.
+    raise ConfigError(f"{flag}={path}: the key is encrypted")
+
+
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """Connect the node to itself in memory. SSLError if either side refuses the other's certificate."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = set(ends)
+    while waiting:
+        for end in tuple(waiting):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.discard(end)
 
 
 # ---- what was negotiated

@@ -1,0 +1,564 @@
+"""Streams and calls between nodes over gRPC (HTTP/2), on the loop of the process.
+
+What grpc.aio leaves open is decided here:
+
+- Messages are serialised in `send` and parsed before `on_message`; gRPC sees bytes. One task per stream writes, one
+  reads, so order is kept and one message per direction is in gRPC's hands besides what flow control lets pass.
+- A call is first given a connection and only then sent. What fails before is `Unavailable`; afterwards it is
+  `OutcomeUnknown`, unless the other side itself said what happened: it names our error in a trailer (`nsqha-error`), so
+  that gRPC's own UNAVAILABLE is never taken for an answer.
+- A dead address is refused at once, never waited for (`wait_for_ready` is off); it is tried again 0.1 to 1 s later.
+  A host that went silent is noticed by pings after KEEPALIVE_SECONDS + PING_TIMEOUT_SECONDS; that is the backstop of
+  deadlines, acks and leases, which notice earlier.
+- Each `GrpcPeers` has connections of its own: catch-up and forwarding use other ones than live replication does.
+- With TLS the whole port wants a certificate of the cluster's CA, and the methods here want one that names a node
+  (`nsqha.server.tls`).
+
+Before gRPC is imported, GRPC_VERBOSITY and GRPC_EXPERIMENTS are set unless they are set already (also to nothing: that
+is the way out). Without the experiments a small message costs a third less (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+from grpc import aio
+
+from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.server.peers import (
+    URI_PREFIX,
+    Accept,
+    Answer,
+    Message,
+    PeerIdentity,
+    PeerStream,
+    StreamHandler,
+    error_of,
+    kind_and_text,
+    message_bytes_max,
+    one_line,
+)
+from nsqha.server.tls import ClusterTls
+
+KEEPALIVE_SECONDS = 5
+PING_TIMEOUT_SECONDS = 3
+ERROR_TRAILER = "nsqha-error"
+
+log = Log("peers")
+
+_PINGS = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_SECONDS * 1000),  # without it the line above does nothing
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_CONNECTING = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # also how long a connection may take to come about
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),  # else two GrpcPeers would share connections
+    ("grpc.enable_retries", 0),  # nothing is sent twice
+    ("grpc.enable_http_proxy", 0),  # an http_proxy of the environment is not for traffic between nodes
+)
+_STATUS = {
+    "NotFound": grpc.StatusCode.NOT_FOUND,
+    "Conflict": grpc.StatusCode.ALREADY_EXISTS,
+    "Unavailable": grpc.StatusCode.UNAVAILABLE,
+    "OutcomeUnknown": grpc.StatusCode.UNKNOWN,
+    "LogCorrupt": grpc.StatusCode.DATA_LOSS,
+    "ValueError": grpc.StatusCode.INVALID_ARGUMENT,
+}
+_CLOSED_HERE = "closed"
+_GONE = "the other side ended the stream, or is gone"
+
+
+def server_options(message_bytes: int = 0) -> list[tuple[str, int]]:
+    """Options of a grpc.aio server that other nodes stream to; `message_bytes`: the largest message."""
+    return [
+        ("grpc.so_reuseport", 0),
+        *_sizes(message_bytes or message_bytes_max()),
+        *_PINGS,
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def server_credentials(tls: ClusterTls) -> grpc.ServerCredentials:
+    """For a port on which everybody has a certificate of the cluster's CA."""
+    return grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.ca, require_client_auth=True)
+
+
+def channel_credentials(tls: ClusterTls) -> grpc.ChannelCredentials:
+    """For connections to such a port; the server's certificate must name the address that is dialled."""
+    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+
+
+def _sizes(message_bytes: int) -> list[tuple[str, int]]:
+    return [("grpc.max_send_message_length", message_bytes), ("grpc.max_receive_message_length", message_bytes)]
+
+
+class _Method:
+    """One method of a service: its path and types."""
+
+    __slots__ = ("name", "path", "reply", "request", "streaming")
+
+    def __init__(self, service: ServiceDescriptor, method: MethodDescriptor) -> None:
+        if method.client_streaming != method.server_streaming:
+            raise TypeError(f"{service.full_name}.{method.name}: only calls and streams in both directions are served")
+        self.name: str = method.name
+        self.path = f"/{service.full_name}/{method.name}"
+        self.request: type[Any] = GetMessageClass(method.input_type)
+        self.reply: type[Any] = GetMessageClass(method.output_type)
+        self.streaming: bool = method.client_streaming
+
+
+def _methods(services: Iterable[ServiceDescriptor]) -> dict[str, _Method]:
+    found: dict[str, _Method] = {}
+    for service in services:
+        for descriptor in service.methods:
+            method = _Method(service, descriptor)
+            if method.name in found:
+                raise TypeError(f"{method.path} and {found[method.name].path}: method names must differ")
+            found[method.name] = method
+    return found
+
+
+def _encoded(message: Message, expected: type[Any], method: _Method) -> bytes:
+    if type(message) is not expected:
+        raise TypeError(f"{method.name}: {type(message).__name__} is not {expected.__name__}")
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _too_large(size: int, limit: int) -> str:
+    return f"a message of {size} bytes is over the limit of {limit}; --max-body-size must be the same on all nodes"
+
+
+# ---- streams
+
+
+class _Stream:
+    """What both ends have in common: a queue, a writer task, a reader, one end."""
+
+    def __init__(self, peer: PeerIdentity, method: _Method, out: type[Any], in_: type[Any], limit: int) -> None:
+        self.peer = peer
+        self._method = method
+        self._out = out
+        self._in = in_
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[bytes] = deque()  # its first is being written
+        self._room: asyncio.Future[None] | None = None  # the writer waits for something to write
+        self._handler: StreamHandler | None = None
+        self.ended = False
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue)
+
+    def send(self, message: Message) -> None:
+        if self.ended:
+            return
+        data = _encoded(message, self._out, self._method)
+        if len(data) > self._limit:
+            why = _too_large(len(data), self._limit)
+            log.error("peer_message_too_large", "%s to %s: %s", self._method.name, self.peer, why)
+            self._end("ValueError", why)
+            return
+        self._queue.append(data)
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
+
+    def close(self, why: str = "") -> None:
+        self._end("Unavailable", one_line(why) or _CLOSED_HERE)
+
+    def _end(self, kind: str, why: str) -> None:
+        """The stream is over; tell the other side, and the handler a moment later."""
+        if self.ended:
+            return
+        self.ended = True
+        self._queue.clear()
+        self._loop.call_soon(self._tell, why)
+        self._tear_down(kind, why)
+
+    def _tell(self, why: str) -> None:
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        try:
+            handler.on_closed(why)
+        except Exception as error:
+            log.error("peer_handler_failed", "%s with %s: on_closed", self._method.name, self.peer, error=error)
+
+    def _tear_down(self, kind: str, why: str) -> None:
+        raise NotImplementedError
+
+    async def _write_all(self, write: Callable[[bytes], Any]) -> None:
+        """Write what is queued, until the stream ends; a write that fails is the reader's to explain."""
+        queue = self._queue
+        try:
+            while not self.ended:
+                while queue:
+                    await write(queue[0])
+                    if queue:  # else the stream ended meanwhile
+                        queue.popleft()
+                self._room = self._loop.create_future()
+                await self._room
+        except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
+            return
+
+    async def _read_all(self, read: Callable[[], Any]) -> None:
+        """Hand over messages until the other side ends; a bad message or a failing handler ends the stream here."""
+        while not self.ended:
+            data = await read()
+            if data is aio.EOF or self.ended or self._handler is None:
+                return
+            try:
+                message = self._in.FromString(data)
+            except DecodeError:
+                why = f"{len(data)} bytes that are not a {self._in.__name__}"
+                log.warning("peer_message_bad", "%s from %s: %s", self._method.name, self.peer, why)
+                self._end("ValueError", why)
+                return
+            del data
+            try:
+                self._handler.on_message(message)
+            except Exception as error:
+                log.error("peer_handler_failed", "%s with %s: on_message", self._method.name, self.peer, error=error)
+                self._end(*kind_and_text(error))
+                return
+            del message
+
+
+class _ClientStream(_Stream):
+    """The end that opened it."""
+
+    def __init__(self, address: str, method: _Method, limit: int, call: Any, handler: StreamHandler) -> None:
+        super().__init__(PeerIdentity(address), method, method.request, method.reply, limit)
+        self._handler = handler
+        self._call = call
+        self.task = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        writer = self._loop.create_task(self._write_all(self._call.write))
+        try:
+            await self._read_all(self._call.read)
+            why = one_line(await self._call.details() or "") or "the other side ended the stream"
+        except aio.AioRpcError as error:
+            why = one_line(error.details() or "") or error.code().name
+        except (asyncio.CancelledError, aio.BaseError) as error:
+            # of the call (close) or of this task (the loop ends): either way the stream is over
+            why = _CLOSED_HERE if isinstance(error, asyncio.CancelledError) else one_line(str(error))
+        finally:
+            writer.cancel()
+        self._end("Unavailable", why)
+
+    def _tear_down(self, kind: str, why: str) -> None:
+        self._call.cancel()
+
+
+class _ServerStream(_Stream):
+    """The end that accepted it. It lives inside its RPC."""
+
+    def __init__(self, peer: PeerIdentity, method: _Method, limit: int, context: Any) -> None:
+        super().__init__(peer, method, method.reply, method.request, limit)
+        self._context = context
+        self._over: asyncio.Future[tuple[str, str]] = self._loop.create_future()
+
+    async def serve(self, handler: StreamHandler) -> tuple[str, str]:
+        """Until the stream ends; the kind and text to tell the other side, if it is still there."""
+        self._handler = handler
+        tasks = (self._loop.create_task(self._reading()), self._loop.create_task(self._write_all(self._context.write)))
+        try:
+            return await self._over
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._end("Unavailable", _GONE)
+
+    async def _reading(self) -> None:
+        try:
+            await self._read_all(self._context.read)
+        except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
+            pass
+        self._end("Unavailable", _GONE)
+
+    def _tear_down(self, kind: str, why: str) -> None:
+        if not self._over.done():
+            self._over.set_result((kind, why))
+
+
+# ---- the side that calls
+
+
+class _Link:
+    """The connection to one address, made when it is first used and again when it is lost."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        self.channel = channel
+        self._callables: dict[str, Any] = {}
+
+    def method(self, method: _Method) -> Any:
+        found = self._callables.get(method.name)
+        if found is None:
+            make = self.channel.stream_stream if method.streaming else self.channel.unary_unary
+            found = self._callables[method.name] = make(method.path)
+        return found
+
+    async def connected(self, deadline: float) -> bool:
+        """Whether there is a connection before `deadline` (of the loop's clock) and before it is refused."""
+        loop = asyncio.get_running_loop()
+        while (state := self.channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                return False
+            try:
+                await asyncio.wait_for(self.channel.wait_for_state_change(state), deadline - loop.time())
+            except (TimeoutError, aio.UsageError):
+                return False
+        return True
+
+
+class GrpcPeers:
+    """The other nodes, over connections of its own. Made and used on one loop."""
+
+    def __init__(
+        self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None, message_bytes: int = 0
+    ) -> None:
+        self._methods = _methods(services)
+        self._limit = message_bytes or message_bytes_max()
+        self._credentials = channel_credentials(tls) if tls else None
+        self._options = [*_sizes(self._limit), *_PINGS, *_CONNECTING]
+        self._links: dict[str, _Link] = {}
+        self._streams: set[_ClientStream] = set()
+        self._closed = False
+
+    def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
+        chosen = self._method(method, streaming=True)
+        call = self._link(address).method(chosen)(wait_for_ready=False)
+        stream = _ClientStream(address, chosen, self._limit, call, handler)
+        self._streams.add(stream)
+        stream.task.add_done_callback(lambda _: self._streams.discard(stream))
+        return stream
+
+    async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
+        chosen = self._method(method, streaming=False)
+        data = _encoded(request, chosen.request, chosen)
+        if len(data) > self._limit:
+            raise ValueError(f"{method} to {address}: {_too_large(len(data), self._limit)}")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        link = self._link(address)
+        if not await link.connected(deadline):
+            raise Unavailable(f"{method} to {address}: no connection; nothing was sent")
+        call = link.method(chosen)(data, timeout=max(deadline - loop.time(), 0.001), wait_for_ready=False)
+        try:
+            answer: bytes = await call
+        except aio.AioRpcError as error:
+            raise _error_of(error, f"{method} to {address}") from None
+        except asyncio.CancelledError:
+            if self._closed and not _cancelling():
+                raise OutcomeUnknown(f"{method} to {address}: this node stopped before the answer came") from None
+            raise
+        try:
+            return chosen.reply.FromString(answer)
+        except DecodeError:
+            raise OutcomeUnknown(f"{method} to {address}: the answer is not a {chosen.reply.__name__}") from None
+
+    async def close(self) -> None:
+        self._closed = True
+        streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+        await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.channel.close()
+
+    def _method(self, name: str, *, streaming: bool) -> _Method:
+        method = self._methods[name]
+        if method.streaming != streaming:
+            raise TypeError(f"{method.path} is {'a stream' if method.streaming else 'a call'}")
+        return method
+
+    def _link(self, address: str) -> _Link:
+        if self._closed:
+            raise Unavailable("this node is stopping")
+        link = self._links.get(address)
+        if link is None:
+            if self._credentials is None:
+                channel = aio.insecure_channel(address, options=self._options)
+            else:
+                channel = aio.secure_channel(address, self._credentials, options=self._options)
+            link = self._links[address] = _Link(channel)
+        return link
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _error_of(error: aio.AioRpcError, what: str) -> Exception:
+    """Ours, if the other side says so; else what gRPC's own status may mean once a request was sent."""
+    text = f"{what}: {one_line(error.details() or '') or error.code().name}"
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_TRAILER:
+            return error_of(value if isinstance(value, str) else value.decode("ascii", "replace"), text)
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Unavailable(f"{what}: it does not serve this method")
+    return OutcomeUnknown(text)
+
+
+# ---- the side that is called
+
+
+class GrpcPeerServer:
+    """Methods of this node, for a grpc.aio server that somebody else runs."""
+
+    def __init__(
+        self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None, message_bytes: int = 0
+    ) -> None:
+        services = tuple(services)
+        self._services = {service.full_name: _methods((service,)) for service in services}
+        self._methods = _methods(services)
+        self._limit = message_bytes or message_bytes_max()
+        self._identities = tls is not None
+        self._accepts: dict[str, Accept] = {}
+        self._answers: dict[str, Answer] = {}
+        self._streams: set[_ServerStream] = set()
+        self._closed = False
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """Full names, for reflection and health."""
+        return tuple(self._services)
+
+    def on_stream(self, method: str, accept: Accept) -> None:
+        assert self._methods[method].streaming, f"{method} is a call"
+        self._accepts[method] = accept
+
+    def on_call(self, method: str, answer: Answer) -> None:
+        assert not self._methods[method].streaming, f"{method} is a stream"
+        self._answers[method] = answer
+
+    def add_to(self, server: aio.Server) -> None:
+        """Add all methods; before the server starts."""
+        for name, methods in self._services.items():
+            handlers = {
+                method.name: (
+                    grpc.stream_stream_rpc_method_handler(self._stream_rpc(method))
+                    if method.streaming
+                    else grpc.unary_unary_rpc_method_handler(self._call_rpc(method))
+                )
+                for method in methods.values()
+            }
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+    def close(self) -> None:
+        """End all streams and refuse new calls; the server itself is its owner's."""
+        self._closed = True
+        for stream in list(self._streams):
+            stream.close("this node is stopping")
+
+    def _stream_rpc(self, method: _Method) -> Callable[[Any, Any], Any]:
+        async def rpc(_: Any, context: Any) -> None:
+            peer = await self._identity(context, method)
+            stream = _ServerStream(peer, method, self._limit, context)
+            try:
+                handler = self._registered(self._accepts, method)(stream)
+            except Exception as error:
+                await _abort(context, *self._refusal(error, method, context))
+                return
+            self._streams.add(stream)
+            try:
+                kind, why = await stream.serve(handler)
+            finally:
+                self._streams.discard(stream)
+            await _abort(context, kind, why)
+
+        return rpc
+
+    def _call_rpc(self, method: _Method) -> Callable[[bytes, Any], Any]:
+        async def rpc(data: bytes, context: Any) -> bytes:
+            peer = await self._identity(context, method)
+            try:
+                answer = self._registered(self._answers, method)
+                reply = await answer(peer, _parsed(data, method))
+                encoded = _encoded(reply, method.reply, method)
+                if len(encoded) > self._limit:
+                    raise OutcomeUnknown(_too_large(len(encoded), self._limit))
+            except Exception as error:
+                await _abort(context, *self._refusal(error, method, context))
+                raise
+            return encoded
+
+        return rpc
+
+    def _registered(self, table: dict[str, Any], method: _Method) -> Any:
+        if self._closed:
+            raise Unavailable("this node is stopping")
+        if method.name not in table:
+            raise Unavailable(f"{method.name} is not served yet")
+        return table[method.name]
+
+    async def _identity(self, context: Any, method: _Method) -> PeerIdentity:
+        address = _address(context)
+        if not self._identities:
+            return PeerIdentity(address)
+        identity = identity_of(context.auth_context(), address)
+        if not identity.verified:
+            log.warning("peer_refused", "%s from %s: its certificate names no node", method.name, address)
+            why = f"{method.name} is for nodes only, and this certificate names none"
+            await _abort(context, Unavailable.__name__, why, grpc.StatusCode.PERMISSION_DENIED)
+        return identity
+
+    @staticmethod
+    def _refusal(error: Exception, method: _Method, context: Any) -> tuple[str, str]:
+        if not isinstance(error, (NsqhaError, ValueError)):
+            log.error("peer_call_failed", "%s for %s failed", method.name, _address(context), error=error)
+        return kind_and_text(error)
+
+
+def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentity:
+    """From gRPC's view of a verified certificate. Not `verified` if it names no node."""
+    if properties.get("transport_security_type") != [b"ssl"]:
+        return PeerIdentity(address)
+    names = tuple(name.decode("ascii", "replace") for name in properties.get("peer_dns", ()))
+    uid = 0
+    for uri in properties.get("peer_uri", ()):
+        digits = uri.decode("ascii", "replace").removeprefix(URI_PREFIX)
+        if len(digits) == 16 and uri.startswith(URI_PREFIX.encode()) and set(digits) <= set("0123456789abcdef"):
+            uid = int(digits, 16)
+    return PeerIdentity(address, uid, names, verified=bool(uid or names))
+
+
+def _parsed(data: bytes, method: _Method) -> Message:
+    try:
+        return method.request.FromString(data)
+    except DecodeError:
+        raise ValueError(f"{len(data)} bytes that are not a {method.request.__name__}") from None
+
+
+def _address(context: Any) -> str:
+    """`ipv4:10.0.0.7:51022` as an address."""
+    peer: str = context.peer()
+    return peer.removeprefix("ipv4:").removeprefix("ipv6:").replace("%5B", "[").replace("%5D", "]")
+
+
+async def _abort(context: Any, kind: str, why: str, code: grpc.StatusCode | None = None) -> None:
+    """End the RPC; it raises, always."""
+    code = code or _STATUS.get(kind, grpc.StatusCode.INTERNAL)
+    await context.abort(code, why, trailing_metadata=((ERROR_TRAILER, kind),))

@@ -1,0 +1,183 @@
+"""How nodes talk to each other, without saying over what.
+
+A `PeerStream` is one ordered, bidirectional stream of protobuf messages. It ends as a whole: both directions at once,
+for each end exactly once, with a reason. What was under way when it ended may or may not have arrived; nothing is sent
+twice and nothing overtakes. A call is one question and one answer, with a deadline.
+
+    peers.stream("10.0.0.7:4152", "Push", handler).send(PushMessage(...))
+    reply = await peers.call("10.0.0.7:4152", "Status", StatusRequest(...), timeout=0.1)
+
+Memory: a handler is given one message at a time and the next is read after it returned, so a slow handler slows the
+sender; whoever owns an end bounds what it sends by `pending`.
+
+Who speaks: with cluster TLS, `PeerIdentity` is read from the verified certificate of the side that connected; a hello
+that claims to be somebody else must be refused (`PeerIdentity.may_be`). Without TLS everybody is believed.
+
+`nsqha.server.peer_grpc` is the implementation; tests/sim/net.py is another over a simulated network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nsqha.errors import (
+    AppendFailed,
+    ConfigError,
+    Conflict,
+    LogCorrupt,
+    NotFound,
+    NsqhaError,
+    OutcomeUnknown,
+    Poisoned,
+    StorageError,
+    Unavailable,
+)
+
+Message = Any
+"""A protobuf message; the generated classes have no common type that is of use here."""
+
+URI_PREFIX = "nsqha:node/"
+"""Before the node uid, 16 lowercase hex digits, in a certificate's subjectAltName."""
+
+MIB = 1 << 20
+_BODY_BYTES_MAX = 5 * MIB  # --max-body-size, its default
+_MESSAGE_BYTES_LIMIT = (1 << 31) - 1  # of gRPC
+_WHY_CHARACTERS = 500
+
+
+def message_bytes_max(body_bytes_max: int = _BODY_BYTES_MAX) -> int:
+    """The largest message between nodes whose clients may send command bodies of `body_bytes_max` bytes.
+
+    In an MPUB the smallest message takes 5 bytes (length and one byte) and becomes a frame of 35: seven times as much.
+    A mebibyte is left for what stands around it.
+    """
+    return min(7 * body_bytes_max + MIB, _MESSAGE_BYTES_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """The other side. What is not `verified` is only an address."""
+
+    address: str = ""
+    node_uid: int = 0  # from the certificate; 0: it does not say, or there is no TLS
+    names: tuple[str, ...] = ()  # DNS names of the certificate
+    verified: bool = False
+
+    @property
+    def name(self) -> str:
+        """The certificate's first DNS name, or empty."""
+        return self.names[0] if self.names else ""
+
+    def may_be(self, node_uid: int, name: str = "") -> bool:
+        """Whether this side may speak for the node `node_uid`, whose metadata record says that it is called `name`.
+
+        A certificate that carries a node uid speaks for that node only, one without speaks for the nodes that it names.
+        """
+        if not self.verified:
+            return True
+        return node_uid == self.node_uid if self.node_uid else name != "" and name in self.names
+
+    def __str__(self) -> str:
+        who = f"node {self.node_uid:016x}" if self.node_uid else self.name
+        return f"{who} at {self.address}" if who else self.address or "a peer"
+
+
+class StreamHandler(Protocol):
+    """Whoever owns an end of a stream. Called on the loop, never from within `send`, `close` or `stream`."""
+
+    def on_message(self, message: Message) -> None:
+        """The next message. An exception ends the stream; it is logged here and told to the other side in one line."""
+
+    def on_closed(self, why: str) -> None:
+        """The stream has ended. Once, also after close(); no message comes after it."""
+
+
+class PeerStream(Protocol):
+    """One end of a stream."""
+
+    @property
+    def peer(self) -> PeerIdentity:
+        """The other side."""
+
+    @property
+    def pending(self) -> int:
+        """Messages that were sent and not yet handed to the network; 0 after the end."""
+
+    def send(self, message: Message) -> None:
+        """Queue it, as it is now. Never blocks; ignored after the end. TypeError if the method sends another type."""
+
+    def close(self, why: str = "") -> None:
+        """End both directions; what is pending is dropped. The other side is told `why` if it opened the stream."""
+
+
+class Peers(Protocol):
+    """The other nodes, as one that calls them."""
+
+    def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
+        """Open a stream ("Push", "Live", ...). If that fails, `handler` is told that it has ended."""
+
+    async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
+        """The answer within `timeout` seconds.
+
+        Unavailable: it was not carried out, or refused by the transport of the other side. OutcomeUnknown: perhaps it
+        was. Other errors of `nsqha.errors`, and ValueError, are the other side's answer.
+        """
+
+    async def close(self) -> None:
+        """End all streams and calls."""
+
+
+Accept = Callable[[PeerStream], StreamHandler]
+Answer = Callable[[PeerIdentity, Any], Awaitable[Message]]
+
+
+class PeerServer(Protocol):
+    """This node, as others call it. What is registered later than it is called is refused as unavailable until then."""
+
+    def on_stream(self, method: str, accept: Accept) -> None:
+        """`accept` says who handles a new stream, or raises an error of `nsqha.errors` to refuse it."""
+
+    def on_call(self, method: str, answer: Answer) -> None:
+        """`answer` replies or raises. It may be cancelled at any await once the caller has gone."""
+
+
+# ---- errors on their way to another node
+
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        AppendFailed,
+        ConfigError,
+        Conflict,
+        LogCorrupt,
+        NotFound,
+        OutcomeUnknown,
+        Poisoned,
+        StorageError,
+        Unavailable,
+        ValueError,
+    )
+}
+
+
+def kind_and_text(error: Exception) -> tuple[str, str]:
+    """What the other side is told. What is none of our errors is a bug here, and its outcome is unknown."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _KINDS and _KINDS[kind.__name__] is kind:
+            return kind.__name__, one_line(str(error) or kind.__name__)
+    if isinstance(error, NsqhaError):
+        return OutcomeUnknown.__name__, one_line(f"{type(error).__name__}: {error}")
+    return OutcomeUnknown.__name__, one_line(f"internal error: {type(error).__name__}: {error}")
+
+
+def error_of(kind: str, text: str) -> Exception:
+    """The error that the other side told. An unknown kind comes from a newer node: perhaps it was carried out."""
+    return _KINDS.get(kind, OutcomeUnknown)(text)
+
+
+def one_line(text: str) -> str:
+    """`text` as it fits a status line."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= _WHY_CHARACTERS else joined[: _WHY_CHARACTERS - 3] + "..."
