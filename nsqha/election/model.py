@@ -27,7 +27,6 @@ FEATURE_LEVEL = 1  # what this version understands; a cluster at a higher level 
 
 Sync = Literal["always", "interval", "none"]
 UNLIMITED = -1
-DELAY_MS_MAX = 365 * 24 * 3600 * 1000
 REPLICAS_MAX = 15
 
 R = TypeVar("R")
@@ -62,7 +61,6 @@ class TopicSettings(Record):
     partitions: int = 1
     replicas: int | None = None  # None: min(3, nodes)
     min_isr: int | None = None  # None: replicas // 2 + 1
-    max_req_timeout_ms: int | None = None  # longest delay of REQ and DPUB
 
     def __post_init__(self) -> None:
         if self.sync is not None and self.sync not in get_args(Sync):
@@ -74,7 +72,6 @@ class TopicSettings(Record):
         _check("abandoned_over_bytes", self.abandoned_over_bytes, 1)
         _check("replicas", self.replicas, 1, REPLICAS_MAX)
         _check("min_isr", self.min_isr, 1, REPLICAS_MAX)
-        _check("max_req_timeout_ms", self.max_req_timeout_ms, 0, DELAY_MS_MAX)
         if self.replicas is not None and self.min_isr is not None and self.min_isr > self.replicas:
             raise ValueError(f"min_isr is {self.min_isr}; it can not be more than replicas, {self.replicas}")
 

@@ -93,7 +93,6 @@ def test_the_form_is_stable() -> None:
             "partitions": 2,
             "replicas": None,
             "min_isr": None,
-            "max_req_timeout_ms": None,
         },
         "channels": {"version": 3, "paused": True, "channels": {"a": {"uid": 9, "paused": True}}},
         "partitions": {
