@@ -177,23 +177,25 @@ class LmdbCache:
 
     # ---- partitions
 
-    def load(self, key: PartitionKey, log_: LogLike, read: Read) -> Loaded:
-        """The committed state of a partition: from here as far as its log vouches for it. It is written from now on."""
+    def load(self, key: PartitionKey, log_: LogLike, read: Read, *, committed: int | None = None) -> Loaded:
+        """The committed state of a partition: from here as far as its log vouches for it. It is written from now on.
+
+        `committed`: the end of what is known to be committed, if that is not the whole log."""
         self._loads += 1
         try:
             try:
-                return self._load(key, log_, read)
+                return self._load(key, log_, read, committed)
             except BaseLost:
-                return self._load(key, log_, read)  # in memory
+                return self._load(key, log_, read, committed)  # in memory
         finally:
             self._loads -= 1
 
-    def _load(self, key: PartitionKey, log_: LogLike, read: Read) -> Loaded:
+    def _load(self, key: PartitionKey, log_: LogLike, read: Read, committed: int | None) -> Loaded:
         def recall(log_id: int) -> PartitionState:
             return load(log_, read, end_log_id=log_id + 1).state
 
         partition = CachedPartition(self, key, recall)
-        loaded = load(log_, read, partition.stored, partition.new_deferred)
+        loaded = load(log_, read, partition.stored, partition.new_deferred, committed=committed)
         partition.base_log_id = loaded.state.applied.log_id
         partition.state = loaded.state
         for uid, set_ in partition.sets():

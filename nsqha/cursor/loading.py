@@ -66,15 +66,22 @@ def load(
     new_deferred: NewDeferred | None = None,
     *,
     end_log_id: int | None = None,
+    committed: int | None = None,
 ) -> Loaded:
     """The committed state of `log` up to its end, or up to `end_log_id` (exclusive).
 
+    `committed`: only what is below is known to be committed. The cache may know better: it holds nothing else.
     LogCorrupt if a batch that is needed does not verify, or the log begins in the middle and no source vouches for what
     came before.
     """
     end = log.end.log_id if end_log_id is None else end_log_id
     state, source = cached(), CACHE
-    if state is None or not vouches(log, state.applied, end):
+    vouched = state is not None and vouches(log, state.applied, end)
+    if committed is not None:
+        end = min(end, committed)
+        if state is not None and vouched:
+            end = max(end, state.applied.log_id + 1)
+    if state is None or not vouched:
         state, source = newest_checkpoint(log, read, end, new_deferred), CHECKPOINT
     if state is None:
         if log.start.position != 0:

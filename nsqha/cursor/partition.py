@@ -157,6 +157,11 @@ class PartitionCursors:
         self._queue.append(events.Channels(record.version, record.paused, channels))
         return True
 
+    def opening_events(self, record: ChannelListLike) -> bytes:
+        """What the epoch-start batch says of the channel list, so that the log is in line from its first message on."""
+        assert not self._queue, "events are queued already"
+        return self._event(self._queue.pop()).encode() if self.reconcile(record) else b""
+
     def create_ephemeral(self, name: str, uid: int) -> None:
         if name not in self.channels:
             self._queue.append(events.Ephemeral(name, uid, exists=True))

@@ -191,7 +191,7 @@ class Delivery:
     def pump(self, now: Now) -> None:
         """Hand out as much as windows and backlog allow."""
         channel = self.channel
-        if not self._order or channel.paused or self.stuck is not None:
+        if not self._order or channel.paused or self.stuck is not None or not self.partition.serving:
             return
         ready = [leg for leg in self._order if leg.consumer.room > 0]
         if not ready:

@@ -1,6 +1,6 @@
 """One partition on the node that leads it: group commit in, committed batches out.
 
-    publish / channel events -> waiting -> flush -> PartitionLog.append -> {disk round} -> LeaderReplica -> commit
+    publish / channel events -> waiting -> flush -> PartitionLog.append -> {disk round || push} -> LeaderReplica -> commit
     commit -> channel events applied, high watermark moved, publishers answered, channels pumped
 
 Adaptive group commit: with nothing outstanding the waiting runs are flushed at the end of the loop tick; else they
@@ -9,6 +9,9 @@ frames is never split, so an MPUB stays in one batch.
 
 What goes wrong here stays here: a broken invariant or an event that can not be applied stops this partition, answers
 everybody who waits, and no other partition notices. A disk that fails ends the node (`on_failure`).
+
+A leader begins with its epoch-start batch. Until that is committed and applied it takes publishes, but delivers
+nothing and writes no channel events: what it knows of the channels may be older than what another leader committed.
 
 Invariants: batches commit in log order; a waiter is answered exactly once; no append while a roll is under way.
 """
@@ -26,8 +29,8 @@ from nsqha.clock import Clock, Now
 from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.events import EpochStart
-from nsqha.cursor.partition import Forgotten, PartitionCursors
-from nsqha.cursor.state import Effect
+from nsqha.cursor.partition import ChannelListLike, Forgotten, PartitionCursors
+from nsqha.cursor.state import NEEDS_LOOK, Effect, EpochStarted
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.nsqlog import Log
@@ -129,7 +132,10 @@ class Partition:
         self.closed = False
         self.stopped: str | None = None  # which broken invariant ended it; shown in the health checks
         self.sync = sync
+        self.serving = False  # the epoch start is applied: deliveries and channel events may go on
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
+        self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
+        self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self._runtime = runtime
         self._loop = runtime.loop
         self._clock = runtime.clock
@@ -156,11 +162,26 @@ class Partition:
         self._timer_at = 0.0
         self._budget = runtime.budget
 
-    def start_epoch(self) -> asyncio.Future[None]:
-        """Write the epoch-start batch, synced; the future ends when it is committed and applied."""
-        self._unsent_events = EpochStart(self.leader.epoch, self.leader.node).encode()
-        self._unsent_flags = HAS_EVENTS
-        future = self.commit_events()
+    def start_epoch(self, channels: ChannelListLike | None = None) -> asyncio.Future[None]:
+        """Write the epoch-start batch, synced; the future ends when it is committed and applied.
+
+        `channels`: the channel list as the metadata has it; the log is brought in line with it in the same batch, so
+        before anything of this epoch is acknowledged. What an earlier leader left uncommitted at the end of the log
+        is committed with it.
+        """
+        for entry in self.log.entries(self.cursors.state.applied.log_id + 1, self.log.end.log_id):
+            data = bytearray(self.log.read(entry)) if entry.flags & NEEDS_LOOK else bytearray()
+            self._outstanding.append(Outstanding(entry, data, [], [], self._clock.monotonic(), 0))
+        events = EpochStart(self.leader.epoch, self.leader.node).encode()
+        if channels is not None:
+            events += self.cursors.opening_events(channels)
+        self._unsent_events, self._unsent_flags = events, HAS_EVENTS
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self.closed:
+            future.set_exception(Unavailable(self._why))
+            return future
+        self._event_waiters.append(future)
+        self._schedule_flush()
         self._disk.request(self)
         return future
 
@@ -214,8 +235,8 @@ class Partition:
     def commit_events(self) -> asyncio.Future[None]:
         """Write the channel events that are due; the future ends when they are committed and applied."""
         future: asyncio.Future[None] = self._loop.create_future()
-        if self.closed:
-            future.set_exception(Unavailable(self._why))
+        if self.closed or not self.serving:
+            future.set_exception(Unavailable(self._why if self.closed else "the leader has only just been elected"))
             return future
         self._event_waiters.append(future)
         self._schedule_flush()
@@ -235,9 +256,7 @@ class Partition:
 
     def _flush_waiting(self) -> None:
         while True:
-            urgent = bool(
-                self._event_waiters or self._events_wanted or self._unsent_events or self.cursors.urgent
-            )
+            urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events or self.cursors.urgent)
             if self._exclusive is not None or self.closed or not (self._runs or urgent):
                 return
             if self._outstanding and self.waiting_bytes < FLUSH_BYTES and not urgent:
@@ -268,7 +287,7 @@ class Partition:
     def _write(self, *, force_events: bool = False) -> bool:
         """Write one batch. False if the disk refused."""
         now = self.now()
-        events, flags = self.cursors.take_events(now, force=force_events)
+        events, flags = self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
         if self._unsent_events:
             # In the order they were taken, and none is ever dropped: what they say has been counted as said.
             events, flags = self._unsent_events + events, flags | self._unsent_flags
@@ -302,6 +321,8 @@ class Partition:
             self._disk.request(self)
         elif self.sync == "interval":
             self._sync_later(count)
+        if self.on_appended is not None:
+            self.on_appended()
         if self.leader.written(self.log.end.log_id):
             self._commit(now)
         if self.log.needs_roll:
@@ -407,6 +428,17 @@ class Partition:
         if not self._ended and self.leader.acked(self.leader.node, end=self.log.end.log_id, durable=durable):
             self._commit(self.now())
 
+    def replica_acked(self, node: int, end: int, durable: int) -> None:
+        """A follower has everything below `end`, and everything below `durable` on its disk."""
+        if not self._ended and self.leader.acked(node, end=end, durable=durable):
+            self.committed_moved()
+
+    def committed_moved(self) -> None:
+        """The commit point moved, by an ack or because others are asked now."""
+        self._commit(self.now())
+        if self._runs:
+            self._flush()
+
     # ---- commit
 
     def _commit(self, now: Now) -> None:
@@ -418,6 +450,8 @@ class Partition:
         for delivery in list(self.deliveries.values()):
             delivery.pump(now)
         self.arm(now.mono)
+        if self.on_committed is not None:
+            self.on_committed()
 
     def _commit_batches(self, now: Now) -> None:
         committed = self.leader.committed
@@ -428,6 +462,8 @@ class Partition:
             entry = batch.entry
             effects = cursors.apply(entry, batch.data, now)
             if effects:
+                if not self.serving:
+                    self.serving = any(isinstance(e, EpochStarted) and e.epoch == self.leader.epoch for e in effects)
                 self.on_effects(effects)
             # Only now: had that failed, `abandon` would answer these.
             outstanding.popleft()
@@ -497,7 +533,8 @@ class Partition:
             if batch.waiters and batch.written_at < now.mono - self._runtime.written_seconds_max:
                 waiters, batch.waiters = batch.waiters, []
                 self._refuse(waiters, 0, "outcome unknown: not confirmed in time")
-        self.trimmer.step(self, now)
+        if self.serving:
+            self.trimmer.step(self, now)
 
     def write_events(self) -> None:
         """Channel events were queued, or a checkpoint was begun; nobody waits for them."""
@@ -570,8 +607,9 @@ class Partition:
             return
         self._close("shutting down")
         await self._files_free()
-        self.cursors.prepare_stop()
-        self._write(force_events=True)
+        if self.serving:
+            self.cursors.prepare_stop()
+            self._write(force_events=True)
         while self._runs:
             self._write()
         ticket = self.log.unsynced()

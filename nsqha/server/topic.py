@@ -68,7 +68,7 @@ class Topic:
 
     def serves(self, name: str) -> bool:
         """Whether consumers of this channel can be attached: every partition has it, and it is to stay."""
-        return name not in self.leaving and all(name in partition.deliveries for partition in self.led)
+        return name not in self.leaving and all(p.serving and name in p.deliveries for p in self.led)
 
     @property
     def paused(self) -> bool:

@@ -176,10 +176,13 @@ class Open(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     epoch: _builtins.int
     start: _builtins.int
     """end of the leader's log when its epoch began"""
+    chain: _builtins.int
+    """of the entry before `start`: who has exactly that needs no catching up"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(
@@ -189,10 +192,11 @@ class Open(_message.Message):
         topic: _builtins.str = ...,
         epoch: _builtins.int = ...,
         start: _builtins.int = ...,
+        chain: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "key", b"key", "start", b"start", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "epoch", b"epoch", "key", b"key", "start", b"start", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -276,6 +276,7 @@ class Rig:
             held_back_max=held_back_max,
         )
         self.partition.on_effects = self._happened
+        self.partition.serving = True  # as if its epoch start were committed; without the batch, log ids are simple
         self.version = 0
         if channel:
             self.channels("c")
@@ -291,13 +292,24 @@ class Rig:
             **settings,
         )
 
-    def channels(self, *names: str) -> None:
-        """Make these the channels, committed."""
+    def channel_list(self, *names: str) -> ChannelList:
+        """The next version of the metadata record."""
         self.version += 1
         channels = {name: ChannelInfo(uid, paused=False) for uid, name in enumerate(names, 100)}
-        self.cursors.reconcile(ChannelList(self.version, False, channels))
+        return ChannelList(self.version, False, channels)
+
+    def channels(self, *names: str) -> None:
+        """Make these the channels, committed."""
+        self.cursors.reconcile(self.channel_list(*names))
         self.partition.commit_events()
         self.disk.sync()
+
+    def append_copied(self, *bodies: bytes) -> None:
+        """A batch that a leader pushed here and nobody has committed."""
+        data = bytearray(b"".join(map(hot.frame, bodies)))
+        timestamp_ns = self.log.next_timestamp(self.clock.wall_ns())
+        hot.stamp(data, 0, self.partition.id_base + self.log.end.offset, timestamp_ns)
+        self.log.append(data, count=len(bodies), flags=0, timestamp_ns=timestamp_ns, epoch=1, durable=0)
 
     def _happened(self, effects: Sequence[Effect | Forgotten]) -> None:
         """As `Topic` does."""

@@ -1,0 +1,104 @@
+"""A leader begins: the tail of the one before is committed with its own first batch, and nothing is told before that."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqha.errors import Unavailable
+from nsqha.replication.leader import LeaderReplica
+from tests.unit.server.shell_rig import NODE, Rig
+
+FOLLOWER = NODE + 1
+
+
+def stored(rig: Rig, *bodies: bytes) -> None:
+    outcome = rig.publish(*bodies)
+    rig.turn()
+    assert outcome.answers == ["OK"]
+
+
+def elected(rig: Rig) -> None:
+    """As if this node had just been elected with one follower in the ISR, in epoch 2."""
+    partition = rig.partition
+    partition.serving = False
+    partition.leader = LeaderReplica(
+        node=NODE,
+        epoch=2,
+        isr=(NODE, FOLLOWER),
+        min_isr=2,
+        sync_always=False,
+        end=rig.log.end.log_id,
+        durable=rig.log.local_durable,
+    )
+
+
+def acked(rig: Rig) -> None:
+    end = rig.log.end.log_id
+    rig.partition.replica_acked(FOLLOWER, end, end)
+    rig.turn()
+
+
+def test_nothing_is_delivered_before_the_epoch_start_is_committed() -> None:
+    rig = Rig(sync="interval")
+    stored(rig, b"one")
+    elected(rig)
+    start = rig.partition.start_epoch()
+    consumer = rig.consume(10)
+    assert consumer.wire.bodies == [] and not start.done()
+    acked(rig)
+    assert consumer.wire.bodies == [b"one"] and start.done()
+
+
+def test_publishes_are_taken_before_that_and_answered_after_it() -> None:
+    rig = Rig(sync="interval")
+    elected(rig)
+    rig.partition.start_epoch()
+    outcome = rig.publish(b"early")
+    rig.turn()
+    assert not outcome.answers
+    acked(rig)
+    acked(rig)
+    assert outcome.answers == ["OK"]
+
+
+def test_channel_events_wait_for_it() -> None:
+    rig = Rig(sync="interval")
+    elected(rig)
+    rig.partition.start_epoch()
+    rig.turn()
+    with pytest.raises(Unavailable):
+        rig.partition.commit_events().result()
+    acked(rig)
+    assert rig.partition.serving
+    future = rig.partition.commit_events()
+    rig.turn()
+    acked(rig)
+    assert future.done()
+
+
+def test_what_another_leader_left_uncommitted_is_committed_with_it() -> None:
+    rig = Rig(sync="interval")
+    stored(rig, b"one")
+    applied = rig.cursors.state.applied.log_id
+    rig.append_copied(b"two")
+    elected(rig)
+    rig.partition.start_epoch()
+    rig.turn()
+    assert rig.cursors.state.applied.log_id == applied
+    acked(rig)
+    consumer = rig.consume(10)
+    assert consumer.wire.bodies == [b"one", b"two"]
+    assert rig.cursors.state.applied.log_id == rig.log.last.log_id
+
+
+def test_the_log_is_in_line_with_the_record_from_the_first_batch_on() -> None:
+    rig = Rig(sync="interval")
+    elected(rig)
+    rig.partition.start_epoch(rig.channel_list("c", "new"))
+    rig.turn()
+    outcome = rig.publish(b"first")
+    rig.turn()
+    acked(rig)
+    acked(rig)
+    assert outcome.answers == ["OK"]
+    assert rig.cursors.state.channels["new"].floor == 0 and rig.cursors.state.pump == 1
