@@ -4,6 +4,7 @@
       ConfigError          a flag, file or folder that this program was started with; says what to change
       NotFound             a topic, channel, message or file that is not there
       Conflict             it exists already, or was changed meanwhile
+      StaleMetadata        the metadata store is another one, or older, than this node has acted on; nothing was done
       Unavailable          not now: shutting down, disk low, no leader; the request was NOT carried out
       OutcomeUnknown       the request may or may not have been carried out
       StorageError         the disk refused
@@ -32,6 +33,10 @@ class NotFound(NsqhaError):
 
 class Conflict(NsqhaError):
     """It exists already, or somebody changed it meanwhile."""
+
+
+class StaleMetadata(NsqhaError):
+    """The metadata store is not the one, or is older than, what this node has acted on: nobody decides by it."""
 
 
 class Unavailable(NsqhaError):

@@ -4,7 +4,8 @@ The file is a `recordfile` of JSON texts, one per change, made anew when it has 
 content. The first record holds everything, each later one what its change put (null: removed):
 
     {"format": 1, "revision": 7, "cluster": [version, {ClusterRecord}] | null,
-     "topics": {"<name>": [version, {TopicRecord}] | null}, "tombstones": {"<uid>": {Tombstone} | null}}
+     "topics": {"<name>": [version, {TopicRecord}] | null}, "tombstones": {"<uid>": {Tombstone} | null},
+     "intents": {"<name>": [version, {any}] | null}}      left out if empty
 
 After a crash the last change, if it was never acknowledged, is there whole or not at all. A file that is damaged is
 refused: guessing here could give a topic a second life under the same ids. It can be moved away; the node then puts its
@@ -23,7 +24,7 @@ import msgspec
 from nsqha.commitlog.recordfile import RecordFile
 from nsqha.election.codec import FORMAT, from_plain, to_plain
 from nsqha.election.model import FEATURE_LEVEL, ClusterRecord, Tombstone, TopicRecord, Versioned
-from nsqha.election.store import Change, MemoryStore, State
+from nsqha.election.store import Change, Intent, MemoryStore, State
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt
 from nsqha.ids import is_ephemeral, new_uid
 
@@ -64,7 +65,8 @@ class EmbeddedStore(MemoryStore):
         stored = {name: topic for name, topic in change.topics.items() if not is_ephemeral(name)}
         payload = _encode(replace(change, topics=stored), cluster_version=change.revision)
         if self._file.end + len(payload) > self._rewrite_at:
-            after = State(self._state.cluster, 0, dict(self._state.topics), dict(self._state.tombstones))
+            state = self._state
+            after = State(state.cluster, 0, dict(state.topics), dict(state.tombstones), dict(state.intents))
             after.apply(change)
             whole = _encode(_everything(after), cluster_version=after.cluster.version)
             try:
@@ -118,21 +120,22 @@ def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> t
 
 def _everything(state: State) -> Change:
     topics = {name: topic for name, topic in state.topics.items() if not is_ephemeral(name)}
-    return Change(state.revision, state.cluster.record, topics, state.tombstones)
+    return Change(state.revision, state.cluster.record, topics, state.tombstones, state.intents)
 
 
 def _encode(change: Change, *, cluster_version: int = 1) -> bytes:
     topics = {n: None if t is None else [t.version, to_plain(t.record)] for n, t in change.topics.items()}
     tombstones = {str(uid): None if t is None else to_plain(t) for uid, t in change.tombstones.items()}
-    return msgspec.json.encode(
-        {
-            "format": FORMAT,
-            "revision": change.revision,
-            "cluster": None if change.cluster is None else [cluster_version, to_plain(change.cluster)],
-            "topics": topics,
-            "tombstones": tombstones,
-        }
-    )
+    plain = {
+        "format": FORMAT,
+        "revision": change.revision,
+        "cluster": None if change.cluster is None else [cluster_version, to_plain(change.cluster)],
+        "topics": topics,
+        "tombstones": tombstones,
+    }
+    if change.intents:
+        plain["intents"] = {name: None if i is None else [i.version, i.record] for name, i in change.intents.items()}
+    return msgspec.json.encode(plain)
 
 
 class _Stored(msgspec.Struct):
@@ -142,6 +145,7 @@ class _Stored(msgspec.Struct):
     cluster: tuple[int, dict[str, Any]] | None
     topics: Mapping[str, tuple[int, dict[str, Any]] | None]
     tombstones: Mapping[int, dict[str, Any] | None]
+    intents: Mapping[str, tuple[int, Intent] | None] = {}
 
 
 class _Format(msgspec.Struct):
@@ -157,7 +161,10 @@ def _decode(payloads: tuple[bytes, ...], path: str) -> State:
         stored = msgspec.json.decode(payload, type=_Stored)
         topics = {n: t and Versioned(from_plain(TopicRecord, t[1]), t[0]) for n, t in stored.topics.items()}
         tombstones = {uid: None if t is None else from_plain(Tombstone, t) for uid, t in stored.tombstones.items()}
-        state.apply(Change(stored.revision, topics=topics, tombstones=tombstones))
+        intents: dict[str, Versioned[Intent] | None] = {
+            name: i and Versioned(i[1], i[0]) for name, i in stored.intents.items()
+        }
+        state.apply(Change(stored.revision, topics=topics, tombstones=tombstones, intents=intents))
         if stored.cluster is not None:
             state.cluster = Versioned(from_plain(ClusterRecord, stored.cluster[1]), stored.cluster[0])
     return state

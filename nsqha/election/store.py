@@ -11,8 +11,12 @@
   of its own, so leaders that change an ISR and nodes that add channels do not disturb each other.
 - A missing record means nothing; a `Tombstone` means that the topic was deleted. It stays until its files are gone.
 - An ephemeral topic's record is kept like any other but never stored, and leaves no tombstone.
-- Hints tell that something about a topic may have changed; whoever gets one reads again. They may be late, repeated or,
-  when a connection breaks, a single "" for "anything".
+- A change that is told which registrations or which controller it relies on is a Conflict when one of them is gone.
+- Hints tell which record may have changed ("topics/<name>" also for its partitions, "tombstones/<uid>", "nodes/<uid>",
+  "controller", "intents/<name>", "cluster"; uids as 16 hex digits); whoever gets one reads again. They may be late,
+  repeated or, when a connection breaks, a single "" for "anything".
+- StaleMetadata from any method: this is another store than the one this node belongs to, or an older state of it.
+- ConfigError or LogCorrupt from a read: a record is of a newer version, or is none.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from nsqha.election.model import (
     ClusterRecord,
+    Controller,
     NodeInfo,
     PartitionMeta,
     Tombstone,
@@ -31,10 +36,20 @@ from nsqha.election.model import (
     TopicSettings,
     Versioned,
 )
-from nsqha.errors import Conflict, NotFound
-from nsqha.ids import is_ephemeral, new_uid, valid_name
+from nsqha.election.rules import (
+    changed_partitions,
+    check_intent_name,
+    check_partitions,
+    new_partitions,
+    next_epoch,
+    tombstone_of,
+)
+from nsqha.election.session import Lost, Session, StoreIdentity, View
+from nsqha.errors import ConfigError, Conflict, NotFound
+from nsqha.ids import is_ephemeral, new_uid
 
 Hint = Callable[[str], None]
+Intent = Mapping[str, Any]  # a JSON object
 
 
 class MetadataStore(Protocol):
@@ -43,6 +58,12 @@ class MetadataStore(Protocol):
     @property
     def revision(self) -> int:
         """Of the newest change this store has seen."""
+
+    def identity(self) -> StoreIdentity:
+        """Which store this is and the newest revision seen, for the journal."""
+
+    def view(self) -> View:
+        """What is known without a call; may be late."""
 
     def cluster(self) -> Versioned[ClusterRecord]:
         """What exists once."""
@@ -63,13 +84,35 @@ class MetadataStore(Protocol):
 
         Conflict if it exists; ValueError if the name or the partitions do not fit."""
 
-    def replace(self, name: str, expected_version: int, record: TopicRecord) -> Versioned[TopicRecord]:
+    def replace(
+        self, name: str, expected_version: int, record: TopicRecord, *, controller: int | None = None
+    ) -> Versioned[TopicRecord]:
         """Change a topic. Conflict unless the topic, and every partition that differs, is still as it was read.
+
+        `controller` is the epoch of the controller that wants it.
 
         Partitions can be added, not taken away; name, uid and salt never change (ValueError). NotFound."""
 
-    def replace_partition(self, name: str, uid: int, number: int, meta: PartitionMeta) -> PartitionMeta:
-        """Change one partition, guarded only by `meta.version`; returns it with its new version. NotFound, Conflict."""
+    def replace_partition(
+        self,
+        name: str,
+        uid: int,
+        number: int,
+        meta: PartitionMeta,
+        *,
+        registered: Mapping[int, int] | None = None,
+        controller: int | None = None,
+    ) -> PartitionMeta:
+        """Change one partition, guarded by `meta.version`; returns it with its new version. NotFound, Conflict.
+
+        `registered` maps nodes to the registrations they must still have (a node that joins the ISR), `controller` is
+        the epoch of the controller that wants it. After OutcomeUnknown call `fence_partition`."""
+
+    def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
+        """End the doubt about a change that was guarded by `version`: what is returned is not it, or is its outcome.
+
+        If the partition still has this version it is put again as it is, with a new one, so that the lost change can
+        not happen any more. Unavailable: the doubt goes on. NotFound: the topic is gone, and the doubt with it."""
 
     def delete_topic(self, name: str, *, expected_version: int | None = None) -> Tombstone:
         """Put a tombstone in the place of a topic. NotFound, Conflict."""
@@ -87,18 +130,33 @@ class MetadataStore(Protocol):
         Conflict if the name is taken or the uid was deleted."""
 
     def raise_epochs(self, *, leader: int | None = None) -> dict[str, Versioned[TopicRecord]]:
-        """Begin a new epoch of every partition in one write, led by `leader` alone if given; returns all topics.
+        """Begin a new epoch of every partition, led by `leader` alone if given; returns all topics.
 
-        For a node that is alone, at start: one process life leads an epoch."""
+        For a node that is alone, at start: one process life leads an epoch. One write in the embedded store; in etcd
+        it may stop half-way, so that the next attempt begins another epoch of some."""
 
-    def register(self, node: NodeInfo) -> NodeInfo:
-        """Announce a node that is alive, with a registration no other process life had; replaces its earlier one."""
+    def open_session(self, *, ttl_s: float, lost: Lost) -> Session:
+        """Begin to be alive. `lost` may be called from any thread. Conflict: this store has a session already."""
+
+    def intents(self) -> dict[str, Versioned[Intent]]:
+        """What controllers have begun, by name."""
+
+    def put_intent(
+        self, name: str, intent: Intent, *, expected_version: int = 0, controller: int | None = None
+    ) -> Versioned[Intent]:
+        """Create (`expected_version` 0) or change one. Conflict; ValueError for a name that is none."""
+
+    def remove_intent(self, name: str, expected_version: int, *, controller: int | None = None) -> None:
+        """Done or given up. Conflict, also if it is gone."""
+
+    def controller(self) -> Controller | None:
+        """Who is controller, as of now (a linearizable read)."""
 
     def nodes(self) -> dict[int, NodeInfo]:
         """The nodes that are alive, by uid."""
 
     def watch(self, hint: Hint) -> Callable[[], None]:
-        """Call `hint(topic name)` after changes, from any thread; the result ends it."""
+        """Call `hint(name of a record)` after changes, from any thread; it must not block. The result ends it."""
 
     def close(self) -> None:
         """Let go of files, threads and leases."""
@@ -112,6 +170,14 @@ class Change:
     cluster: ClusterRecord | None = None
     topics: Mapping[str, Versioned[TopicRecord] | None] = field(default_factory=dict)
     tombstones: Mapping[int, Tombstone | None] = field(default_factory=dict)
+    intents: Mapping[str, Versioned[Intent] | None] = field(default_factory=dict)
+
+    def hints(self) -> list[str]:
+        """What watchers are told."""
+        names = [f"topics/{name}" for name in self.topics]
+        names += [f"tombstones/{uid:016x}" for uid in self.tombstones]
+        names += [f"intents/{name}" for name in self.intents]
+        return names if self.cluster is None else [*names, "cluster"]
 
 
 @dataclass
@@ -122,6 +188,7 @@ class State:
     revision: int = 1
     topics: dict[str, Versioned[TopicRecord]] = field(default_factory=dict)
     tombstones: dict[int, Tombstone] = field(default_factory=dict)
+    intents: dict[str, Versioned[Intent]] = field(default_factory=dict)
 
     def apply(self, change: Change) -> None:
         self.revision = change.revision
@@ -129,6 +196,7 @@ class State:
             self.cluster = Versioned(change.cluster, change.revision)
         _apply(self.topics, change.topics)
         _apply(self.tombstones, change.tombstones)
+        _apply(self.intents, change.intents)
 
 
 class MemoryStore:
@@ -138,11 +206,24 @@ class MemoryStore:
         self._rng = rng
         self._state = state or State(Versioned(ClusterRecord(cluster_id or new_uid(rng)), 1))
         self._nodes: dict[int, NodeInfo] = {}
+        self._controller: Controller | None = None
         self._hints: list[Hint] = []
+        self._view: View | None = None
 
     @property
     def revision(self) -> int:
         return self._state.revision
+
+    def identity(self) -> StoreIdentity:
+        return StoreIdentity(0, self.revision)
+
+    def view(self) -> View:
+        if self._view is None:
+            state = self._state
+            self._view = View(
+                state.revision, dict(state.topics), dict(state.tombstones), dict(self._nodes), self._controller
+            )
+        return self._view
 
     def cluster(self) -> Versioned[ClusterRecord]:
         return self._state.cluster
@@ -159,15 +240,16 @@ class MemoryStore:
     def nodes(self) -> dict[int, NodeInfo]:
         return dict(self._nodes)
 
+    def controller(self) -> Controller | None:
+        return self._controller
+
+    def intents(self) -> dict[str, Versioned[Intent]]:
+        return dict(self._state.intents)
+
     def create_topic(
         self, name: str, settings: TopicSettings, *, partitions: Mapping[int, PartitionMeta] | None = None
     ) -> Versioned[TopicRecord]:
-        if not valid_name(name):
-            raise ValueError(f"{name!r} is not a topic name")
-        if partitions is None:
-            partitions = {number: PartitionMeta() for number in range(settings.partitions)}
-        elif set(partitions) != set(range(settings.partitions)):
-            raise ValueError(f"the settings say {settings.partitions} partitions, given are {sorted(partitions)}")
+        partitions = new_partitions(name, settings, partitions)
         if name in self._state.topics:
             raise Conflict(f"topic {name} exists already")
         cluster = self._state.cluster.record
@@ -175,7 +257,7 @@ class MemoryStore:
         return self._add(record, replace(cluster, salt_counter=cluster.salt_counter + 1))
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
-        _check_partitions(record)
+        check_partitions(record)
         if record.name in self._state.topics:
             raise Conflict(f"topic {record.name} exists already")
         if record.uid in self._state.tombstones:
@@ -184,44 +266,53 @@ class MemoryStore:
             raise Conflict(f"uid {record.uid:016x} belongs to another topic")
         return self._add(record, self._state.cluster.record.past_salt(record.salt))
 
-    def replace(self, name: str, expected_version: int, record: TopicRecord) -> Versioned[TopicRecord]:
+    def replace(
+        self, name: str, expected_version: int, record: TopicRecord, *, controller: int | None = None
+    ) -> Versioned[TopicRecord]:
         old = self._existing(name)
-        if old.version != expected_version:
-            raise Conflict(f"topic {name} was changed meanwhile (version {old.version}, not {expected_version})")
-        _check_same_topic(old.record, record)
-        _check_partitions(record)
+        changed = changed_partitions(old, expected_version, record)
+        self._check_controller(controller)
         revision = self.revision + 1
-        partitions = dict(record.partitions)
-        for number, meta in record.partitions.items():
-            before = old.record.partitions.get(number)
-            if meta != before:
-                if before is not None and meta.version != before.version:
-                    raise Conflict(f"partition {number} of topic {name} was changed meanwhile")
-                partitions[number] = replace(meta, version=revision)
+        partitions = {**record.partitions, **{n: replace(meta, version=revision) for n, meta in changed.items()}}
         new = Versioned(replace(record, partitions=partitions), revision)
         self._commit(Change(revision, topics={name: new}))
         return new
 
-    def replace_partition(self, name: str, uid: int, number: int, meta: PartitionMeta) -> PartitionMeta:
-        topic = self._existing(name)
-        before = topic.record.partitions.get(number) if topic.record.uid == uid else None
-        if before is None:
-            raise NotFound(f"there is no partition {number} of topic {name} with uid {uid:016x}")
+    def replace_partition(
+        self,
+        name: str,
+        uid: int,
+        number: int,
+        meta: PartitionMeta,
+        *,
+        registered: Mapping[int, int] | None = None,
+        controller: int | None = None,
+    ) -> PartitionMeta:
+        topic, before = self._existing_partition(name, uid, number)
         if meta.version != before.version:
             raise Conflict(f"partition {number} of topic {name} was changed meanwhile")
+        for node, registration in (registered or {}).items():
+            if node not in self._nodes or self._nodes[node].registration != registration:
+                raise Conflict(f"node {node:016x} does not have registration {registration} any more")
+        self._check_controller(controller)
+        return self._put_partition(topic, number, meta)
+
+    def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
+        topic, meta = self._existing_partition(name, uid, number)
+        return meta if meta.version != version else self._put_partition(topic, number, meta)
+
+    def _put_partition(self, topic: Versioned[TopicRecord], number: int, meta: PartitionMeta) -> PartitionMeta:
         revision = self.revision + 1
         new = replace(meta, version=revision)
         record = replace(topic.record, partitions={**topic.record.partitions, number: new})
-        self._commit(Change(revision, topics={name: Versioned(record, topic.version)}))
+        self._commit(Change(revision, topics={record.name: Versioned(record, topic.version)}))
         return new
 
     def delete_topic(self, name: str, *, expected_version: int | None = None) -> Tombstone:
         old = self._existing(name)
         if expected_version is not None and old.version != expected_version:
             raise Conflict(f"topic {name} was changed meanwhile (version {old.version}, not {expected_version})")
-        partitions = old.record.partitions.values()
-        nodes = tuple(sorted({node for meta in partitions for node in meta.replicas}))
-        tombstone = Tombstone(name, old.record.uid, len(partitions), nodes)
+        tombstone = tombstone_of(old.record)
         buried = {} if is_ephemeral(name) else {old.record.uid: tombstone}
         self._commit(Change(self.revision + 1, topics={name: None}, tombstones=buried))
         return tombstone
@@ -235,7 +326,7 @@ class MemoryStore:
         raised = {}
         for name, topic in self._state.topics.items():
             partitions = {
-                number: replace(_led(meta, leader), epoch=meta.epoch + 1, version=revision)
+                number: replace(next_epoch(meta, leader), version=revision)
                 for number, meta in topic.record.partitions.items()
             }
             raised[name] = Versioned(replace(topic.record, partitions=partitions), topic.version)
@@ -248,12 +339,21 @@ class MemoryStore:
             self._commit(Change(self.revision + 1, cluster=replace(cluster.record, feature_level=level)))
         return self._state.cluster
 
-    def register(self, node: NodeInfo) -> NodeInfo:
-        # A change without content: the revision, and so the registration, is used up for ever.
-        self._commit(Change(self.revision + 1))
-        registered = replace(node, registration=self.revision)
-        self._nodes[node.node_uid] = registered
-        return registered
+    def put_intent(
+        self, name: str, intent: Intent, *, expected_version: int = 0, controller: int | None = None
+    ) -> Versioned[Intent]:
+        check_intent_name(name)
+        self._check_intent(name, expected_version, controller)
+        new = Versioned(intent, self.revision + 1)
+        self._commit(Change(new.version, intents={name: new}))
+        return new
+
+    def remove_intent(self, name: str, expected_version: int, *, controller: int | None = None) -> None:
+        self._check_intent(name, expected_version, controller)
+        self._commit(Change(self.revision + 1, intents={name: None}))
+
+    def open_session(self, *, ttl_s: float, lost: Lost) -> MemorySession:
+        return MemorySession(self, ttl_s, lost)
 
     def watch(self, hint: Hint) -> Callable[[], None]:
         self._hints.append(hint)
@@ -268,9 +368,28 @@ class MemoryStore:
     def _commit(self, change: Change) -> None:
         self._save(change)
         self._state.apply(change)
-        for name in change.topics:
+        self._tell(change.hints())
+
+    def _tell(self, names: Iterable[str]) -> None:
+        self._view = None
+        for name in names:
             for hint in tuple(self._hints):
                 hint(name)
+
+    def _next_revision(self) -> int:
+        """A change without content: the revision, and so a registration or a controller epoch, is used up for ever."""
+        self._commit(Change(self.revision + 1))
+        return self.revision
+
+    def _check_controller(self, epoch: int | None) -> None:
+        if epoch is not None and (self._controller is None or self._controller.epoch != epoch):
+            raise Conflict(f"controller epoch {epoch} is over")
+
+    def _check_intent(self, name: str, expected_version: int, controller: int | None) -> None:
+        before = self._state.intents.get(name)
+        if (0 if before is None else before.version) != expected_version:
+            raise Conflict(f"intent {name} was changed meanwhile")
+        self._check_controller(controller)
 
     def _add(self, record: TopicRecord, cluster: ClusterRecord) -> Versioned[TopicRecord]:
         revision = self.revision + 1
@@ -285,6 +404,88 @@ class MemoryStore:
             raise NotFound(f"there is no topic {name}")
         return topic
 
+    def _existing_partition(self, name: str, uid: int, number: int) -> tuple[Versioned[TopicRecord], PartitionMeta]:
+        topic = self._existing(name)
+        meta = topic.record.partitions.get(number) if topic.record.uid == uid else None
+        if meta is None:
+            raise NotFound(f"there is no partition {number} of topic {name} with uid {uid:016x}")
+        return topic, meta
+
+
+class MemorySession:
+    """A session that lasts until it is closed or, for simulations, `expire` is called. One store can have many."""
+
+    def __init__(self, store: MemoryStore, ttl_s: float, lost: Lost) -> None:
+        self._store = store
+        self._ttl_s = ttl_s
+        self._lost = lost
+        self._ended = False
+        self._node: NodeInfo | None = None
+        self._term: Controller | None = None
+
+    @property
+    def ttl_s(self) -> float:
+        return self._ttl_s
+
+    def ticked(self) -> None:
+        """Nobody has to be told."""
+
+    def fresh(self, now: float) -> bool:
+        return not self._ended
+
+    def register(self, node: NodeInfo) -> NodeInfo:
+        self._check_open()
+        if self._node is not None:
+            raise Conflict("this session has registered its node already")
+        if node.node_uid in self._store._nodes:
+            raise ConfigError(f"another process is node {node.node_uid:016x}; a data directory must not be copied")
+        self._node = replace(node, registration=self._store._next_revision())
+        self._put_node(self._node)
+        return self._node
+
+    def update(self, node: NodeInfo) -> NodeInfo:
+        self._check_open()
+        if self._node is None or self._node.node_uid != node.node_uid:
+            raise NotFound(f"node {node.node_uid:016x} is not registered by this session")
+        self._node = replace(node, registration=self._node.registration)
+        self._put_node(self._node)
+        return self._node
+
+    def campaign(self, candidate: Controller) -> Controller | None:
+        self._check_open()
+        if self._store._controller is None:
+            self._term = replace(candidate, epoch=self._store._next_revision())
+            self._store._controller = self._term
+            self._store._tell(["controller"])
+        return self._term
+
+    def resign(self) -> None:
+        if self._term is not None:
+            self._term = self._store._controller = None
+            self._store._tell(["controller"])
+
+    def expire(self) -> None:
+        """What happens when nobody renews the lease."""
+        if not self._ended:
+            self.close()
+            self._lost()
+
+    def close(self) -> None:
+        self._ended = True
+        self.resign()
+        if self._node is not None:
+            del self._store._nodes[self._node.node_uid]
+            self._store._tell([f"nodes/{self._node.node_uid:016x}"])
+            self._node = None
+
+    def _put_node(self, node: NodeInfo) -> None:
+        self._store._nodes[node.node_uid] = node
+        self._store._tell([f"nodes/{node.node_uid:016x}"])
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise NotFound("this session is over")
+
 
 def _apply(target: dict, changes: Mapping) -> None:  # type: ignore[type-arg]
     for key, value in changes.items():
@@ -292,25 +493,3 @@ def _apply(target: dict, changes: Mapping) -> None:  # type: ignore[type-arg]
             target.pop(key, None)
         else:
             target[key] = value
-
-
-def _led(meta: PartitionMeta, leader: int | None) -> PartitionMeta:
-    if leader is None:
-        return meta
-    return meta.led_by(leader, log_uid=meta.isr.get(leader, 0))
-
-
-def _check_same_topic(old: TopicRecord, new: TopicRecord) -> None:
-    if (old.name, old.uid, old.salt) != (new.name, new.uid, new.salt):
-        raise ValueError(f"name, uid and salt of topic {old.name} can not be changed")
-    if missing := sorted(set(old.partitions) - set(new.partitions)):
-        raise ValueError(f"partitions {missing} of topic {old.name} can not be taken away")
-
-
-def _check_partitions(record: TopicRecord) -> None:
-    wanted: Iterable[int] = range(record.settings.partitions)
-    if set(record.partitions) != set(wanted):
-        raise ValueError(
-            f"topic {record.name} has settings for {record.settings.partitions} partitions and records of "
-            f"{sorted(record.partitions)}"
-        )

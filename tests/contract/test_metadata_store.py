@@ -6,6 +6,7 @@ An implementation joins by adding an `Opener`: something that opens the store ag
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nsqha.clock import SystemClock
 from nsqha.commitlog.storage import MemStorage, OsStorage
 from nsqha.election.embedded import EmbeddedStore
+from nsqha.election.etcd import EtcdStore
+from nsqha.election.etcd_client import EtcdOptions
 from nsqha.election.model import (
     ChannelInfo,
     ChannelList,
+    Controller,
     NodeInfo,
     PartitionMeta,
     Tombstone,
@@ -26,8 +31,10 @@ from nsqha.election.model import (
     TopicSettings,
     Versioned,
 )
+from nsqha.election.session import Session
 from nsqha.election.store import MemoryStore, MetadataStore
 from nsqha.errors import Conflict, NotFound
+from tests.etcd_server import EtcdServer, eventually
 
 Opener = Callable[[], MetadataStore]
 
@@ -51,15 +58,44 @@ def embedded_on_disk(folder: Path) -> Opener:
     return lambda: EmbeddedStore(OsStorage(), f"{folder}/metadata", rng, cluster_id=CLUSTER)
 
 
-@pytest.fixture(params=["memory", "embedded", "embedded on disk"])
-def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with EtcdServer.running(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+class EtcdOpener:
+    """Each one is a cluster of its own."""
+
+    def __init__(self, server: EtcdServer) -> None:
+        self._options = EtcdOptions((server.endpoint,))
+        self._name = uuid.uuid4().hex
+        self._opened: list[EtcdStore] = []
+
+    def __call__(self) -> MetadataStore:
+        store = EtcdStore(self._options, self._name, SystemClock(), random.Random(), cluster_id=CLUSTER)
+        self._opened.append(store)
+        store.open_session(ttl_s=60, lost=lambda: None)  # ephemeral topics hang on it
+        return store
+
+    def close(self) -> None:
+        for store in self._opened:
+            store.close()
+
+
+@pytest.fixture(params=["memory", "embedded", "embedded on disk", "etcd"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     match request.param:
         case "memory":
-            return in_memory()
+            yield in_memory()
         case "embedded":
-            return embedded_in_memory()
+            yield embedded_in_memory()
+        case "embedded on disk":
+            yield embedded_on_disk(tmp_path)
         case _:
-            return embedded_on_disk(tmp_path)
+            opener = EtcdOpener(request.getfixturevalue("etcd"))
+            yield opener
+            opener.close()
 
 
 @pytest.fixture
@@ -278,26 +314,202 @@ def test_the_cluster_has_one_id_and_a_feature_level_that_never_falls(store: Meta
     assert opener().cluster() == store.cluster()
 
 
+@pytest.fixture
+def session(store: MetadataStore) -> Session:
+    return open_session(store)
+
+
+def open_session(store: MetadataStore) -> Session:
+    if isinstance(store, EtcdStore):
+        # One per process; the opener has made it.
+        assert store._session is not None
+        if not store._session.over:
+            return store._session
+    return store.open_session(ttl_s=60, lost=lambda: None)
+
+
 def test_each_registration_is_new_also_after_a_restart(store: MetadataStore, opener: Opener) -> None:
-    first = store.register(NodeInfo(7, tcp_address="a:1"))
+    session = open_session(store)
+    first = session.register(NodeInfo(7, tcp_address="a:1"))
+    assert first.registration
     assert store.nodes() == {7: first}
-    second = store.register(NodeInfo(7, tcp_address="b:1"))
+    session.close()
+    assert store.nodes() == {}
+    session = open_session(store)
+    second = session.register(NodeInfo(7, tcp_address="b:1"))
     assert second.registration > first.registration
     assert store.nodes() == {7: second}
-    assert opener().register(NodeInfo(7)).registration > second.registration
+    session.close()
+    third = open_session(opener()).register(NodeInfo(7))
+    assert third.registration > second.registration
 
 
-def test_watchers_get_the_names_of_changed_topics_until_they_stop(store: MetadataStore) -> None:
+def test_a_node_changes_its_record_and_keeps_its_registration(store: MetadataStore, session: Session) -> None:
+    with pytest.raises(NotFound):
+        session.update(NodeInfo(7))
+    first = session.register(NodeInfo(7, name="a"))
+    changed = session.update(NodeInfo(7, name="a", poisoned="fsync failed"))
+    assert changed == replace(first, poisoned="fsync failed")
+    assert store.nodes() == {7: changed}
+    with pytest.raises(NotFound):
+        session.update(NodeInfo(8))
+    with pytest.raises(Conflict):
+        session.register(NodeInfo(7))
+
+
+def test_a_session_that_is_over_changes_nothing(store: MetadataStore, session: Session) -> None:
+    session.register(NodeInfo(7))
+    assert session.fresh(SystemClock().monotonic())
+    session.close()
+    assert not session.fresh(SystemClock().monotonic())
+    with pytest.raises(NotFound):
+        session.update(NodeInfo(7))
+    with pytest.raises(NotFound):
+        session.register(NodeInfo(7))
+    with pytest.raises(NotFound):
+        session.campaign(Controller("a"))
+
+
+def test_a_node_joins_an_isr_only_with_the_registration_it_asked_with(store: MetadataStore, session: Session) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    meta = topic.record.partitions[0]
+    wanted = replace(meta, isr={7: 70, 8: 80})
+    with pytest.raises(Conflict, match="registration"):
+        store.replace_partition("orders", topic.record.uid, 0, wanted, registered={8: 1})
+    registration = session.register(NodeInfo(8)).registration
+    with pytest.raises(Conflict, match="registration"):
+        store.replace_partition("orders", topic.record.uid, 0, wanted, registered={8: registration - 1})
+    with pytest.raises(Conflict, match="registration"):
+        store.replace_partition("orders", topic.record.uid, 0, wanted, registered={8: registration, 9: 1})
+    session.update(NodeInfo(8, zone="b"))  # still the same process
+    new = store.replace_partition("orders", topic.record.uid, 0, wanted, registered={8: registration})
+    assert new.isr == {7: 70, 8: 80}
+    session.close()
+    with pytest.raises(Conflict, match="registration"):
+        store.replace_partition("orders", topic.record.uid, 0, new, registered={8: registration})
+
+
+def test_one_controller_at_a_time_and_each_term_has_a_higher_epoch(store: MetadataStore, session: Session) -> None:
+    assert store.controller() is None
+    first = session.campaign(Controller("a", "a:1"))
+    assert first is not None and first.name == "a" and first.epoch
+    assert session.campaign(Controller("a", "a:1")) == first == store.controller()
+    session.resign()
+    session.resign()
+    assert store.controller() is None
+    second = session.campaign(Controller("a"))
+    assert second is not None and second.epoch > first.epoch
+    session.close()
+    assert store.controller() is None
+
+
+def test_what_a_controller_decides_counts_only_in_its_term(store: MetadataStore, session: Session) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    uid, meta = topic.record.uid, topic.record.partitions[0]
+    term = session.campaign(Controller("a"))
+    assert term is not None
+    meta = store.replace_partition("orders", uid, 0, replace(meta, leader=7), controller=term.epoch)
+    read = store.topic("orders")
+    assert read is not None
+    topic = store.replace("orders", read.version, changed(read, "a"), controller=term.epoch)
+    intent = store.put_intent("moves/1", {"to": 8}, controller=term.epoch)
+    session.resign()
+    with pytest.raises(Conflict):
+        store.replace_partition("orders", uid, 0, replace(meta, leader=8), controller=term.epoch)
+    with pytest.raises(Conflict):
+        store.replace("orders", topic.version, changed(topic, "b"), controller=term.epoch)
+    with pytest.raises(Conflict):
+        store.put_intent("moves/1", {}, expected_version=intent.version, controller=term.epoch)
+    with pytest.raises(Conflict):
+        store.remove_intent("moves/1", intent.version, controller=term.epoch)
+    assert store.topic("orders") == topic
+    assert store.intents() == {"moves/1": intent}
+
+
+def test_intents_are_kept_and_changed_by_their_version(store: MetadataStore, opener: Opener) -> None:
+    first = store.put_intent("moves/7-0", {"from": 1, "to": [2, 3], "note": {"a": None}})
+    with pytest.raises(Conflict):
+        store.put_intent("moves/7-0", {})
+    second = store.put_intent("moves/7-0", {"to": 4}, expected_version=first.version)
+    assert second.version > first.version
+    assert opener().intents() == store.intents() == {"moves/7-0": second}
+    for version in (first.version, 0):
+        with pytest.raises(Conflict):
+            store.remove_intent("moves/7-0", version)
+    store.remove_intent("moves/7-0", second.version)
+    with pytest.raises(Conflict):
+        store.remove_intent("moves/7-0", second.version)
+    assert opener().intents() == store.intents() == {}
+    for name in ("", "a b", "x" * 201):
+        with pytest.raises(ValueError, match="not a name for an intent"):
+            store.put_intent(name, {})
+
+
+def test_after_a_fence_the_version_that_it_ended_is_gone(store: MetadataStore) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    uid, meta = topic.record.uid, topic.record.partitions[0]
+    fenced = store.fence_partition("orders", uid, 0, meta.version)
+    assert replace(fenced, version=meta.version) == meta
+    assert fenced.version > meta.version
+    with pytest.raises(Conflict):
+        store.replace_partition("orders", uid, 0, replace(meta, leader=7))
+    # Nothing is left to fence: what is there came after.
+    assert store.fence_partition("orders", uid, 0, meta.version) == fenced
+    store.delete_topic("orders")
+    with pytest.raises(NotFound):
+        store.fence_partition("orders", uid, 0, fenced.version)
+
+
+def test_watchers_get_the_names_of_changed_records_until_they_stop(store: MetadataStore, session: Session) -> None:
     names: list[str] = []
     stop = store.watch(names.append)
+
+    def told(name: str) -> None:
+        eventually(lambda: name in names)
+        names.clear()
+
     topic = store.create_topic("a", TopicSettings())
-    store.create_topic("b", TopicSettings())
+    told("topics/a")
     store.replace("a", topic.version, changed(topic, "c"))
-    store.delete_topic("b")
-    assert names == ["a", "b", "a", "b"]
+    told("topics/a")
+    store.replace_partition("a", topic.record.uid, 0, replace(topic.record.partitions[0], leader=7))
+    told("topics/a")
+    session.register(NodeInfo(7))
+    told(f"nodes/{7:016x}")
+    session.campaign(Controller("a"))
+    told("controller")
+    store.put_intent("move", {})
+    told("intents/move")
+    tombstone = store.delete_topic("a")
+    told(f"tombstones/{tombstone.uid:016x}")
     stop()
+    store.create_topic("a", TopicSettings())
+    assert "topics/a" not in names
+
+
+def test_the_view_comes_to_what_is_read(store: MetadataStore, session: Session) -> None:
+    a = store.create_topic("a", TopicSettings(partitions=2))
+    store.replace_partition("a", a.record.uid, 1, replace(a.record.partitions[1], leader=7))
+    for name in ("b", "e#ephemeral"):
+        store.create_topic(name, TopicSettings())
+    store.delete_topic("b")
+    store.create_topic("b", TopicSettings())
+    node = session.register(NodeInfo(7))
+    session.campaign(Controller("a"))
+
+    def same() -> bool:
+        view = store.view()
+        known = (view.topics, view.tombstones, view.nodes, view.controller)
+        return known == (store.topics(), store.tombstones(), store.nodes(), store.controller())
+
+    eventually(same)
+    view = store.view()
+    assert (view.leader("a", 1), view.leader("a", 0), view.leader("c", 0)) == (node, None, None)
+    assert view.revision <= store.revision
+    session.close()
     store.delete_topic("a")
-    assert names == ["a", "b", "a", "b"]
+    eventually(same)
+    assert view.leader("a", 1) == node, "a view does not change"
 
 
 def test_the_revision_rises_with_every_change_and_never_falls(store: MetadataStore, opener: Opener) -> None:
@@ -331,7 +543,24 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps=STEPS)
 def test_random_histories(make: Callable[[], Opener], steps: list[tuple[str, str, int]]) -> None:
-    open_store = make()
+    run_history(make(), steps)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(steps=STEPS)
+def test_random_histories_in_etcd(etcd: EtcdServer, steps: list[tuple[str, str, int]]) -> None:
+    opener = EtcdOpener(etcd)
+    try:
+        run_history(opener, steps)
+    finally:
+        opener.close()
+
+
+def run_history(open_store: Opener, steps: list[tuple[str, str, int]]) -> None:
     store = open_store()
     channels: dict[str, dict[str, bool]] = {}
     epochs: dict[str, int] = {}

@@ -1,0 +1,75 @@
+"""What a change of the metadata may do, whichever store makes it: checks, and the records that follow from others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from nsqha.election.model import PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.errors import Conflict
+from nsqha.ids import valid_name
+
+_INTENT = re.compile(r"[a-zA-Z0-9._#/-]{1,200}")
+
+
+def next_epoch(meta: PartitionMeta, leader: int | None) -> PartitionMeta:
+    """Epoch + 1, led by `leader` alone if it is given."""
+    led = meta if leader is None else meta.led_by(leader, log_uid=meta.isr.get(leader, 0))
+    return replace(led, epoch=meta.epoch + 1)
+
+
+def tombstone_of(record: TopicRecord) -> Tombstone:
+    partitions = record.partitions.values()
+    nodes = tuple(sorted({node for meta in partitions for node in meta.replicas}))
+    return Tombstone(record.name, record.uid, len(partitions), nodes)
+
+
+def new_partitions(
+    name: str, settings: TopicSettings, partitions: Mapping[int, PartitionMeta] | None
+) -> Mapping[int, PartitionMeta]:
+    """Of a topic that is to be created. ValueError if the name or the partitions do not fit."""
+    if not valid_name(name):
+        raise ValueError(f"{name!r} is not a topic name")
+    if partitions is None:
+        return {number: PartitionMeta() for number in range(settings.partitions)}
+    if set(partitions) != set(range(settings.partitions)):
+        raise ValueError(f"the settings say {settings.partitions} partitions, given are {sorted(partitions)}")
+    return partitions
+
+
+def changed_partitions(
+    old: Versioned[TopicRecord], expected_version: int, new: TopicRecord
+) -> dict[int, PartitionMeta]:
+    """The partitions that a `replace` has to write. Conflict, ValueError."""
+    name = old.record.name
+    if old.version != expected_version:
+        raise Conflict(f"topic {name} was changed meanwhile (version {old.version}, not {expected_version})")
+    if (name, old.record.uid, old.record.salt) != (new.name, new.uid, new.salt):
+        raise ValueError(f"name, uid and salt of topic {name} can not be changed")
+    if missing := sorted(set(old.record.partitions) - set(new.partitions)):
+        raise ValueError(f"partitions {missing} of topic {name} can not be taken away")
+    check_partitions(new)
+    changed = {}
+    for number, meta in new.partitions.items():
+        before = old.record.partitions.get(number)
+        if meta != before:
+            if before is not None and meta.version != before.version:
+                raise Conflict(f"partition {number} of topic {name} was changed meanwhile")
+            changed[number] = meta
+    return changed
+
+
+def check_partitions(record: TopicRecord) -> None:
+    """ValueError unless there is a record for each partition that the settings ask for."""
+    wanted: Iterable[int] = range(record.settings.partitions)
+    if set(record.partitions) != set(wanted):
+        raise ValueError(
+            f"topic {record.name} has settings for {record.settings.partitions} partitions and records of "
+            f"{sorted(record.partitions)}"
+        )
+
+
+def check_intent_name(name: str) -> None:
+    if not _INTENT.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name for an intent: 1 to 200 letters, digits, . _ - # /")
