@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
                 piece = codec.decompress(b"")
         except ValueError:
             self.session.kill()
-            self.close()
+            self.hang_up()
 
     def eof_received(self) -> bool:
         self._eof = True
@@ -260,6 +260,13 @@ class Connection(asyncio.Protocol):
             self._replies.append(slot)
         else:
             self._write(data)
+            self.close()
+
+    def hang_up(self) -> None:
+        """The end in its turn, without a frame: what nsqd does on a line, or compressed bytes, that it can not read."""
+        if self._replies:
+            self.fatal(b"")
+        else:
             self.close()
 
     def settle(self, slot: Slot) -> None:

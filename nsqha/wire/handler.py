@@ -20,7 +20,7 @@ class Handler(Protocol):
     def fatal(self, data: bytes) -> None:
         """Send this error frame after all replies owed, then close."""
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         """Close after all replies owed, without a frame."""
 
     def check_publish(self, command: str, topic: str) -> bool:

@@ -245,7 +245,7 @@ class Session:
     def _unfinished_line(self, data: bytes, pos: int) -> bool:
         if len(data) - pos >= LINE_BYTES_MAX:
             self.kill()
-            self._handler.close()
+            self._handler.hang_up()
         else:
             self._need = len(data) - pos + 1
             self._keep(data, pos)

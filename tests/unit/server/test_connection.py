@@ -14,7 +14,9 @@ from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
 from nsqha.server.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX, WRITE_BUFFER_HIGH, Connection
+from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import Limits
+from nsqha.wire.session import LINE_BYTES_MAX
 from tests.unit.server.shell_rig import ManualLoop
 
 OK = b"\0\0\0\6\0\0\0\0OK"
@@ -170,6 +172,33 @@ def test_nothing_follows_a_failed_publish():
     second.failed("not stored: disk full")
     assert bench.frames == [b"OK", b"E_PUB_FAILED PUB failed not stored: disk full"]
     assert bench.transport.closing
+
+
+def test_a_line_that_is_too_long_ends_the_connection_after_the_answers():
+    bench = Bench()
+    bench.send(pub("a") + pub("b") + b"x" * LINE_BYTES_MAX)
+    assert not bench.transport.closing
+    for publish in bench.partition.waiting:
+        publish.stored()
+    assert bench.frames == [b"OK", b"OK"]
+    assert bench.transport.closing
+
+
+def test_bytes_that_do_not_decompress_end_the_connection_after_the_answers():
+    bench = Bench()
+    bench.send(pub("a"))
+    bench.connection._codec = new_codec("deflate", 6)
+    bench.send(b"\xff" * 100)
+    assert not bench.transport.closing
+    bench.connection._codec = None  # the answer in clear
+    bench.partition.waiting[0].stored()
+    assert bench.frames == [b"OK"] and bench.transport.closing
+
+
+def test_a_line_that_is_too_long_ends_the_connection_at_once_if_nothing_is_owed():
+    bench = Bench()
+    bench.send(b"x" * LINE_BYTES_MAX)
+    assert bench.transport.closing and bench.frames == []
 
 
 def test_after_a_close_no_command_is_run():

@@ -59,8 +59,8 @@ class Recorder:
         assert data[:8] == i32(len(data) - 4) + i32(1)
         self._call("fatal", data[8:])
 
-    def close(self) -> None:
-        self._call("close")
+    def hang_up(self) -> None:
+        self._call("hang_up")
 
     def check_publish(self, command: str, topic: str) -> bool:
         if "check_publish" in self.block_on:

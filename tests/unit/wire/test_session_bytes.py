@@ -145,8 +145,8 @@ def test_the_longest_line() -> None:
 @pytest.mark.parametrize("step", [1 << 20, 1000, 16384])
 def test_a_longer_line_closes_without_a_frame(step: int) -> None:
     sent = b"x" * 16384 + b"\nPUB t\n" + sized(b"x")
-    assert calls(*[sent[n : n + step] for n in range(0, len(sent), step)]) == [("close",)]
-    assert calls(sent[:16384]) == [("close",)]
+    assert calls(*[sent[n : n + step] for n in range(0, len(sent), step)]) == [("hang_up",)]
+    assert calls(sent[:16384]) == [("hang_up",)]
     assert calls(sent[:16383]) == []
 
 
@@ -213,7 +213,7 @@ def test_the_end_waits_for_what_is_blocked() -> None:
 @given(st.lists(st.one_of(st.binary(max_size=60), conversations), max_size=6), st.booleans())
 def test_garbage_is_never_an_exception(pieces: list[bytes], ends: bool) -> None:
     found = calls(*pieces, limits=SMALL, eof=ends)
-    assert [call[0] in ("fatal", "close") for call in found[:-1]] == [False] * (len(found) - 1)
+    assert [call[0] in ("fatal", "hang_up") for call in found[:-1]] == [False] * (len(found) - 1)
 
 
 def peak_of_sending(sent: bytes, step: int, limits: Limits) -> tuple[int, list[Call]]:
