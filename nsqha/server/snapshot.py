@@ -16,8 +16,10 @@ from nsqha.server.stats import (
     ChannelStats,
     ClientStats,
     CursorStats,
+    DamagedRange,
     NodeStats,
     PartitionStats,
+    ScrubStats,
     TopicStats,
 )
 from nsqha.server.tls import describe
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
     from nsqha.server.connection import Connection
     from nsqha.server.delivery import Consumer
     from nsqha.server.partition import Partition
+    from nsqha.server.scrub import Scrubber
     from nsqha.server.topic import Topic
+
+RANGES_MAX = 100  # damaged ranges that are shown one by one
 
 
 def broker_stats(broker: Broker, topic: str, clients: bool) -> BrokerStats:
@@ -65,6 +70,24 @@ def node_stats(broker: Broker) -> NodeStats:
         loop_lag_seconds=broker.measures.loop_lag_seconds.data(),
         publish_errors=tuple(sorted(broker.measures.publish_errors.items())),
         log_events=tuple(sorted(broker.measures.log_events.items())),
+        scrub=scrub_stats(broker.scrubber),
+    )
+
+
+def scrub_stats(scrubber: Scrubber) -> ScrubStats:
+    ranges = [(key, damage) for key, found in scrubber.damage.items() for damage in found]
+    shown = [
+        DamagedRange(
+            topic_name=key.topic,
+            partition=key.partition,
+            first_offset=damage.first.offset,
+            end_offset=damage.end.offset,
+            why=damage.why,
+        )
+        for key, damage in ranges[:RANGES_MAX]
+    ]
+    return ScrubStats(
+        rounds=scrubber.rounds, read_bytes=scrubber.bytes_read, damaged_ranges=len(ranges), damage=tuple(shown)
     )
 
 
