@@ -4,20 +4,24 @@ The local disk is one more acknowledging replica. Writing to the own page cache,
 followers are the same kind of fact, so append, disk round and push can run in parallel and one replica is not a
 special case:
 
-    committed = min over the effective ISR of acked(replica)
+    committed = min over the effective ISR of acked(replica), while the recorded ISR has min_isr members
     acked     = durable end   if the topic is sync=always   (fdatasync'ed there)
                 log end       otherwise                      (written to the OS there)
 
-The *effective* ISR is the union of every set that may be in force while a change of the metadata is under way, so a
-change whose outcome is unknown never lets a batch commit without a replica that could still be elected.
+The *recorded* ISR is what the metadata is known to say. The *effective* ISR is the union of every set that may be in
+force while a change of the metadata is under way, so a change whose outcome is unknown never lets a batch commit
+without a replica that could still be elected. `nsqha.replication.isr` decides both.
 
-Invariants: durable <= end for each replica; committed never falls; nothing counts below `min_isr` members.
+Invariants: durable <= end for each replica; recorded is a part of effective; committed never falls; nothing counts
+while fewer than `min_isr` members are recorded.
 All ends are exclusive log ids. Per batch this costs a few integer comparisons and no object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+NOTHING: tuple[int, int] = (0, 0)  # what a replica that we have not heard of has acknowledged: (end, durable)
 
 
 class Progress:
@@ -34,7 +38,7 @@ class Progress:
 
 
 class LeaderReplica:
-    """The commit rule of one partition in one leader epoch."""
+    """The commit rule of one partition in one leader epoch (Commit in the spec)."""
 
     def __init__(
         self, *, node: int, epoch: int, isr: Iterable[int], min_isr: int, sync_always: bool, end: int, durable: int
@@ -47,14 +51,37 @@ class LeaderReplica:
         self.committed = 0
         self._replicas = {node: Progress(end, durable)}
         self._effective: tuple[Progress, ...] = ()
-        self.set_effective_isr(isr)
+        self._enough = False  # members are recorded, so that anything may commit
+        self._set_members(set(isr) | {node}, set(isr) | {node})
 
-    def set_effective_isr(self, nodes: Iterable[int]) -> None:
-        """Who must acknowledge from now on; a node not heard of yet has acknowledged nothing."""
-        members = set(nodes) | {self.node}
-        for member in members:
-            self._replicas.setdefault(member, Progress(0, 0))
-        self._effective = tuple(self._replicas[member] for member in sorted(members))
+    def set_isr(
+        self,
+        recorded: Iterable[int],
+        effective: Iterable[int],
+        *,
+        min_isr: int | None = None,
+        acked: Mapping[int, tuple[int, int]] | None = None,
+    ) -> bool:
+        """Who must acknowledge from now on. True if the commit point moved.
+
+        `acked` restates the (end, durable) of followers: what was heard of one before its acks began to count. A
+        member that was never heard of has acknowledged nothing.
+        """
+        if min_isr is not None:
+            self.min_isr = min_isr
+        for node, (end, durable) in (acked or {}).items():
+            if node != self.node:
+                self._set_progress(node, end, durable)
+        self._set_members(set(recorded), set(effective))
+        return self._advance()
+
+    def _set_members(self, recorded: set[int], effective: set[int]) -> None:
+        assert self.node in recorded, f"the leader {self.node} is not in the ISR {sorted(recorded)}"
+        assert recorded <= effective, f"of the ISR {sorted(recorded)} only {sorted(effective)} would be asked"
+        for member in effective:
+            self._replicas.setdefault(member, Progress(*NOTHING))
+        self._effective = tuple(self._replicas[member] for member in sorted(effective))
+        self._enough = len(recorded) >= self.min_isr
 
     @property
     def durable(self) -> int:
@@ -62,8 +89,27 @@ class LeaderReplica:
         effective = self._effective
         return effective[0].durable if len(effective) == 1 else min(p.durable for p in effective)
 
+    def opened(self, node: int, *, end: int, durable: int) -> bool:
+        """A follower began a stream: this is what it has, and what it said before is void. True if the commit moved.
+
+        It may have less than it acknowledged once: entries that were not durable, or another log. Give zeros for one
+        whose log_uid does not count or whose log is not a part of ours.
+        """
+        assert node != self.node, "a leader does not follow itself"
+        self._set_progress(node, end, durable)
+        return self._advance()
+
+    def _set_progress(self, node: int, end: int, durable: int) -> None:
+        assert durable <= end, f"node {node} reports durable {durable} behind its end {end}"
+        progress = self._replicas.setdefault(node, Progress(*NOTHING))
+        progress.end = end
+        progress.durable = durable
+
     def acked(self, node: int, *, end: int, durable: int) -> bool:
-        """`node` has everything below `end`, and everything below `durable` on disk. True if the commit point moved."""
+        """`node` has everything below `end`, and everything below `durable` on disk. True if the commit point moved.
+
+        Only for acks that count: `IsrKeeper.countable`.
+        """
         progress = self._replicas.get(node)
         if progress is None:
             return False
@@ -86,7 +132,7 @@ class LeaderReplica:
 
     def _advance(self) -> bool:
         effective = self._effective
-        if len(effective) < self.min_isr:
+        if not self._enough:
             return False
         if len(effective) == 1:
             acked = effective[0].durable if self.sync_always else effective[0].end

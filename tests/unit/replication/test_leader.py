@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,8 +39,17 @@ def test_nothing_commits_below_the_floor_of_members() -> None:
     core = leader(isr=(1,), min_isr=2)
     assert not core.written(5)
     assert core.committed == 0
-    core.set_effective_isr((1, 2))
+    assert not core.set_isr((1, 2), (1, 2))
     assert core.acked(2, end=5, durable=5)
+    assert core.committed == 5
+
+
+def test_a_member_that_is_only_proposed_does_not_help_over_the_floor() -> None:
+    core = leader(isr=(1,), min_isr=2)
+    core.written(5)
+    assert not core.set_isr((1,), (1, 2), acked={2: (5, 5)})
+    assert core.committed == 0
+    assert core.set_isr((1, 2), (1, 2))
     assert core.committed == 5
 
 
@@ -48,9 +58,53 @@ def test_a_member_that_left_no_longer_holds_back() -> None:
     core.written(9)
     core.acked(2, end=9, durable=0)
     assert core.committed == 0
-    core.set_effective_isr((1, 2))
-    assert core.acked(2, end=9, durable=0)
+    assert core.set_isr((1, 2), (1, 2))
     assert core.committed == 9
+
+
+def test_who_is_proposed_holds_back_until_it_is_certain() -> None:
+    core = leader(isr=(1, 2), min_isr=2)
+    core.written(9)
+    core.set_isr((1, 2), (1, 2, 3), acked={3: (4, 4)})
+    core.acked(2, end=9, durable=0)
+    assert core.committed == 4
+    assert core.acked(3, end=9, durable=9)
+    assert core.committed == 9
+
+
+def test_a_replica_that_comes_back_with_less_counts_for_less() -> None:
+    core = leader(isr=(1, 2, 3), min_isr=2)
+    core.written(9)
+    core.acked(2, end=9, durable=9)
+    core.opened(2, end=6, durable=6)
+    core.acked(3, end=9, durable=9)
+    assert core.committed == 6
+    assert core.durable == 0
+    assert core.acked(2, end=9, durable=6)
+    assert core.committed == 9
+
+
+def test_committed_does_not_fall_when_a_replica_comes_back_with_less() -> None:
+    core = leader(isr=(1, 2), min_isr=2)
+    core.written(9)
+    core.acked(2, end=9, durable=9)
+    assert not core.opened(2, end=0, durable=0)
+    assert core.committed == 9
+
+
+def test_the_floor_may_be_changed() -> None:
+    core = leader(isr=(1, 2), min_isr=3)
+    core.written(9)
+    core.acked(2, end=9, durable=9)
+    assert core.committed == 0
+    assert core.set_isr((1, 2), (1, 2), min_isr=2)
+    assert core.committed == 9
+
+
+@pytest.mark.parametrize("sets", [((2,), (1, 2)), ((1, 2), (1,))])
+def test_sets_that_break_the_rules_are_refused(sets: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    with pytest.raises(AssertionError):
+        leader(isr=(1, 2)).set_isr(*sets)
 
 
 def test_an_unknown_node_changes_nothing() -> None:
