@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import socket
 import stat
+from contextlib import suppress
 
 from nsqha.errors import ConfigError
 
@@ -21,6 +23,12 @@ BACKLOG = 1024
 KEEPALIVE_S = 15
 UNACKNOWLEDGED_MS = 30_000
 _WILDCARDS = ("", "0.0.0.0", "::")
+_ADVICE = {
+    errno.EADDRINUSE: "; stop the process that listens there (`ss -ltnp` shows it), or choose another address",
+    errno.EACCES: "; ports below 1024 and folders of others need privileges: choose another address",
+    errno.EADDRNOTAVAIL: "; no interface of this host has that address: choose one of its own, or none for all",
+    errno.ENOENT: "; the folder of a unix socket has to exist",
+}
 
 
 def listen(address: str, *, flag: str) -> socket.socket:
@@ -28,7 +36,15 @@ def listen(address: str, *, flag: str) -> socket.socket:
     try:
         return _tcp(*split_host_port(address)) if is_tcp(address) else _unix(address)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--{flag}={address}: cannot listen: {_reason(error)}") from error
+        advice = _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+        raise ConfigError(f"--{flag}={address}: cannot listen: {reason(error)}{advice}") from error
+
+
+def check_free(address: str, *, flag: str) -> None:
+    """Whether somebody else could listen there now. ConfigError as `listen`; addresses it does not know pass."""
+    with suppress(ValueError):
+        split_host_port(address)
+        listen(address, flag=flag).close()
 
 
 def is_tcp(address: str) -> bool:
@@ -77,11 +93,16 @@ def raise_open_files_limit() -> None:
             pass  # macOS names a hard limit that it then refuses; the soft one stays
 
 
-def _reason(error: OSError | ValueError) -> str:
-    # Not strerror: socket.create_server says there what it was doing, in words of its own.
-    if isinstance(error, socket.gaierror) or not isinstance(error, OSError) or error.errno is None:
+def reason(error: Exception) -> str:
+    """What went wrong with a socket, in the system's words and without Python's."""
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror)
+    if not isinstance(error, OSError):
         return str(error)
-    return os.strerror(error.errno)
+    # Not strerror: asyncio and socket.create_server say there what they were doing, in words of their own. With several
+    # addresses asyncio gives all their errors as one text: the first says enough.
+    number = error.errno or int((re.search(r"\[Errno (\d+)\]", str(error)) or [0, 0])[1])
+    return os.strerror(number) if number else str(error)
 
 
 def _tcp(host: str, port: int) -> socket.socket:

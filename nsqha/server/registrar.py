@@ -25,7 +25,7 @@ import msgspec
 from nsqha import NSQ_VERSION
 from nsqha.ids import is_ephemeral, valid_name
 from nsqha.nsqlog import Log
-from nsqha.server.listen import split_host_port
+from nsqha.server.listen import reason, split_host_port
 
 if TYPE_CHECKING:
     import aiohttp
@@ -169,8 +169,19 @@ class Registrar:
                     raise ValueError(f"status {response.status}")
                 return msgspec.json.decode(body, type=_Channels).channels or []
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            self._log.warning("lookupd_channels_failed", "LOOKUP: %s: %s %s", url, type(error).__name__, error)
+            self._log.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))
             return []
+
+
+def _why(error: Exception, seconds: float) -> str:
+    """For the log: what became of the connection to a daemon that had so many seconds."""
+    if isinstance(error, EOFError):
+        return "it closed the connection"
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return f"no answer within {seconds:g} s"
+    return (
+        reason(getattr(error, "os_error", error)) or "no usable answer"
+    )  # aiohttp keeps the error of the socket there
 
 
 class _Channels(msgspec.Struct):
@@ -219,9 +230,8 @@ class _Peer:
             try:
                 await self._serve()
             except (OSError, TimeoutError, ValueError, EOFError, LookupdLost) as error:
-                self._log.warning(
-                    "lookupd_lost", "LOOKUPD(%s): %s %s", self._address, type(error).__name__, error, peer=self._address
-                )
+                why = _why(error, ANSWER_SECONDS)
+                self._log.warning("lookupd_lost", "LOOKUPD(%s): %s", self._address, why, peer=self._address)
             self.info = None
             if loop.time() - started > PING_SECONDS:
                 pause = RETRY_SECONDS[0]  # it was well for a while: probably restarted
@@ -282,7 +292,7 @@ class _Peer:
             if self._unanswered:
                 wait_until = self._heard_at + ANSWER_SECONDS
                 if now >= wait_until:
-                    raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
+                    raise TimeoutError
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(wait_until, next_ping)):
                     await self._wake.wait()

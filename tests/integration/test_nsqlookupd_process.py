@@ -102,5 +102,5 @@ def test_a_port_in_use_ends_the_start_with_one_line(daemon: tuple[subprocess.Pop
     command = [sys.executable, "-m", "lookupd", f"--tcp-address={tcp}", "--http-address=127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     assert done.returncode == 1
-    assert re.search(rf"FATAL: .*--tcp-address={tcp}: cannot listen: Address already in use\n$", done.stderr)
+    assert re.search(rf"FATAL: .*--tcp-address={tcp}: cannot listen: Address already in use; stop .*\n$", done.stderr)
     assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.errors import ConfigError
-from nsqha.server.listen import address_text, bound_address, bound_port, listen, split_host_port
+from nsqha.server.listen import address_text, bound_address, bound_port, check_free, listen, reason, split_host_port
 
 
 def connects(family: int, address: object) -> bool:
@@ -42,6 +42,46 @@ def test_an_address_that_can_not_be_is_refused_with_its_flag(address: str) -> No
 def test_a_port_in_use_is_refused() -> None:
     with listen("127.0.0.1:0", flag="a") as sock, pytest.raises(ConfigError, match="in use"):
         listen(bound_address(sock), flag="b")
+
+
+def test_what_can_be_done_is_told(tmp_path: Path) -> None:
+    with listen("127.0.0.1:0", flag="a") as sock, pytest.raises(ConfigError) as used:
+        listen(bound_address(sock), flag="b")
+    assert str(used.value).endswith(
+        "cannot listen: Address already in use; stop the process that listens there (`ss -ltnp` shows it), "
+        "or choose another address"
+    )
+    with pytest.raises(ConfigError, match="Cannot assign requested address; no interface of this host"):
+        listen("192.0.2.1:4150", flag="b")
+    with pytest.raises(ConfigError, match="No such file or directory; the folder"):
+        listen(str(tmp_path / "missing" / "socket"), flag="b")
+
+
+def test_an_address_for_somebody_else_is_tried_and_let_go() -> None:
+    with listen("127.0.0.1:0", flag="a") as sock:
+        address = bound_address(sock)
+        with pytest.raises(ConfigError, match=f"--grpc-address={address}: cannot listen: Address already in use"):
+            check_free(address, flag="grpc-address")
+    check_free(address, flag="grpc-address")
+    listen(address, flag="a").close()
+    check_free("unix:/somewhere", flag="grpc-address")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1), [Errno 113] x"),
+            "Connection refused",
+        ),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (OSError("something else"), "something else"),
+        (ValueError("not host:port"), "not host:port"),
+    ],
+)
+def test_reasons_are_the_systems_words(error: Exception, words: str) -> None:
+    assert reason(error) == words
 
 
 def test_a_unix_socket_replaces_a_dead_one_but_not_a_living_one(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import SimpleNamespace
 
+import aiohttp
 import pytest
 
 from nsqha.server import registrar as module
-from nsqha.server.registrar import Identity, Registrar
+from nsqha.server.registrar import Identity, LookupdLost, Registrar
 
 IDENTITY = Identity("node.example", "host", 4150, 4151, "z", "r")
 
@@ -279,3 +281,25 @@ def test_a_daemon_that_is_gone_knows_no_channels() -> None:
         assert await registrar.known_channels("t#ephemeral") == []
 
     run(conversation, lambda: {"a": []})
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (asyncio.IncompleteReadError(b"", 4), "it closed the connection"),
+        (TimeoutError(), "no answer within 1 s"),
+        (TimeoutError(110, "Connect call failed"), "Connection timed out"),
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (LookupdLost("E_INVALID no"), "E_INVALID no"),
+        (LookupdLost(""), "no usable answer"),
+        (
+            aiohttp.ClientConnectorError(
+                SimpleNamespace(host="h", port=1, ssl=None),  # type: ignore[arg-type]
+                ConnectionRefusedError(111, "Connect call failed"),
+            ),
+            "Connection refused",
+        ),
+    ],
+)
+def test_the_log_says_what_happened_without_pythons_words(error: Exception, words: str) -> None:
+    assert module._why(error, 1.0) == words
