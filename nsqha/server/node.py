@@ -79,6 +79,18 @@ def limits_of(options: Options) -> Limits:
     )
 
 
+def make_data_folder(path: str) -> None:
+    """Make the folder if it is not there, and say so: a mistyped --data-path looks like a broker without topics."""
+    if os.path.isdir(path):
+        return
+    first = path
+    while not os.path.exists(parent := os.path.dirname(first)):
+        first = parent
+    os.makedirs(path, exist_ok=True)
+    within = f", with the folders from {first} on" if first != path else ""
+    log.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
+
+
 class Node:
     """One broker in this process."""
 
@@ -144,7 +156,7 @@ class Node:
         options = self.options
         storage = OsStorage()
         try:
-            os.makedirs(options.data_path, exist_ok=True)
+            make_data_folder(options.data_path)
         except FileExistsError:
             raise ConfigError(f"--data-path={options.data_path}: this is a file, not a folder") from None
         except OSError as error:
