@@ -1,0 +1,40 @@
+"""What the tests with a real etcd share; the fixtures are in conftest.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nsqha.election.etcd import EtcdStore
+from nsqha.errors import OutcomeUnknown, Unavailable
+
+Open = Callable[..., EtcdStore]
+
+
+def put_intents(store: EtcdStore, names: range) -> None:
+    for n in names:
+        store.put_intent(f"n{n}", {"n": n})
+
+
+class Seen:
+    """What a watcher was told, in order."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        self.names: list[str] = []
+        store.watch(self.names.append)
+
+    def told(self, names: range) -> Callable[[], bool]:
+        return lambda: {f"intents/n{n}" for n in names} <= set(self.names)
+
+
+def answers(store: EtcdStore) -> bool:
+    return not raises(Unavailable, store.topics)
+
+
+def raises(kind: type[Exception], call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except kind:
+        return True
+    except OutcomeUnknown:
+        pass
+    return False

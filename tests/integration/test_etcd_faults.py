@@ -1,0 +1,114 @@
+"""Changes whose answer was lost, an etcd that is not ours any more, and topics that fill more than one transaction."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from nsqha.election.model import TopicSettings
+from nsqha.election.session import StoreIdentity
+from nsqha.errors import ConfigError, Conflict, OutcomeUnknown, StaleMetadata, Unavailable
+from tests.etcd_server import EtcdServer, eventually
+from tests.integration.etcd_rig import Open, answers, raises
+from tests.tcp_relay import Relay
+
+# Doubt
+
+
+def test_a_change_whose_answer_was_lost_is_in_doubt_until_it_is_fenced(
+    shared_etcd: EtcdServer, relay: Relay, open_store: Open
+) -> None:
+    store = open_store(relay.endpoint)
+    topic = store.create_topic("orders", TopicSettings())
+    uid, meta = topic.record.uid, topic.record.partitions[0]
+    relay.drop_replies = True
+    with pytest.raises(OutcomeUnknown):
+        store.replace_partition("orders", uid, 0, replace(meta, leader=7))
+    with pytest.raises(Unavailable):
+        store.fence_partition("orders", uid, 0, meta.version)
+    relay.release()
+    relay.cut()  # HTTP/2 does not go on behind lost bytes
+    relay.release()
+    after = store.fence_partition("orders", uid, 0, meta.version)
+    assert (after.leader, after.version > meta.version) == (7, True), "it had been carried out"
+    assert store.replace_partition("orders", uid, 0, replace(after, leader=8)).leader == 8
+
+
+def test_a_change_that_arrives_after_the_fence_does_nothing(
+    shared_etcd: EtcdServer, relay: Relay, open_store: Open
+) -> None:
+    store, fencing = open_store(relay.endpoint), open_store(shared_etcd.endpoint)
+    topic = store.create_topic("orders", TopicSettings())
+    uid, meta = topic.record.uid, topic.record.partitions[0]
+    relay.hold_requests()
+    with pytest.raises(OutcomeUnknown):
+        store.replace_partition("orders", uid, 0, replace(meta, leader=7))
+    fenced = fencing.fence_partition("orders", uid, 0, meta.version)
+    assert (fenced.leader, fenced.version > meta.version) == (0, True)
+    relay.release()
+    eventually(lambda: answers(store))
+    read = store.topic("orders")
+    assert read is not None and read.record.partitions[0] == fenced
+    with pytest.raises(Conflict):
+        store.replace_partition("orders", uid, 0, replace(meta, leader=7))
+
+
+# Which etcd
+
+
+def test_another_etcd_in_the_same_place_is_not_believed(etcd: EtcdServer, open_store: Open) -> None:
+    store = open_store(etcd.endpoint)
+    store.create_topic("orders", TopicSettings())
+    eventually(lambda: "orders" in store.view().topics)
+    known = store.identity()
+    etcd.kill()
+    shutil.rmtree(etcd.folder / "data")
+    etcd.extra = ("--initial-cluster-token", "another")
+    etcd.start()
+    eventually(lambda: raises(StaleMetadata, store.topics))
+    with pytest.raises(StaleMetadata, match="accept-metadata"):
+        store.create_topic("later", TopicSettings())
+    assert store.view().topics.keys() == {"orders"}
+    with pytest.raises(StaleMetadata, match="belongs to"):
+        open_store(etcd.endpoint, seen=known)
+
+
+def test_an_older_state_is_not_believed(shared_etcd: EtcdServer, open_store: Open) -> None:
+    store = open_store(shared_etcd.endpoint)
+    known = store.identity()
+    assert known.etcd_cluster_id
+    open_store(shared_etcd.endpoint, seen=known)
+    with pytest.raises(StaleMetadata, match="older state"):
+        open_store(shared_etcd.endpoint, seen=StoreIdentity(known.etcd_cluster_id, known.revision + 1000))
+
+
+def test_a_cluster_that_vanished_is_not_begun_again(shared_etcd: EtcdServer, open_store: Open) -> None:
+    store = open_store(shared_etcd.endpoint)
+    cluster_id = store.cluster().record.cluster_id
+    with pytest.raises(ConfigError, match="no cluster under /nsqha/other/"):
+        open_store(shared_etcd.endpoint, name="other", cluster_id=cluster_id, seen=store.identity())
+    with pytest.raises(ConfigError, match="this data directory belongs to"):
+        open_store(shared_etcd.endpoint, cluster_id=cluster_id ^ 1)
+
+
+# Size
+
+
+@pytest.mark.parametrize("partitions", [200, 1023])
+def test_a_topic_of_many_partitions_is_one_change(shared_etcd: EtcdServer, open_store: Open, partitions: int) -> None:
+    store = open_store(shared_etcd.endpoint)
+    topic = store.create_topic("orders", TopicSettings(partitions=partitions))
+    assert {meta.version for meta in topic.record.partitions.values()} == {topic.version}
+    assert store.topic("orders") == topic
+    all_led = {n: replace(meta, leader=7) for n, meta in topic.record.partitions.items()}
+    topic = store.replace("orders", topic.version, replace(topic.record, partitions=all_led))
+    assert store.topic("orders") == topic == store.topics()["orders"]
+    stale = replace(topic.record, partitions={n: replace(m, version=1, leader=8) for n, m in all_led.items()})
+    with pytest.raises(Conflict):
+        store.replace("orders", topic.version, stale)
+    raised = store.raise_epochs(leader=9)["orders"].record.partitions
+    assert {(meta.leader, meta.epoch) for meta in raised.values()} == {(9, 2)}
+    assert store.delete_topic("orders").partitions == partitions
+    assert store.topics() == {}
