@@ -23,7 +23,8 @@ BODY_BYTES_MAX = 64 << 20  # brokers refuse far smaller ones; this bounds a line
 PACE_SECONDS = 0.05  # with --rate, messages of so much time leave together
 
 DESCRIPTION = """\
-Publish messages: the arguments, else the lines of the files, else the lines of stdin. Empty lines are left out.
+Publish messages: the arguments, else the lines of the files, else the lines of stdin. Empty lines are left out;
+brokers refuse empty messages, so an empty argument, or an empty file with --whole, is an error.
 Returns when every message was answered with OK, which means what the topic's sync setting says."""
 
 
@@ -66,6 +67,8 @@ def rate(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     if args.messages and (args.file or args.whole):
         args.parser.error("give messages or files, not both")
+    if "" in args.messages:
+        args.parser.error(f"message {args.messages.index('') + 1} is empty, and brokers refuse empty messages")
     from nsqha.cli.v2client import Publisher
 
     delay_ms = -(-args.delay // 10**6)
@@ -170,6 +173,8 @@ def _bodies(descriptor: int, what: str, whole: bool) -> Iterator[list[bytes]]:
                 yield [bytes(line.removesuffix(b"\r")) for line in lines]
         if len(rest) > BODY_BYTES_MAX:
             raise exits.Exit(exits.FAILED, f"{what}: a message of more than {BODY_BYTES_MAX >> 20} MiB")
+    if whole and not rest:
+        raise exits.Exit(exits.USAGE, f"{what} is empty, and brokers refuse empty messages")
     if rest:
         yield [bytes(rest if whole else rest.removesuffix(b"\r"))]
 

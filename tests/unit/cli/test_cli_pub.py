@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli import exits
+from nsqha.cli import exits, main
 from nsqha.cli.pub import BODY_BYTES_MAX, RUN_BYTES, RUN_MESSAGES, rate, runs, size_of, sources
 
 
@@ -35,6 +35,23 @@ def test_a_whole_file_is_one_message(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"one\r\n\0two\r")
     assert bodies(args(file=(str(path),), whole=True)) == [b"one\r\n\0two\r"]
+
+
+@pytest.mark.parametrize("messages", [[""], ["a", "", "b"]])
+def test_an_empty_argument_publishes_nothing(messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["pub", "orders", *messages])
+    assert raised.value.code == exits.USAGE
+    assert f"message {messages.index('') + 1} is empty" in capsys.readouterr().err
+
+
+def test_an_empty_file_is_no_message(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"")
+    assert bodies(args(file=(str(path),))) == []
+    with pytest.raises(exits.Exit, match="a is empty, and brokers refuse") as raised:
+        bodies(args(file=(str(path),), whole=True))
+    assert raised.value.status == exits.USAGE
 
 
 def test_lines_longer_than_a_read_stay_whole(tmp_path: Path) -> None:
