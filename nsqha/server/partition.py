@@ -1,6 +1,6 @@
 """One partition on the node that leads it: group commit in, committed batches out.
 
-    publish / channel events -> waiting -> flush -> PartitionLog.append -> {disk round || push} -> LeaderReplica -> commit
+    publish, events -> waiting -> flush -> PartitionLog.append -> {disk round || push} -> LeaderReplica -> commit
     commit -> channel events applied, high watermark moved, publishers answered, channels pumped
 
 Adaptive group commit: with nothing outstanding the waiting runs are flushed at the end of the loop tick; else they

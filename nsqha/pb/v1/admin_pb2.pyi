@@ -80,6 +80,8 @@ class GetNodeResponse(_message.Message):
     SYNC_FIELD_NUMBER: _builtins.int
     DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
     PUBLISHES_REFUSED_FIELD_NUMBER: _builtins.int
+    RETENTION_MS_FIELD_NUMBER: _builtins.int
+    RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     implementation: _builtins.str
     """of the hot functions: "compiled" or "pure" """
@@ -93,6 +95,9 @@ class GetNodeResponse(_message.Message):
     disk_free_bytes: _builtins.int
     publishes_refused: _builtins.bool
     """the disk is below its watermark"""
+    retention_ms: _builtins.int
+    """Of topics that have no settings of their own; -1: no limit."""
+    retention_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -105,12 +110,21 @@ class GetNodeResponse(_message.Message):
         sync: _builtins.str = ...,
         disk_free_bytes: _builtins.int = ...,
         publishes_refused: _builtins.bool = ...,
+        retention_ms: _builtins.int | None = ...,
+        retention_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "disk_free_bytes", b"disk_free_bytes", "health", b"health", "implementation", b"implementation", "node_uid", b"node_uid", "publishes_refused", b"publishes_refused", "start_time_ns", b"start_time_ns", "sync", b"sync", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "data_path", b"data_path", "disk_free_bytes", b"disk_free_bytes", "health", b"health", "implementation", b"implementation", "node_uid", b"node_uid", "publishes_refused", b"publishes_refused", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "start_time_ns", b"start_time_ns", "sync", b"sync", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
+    _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
+    _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
 
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
 

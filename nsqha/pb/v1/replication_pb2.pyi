@@ -588,12 +588,14 @@ class FetchRequest(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    FROM_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
     epoch: _builtins.int
     """in which the asked node leads; 0: any replica may answer (repair of committed ranges)"""
+    first: _builtins.int
+    """log id"""
     end: _builtins.int
     """0: as far as there is"""
     max_bytes: _builtins.int
@@ -606,12 +608,13 @@ class FetchRequest(_message.Message):
         cluster_id: _builtins.int = ...,
         key: Global___PartitionKey | None = ...,
         epoch: _builtins.int = ...,
+        first: _builtins.int = ...,
         end: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "end", b"end", "epoch", b"epoch", "from", b"from", "key", b"key", "max_bytes", b"max_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "end", b"end", "epoch", b"epoch", "first", b"first", "key", b"key", "max_bytes", b"max_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -632,7 +635,7 @@ class FetchReply(_message.Message):
     end: _builtins.int
     """of the log that was read"""
     anchor: _builtins.bytes
-    """set when `from` is not there any more: the entry before the oldest file pair"""
+    """set when `first` is not there any more: the entry before the oldest file pair"""
     def __init__(
         self,
         *,

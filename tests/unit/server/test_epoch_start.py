@@ -1,4 +1,4 @@
-"""A leader begins: the tail of the one before is committed with its own first batch, and nothing is told before that."""
+"""A leader begins: the tail of the one before is committed with its own first batch, and nothing is told before."""
 
 from __future__ import annotations
 

@@ -1,0 +1,162 @@
+"""A follower's way back to its leader's log: find where the two part, cut what is ours alone, pull what is missing.
+
+    EpochEnd(our last epoch) .. -> common end -> cut (intent journalled) -> Fetch .. -> near the end: the leader pushes
+    the leader's files begin behind our end -> our log begins anew at its oldest file: all channel state is in the log
+
+Only what was never committed is cut. A log whose name (log_uid) the ISR does not hold may have been given up by an
+operator or after a lost page cache; then what its leader has is the truth, and the cut is logged as an alarm.
+
+Runs while the follower's files are taken (`Follower.exclusively`), so no batch and no roll comes between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqha.commitlog import copying
+from nsqha.commitlog.entry import Entry, decode
+from nsqha.errors import LogCorrupt, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.lookup import LogReader
+    from nsqha.server.follower import Follower, Port
+
+log = Log("catchup")
+
+FETCH_BYTES = 1 << 20
+NEAR_BYTES = 256 << 10  # so close to the end that the leader may push the rest
+CALL_SECONDS = 5.0
+
+Call = Callable[[str, Any], Awaitable[Any]]
+"""`await call("Fetch", request)`: ask the leader."""
+
+
+class Files(Protocol):
+    """What catch-up does to a partition's files and its records in the journal and the cache; slow, off the loop."""
+
+    async def cut(self, follower: Follower, log_id: int) -> None:
+        """End the log before `log_id`, durably, the intent in the journal first."""
+
+    async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
+        """An empty log under a new log_uid that goes on behind `anchor`."""
+
+    async def roll(self, follower: Follower) -> None:
+        """A new pair of files."""
+
+    def reload(self, follower: Follower) -> None:
+        """The channel state that the log says, up to what is known to be committed."""
+
+    def may_lose_committed(self, follower: Follower) -> bool:
+        """Whether the ISR does not hold this log by its name."""
+
+
+class CatchUp:
+    """One catching up, with the leader of one epoch."""
+
+    def __init__(self, follower: Follower, port: Port, files: Files, call: Call, cluster_id: int) -> None:
+        self._follower = follower
+        self._port = port
+        self._files = files
+        self._call = call
+        self._cluster_id = cluster_id
+
+    async def run(self) -> None:
+        """Come near the leader's end. Unavailable: it is not our leader any more, or can not be reached."""
+        follower = self._follower
+        follower.behind = True
+        await self._agree()
+        await self._pull()
+        if follower.state is None:
+            self._files.reload(follower)
+        follower.caught_up()
+
+    def _check(self) -> None:
+        if self._follower.port is not self._port or self._follower.closed:
+            raise Unavailable("another leader, or none")
+
+    # ---- where the two part
+
+    async def _agree(self) -> None:
+        """Cut what the leader does not have."""
+        follower = self._follower
+        common = await self._common_end()
+        if common is None or common >= follower.log.end.log_id:
+            return
+        state = follower.state
+        applied = state.applied.log_id + 1 if state is not None else 0
+        if common < applied:
+            text = f"{follower.log.directory}: the leader's log parts from this one at {common}, committed is {applied}"
+            if not self._files.may_lose_committed(follower):
+                raise LogCorrupt(text)
+            log.error("committed_cut", "%s; this log was given up, the leader's counts", text)
+        removed = follower.log.end.log_id - common
+        log.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
+        await self._files.cut(follower, common)
+        follower.forget_pending()
+        if common < applied:
+            self._files.reload(follower)
+
+    async def _common_end(self) -> int | None:
+        """The end of what both logs have. None: the leader's files begin behind it, and ours was begun anew."""
+        log_ = self._follower.log
+        search = Divergence(
+            own=lambda epoch: _epoch_end(log_, epoch), chain_before=lambda log_id: log_.entry_before(log_id).chain
+        )
+        while search.outcome is None:
+            reply = await self._call("EpochEnd", self._request(pb.EpochEndRequest(asked_epoch=search.asked)))
+            self._check()
+            search.answered(EpochEnd(reply.epoch, reply.end, reply.chain, reply.start))
+        match search.outcome:
+            case InSync(end) | Truncate(end):
+                return end
+            case RangeGone(start):
+                await self._begin_anew(start)
+        return None
+
+    async def _begin_anew(self, start: int) -> None:
+        reply = await self._call("Fetch", self._request(pb.FetchRequest(first=start - 1, max_bytes=1)))
+        self._check()
+        anchor = decode(reply.anchor) if reply.anchor else None
+        if anchor is None:
+            raise Unavailable("the leader's log can not be begun anew from")
+        log.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
+        await self._files.begin_anew(self._follower, anchor)
+
+    # ---- what is missing
+
+    async def _pull(self) -> None:
+        follower = self._follower
+        while True:
+            log_ = follower.log
+            reply = await self._call(
+                "Fetch", self._request(pb.FetchRequest(first=log_.end.log_id, max_bytes=FETCH_BYTES))
+            )
+            self._check()
+            if reply.anchor:
+                await self._begin_anew(log_.end.log_id)
+                continue
+            for entry, data in copying.batches(reply.entries, reply.data):
+                log_.append_copy(entry, data)
+                if log_.needs_roll:
+                    await self._files.roll(follower)
+                    self._check()
+            follower.committed = max(follower.committed, min(reply.committed, log_.end.log_id))
+            if len(reply.data) < NEAR_BYTES:
+                return
+
+    # ---- asking
+
+    def _request(self, request: Any) -> Any:
+        request.cluster_id = self._cluster_id
+        request.key.CopyFrom(self._follower.wire_key)
+        request.epoch = self._follower.epoch
+        return request
+
+
+def _epoch_end(log_: LogReader, epoch: int) -> EpochEnd:
+    found = copying.epoch_end(log_, epoch)
+    return EpochEnd(found.epoch, found.end, found.chain, log_.start.log_id)

@@ -1,0 +1,352 @@
+"""A partition's log on a node that follows: batches come from the leader, acks go back, the committed ones are applied.
+
+    Open -> promise, durably -> Opened(log_uid, end, chain)
+    Append -> PartitionLog.append_copy -> page cache -> [disk round] -> Ack(end, durable)
+    committed -> PartitionState.apply (and the cache of it), files that nobody needs are unlinked
+
+Spec: `Push` (the follower's half) and `Sync`. The state is the same pure function of the committed log that the leader
+has, so a follower that becomes leader begins with it. Ends are exclusive log ids.
+
+Invariants: nothing is appended for an epoch below the promise; the promise is durable before the answer leaves; what is
+applied is committed and never cut; an ack of `durable` is sent only after a disk round. While a job has the files for
+itself (a roll, catch-up), batches wait; the leader's window bounds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from nsqha.commitlog import copying
+from nsqha.commitlog.entry import Entry, Place
+from nsqha.commitlog.log import PartitionLog, SyncTicket
+from nsqha.cursor.state import NEEDS_LOOK, PartitionState
+from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.acceptance import Append, Duplicate, decide_append
+
+if TYPE_CHECKING:
+    from nsqha.server.disk import DiskRounds
+
+log = Log("follower")
+
+T = TypeVar("T")
+
+APPLY_SLICE = 2000  # entries read at once when the committed point jumps
+
+
+class Port(Protocol):
+    """The stream from the leader, as one partition sees it: where its answers go."""
+
+    leader: int  # node uid
+
+    def opened(self, follower: Follower, *, behind: bool) -> None:
+        """Say where the log ends."""
+
+    def ack(self, follower: Follower) -> None:
+        """Say how far the log is, at the end of this tick."""
+
+    def refused(self, key: pb.PartitionKey, epoch: int, refusal: pb.Refusal.ValueType, promised: int, why: str) -> None:
+        """Say no."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerRuntime:
+    """What the node lends to each partition that it follows."""
+
+    loop: asyncio.AbstractEventLoop
+    disk: DiskRounds
+    on_failure: Callable[[BaseException], None]
+    sync_every: int  # messages per fsync with sync=interval
+    sync_seconds: float
+
+
+class Follower:
+    """Owner of one partition's log while another node leads it."""
+
+    def __init__(
+        self,
+        runtime: FollowerRuntime,
+        *,
+        key: tuple[int, int],
+        log_: PartitionLog,
+        log_uid: int,
+        state: PartitionState | None,
+        sync: str,
+        epoch: int,
+    ) -> None:
+        """`epoch` is the promise. `state` None: the log begins in the middle and its checkpoint has not come yet."""
+        self.key = key
+        self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])
+        self.log = log_
+        self.log_uid = log_uid
+        self.state = state
+        self.sync = sync
+        self.epoch = epoch
+        self.committed = state.applied.log_id + 1 if state is not None else 0
+        self.behind = True  # until a leader has said that it pushes to us
+        self.closed = False
+        self.stopped: str | None = None
+        self._runtime = runtime
+        self._port: Port | None = None
+        self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
+        self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
+        self._exclusive: asyncio.Task[None] | None = None
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._unsynced_messages = 0
+
+    # ---- the leader
+
+    def follow(self, port: Port, epoch: int) -> None:
+        """This leader's batches count from now on; the promise of its epoch is durable."""
+        assert epoch >= self.epoch, f"{self.key}: promised {self.epoch}, now {epoch}"
+        self._port = port
+        self.epoch = epoch
+        self._held.clear()
+
+    def left(self, port: Port) -> None:
+        """The stream has ended."""
+        if self._port is port:
+            self._port = None
+            self._held.clear()
+
+    @property
+    def port(self) -> Port | None:
+        """The stream of the leader that this partition follows now."""
+        return self._port
+
+    # ---- batches
+
+    def append(self, port: Port, message: pb.Append) -> None:
+        """Take in consecutive batches; says no where they do not fit, and then nothing of the rest is taken."""
+        if port is not self._port or message.epoch != self.epoch or self.closed:
+            port.refused(self.wire_key, message.epoch, pb.REFUSAL_FENCED, self.epoch, "another leader was promised")
+            return
+        if self._exclusive is not None:
+            self._held.append((port, message))
+            return
+        try:
+            self._append(message)
+        except AppendFailed as error:
+            port.refused(self.wire_key, message.epoch, pb.REFUSAL_NO_SPACE, self.epoch, str(error))
+        except LogCorrupt as error:
+            port.refused(self.wire_key, message.epoch, pb.REFUSAL_MISMATCH, self.epoch, str(error))
+        except Poisoned as error:
+            self._runtime.on_failure(error)
+        except Exception as error:
+            self._stop(error)
+        else:
+            self.committed_to(message.committed)
+            if self.log.needs_roll:
+                self.exclusively(self._roll())
+
+    def _append(self, message: pb.Append) -> None:
+        """LogCorrupt: they do not follow what is here, or are not what their entries say."""
+        log_ = self.log
+        run = list(copying.batches(message.entries, message.data))
+        if run and run[0][0].log_id != log_.end.log_id:
+            run = run[self._new_in([entry for entry, _ in run]) :]
+        count = 0
+        for entry, data in run:
+            log_.append_copy(entry, data)
+            count += entry.count or 1
+            self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
+        if self.sync == "always":
+            self._runtime.disk.request(self)
+        else:
+            assert self._port is not None
+            self._port.ack(self)
+            if self.sync == "interval":
+                self._sync_later(count)
+
+    def _new_in(self, entries: list[Entry]) -> int:
+        """The index of the first entry that is not here yet. LogCorrupt if they do not fit what is."""
+        log_ = self.log
+        start, last = log_.start.log_id, log_.entry_before(log_.end.log_id)
+        verdict = decide_append(
+            entries,
+            epoch=self.epoch,
+            promise=self.epoch,
+            last=last,
+            own=lambda log_id: log_.entry(log_id) if log_id >= start else None,
+        )
+        match verdict:
+            case Append(first):
+                return first
+            case Duplicate():
+                return len(entries)
+        raise LogCorrupt(f"sent to {log_}: {verdict}")
+
+    # ---- committed
+
+    def caught_up(self) -> None:
+        """The leader may push now."""
+        self.behind = False
+        self._apply()
+
+    def committed_to(self, end: int) -> None:
+        """The leader says that everything below `end` is committed."""
+        end = min(end, self.log.end.log_id)
+        if end <= self.committed or self.behind:
+            return
+        self.committed = end
+        self._apply()
+
+    def _apply(self) -> None:
+        state, pending = self.state, self._pending
+        if state is None:
+            return
+        try:
+            while (log_id := state.applied.log_id + 1) < self.committed:
+                if pending and pending[0][0].log_id == log_id:
+                    entry, data = pending.popleft()
+                    if data is None:
+                        data = self.log.read(entry) if entry.flags & NEEDS_LOOK else b""
+                    state.apply(entry, data)
+                else:
+                    self._read_pending(log_id)
+        except Exception as error:
+            self._stop(error)
+
+    def _read_pending(self, log_id: int) -> None:
+        """Batches that were here before, or are too many to keep: from the files."""
+        self._pending.clear()
+        for entry in self.log.entries(log_id, min(self.log.end.log_id, log_id + APPLY_SLICE)):
+            self._pending.append((entry, None))
+
+    # ---- durability
+
+    def _sync_later(self, count: int) -> None:
+        self._unsynced_messages += count
+        if self._unsynced_messages >= self._runtime.sync_every:
+            self._unsynced_messages = 0
+            self._runtime.disk.request(self)
+        elif self._sync_timer is None:
+            self._sync_timer = self._runtime.loop.call_later(self._runtime.sync_seconds, self._sync_due)
+
+    def _sync_due(self) -> None:
+        self._sync_timer = None
+        self._unsynced_messages = 0
+        self._runtime.disk.request(self)
+
+    def set_sync(self, sync: str) -> None:
+        """What the topic's OK means from now on."""
+        self.sync = sync
+        if not self.closed:
+            self._runtime.disk.request(self)
+
+    def sync_ticket(self) -> SyncTicket | None:
+        return None if self.closed else self.log.unsynced()
+
+    def synced(self, ticket: SyncTicket) -> None:
+        self.log.synced(ticket)
+        if self._port is not None and not self.closed:
+            self._port.ack(self)
+        if self.sync == "always" and not self.closed and self.log.unsynced() is not None:
+            self._runtime.disk.request(self)
+
+    # ---- files
+
+    async def _roll(self) -> None:
+        pair = await self._runtime.disk.run(self.log.next_pair)
+        self.log.use(pair)
+
+    def keep_house(self) -> None:
+        """Called about once a second: unlink what nobody needs, by what is committed and durable here."""
+        state = self.state
+        if state is None or self.closed or self._exclusive is not None or len(self.log.pairs) == 1:
+            return
+        up_to: Place | None = None
+        for pair in self.log.pairs[:-1]:
+            end = pair.end
+            if (
+                end.offset > state.log_start[0]
+                or end.position > state.log_start[1]
+                or state.checkpoint.as_of < end.log_id
+                or end.log_id > state.applied.log_id
+            ):
+                break
+            up_to = end
+        needed = max(state.checkpoint.end_log_id, state.log_start_log_id)
+        if up_to is not None and self.log.local_durable > needed and (dropped := self.log.forget_pairs(up_to)):
+            log.info("unlinked", "%s: files below offset %d go", self.log.directory, up_to.offset)
+            self.exclusively(self._unlink(dropped))
+
+    async def _unlink(self, dropped: list[int]) -> None:
+        await self._runtime.disk.run(lambda: self.log.unlink_pairs(dropped))
+
+    def exclusively(self, job: Awaitable[None]) -> None:
+        """Run a job that has the files for itself; batches wait meanwhile."""
+        assert self._exclusive is None, f"{self.key}: the files are taken"
+        self._exclusive = self._runtime.loop.create_task(self._run_exclusively(job))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job has the files for itself."""
+        return self._exclusive is not None
+
+    async def _run_exclusively(self, job: Awaitable[None]) -> None:
+        try:
+            await job
+        except AppendFailed as error:
+            log.warning("files_delayed", "%s; trying again", error)
+        except Poisoned as error:
+            self._runtime.on_failure(error)
+        except OSError as error:
+            self._runtime.on_failure(error)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._stop(error)
+        finally:
+            self._exclusive = None
+        held, self._held = self._held, deque()
+        for port, message in held:
+            self.append(port, message)
+        if self._port is not None and not self.closed:
+            self._port.ack(self)
+
+    # ---- a new beginning
+
+    def restart_with(self, log_: PartitionLog, log_uid: int, state: PartitionState | None) -> None:
+        """Catch-up put another log, or another end of it, in the place of this one."""
+        self.log = log_
+        self.log_uid = log_uid
+        self.state = state
+        self.committed = state.applied.log_id + 1 if state is not None else 0
+        self._pending.clear()
+
+    def forget_pending(self) -> None:
+        """The log was cut above what is applied."""
+        self._pending.clear()
+
+    # ---- end
+
+    async def close(self) -> None:
+        """Let go of the log: it is synced and stays open, for whoever takes it over."""
+        self._close()
+        if self._exclusive is not None:
+            await asyncio.wait([self._exclusive])
+        ticket = self.log.unsynced()
+        if ticket is not None and self.stopped is None:
+            await self._runtime.disk.run(ticket.run)
+            self.log.synced(ticket)
+
+    def _close(self) -> None:
+        self.closed = True
+        self._port = None
+        self._held.clear()
+        if self._sync_timer is not None:
+            self._sync_timer.cancel()
+
+    def _stop(self, error: Exception) -> None:
+        """Something happened that must not: this partition is silent from now on, so its leader goes on without it."""
+        log.error("partition_stopped", "%s stopped", self.log.directory, error=error)
+        self.stopped = f"{type(error).__name__}: {error}"
+        if self._port is not None:
+            self._port.refused(self.wire_key, self.epoch, pb.REFUSAL_FAILED, self.epoch, self.stopped)
+        self._close()

@@ -1,0 +1,148 @@
+"""The follower's half of live replication: one handler for each stream that another node pushes on.
+
+    PushMessage: opens -> Replicas.open (promise, catch-up) -> Opened
+                 appends -> Follower.append ..... end of tick, end of disk round -> one PushReply with all acks
+                 committed -> Follower.committed_to
+
+Whatever is wrong with one partition is answered for that partition; the stream is for all of them and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from nsqha.errors import Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.follower import Follower
+
+if TYPE_CHECKING:
+    from nsqha.server.peers import PeerStream
+
+log = Log("following")
+
+
+class Replicas(Protocol):
+    """What this node has, as far as its leaders may touch it."""
+
+    def hello(self) -> pb.PushHello:
+        """Who this node is, without a target."""
+
+    def following(self, key: pb.PartitionKey) -> Follower | None:
+        """The partition, if this node follows."""
+
+    def open(self, receiver: Receiver, opened: pb.Open) -> None:
+        """A leader asks for a promise, and where the log ends; answered on the receiver, some time."""
+
+    def name_of(self, node: int) -> str:
+        """What the metadata calls a node; empty if it does not know it."""
+
+
+class Receiver:
+    """One incoming stream."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, replicas: Replicas, stream: PeerStream) -> None:
+        self.leader = 0  # node uid, from the hello
+        self.registration = 0
+        self.closed = False
+        self._loop = loop
+        self._replicas = replicas
+        self._stream = stream
+        self._acks: dict[Follower, None] = {}
+        self._answers = pb.PushReply()
+        self._flushing = False
+        self._followers: set[Follower] = set()
+
+    # ---- in
+
+    def on_message(self, message: pb.PushMessage) -> None:
+        if message.HasField("hello"):
+            self._greet(message.hello)
+        elif not self.leader:
+            raise Unavailable("a stream begins with a hello")
+        for opened in message.opens:
+            self._replicas.open(self, opened)
+        for append in message.appends:
+            follower = self._replicas.following(append.key)
+            if follower is None:
+                self.refused(append.key, append.epoch, pb.REFUSAL_UNKNOWN, 0, "this partition is not followed here")
+            else:
+                follower.append(self, append)
+        for committed in message.committed:
+            follower = self._replicas.following(committed.key)
+            if follower is not None and follower.port is self and follower.epoch == committed.epoch:
+                follower.committed_to(committed.committed)
+
+    def _greet(self, hello: pb.PushHello) -> None:
+        mine = self._replicas.hello()
+        if hello.cluster_id != mine.cluster_id:
+            raise Unavailable(f"this node belongs to cluster {mine.cluster_id:016x}, not to {hello.cluster_id:016x}")
+        if hello.target_uid != mine.node_uid:
+            raise Unavailable(f"this is node {mine.node_uid:016x}, not {hello.target_uid:016x}")
+        if not self._stream.peer.may_be(hello.node_uid, self._replicas.name_of(hello.node_uid)):
+            raise Unavailable(f"{self._stream.peer} may not speak for node {hello.node_uid:016x}")
+        self.leader = hello.node_uid
+        self.registration = hello.registration
+        mine.target_uid = hello.node_uid
+        self._answers.hello.CopyFrom(mine)
+        self._soon()
+
+    def on_closed(self, why: str) -> None:
+        self.closed = True
+        for follower in self._followers:
+            follower.left(self)
+        self._followers.clear()
+
+    # ---- out
+
+    def followed_by(self, follower: Follower) -> None:
+        """This stream is where the partition's leader speaks."""
+        self._followers.add(follower)
+
+    def opened(self, follower: Follower, *, behind: bool) -> None:
+        log_ = follower.log
+        last = log_.entry_before(log_.end.log_id)
+        self._acks.pop(follower, None)
+        self._answers.opened.add(
+            key=follower.wire_key,
+            epoch=follower.epoch,
+            log_uid=follower.log_uid,
+            end=log_.end.log_id,
+            durable=min(log_.local_durable, log_.end.log_id),
+            last_epoch=last.epoch,
+            chain=last.chain,
+            behind=behind,
+        )
+        self._soon()
+
+    def ack(self, follower: Follower) -> None:
+        if not follower.behind:
+            self._acks[follower] = None
+            self._soon()
+
+    def refused(self, key: pb.PartitionKey, epoch: int, refusal: pb.Refusal.ValueType, promised: int, why: str) -> None:
+        self._answers.refused.add(key=key, epoch=epoch, refusal=refusal, promised=promised, why=why)
+        self._soon()
+
+    def _soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        reply, self._answers = self._answers, pb.PushReply()
+        acks, self._acks = self._acks, {}
+        for follower in acks:
+            if follower.port is self and not follower.behind:
+                end = follower.log.end.log_id
+                reply.acks.add(
+                    key=follower.wire_key,
+                    epoch=follower.epoch,
+                    log_uid=follower.log_uid,
+                    end=end,
+                    durable=min(follower.log.local_durable, end),
+                )
+        if not self.closed:
+            self._stream.send(reply)

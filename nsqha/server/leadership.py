@@ -1,0 +1,269 @@
+"""Leading one partition for one epoch: its log goes to the followers, their acks to the commit rule.
+
+    Partition (log, commit) <--- acks that count --- Leadership ---> PushLinks (one stream per follower node)
+                                                        |
+                              IsrKeeper.step -> Propose, Fence, Reread -> metadata (worker thread) -> replied
+
+The keeper decides (nsqha.replication.isr); this shell carries out what it says, in the order in which it says it: the
+effective ISR is widened before a proposal leaves. What the store answers late or never is the keeper's business too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqha.election.model import NodeInfo, PartitionMeta
+from nsqha.errors import Conflict, NotFound, NsqhaError, StaleMetadata, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.isr import Applied, Effective, Fence, IsrKeeper, Propose, Refused, Reread, StepDown, Unknown
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.replication.isr import Action, IsrLimits, Outcome
+    from nsqha.server.partition import Partition
+    from nsqha.server.push import Pushed, PushLinks
+
+log = Log("leadership")
+
+
+class Records(Protocol):
+    """The partition's record in the metadata store; each call runs in a worker thread."""
+
+    async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
+        """Compare-and-set on `meta.version` and on the registrations. Conflict, NotFound; anything else: unknown."""
+
+    async def fence(self, version: int) -> PartitionMeta:
+        """Make the record newer than `version`."""
+
+    async def read(self) -> PartitionMeta | None:
+        """As it is now, linearizably; None: the topic is gone."""
+
+
+class Leadership:
+    """One epoch of one partition on the node that leads it."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        meta: PartitionMeta,
+        *,
+        key: tuple[int, int],
+        topic: str,
+        node: int,
+        clock: Clock,
+        links: PushLinks,
+        records: Records,
+        nodes: Callable[[], Mapping[int, NodeInfo]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        step_down: Callable[[Leadership, str], None],
+        limits: IsrLimits | None = None,
+    ) -> None:
+        self.partition = partition
+        self.topic = topic
+        self.key = key
+        self.epoch = meta.epoch
+        self.epoch_start = partition.log.end.log_id
+        self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])
+        self.ended = False
+        self._node = node
+        self._clock = clock
+        self._links = links
+        self._records = records
+        self._nodes = nodes
+        self._spawn = spawn
+        self._step_down = step_down
+        self._pushed: dict[int, Pushed] = {}
+        self._keeper = IsrKeeper(
+            node,
+            meta,
+            epoch_start=self.epoch_start,
+            now=clock.monotonic(),
+            limits=limits,
+            sync_always=partition.leader.sync_always,
+        )
+        partition.on_appended = self._appended
+        partition.on_committed = self._committed
+
+    def start(self) -> None:
+        """Push to everybody who has a replica."""
+        self._feed(self._keeper.meta)
+        self._step()
+
+    def stop(self) -> None:
+        """This node does not lead any more, or ends."""
+        self.ended = True
+        self.partition.on_appended = self.partition.on_committed = None
+        for pushed in self._pushed.values():
+            pushed.stop()
+        self._pushed.clear()
+
+    @property
+    def meta(self) -> PartitionMeta:
+        """The newest record that is known."""
+        return self._keeper.meta
+
+    @property
+    def log(self) -> PartitionLog:
+        return self.partition.log
+
+    @property
+    def committed(self) -> int:
+        return self.partition.leader.committed
+
+    # ---- the partition
+
+    def _appended(self) -> None:
+        for pushed in self._pushed.values():
+            pushed.wake()
+
+    def _committed(self) -> None:
+        for pushed in self._pushed.values():
+            pushed.committed()
+
+    def tick(self) -> None:
+        """Every 100 ms."""
+        if not self.ended:
+            self._step()
+
+    # ---- followers
+
+    def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, opened: bool) -> None:
+        if self.ended:
+            return
+        keeper = self._keeper
+        keeper.heard(
+            node, registration=registration, log_uid=log_uid, end=end, durable=durable, now=self._clock.monotonic()
+        )
+        counts = keeper.countable(node, log_uid)
+        if opened:
+            if self.partition.leader.opened(node, end=end if counts else 0, durable=durable if counts else 0):
+                self.partition.committed_moved()
+        elif counts:
+            self.partition.replica_acked(node, end, durable)
+        if not counts or opened:
+            self._step()
+
+    def lost(self, node: int) -> None:
+        if not self.ended:
+            self._keeper.lost(node, self._clock.monotonic())
+            self._step()
+
+    def fenced(self, node: int, promised: int) -> None:
+        if not self.ended:
+            log.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
+            self._keeper.lost(node, self._clock.monotonic())
+            self._do([Reread()])
+
+    # ---- the record
+
+    def refreshed(self, meta: PartitionMeta) -> None:
+        """The metadata brought a newer record."""
+        if not self.ended:
+            self._do(self._keeper.refreshed(meta, self._clock.monotonic()))
+            self._feed(self._keeper.meta)
+
+    def _feed(self, meta: PartitionMeta) -> None:
+        """Push to every replica of the record, and to nobody else."""
+        if self.ended:
+            return
+        wanted = set(meta.replicas) | set(meta.isr)
+        wanted.discard(self._node)
+        for node in set(self._pushed) - wanted:
+            self._pushed.pop(node).stop()
+        nodes = self._nodes()
+        for node in sorted(wanted - set(self._pushed)):
+            info = nodes.get(node)
+            if info is not None and info.grpc_address:
+                self._pushed[node] = self._links.add(self, node, info.grpc_address)
+
+    def nodes_changed(self) -> None:
+        """A node came, went or moved."""
+        self._feed(self._keeper.meta)
+
+    # ---- what the keeper wants
+
+    def _step(self) -> None:
+        partition = self.partition
+        end = partition.log.end.log_id
+        self._do(
+            self._keeper.step(
+                committed=partition.leader.committed,
+                end=end,
+                end_durable=min(partition.log.local_durable, end),
+                now=self._clock.monotonic(),
+            )
+        )
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if self.ended:
+                return
+            match action:
+                case Effective(nodes, recorded, min_isr, acked):
+                    if self.partition.leader.set_isr(recorded, nodes, min_isr=min_isr, acked=acked):
+                        self.partition.committed_moved()
+                case Propose(meta, registered, change, why):
+                    members = sorted(f"{node:016x}" for node in meta.isr)
+                    log.info("isr_" + change, "%s/%d: %s; proposed: %s", self.topic, self.key[1], why, members)
+                    self._spawn(self._write(self._records.propose(meta, registered), fence=False))
+                case Fence(version):
+                    self._spawn(self._write(self._records.fence(version), fence=True))
+                case Reread():
+                    self._spawn(self._read())
+                case StepDown(why):
+                    self._step_down(self, why)
+
+    async def _write(self, work: Coroutine[Any, Any, PartitionMeta], *, fence: bool) -> None:
+        outcome: Outcome
+        try:
+            outcome = Applied(await work)
+        except (Conflict, NotFound):
+            outcome = Refused()
+        except (Unavailable, StaleMetadata) as error:
+            # Definitely not done; a fence that was not done has ended no doubt.
+            log.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
+            outcome = Unknown() if fence else Refused()
+        except NsqhaError as error:
+            log.info("outcome_unknown", "%s/%d: %s", self.topic, self.key[1], error)
+            outcome = Unknown()
+        if self.ended:
+            return
+        self._do(self._keeper.replied(outcome, self._clock.monotonic()))
+        self._feed(self._keeper.meta)
+
+    async def _read(self) -> None:
+        try:
+            meta = await self._records.read()
+        except NsqhaError as error:
+            log.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
+            return  # the keeper asks again
+        if self.ended:
+            return
+        if meta is None:
+            self._step_down(self, "the topic was deleted")
+        else:
+            self.refreshed(meta)
+
+    def __repr__(self) -> str:
+        return f"Leadership({self.topic}/{self.key[1]}, epoch {self.epoch})"
+
+
+def spawner(loop: asyncio.AbstractEventLoop) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Tasks that belong to nobody who could be cancelled; their failures are logged."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task_failed", "a background task failed", error=error)
+
+    def spawn(work: Coroutine[Any, Any, None]) -> None:
+        task = loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(ended)
+
+    return spawn
