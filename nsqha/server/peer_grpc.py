@@ -30,9 +30,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
@@ -42,12 +41,14 @@ from nsqha.server.peers import (
     Accept,
     Answer,
     Message,
+    Method,
     PeerIdentity,
     PeerStream,
     StreamHandler,
     error_of,
     kind_and_text,
     message_bytes_max,
+    methods_of,
     one_line,
 )
 from nsqha.server.tls import ClusterTls
@@ -81,6 +82,7 @@ _STATUS = {
     "ValueError": grpc.StatusCode.INVALID_ARGUMENT,
 }
 _CLOSED_HERE = "closed"
+_BROKEN_WRITE = "Internal error from Core"  # grpc.aio overwrites the status of the RPC when a write fails first
 _GONE = "the other side ended the stream, or is gone"
 
 
@@ -109,39 +111,6 @@ def _sizes(message_bytes: int) -> list[tuple[str, int]]:
     return [("grpc.max_send_message_length", message_bytes), ("grpc.max_receive_message_length", message_bytes)]
 
 
-class _Method:
-    """One method of a service: its path and types."""
-
-    __slots__ = ("name", "path", "reply", "request", "streaming")
-
-    def __init__(self, service: ServiceDescriptor, method: MethodDescriptor) -> None:
-        if method.client_streaming != method.server_streaming:
-            raise TypeError(f"{service.full_name}.{method.name}: only calls and streams in both directions are served")
-        self.name: str = method.name
-        self.path = f"/{service.full_name}/{method.name}"
-        self.request: type[Any] = GetMessageClass(method.input_type)
-        self.reply: type[Any] = GetMessageClass(method.output_type)
-        self.streaming: bool = method.client_streaming
-
-
-def _methods(services: Iterable[ServiceDescriptor]) -> dict[str, _Method]:
-    found: dict[str, _Method] = {}
-    for service in services:
-        for descriptor in service.methods:
-            method = _Method(service, descriptor)
-            if method.name in found:
-                raise TypeError(f"{method.path} and {found[method.name].path}: method names must differ")
-            found[method.name] = method
-    return found
-
-
-def _encoded(message: Message, expected: type[Any], method: _Method) -> bytes:
-    if type(message) is not expected:
-        raise TypeError(f"{method.name}: {type(message).__name__} is not {expected.__name__}")
-    data: bytes = message.SerializeToString()
-    return data
-
-
 def _too_large(size: int, limit: int) -> str:
     return f"a message of {size} bytes is over the limit of {limit}; --max-body-size must be the same on all nodes"
 
@@ -152,7 +121,7 @@ def _too_large(size: int, limit: int) -> str:
 class _Stream:
     """What both ends have in common: a queue, a writer task, a reader, one end."""
 
-    def __init__(self, peer: PeerIdentity, method: _Method, out: type[Any], in_: type[Any], limit: int) -> None:
+    def __init__(self, peer: PeerIdentity, method: Method, out: type[Any], in_: type[Any], limit: int) -> None:
         self.peer = peer
         self._method = method
         self._out = out
@@ -171,7 +140,7 @@ class _Stream:
     def send(self, message: Message) -> None:
         if self.ended:
             return
-        data = _encoded(message, self._out, self._method)
+        data = self._method.encoded(message, self._out)
         if len(data) > self._limit:
             why = _too_large(len(data), self._limit)
             log.error("peer_message_too_large", "%s to %s: %s", self._method.name, self.peer, why)
@@ -246,7 +215,7 @@ class _Stream:
 class _ClientStream(_Stream):
     """The end that opened it."""
 
-    def __init__(self, address: str, method: _Method, limit: int, call: Any, handler: StreamHandler) -> None:
+    def __init__(self, address: str, method: Method, limit: int, call: Any, handler: StreamHandler) -> None:
         super().__init__(PeerIdentity(address), method, method.request, method.reply, limit)
         self._handler = handler
         self._call = call
@@ -259,6 +228,8 @@ class _ClientStream(_Stream):
             why = one_line(await self._call.details() or "") or "the other side ended the stream"
         except aio.AioRpcError as error:
             why = one_line(error.details() or "") or error.code().name
+            if why == _BROKEN_WRITE:
+                why = "lost, or ended by the other side, while a message was being written"
         except (asyncio.CancelledError, aio.BaseError) as error:
             # of the call (close) or of this task (the loop ends): either way the stream is over
             why = _CLOSED_HERE if isinstance(error, asyncio.CancelledError) else one_line(str(error))
@@ -273,7 +244,7 @@ class _ClientStream(_Stream):
 class _ServerStream(_Stream):
     """The end that accepted it. It lives inside its RPC."""
 
-    def __init__(self, peer: PeerIdentity, method: _Method, limit: int, context: Any) -> None:
+    def __init__(self, peer: PeerIdentity, method: Method, limit: int, context: Any) -> None:
         super().__init__(peer, method, method.reply, method.request, limit)
         self._context = context
         self._over: asyncio.Future[tuple[str, str]] = self._loop.create_future()
@@ -311,7 +282,7 @@ class _Link:
         self.channel = channel
         self._callables: dict[str, Any] = {}
 
-    def method(self, method: _Method) -> Any:
+    def method(self, method: Method) -> Any:
         found = self._callables.get(method.name)
         if found is None:
             make = self.channel.stream_stream if method.streaming else self.channel.unary_unary
@@ -337,7 +308,7 @@ class GrpcPeers:
     def __init__(
         self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None, message_bytes: int = 0
     ) -> None:
-        self._methods = _methods(services)
+        self._methods = methods_of(services)
         self._limit = message_bytes or message_bytes_max()
         self._credentials = channel_credentials(tls) if tls else None
         self._options = [*_sizes(self._limit), *_PINGS, *_CONNECTING]
@@ -355,7 +326,7 @@ class GrpcPeers:
 
     async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
         chosen = self._method(method, streaming=False)
-        data = _encoded(request, chosen.request, chosen)
+        data = chosen.encoded(request, chosen.request)
         if len(data) > self._limit:
             raise ValueError(f"{method} to {address}: {_too_large(len(data), self._limit)}")
         loop = asyncio.get_running_loop()
@@ -387,7 +358,7 @@ class GrpcPeers:
         for link in links.values():
             await link.channel.close()
 
-    def _method(self, name: str, *, streaming: bool) -> _Method:
+    def _method(self, name: str, *, streaming: bool) -> Method:
         method = self._methods[name]
         if method.streaming != streaming:
             raise TypeError(f"{method.path} is {'a stream' if method.streaming else 'a call'}")
@@ -432,8 +403,8 @@ class GrpcPeerServer:
         self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None, message_bytes: int = 0
     ) -> None:
         services = tuple(services)
-        self._services = {service.full_name: _methods((service,)) for service in services}
-        self._methods = _methods(services)
+        self._services = {service.full_name: methods_of((service,)) for service in services}
+        self._methods = methods_of(services)
         self._limit = message_bytes or message_bytes_max()
         self._identities = tls is not None
         self._accepts: dict[str, Accept] = {}
@@ -473,7 +444,7 @@ class GrpcPeerServer:
         for stream in list(self._streams):
             stream.close("this node is stopping")
 
-    def _stream_rpc(self, method: _Method) -> Callable[[Any, Any], Any]:
+    def _stream_rpc(self, method: Method) -> Callable[[Any, Any], Any]:
         async def rpc(_: Any, context: Any) -> None:
             peer = await self._identity(context, method)
             stream = _ServerStream(peer, method, self._limit, context)
@@ -491,13 +462,13 @@ class GrpcPeerServer:
 
         return rpc
 
-    def _call_rpc(self, method: _Method) -> Callable[[bytes, Any], Any]:
+    def _call_rpc(self, method: Method) -> Callable[[bytes, Any], Any]:
         async def rpc(data: bytes, context: Any) -> bytes:
             peer = await self._identity(context, method)
             try:
                 answer = self._registered(self._answers, method)
                 reply = await answer(peer, _parsed(data, method))
-                encoded = _encoded(reply, method.reply, method)
+                encoded = method.encoded(reply, method.reply)
                 if len(encoded) > self._limit:
                     raise OutcomeUnknown(_too_large(len(encoded), self._limit))
             except Exception as error:
@@ -507,14 +478,14 @@ class GrpcPeerServer:
 
         return rpc
 
-    def _registered(self, table: dict[str, Any], method: _Method) -> Any:
+    def _registered(self, table: dict[str, Any], method: Method) -> Any:
         if self._closed:
             raise Unavailable("this node is stopping")
         if method.name not in table:
             raise Unavailable(f"{method.name} is not served yet")
         return table[method.name]
 
-    async def _identity(self, context: Any, method: _Method) -> PeerIdentity:
+    async def _identity(self, context: Any, method: Method) -> PeerIdentity:
         address = _address(context)
         if not self._identities:
             return PeerIdentity(address)
@@ -526,7 +497,7 @@ class GrpcPeerServer:
         return identity
 
     @staticmethod
-    def _refusal(error: Exception, method: _Method, context: Any) -> tuple[str, str]:
+    def _refusal(error: Exception, method: Method, context: Any) -> tuple[str, str]:
         if not isinstance(error, (NsqhaError, ValueError)):
             log.error("peer_call_failed", "%s for %s failed", method.name, _address(context), error=error)
         return kind_and_text(error)
@@ -545,7 +516,7 @@ def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentit
     return PeerIdentity(address, uid, names, verified=bool(uid or names))
 
 
-def _parsed(data: bytes, method: _Method) -> Message:
+def _parsed(data: bytes, method: Method) -> Message:
     try:
         return method.request.FromString(data)
     except DecodeError:

@@ -18,9 +18,12 @@ that claims to be somebody else must be refused (`PeerIdentity.may_be`). Without
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from nsqha.errors import (
     AppendFailed,
@@ -91,7 +94,10 @@ class StreamHandler(Protocol):
         """The next message. An exception ends the stream; it is logged here and told to the other side in one line."""
 
     def on_closed(self, why: str) -> None:
-        """The stream has ended. Once, also after close(); no message comes after it."""
+        """The stream has ended. Once, also after close(); no message comes after it.
+
+        `why` is for people: what the other side said gets lost when a message is just being written.
+        """
 
 
 class PeerStream(Protocol):
@@ -141,6 +147,43 @@ class PeerServer(Protocol):
 
     def on_call(self, method: str, answer: Answer) -> None:
         """`answer` replies or raises. It may be cancelled at any await once the caller has gone."""
+
+
+# ---- methods
+
+
+class Method:
+    """One method of a service: its path and types."""
+
+    __slots__ = ("name", "path", "reply", "request", "streaming")
+
+    def __init__(self, service: ServiceDescriptor, method: MethodDescriptor) -> None:
+        if method.client_streaming != method.server_streaming:
+            raise TypeError(f"{service.full_name}.{method.name}: only calls and streams in both directions are served")
+        self.name: str = method.name
+        self.path = f"/{service.full_name}/{method.name}"
+        self.request: type[Any] = GetMessageClass(method.input_type)
+        self.reply: type[Any] = GetMessageClass(method.output_type)
+        self.streaming: bool = method.client_streaming
+
+    def encoded(self, message: Message, expected: type[Any]) -> bytes:
+        """Its bytes; TypeError if it is another type than this method's `request` or `reply`."""
+        if type(message) is not expected:
+            raise TypeError(f"{self.name}: {type(message).__name__} is not {expected.__name__}")
+        data: bytes = message.SerializeToString()
+        return data
+
+
+def methods_of(services: Iterable[ServiceDescriptor]) -> dict[str, Method]:
+    """By their names alone; TypeError if two are the same."""
+    found: dict[str, Method] = {}
+    for service in services:
+        for descriptor in service.methods:
+            method = Method(service, descriptor)
+            if method.name in found:
+                raise TypeError(f"{method.path} and {found[method.name].path}: method names must differ")
+            found[method.name] = method
+    return found
 
 
 # ---- errors on their way to another node
