@@ -1,0 +1,153 @@
+"""What the controller hears and what it wants done. Frozen, so that a decision can be logged, scripted and replayed.
+
+Every `Probe` is answered by `Answered` or `NotAnswered`, every `PutPartition` by `PutDone`, every `ReadTopic` by
+`TopicRead`, every change of an intent by `IntentDone`: whoever carries actions out must not lose one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
+from nsqha.election.placement import PartitionName
+
+Key = tuple[int, int]  # topic uid, partition
+Outcome = Literal["applied", "refused", "unknown"]
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """All records, as the store's view has them. What is missing is not touched any more; that is all it means."""
+
+    topics: Mapping[str, Versioned[TopicRecord]]
+    nodes: Mapping[int, NodeInfo]
+    intents: Mapping[str, Versioned[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRead:
+    """One topic, read after a compare-and-set that did not go as hoped."""
+
+    name: str
+    topic: Versioned[TopicRecord] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Our own stream to a node ended, or could not be opened, or somebody asks us to look."""
+
+    node: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """Everything that one node has lost its streams to, now."""
+
+    by: int
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A node told what it has. A key that was asked for and is missing is not there."""
+
+    number: int  # of the probe
+    node: int
+    registration: int
+    reports: Mapping[Key, ReplicaReport]
+
+
+@dataclass(frozen=True, slots=True)
+class NotAnswered:
+    """The connection was refused, or the time is over."""
+
+    number: int
+    node: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PutDone:
+    """How a compare-and-set ended; `meta` if it was applied."""
+
+    name: PartitionName
+    outcome: Outcome
+    meta: PartitionMeta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IntentDone:
+    """An intent was changed, or not; the next `Metadata` tells."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by."""
+
+
+Event = Metadata | TopicRead | Suspect | Blamed | Answered | NotAnswered | PutDone | IntentDone | Tick
+
+
+# ---- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a node for the state of its replicas."""
+
+    number: int
+    node: int
+    keys: tuple[Key, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PutPartition:
+    """Compare-and-set of a partition's record, against the version in it."""
+
+    name: PartitionName
+    meta: PartitionMeta
+    why: str
+    registered: Mapping[int, int] = field(default_factory=dict)  # registrations that nodes must still have
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopic:
+    """Read a topic again, linearizably, until it succeeds."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutIntent:
+    name: str
+    intent: Mapping[str, Any]
+    expected_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveIntent:
+    name: str
+    expected_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """For the log and the counters; `event` is a stable name."""
+
+    event: str
+    text: str
+    level: Literal["info", "warning", "error"] = "info"
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+Action = Probe | PutPartition | ReadTopic | PutIntent | RemoveIntent | Say

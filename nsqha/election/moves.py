@@ -1,0 +1,116 @@
+"""Changes of a partition's replicas that take a while, and the intents that keep them alive when the controller dies.
+
+A move is the list of replicas that a partition is to have. Whatever state it is found in, the next step follows from
+the partition's record alone, so a new controller goes on where the old one stopped:
+
+    add the new nodes to `replicas`  ->  they catch up and join the ISR (the leader's doing)  ->  if the leader goes,
+    the leadership is handed to one that stays  ->  `replicas` and ISR become the wanted list  ->  done
+
+Until the last step nothing that counted before has been given up. Intents are JSON objects in the metadata store:
+
+    moves/<topic uid>.<partition>   {"topic": "t", "uid": 7, "partition": 0, "replicas": [1, 2, 3], "why": "operator"}
+    decommissions/<node uid>        {"node": 7}
+    settings/balance                {"paused": true}
+
+uids in names are 16 hex digits. A decommission stays until an operator takes it back: the node gets no new replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nsqha.election.model import PartitionMeta, TopicSettings
+from nsqha.election.placement import Move, PartitionName, min_isr_of
+
+BALANCE = "settings/balance"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Change the partition's record."""
+
+    meta: PartitionMeta
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Another replica has to lead first."""
+
+    candidates: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """These nodes have to catch up and join the ISR first."""
+
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The partition has the replicas that it is to have."""
+
+
+Step = Put | HandOver | Joining | Done
+
+
+def next_step(meta: PartitionMeta, wanted: tuple[int, ...], settings: TopicSettings) -> Step:
+    """What a move needs now."""
+    if new := [uid for uid in wanted if uid not in meta.replicas]:
+        return Put(replace(meta, replicas=(*meta.replicas, *new)), "replicas_added")
+    if missing := tuple(uid for uid in wanted if uid not in meta.isr):
+        return Joining(missing)
+    if meta.leader not in wanted:
+        return HandOver(wanted)
+    isr = {uid: log_uid for uid, log_uid in meta.isr.items() if uid in wanted}
+    min_isr = min_isr_of(settings, len(wanted))
+    new = replace(meta, replicas=wanted, isr=isr, min_isr=min(min_isr, len(isr)))
+    return Done() if new == meta else Put(new, "replicas_moved")
+
+
+@dataclass(frozen=True)
+class Intents:
+    """What operators and controllers have asked for."""
+
+    moves: Mapping[PartitionName, tuple[int, ...]]
+    decommissions: frozenset[int]
+    balance_paused: bool = False
+
+
+def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
+    """Those that this version knows; others, and what does not have the right form, are left alone."""
+    moves: dict[PartitionName, tuple[int, ...]] = {}
+    nodes: set[int] = set()
+    for name, intent in intents.items():
+        kind = name.partition("/")[0]
+        try:
+            if kind == "moves":
+                key = PartitionName(str(intent["topic"]), int(intent["uid"]), int(intent["partition"]))
+                moves[key] = tuple(int(uid) for uid in intent["replicas"])
+            elif kind == "decommissions":
+                nodes.add(int(intent["node"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return Intents(moves, frozenset(nodes), bool(intents.get(BALANCE, {}).get("paused")))
+
+
+def move_name(name: PartitionName) -> str:
+    return f"moves/{name.uid:016x}.{name.number}"
+
+
+def move_intent(move: Move, why: str) -> dict[str, Any]:
+    name, replicas = move
+    return {
+        "topic": name.topic,
+        "uid": name.uid,
+        "partition": name.number,
+        "replicas": list(replicas),
+        "why": why,
+    }
+
+
+def decommission_name(node: int) -> str:
+    return f"decommissions/{node:016x}"

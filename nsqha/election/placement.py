@@ -1,0 +1,209 @@
+"""Which nodes hold a partition, and what to change when they are not the best ones any more. Plans only.
+
+    place      replicas for partitions that have none
+    fill       one list of replicas made complete: a new partition, a dead replica, more replicas than before
+    balance    leaders back to the first replica of each list, a few at a time
+    spread     replica lists that even out how much each node holds
+
+Rules, in this order: never two replicas on one host; as many zones as there are; the node with the fewest replicas (for
+the first place: the fewest first places); the lowest uid, so that the same input has the same answer everywhere. A node
+without a `host` label counts as a host of its own. With fewer hosts than replicas wanted the list is shorter; it grows
+when hosts come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+
+DEFAULT_REPLICAS = 3
+
+
+class PartitionName(NamedTuple):
+    """One partition of one life of a topic."""
+
+    topic: str
+    uid: int  # the topic's
+    number: int
+
+
+class Transfer(NamedTuple):
+    """Leadership that is to go from one replica to another."""
+
+    name: PartitionName
+    source: int
+    target: int
+
+
+class Move(NamedTuple):
+    """The replicas that a partition is to have in the end."""
+
+    name: PartitionName
+    replicas: tuple[int, ...]
+
+
+@dataclass
+class Load:
+    """How much each node holds; plans count what they add."""
+
+    replicas: Counter[int] = field(default_factory=Counter)
+    first: Counter[int] = field(default_factory=Counter)  # lists that begin with the node
+
+    @classmethod
+    def of(cls, lists: Iterable[Sequence[int]]) -> Load:
+        load = cls()
+        for replicas in lists:
+            load.add(replicas)
+        return load
+
+    def add(self, replicas: Sequence[int]) -> None:
+        self.replicas.update(replicas)
+        self.first.update(replicas[:1])
+
+    def remove(self, replicas: Sequence[int]) -> None:
+        self.replicas.subtract(replicas)
+        self.first.subtract(replicas[:1])
+
+
+def host_of(node: NodeInfo) -> str:
+    return node.host or f"node:{node.node_uid:016x}"
+
+
+def able(nodes: Mapping[int, NodeInfo], emptied: Iterable[int] = ()) -> dict[int, NodeInfo]:
+    """The nodes that may get replicas: not those with a closed disk, on their way out, or being emptied."""
+    out = set(emptied)
+    return {u: node for u, node in nodes.items() if not node.poisoned and not node.leaving and u not in out}
+
+
+def replicas_wanted(settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:
+    """What the topic asks for, else three or as many as there are hosts."""
+    return settings.replicas or max(1, min(DEFAULT_REPLICAS, len({host_of(node) for node in nodes.values()})))
+
+
+def min_isr_of(settings: TopicSettings, replicas: int) -> int:
+    """What the topic asks for, else a majority."""
+    return min(settings.min_isr or replicas // 2 + 1, max(replicas, settings.replicas or 0, 1))
+
+
+def place(
+    partitions: Iterable[int], replicas: int, nodes: Mapping[int, NodeInfo], load: Load, *, prefer: int = 0
+) -> dict[int, tuple[int, ...]]:
+    """A list of replicas for each partition; `load` counts them. `prefer`: the node that comes first in each list."""
+    placed = {}
+    for number in partitions:
+        keep = (prefer,) if prefer in nodes else ()
+        placed[number] = fill(keep, replicas, nodes, load)
+        load.add(placed[number])
+    return placed
+
+
+def fill(keep: Sequence[int], count: int, nodes: Mapping[int, NodeInfo], load: Load) -> tuple[int, ...]:
+    """`keep` and as many more of `nodes` as make `count`, or as there are. `load` is only read."""
+    chosen = list(keep)
+    hosts = {host_of(nodes[uid]) for uid in keep if uid in nodes}
+    zones = Counter(nodes[uid].zone for uid in keep if uid in nodes)
+    while len(chosen) < count:
+        free = [u for u, node in nodes.items() if u not in chosen and host_of(node) not in hosts]
+        if not free:
+            break
+        uid = min(free, key=lambda u: _rank(nodes[u], zones, load, first=not chosen))
+        chosen.append(uid)
+        hosts.add(host_of(nodes[uid]))
+        zones[nodes[uid].zone] += 1
+    return tuple(chosen)
+
+
+def _rank(node: NodeInfo, zones: Counter[str], load: Load, *, first: bool) -> tuple[int, int, int, int]:
+    uid = node.node_uid
+    return zones[node.zone], load.first[uid] if first else 0, load.replicas[uid], uid
+
+
+def balance(
+    partitions: Mapping[PartitionName, PartitionMeta], nodes: Mapping[int, NodeInfo], limit: int
+) -> list[Transfer]:
+    """The next leaders to bring back to the first replica of their list, those of the fullest nodes first.
+
+    Only to members of the ISR on `nodes`, the ones that may lead. Empty: nothing is to be done."""
+    leaders = Counter(meta.leader for meta in partitions.values() if meta.leader)
+    possible = [
+        Transfer(name, meta.leader, meta.replicas[0])
+        for name, meta in partitions.items()
+        if meta.leader and meta.replicas and meta.leader != meta.replicas[0] and not meta.successor
+        if meta.replicas[0] in meta.isr and meta.replicas[0] in nodes
+    ]
+    chosen: list[Transfer] = []
+    while possible and len(chosen) < limit:
+        best = min(possible, key=lambda t: (leaders[t.target] - leaders[t.source], t.name))
+        possible.remove(best)
+        chosen.append(best)
+        leaders[best.source] -= 1
+        leaders[best.target] += 1
+    return chosen
+
+
+def spread(partitions: Mapping[PartitionName, PartitionMeta], nodes: Mapping[int, NodeInfo], limit: int) -> list[Move]:
+    """The next moves that bring the counts of replicas, then of first places, within one of each other."""
+    lists = {name: meta.replicas for name, meta in partitions.items() if meta.replicas}
+    load = Load.of(lists.values())
+    moves: dict[PartitionName, Move] = {}
+    while nodes and len(moves) < limit:
+        found = _lighter(lists, nodes, load, moves) or _reordered(lists, nodes, load, moves)
+        if found is None:
+            break
+        load.remove(lists[found.name])
+        load.add(found.replicas)
+        lists[found.name] = found.replicas
+        moves[found.name] = found
+    return list(moves.values())
+
+
+def _lighter(
+    lists: Mapping[PartitionName, tuple[int, ...]],
+    nodes: Mapping[int, NodeInfo],
+    load: Load,
+    taken: Mapping[PartitionName, Move],
+) -> Move | None:
+    """One replica from a full node to one that has at least two fewer, if zones and hosts allow."""
+    for source in sorted(nodes, key=lambda u: (-load.replicas[u], u)):
+        for target in sorted(nodes, key=lambda u: (load.replicas[u], u)):
+            if load.replicas[source] - load.replicas[target] < 2:
+                break
+            for name in sorted(lists):
+                replicas = lists[name]
+                if name in taken or source not in replicas or target in replicas:
+                    continue
+                new = tuple(target if uid == source else uid for uid in replicas)
+                if _fits(new, nodes) and _zones(new, nodes) >= _zones(replicas, nodes):
+                    return Move(name, new)
+    return None
+
+
+def _reordered(
+    lists: Mapping[PartitionName, tuple[int, ...]],
+    nodes: Mapping[int, NodeInfo],
+    load: Load,
+    taken: Mapping[PartitionName, Move],
+) -> Move | None:
+    """The same replicas, another one first."""
+    for name in sorted(lists, key=lambda n: (-load.first[lists[n][0]], n)):
+        replicas = lists[name]
+        others = [uid for uid in replicas[1:] if uid in nodes]
+        if name in taken or not others:
+            continue
+        target = min(others, key=lambda u: (load.first[u], u))
+        if load.first[replicas[0]] - load.first[target] >= 2:
+            return Move(name, (target, *(uid for uid in replicas if uid != target)))
+    return None
+
+
+def _fits(replicas: Sequence[int], nodes: Mapping[int, NodeInfo]) -> bool:
+    hosts = [host_of(nodes[uid]) for uid in replicas if uid in nodes]
+    return len(set(hosts)) == len(hosts)
+
+
+def _zones(replicas: Sequence[int], nodes: Mapping[int, NodeInfo]) -> int:
+    return len({nodes[uid].zone for uid in replicas if uid in nodes})
