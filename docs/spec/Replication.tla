@@ -277,12 +277,13 @@ Swap(l, o, s) ==
                  next_value, crashes, lossy>>
 
 \* etcd compares the version, and the registration of who joins, at any later time.
+\* (It may be down already. Then what it lost stays lost, and its restart has to say so.)
 EtcdApply(c) ==
   /\ c.status = "sent"
   /\ IF c.version = metadata.version /\ (c.added = None \/ MutAnyRegistration \/ registration[c.added] = c.registration)
      THEN /\ metadata' = [metadata EXCEPT !.isr = c.isr, !.stale = (@ \ {c.added}) \cap c.isr, !.version = @ + 1]
           /\ requests' = (requests \ {c}) \cup {[c EXCEPT !.status = "ok"]}
-          /\ lossy' = lossy \ {c.added}
+          /\ lossy' = IF c.added # None /\ up[c.added] THEN lossy \ {c.added} ELSE lossy
      ELSE /\ requests' = (requests \ {c}) \cup {[c EXCEPT !.status = "refused"]}
           /\ UNCHANGED <<metadata, lossy>>
   /\ UNCHANGED <<registration, log, durable, synced, promise, up, leading, match, seen, acked,
