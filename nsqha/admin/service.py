@@ -104,6 +104,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             sync=broker.options.sync,
             disk_free_bytes=broker.space.free_bytes,
             publishes_refused=broker.refuses_publish() is not None,
+            retention_ms=broker.options.retention_ns // 1_000_000,
+            retention_bytes=broker.options.retention_bytes,
         )
 
     @answers

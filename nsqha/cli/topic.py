@@ -159,7 +159,7 @@ def run_show(args: argparse.Namespace) -> int:
             print_json(record(topic))
             return exits.OK
         channels = admin.call("ListChannels", topic=args.topic).channels
-    _print(topic)
+        _print(topic, admin.call("GetNode"))
     if channels:
         from nsqha.cli.channel import HEADERS, row
 
@@ -170,11 +170,9 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_create(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        settings = admin.messages.TopicSettings(
-            partitions=args.partitions, ordered=args.ordered, **_settings(args)
-        )
+        settings = admin.messages.TopicSettings(partitions=args.partitions, ordered=args.ordered, **_settings(args))
         fields = {"topic": args.topic, "settings": settings, "channels": args.channel}
-        return _show_changed(args, admin.call("CreateTopic", **fields).topic)
+        return _show_changed(args, admin, admin.call("CreateTopic", **fields).topic)
 
 
 def run_set(args: argparse.Namespace) -> int:
@@ -182,7 +180,7 @@ def run_set(args: argparse.Namespace) -> int:
         settings = _settings(args)
         if not settings:
             args.parser.error("nothing to change: give --sync, --retention, --retention-bytes or --abandoned-after")
-        return _show_changed(args, admin.call("UpdateTopicSettings", topic=args.topic, **settings).topic)
+        return _show_changed(args, admin, admin.call("UpdateTopicSettings", topic=args.topic, **settings).topic)
 
 
 def run_pause(args: argparse.Namespace) -> int:
@@ -217,11 +215,11 @@ def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
     return exits.OK
 
 
-def _show_changed(args: argparse.Namespace, topic: Any) -> int:
+def _show_changed(args: argparse.Namespace, admin: Admin, topic: Any) -> int:
     if args.json:
         print_json(record(topic))
     else:
-        _print(topic)
+        _print(topic, admin.call("GetNode"))
     return exits.OK
 
 
@@ -238,12 +236,13 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _print(topic: Any) -> None:
+def _print(topic: Any, node: Any) -> None:
     settings = topic.settings
     print(f"topic      {topic.name}{'  (paused)' if topic.paused else ''}")
     print(f"sync       {record(settings)['sync']}{'  ordered' if settings.ordered else ''}")
-    by_time = _limit(settings.retention_ms, "for ever", lambda ms: show_duration(ms / 1000))
-    print(f"retention  {by_time}; by size: {_limit(settings.retention_bytes, 'no limit', show_bytes)}")
+    by_time = _limit(settings, node, "retention_ms", "for ever", lambda ms: show_duration(ms / 1000))
+    by_size = _limit(settings, node, "retention_bytes", "no limit", show_bytes)
+    print(f"retention  {by_time}; by size: {by_size}")
     if settings.abandoned_after_ms:
         print(f"abandoned  after {show_duration(settings.abandoned_after_ms / 1000)}")
     rows = [
@@ -262,8 +261,15 @@ def _print(topic: Any) -> None:
     table(("PARTITION", "START", "END", "BYTES", "EPOCH", "OLDEST", "NEWEST"), rows)
 
 
-def _limit(value: int, unlimited: str, show: Any) -> str:
-    return "the node's default" if value == 0 else unlimited if value < 0 else show(value)
+def _limit(settings: Any, node: Any, field: str, unlimited: str, show: Any) -> str:
+    """A setting, or what the node has for topics without; older brokers do not tell that."""
+    value = getattr(settings, field)
+    default = value == 0
+    if default and not node.HasField(field):
+        return "the node's default"
+    if default:
+        value = getattr(node, field)
+    return (unlimited if value < 0 else show(value)) + (" (the node's default)" if default else "")
 
 
 def _kept(topic: Any) -> int:

@@ -427,6 +427,7 @@ def test_the_node_describes_itself(node: DevNode, admin: Any) -> None:
     assert described.implementation in ("compiled", "pure")
     assert not described.publishes_refused
     assert described.disk_free_bytes > 0
+    assert (described.retention_ms, described.retention_bytes) == (24 * 3600 * 1000, 1 << 30)
 
 
 def test_what_http_creates_grpc_sees(node: DevNode, admin: Any) -> None:

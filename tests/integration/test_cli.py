@@ -31,7 +31,6 @@ def verbs(parser: Parser) -> Iterator[Parser]:
         yield from verbs(child)
 
 
-
 VERBS = {verb.prog: verb for verb in verbs(build_parser())}
 EXAMPLES = [(verb, example) for verb in VERBS.values() for example in verb.examples if verb.prog != "nsqha dev"]
 
@@ -430,6 +429,15 @@ def test_the_bash_script_completes(node: DevNode) -> None:
 
 
 # ---- what people see
+
+
+def test_a_topic_shows_the_numbers_behind_its_defaults(node: DevNode) -> None:
+    node.create("usual")
+    assert "\nretention  1d0h (the node's default); by size: 1.1 GB (the node's default)\n" in node.ok(
+        "topic", "show", "usual"
+    )
+    shown = node.ok("topic", "set", "usual", "--retention", "7d", "--retention-bytes", "unlimited")
+    assert "\nretention  7d0h; by size: no limit\n" in shown
 
 
 def test_tables_are_plain_where_nobody_looks(node: DevNode) -> None:
