@@ -112,7 +112,7 @@ class EtcdStore:
 
     def watch(self, hint: Hint) -> Callable[[], None]:
         self._hints.append(hint)
-        return lambda: self._hints.remove(hint)
+        return lambda: self._hints.remove(hint) if hint in self._hints else None
 
     # Reads
 

@@ -184,7 +184,7 @@ class EtcdClient:
         for attempt in range(ATTEMPTS):
             if self._closed.is_set():
                 raise Unavailable("the connection to etcd was closed")
-            index = self._current
+            index, token = self._current, ""
             try:
                 token = self.token()
                 return method(self._stubs_of(index))(request, timeout=self.options.call_s, metadata=_metadata(token))

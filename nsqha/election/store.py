@@ -357,7 +357,7 @@ class MemoryStore:
 
     def watch(self, hint: Hint) -> Callable[[], None]:
         self._hints.append(hint)
-        return lambda: self._hints.remove(hint)
+        return lambda: self._hints.remove(hint) if hint in self._hints else None
 
     def close(self) -> None:
         self._hints.clear()

@@ -36,7 +36,7 @@ def test_a_backlog_that_breaks_in_the_middle_loses_nothing(
     relay.cut()
     put_intents(writer, range(2500))
     relay.release()
-    relay.cut_after(60_000)  # in the first of the batches of a thousand, or between two of them
+    relay.cut_after(160_000)  # a batch of a thousand events is about 105,000
     eventually(lambda: relay._refusing)
     relay.release()
     eventually(seen.told(range(2500)))
@@ -66,6 +66,7 @@ def test_when_etcd_has_compacted_what_was_missed_everything_is_read_again(
 def test_a_frozen_etcd_makes_calls_fail_and_comes_back(etcd: EtcdServer, open_store: Open) -> None:
     store = open_store(etcd.endpoint, call_s=0.2)
     topic = store.create_topic("orders", TopicSettings())
+    eventually(lambda: "orders" in store.view().topics)
     seen = Seen(store)
     etcd.freeze()
     with pytest.raises(Unavailable):

