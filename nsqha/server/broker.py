@@ -186,7 +186,7 @@ class Broker:
             partition.abandon("shutting down")
             self._clean = False
         if not topic.ephemeral and not self.failure:
-            self.opener.stage_durable(topic.record, partition)
+            self.opener.stage_durable((topic.record.uid, partition.number), partition.log)
 
     def fail(self, error: BaseException) -> None:
         """The disk failed: close the data directory for good. The process ends; a restart recovers or refuses."""
@@ -216,7 +216,7 @@ class Broker:
                     # A log that can not be read keeps its files; the others go on.
                     log.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
                 if not topic.ephemeral:
-                    self.opener.stage_durable(topic.record, partition)
+                    self.opener.stage_durable((topic.record.uid, partition.number), partition.log)
         if self.journal.dirty and not self._journal_writer.writing:
             self.spawn(self._journal_writer.write())
         self.cache_writer.write()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from nsqha import ids
 from nsqha.clock import Clock
+from nsqha.commitlog import copying
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
@@ -27,7 +28,7 @@ from nsqha.cursor.limits import Limits
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import PartitionState
-from nsqha.election.model import UNLIMITED, TopicRecord
+from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
@@ -102,16 +103,17 @@ class PartitionOpener:
         for number, log_uid in log_uids.items():
             identity = LogIdentity(record.uid, number)
             log_ = PartitionLog.create(storage, f"{folder}/{number}", identity, cache=self._cache, limits=self._limits)
-            state = PartitionState() if ids.is_ephemeral(record.name) else self._state_of((record.uid, number), log_)
+            state = PartitionState() if ids.is_ephemeral(record.name) else self.state_of((record.uid, number), log_)
             opened[number] = OpenedLog(log_, log_uid, state, None)
         return opened
 
-    def recover(self, record: TopicRecord) -> dict[int, OpenedLog]:
-        """The logs of a topic that was here before."""
+    def recover(self, record: TopicRecord, numbers: Iterable[int] | None = None) -> dict[int, OpenedLog]:
+        """The logs of a topic that was here before; only of these partitions if given."""
         folder = self.folder(record.name, record.uid)
         opened = {}
-        for number in record.partitions:
+        for number in record.partitions if numbers is None else numbers:
             key = (record.uid, number)
+            replicas = max(len(record.partitions[number].replicas), 1)
             before = self._journal.record(key)
             recovery = recover(
                 self._storage,
@@ -120,7 +122,7 @@ class PartitionOpener:
                 before,
                 JournalCuts(self._journal, key),
                 sync_always=self.sync_of(record) == "always",
-                replicas=1,
+                replicas=replicas,
                 host_restarted=self._journal.host_restarted,
                 cache=self._cache,
                 limits=self._limits,
@@ -128,12 +130,29 @@ class PartitionOpener:
             self._tell(f"{record.name}/{number}", recovery.report)
             new_uid = recovery.report.new_log_uid or before is None or not before.log_uid
             log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
-            opened[number] = OpenedLog(recovery.log, log_uid, self._state_of(key, recovery.log), recovery.report)
+            # Alone, what is in the log is committed. Else the leader says so; what a batch says of others is certain.
+            last = recovery.log.last
+            committed = None if replicas == 1 else last.durable if last is not None else 0
+            state = self.state_of(key, recovery.log, committed=committed)
+            opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report)
         return opened
 
-    def _state_of(self, key: tuple[int, int], log_: PartitionLog) -> PartitionState:
-        """The channel state that a log says."""
-        return self.cursor_cache.load(key, log_, lambda entry: log_.read(cast(Entry, entry))).state
+    def begin_at(self, record: TopicRecord, number: int, anchor: Entry) -> PartitionLog:
+        """An empty log in the place of what is there, which goes on behind `anchor`: catch-up pulls the rest."""
+        directory = f"{self.folder(record.name, record.uid)}/{number}"
+        storage = self._storage_of(record)
+        storage.remove_tree(directory)
+        identity = LogIdentity(record.uid, number)
+        return copying.begin_at(storage, directory, identity, anchor, cache=self._cache, limits=self._limits)
+
+    def new_log_uid(self) -> int:
+        """The name of a log that is made now, or can not be vouched for under its old one."""
+        return ids.new_uid(self._rng)
+
+    def state_of(self, key: tuple[int, int], log_: PartitionLog, *, committed: int | None = None) -> PartitionState:
+        """The channel state that a log says, up to `committed` if that is not its end. LogCorrupt."""
+        read = lambda entry: log_.read(cast(Entry, entry))  # noqa: E731
+        return self.cursor_cache.load(key, log_, read, committed=committed).state
 
     def remove(self, name: str, uid: int) -> None:
         """Unlink everything of a deleted topic; safe to repeat."""
@@ -168,28 +187,32 @@ class PartitionOpener:
         """Partitions over open logs, in the epochs that the record names; their promises are staged."""
         partitions = []
         for number, opened in sorted(logs.items()):
-            epoch = record.partitions[number].epoch
+            meta = record.partitions[number]
             if not ids.is_ephemeral(record.name):
-                end = opened.log.local_durable
-                key = (record.uid, number)
-                known = self._journal.record(key)
-                if known is None or known.log_uid != opened.log_uid:
-                    self._journal.stage(key, promise=epoch, log_uid=opened.log_uid, local_durable=end)
-                else:
-                    self._journal.stage(key, promise=epoch, local_durable=max(end, known.local_durable))
-            partitions.append(self._partition(record, number, epoch, opened))
+                self.stage_promise((record.uid, number), meta.epoch, opened.log, opened.log_uid)
+            partitions.append(self.partition(record, number, meta, opened))
         return partitions
 
-    def _partition(self, record: TopicRecord, number: int, epoch: int, opened: OpenedLog) -> Partition:
+    def stage_promise(self, key: tuple[int, int], epoch: int, log_: PartitionLog, log_uid: int) -> None:
+        """Nothing of a lower epoch is taken for this log any more; the caller makes it durable."""
+        end = log_.local_durable
+        known = self._journal.record(key)
+        if known is None or known.log_uid != log_uid:
+            self._journal.stage(key, promise=epoch, log_uid=log_uid, local_durable=end)
+        else:
+            self._journal.stage(key, promise=epoch, local_durable=max(end, known.local_durable))
+
+    def partition(self, record: TopicRecord, number: int, meta: PartitionMeta, opened: OpenedLog) -> Partition:
+        """A partition that this node leads in the epoch and with the ISR that `meta` names."""
         log_ = opened.log
         sync = self.sync_of(record)
         id_base = ids.id_base(number, record.salt)
         node = self._journal.identity.node_uid
         leader = LeaderReplica(
             node=node,
-            epoch=epoch,
-            isr=(node,),
-            min_isr=1,
+            epoch=meta.epoch,
+            isr={node, *meta.isr},
+            min_isr=meta.min_isr,
             sync_always=sync == "always",
             end=log_.end.log_id,
             durable=log_.local_durable,
@@ -225,11 +248,11 @@ class PartitionOpener:
             keep_bytes=None if keep_bytes == UNLIMITED else keep_bytes,
         )
 
-    def stage_durable(self, record: TopicRecord, partition: Partition) -> None:
+    def stage_durable(self, key: tuple[int, int], log_: PartitionLog) -> None:
         """Remember up to where the log is on this disk; the caller writes the journal at its leisure."""
-        known = self._journal.record((record.uid, partition.number))
-        if known is not None and partition.log.local_durable > known.local_durable:
-            self._journal.stage((record.uid, partition.number), local_durable=partition.log.local_durable)
+        known = self._journal.record(key)
+        if known is not None and log_.local_durable > known.local_durable:
+            self._journal.stage(key, local_durable=log_.local_durable)
 
     def forget(self, record: TopicRecord) -> None:
         """The topic's files are gone."""
