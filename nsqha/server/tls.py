@@ -16,8 +16,9 @@ in its subjectAltName
 - who the node is: `URI:nsqha:node/<node uid, 16 hex digits>`, or, where uids are not known before the first start, the
   DNS name that its metadata record has as broadcast address. A URI, if there is one, decides alone.
 
-An administrator's certificate has neither, and can not append, promise an epoch or read a log. The CA is for this
-cluster only. Identities are compared in `nsqha.server.peers.PeerIdentity`.
+A lookup daemon's has its DNS name; it may ask, but speaks for no node. An administrator's certificate has neither, and
+can not append, promise an epoch or read a log. The CA is for this cluster only. Identities are compared in
+`nsqha.server.peers.PeerIdentity`.
 """
 
 from __future__ import annotations
@@ -142,10 +143,14 @@ class ClusterTls:
 
 
 def cluster_tls(options: Options) -> ClusterTls | None:
-    """None without the flags. ConfigError names what does not work, before gRPC would only say "handshake failed"."""
-    cert, key, ca = options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca
-    if not cert:
+    """Of a broker; None without the flags, ConfigError if they can not be used."""
+    if not options.cluster_tls_cert:
         return None
+    return load_cluster_tls(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+
+
+def load_cluster_tls(cert: str, key: str, ca: str) -> ClusterTls:
+    """The files; ConfigError names what does not work together, before gRPC would only say "handshake failed"."""
     contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for context in contexts:
         context.check_hostname = False

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from nsqha.admin.service import AdminServer
 from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from nsqha.options import Options, load_nsqd
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -405,3 +407,83 @@ def test_cluster_flags_that_do_not_work_say_why(folder: Path, node: tls.ClusterT
     assert tls.cluster_tls(Options()) is None
     with pytest.raises(ConfigError, match="go together"):
         load_nsqd(["--cluster-tls-cert=x"], {})
+
+
+# ---- on the port of the administration
+
+
+def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> None:
+    """`scenario` with the address of an administration server that also serves Status."""
+
+    async def main() -> None:
+        async def status(peer: PeerIdentity, request: Any) -> Any:
+            return pb.StatusReply(node_uid=7)
+
+        peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
+        peers.on_call("Status", status)
+        peers.on_stream("Push", Acceptor())
+        server = AdminServer(cast(Any, None), "127.0.0.1:0", [peers], tls=node)
+        await server.start()
+        try:
+            await scenario(server.address)
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+
+
+async def health(address: str, service: str, credentials: grpc.ChannelCredentials | None) -> Any:
+    channel = aio.secure_channel(address, credentials) if credentials else aio.insecure_channel(address)
+    async with channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+
+
+def test_nodes_are_served_on_the_port_of_the_administration() -> None:
+    async def scenario(address: str) -> None:
+        peers = peer_grpc.GrpcPeers(SERVICES)
+        assert (await peers.call(address, "Status", pb.StatusRequest(), timeout=5)).node_uid == 7
+        handler = Recorder()
+        peers.stream(address, "Push", handler).send(push(1))
+        await peers.close()
+        for service in ("nsqha.v1.Admin", "nsqha.v1.Replication"):
+            assert await health(address, service, None) == health_pb2.HealthCheckResponse.SERVING
+
+    admin_port(None, scenario)
+
+
+def test_with_cluster_tls_the_whole_port_wants_a_certificate(folder: Path, node: tls.ClusterTls) -> None:
+    administrator = made(folder, "administrator")
+
+    async def scenario(address: str) -> None:
+        credentials = peer_grpc.channel_credentials(administrator)
+        assert await health(address, "nsqha.v1.Admin", credentials) == health_pb2.HealthCheckResponse.SERVING
+        for stranger in (None, grpc.ssl_channel_credentials(node.ca)):
+            with pytest.raises(aio.AioRpcError):
+                await health(address, "nsqha.v1.Admin", stranger)
+        peers = peer_grpc.GrpcPeers(SERVICES, tls=administrator)
+        with pytest.raises(Unavailable, match="names none"):
+            await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
+        await peers.close()
+
+    admin_port(node, scenario)
+
+
+def test_a_server_that_closes_tells_its_streams() -> None:
+    async def main() -> None:
+        acceptor = Acceptor()
+        served = peer_grpc.GrpcPeerServer(SERVICES)
+        served.on_stream("Push", acceptor)
+        server = AdminServer(cast(Any, None), "127.0.0.1:0", [served])
+        await server.start()
+        peers = peer_grpc.GrpcPeers(SERVICES)
+        handler = Recorder()
+        peers.stream(server.address, "Push", handler).send(push(1))
+        accepted = await acceptor.next()
+        await accepted.until(lambda: accepted.messages)
+        await server.close()
+        assert "stopping" in await handler.end()
+        await accepted.end()
+        await peers.close()
+
+    asyncio.run(main())
