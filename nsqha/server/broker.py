@@ -36,7 +36,7 @@ from nsqha.server.metadata import Metadata
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
 from nsqha.server.publishing import Publishing
-from nsqha.server.scrub import Scrubber
+from nsqha.server.scrub import Replica, Scrubber
 from nsqha.server.snapshot import broker_stats
 from nsqha.server.subscriptions import Subscriptions
 from nsqha.server.topic import Topic
@@ -126,7 +126,7 @@ class Broker:
             self.topics, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
         )
         self.scrubber = Scrubber(
-            lambda: [(t.name, p) for t in self.topics.values() if not t.ephemeral for p in t.led],
+            self._replicas,
             bytes_per_second=options.scrub_bytes_per_second,
             interval_seconds=options.scrub_interval_ns / 1e9,
             measures=self.measures,
@@ -279,6 +279,15 @@ class Broker:
         if self.disk_refusing:
             return f"disk low: {self.space.free_bytes} bytes free, {self.options.disk_low_bytes} required"
         return None
+
+    def _replicas(self) -> list[Replica]:
+        """The logs that are on this node's disk."""
+        return [
+            Replica(topic.name, p.number, p.log, lambda p=p: p.leader.committed, lambda p=p: p.closed)  # type: ignore[misc]
+            for topic in self.topics.values()
+            if not topic.ephemeral
+            for p in topic.led
+        ]
 
     # ---- what others watch
 

@@ -1,6 +1,6 @@
 """The slow scrub: reads what nobody reads, so that damage in old files is found before somebody needs them.
 
-    round:  all file pairs of all durable partitions, shuffled -> a pair, piece by piece -> report -> next pair
+    round:  all file pairs of all durable replicas, shuffled -> a pair, piece by piece -> report -> next pair
 
 A round looks at every committed batch once, with all checks of `commitlog.verify`; the next one begins no sooner than
 `--scrub-interval` after it. Nothing is remembered over a restart, and the order is drawn anew for each round, so a node
@@ -11,7 +11,7 @@ sectors delays no sync, roll or journal write. The loop only waits, `--scrub-byt
 counts as `BATCH_BYTES_MIN`, because checking it costs more processor than disk. The page cache stays as it was
 (`commitlog.readonce`).
 
-What is found is judged on the loop, after the pair was read: if its partition was closed or retention took the pair
+What is found is judged on the loop, after the pair was read: if its replica was closed or retention took the pair
 meanwhile, what was missing is no damage. Damage changes nothing here: the event `scrub_damage` tells people,
 `on_damage` whoever can repair the range, figures are in /stats and /metrics. A range counts as damaged until its pair
 was found good, or went.
@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nsqha.commitlog.entry import BatchCorrupt, Place
+from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.pairs import file_name
 from nsqha.commitlog.readonce import ReadOnceStorage
 from nsqha.commitlog.storage import Storage
 from nsqha.commitlog.verify import Checked, checks
 from nsqha.nsqlog import Log
 from nsqha.server.measures import Measures
-from nsqha.server.partition import Partition
 
 PIECE_BYTES = 1 << 20  # read at a time, unless one batch is larger
 BATCH_BYTES_MIN = 4 << 10  # what a batch counts at least
@@ -48,8 +48,19 @@ WHAT_NOW = (
 log = Log("scrub")
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A partition's log on this node, whoever leads it."""
+
+    topic: str
+    partition: int
+    log: PartitionLog
+    committed: Callable[[], int]  # end of what is committed now, as a log id
+    closed: Callable[[], bool]  # its files may go
+
+
 class PairKey(NamedTuple):
-    """A file pair of a topic's partition."""
+    """A file pair of a replica."""
 
     topic: str
     partition: int
@@ -82,11 +93,11 @@ class Piece:
 
 
 class Scrubber:
-    """Reads the durable partitions of one node, for as long as `run` runs."""
+    """Reads the durable logs of one node, for as long as `run` runs."""
 
     def __init__(
         self,
-        partitions: Callable[[], Iterable[tuple[str, Partition]]],
+        replicas: Callable[[], Iterable[Replica]],
         *,
         bytes_per_second: int,
         interval_seconds: float,
@@ -96,11 +107,11 @@ class Scrubber:
         thread: Executor | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`partitions`: those of now, with the names of their topics. 0 bytes per second: `run` does nothing."""
-        self.on_damage: Callable[[Partition, int, int], None] = lambda partition, first_log_id, end_log_id: None
+        """`replicas`: those of now. 0 bytes per second: `run` does nothing."""
+        self.on_damage: Callable[[Replica, int, int], None] = lambda replica, first_log_id, end_log_id: None
         self.bytes_read = 0
         self.rounds = 0
-        self._partitions = partitions
+        self._replicas = replicas
         self._rate = bytes_per_second
         self._interval = interval_seconds
         self._measures = measures
@@ -118,11 +129,11 @@ class Scrubber:
             self._damage = {key: found for key, found in self._damage.items() if key in here}
         return self._damage
 
-    def _pairs(self) -> list[tuple[PairKey, Partition]]:
+    def _pairs(self) -> list[tuple[PairKey, Replica]]:
         return [
-            (PairKey(topic, partition.number, partition.log.directory, pair.first.position), partition)
-            for topic, partition in self._partitions()
-            for pair in partition.log.pairs
+            (PairKey(replica.topic, replica.partition, replica.log.directory, pair.first.position), replica)
+            for replica in self._replicas()
+            for pair in replica.log.pairs
         ]
 
     async def run(self) -> None:
@@ -143,9 +154,9 @@ class Scrubber:
     async def _round(self) -> None:
         pairs = self._pairs()
         self._rng.shuffle(pairs)
-        for key, partition in pairs:
+        for key, replica in pairs:
             try:
-                await self._read_pair(key, partition)
+                await self._read_pair(key, replica)
             except Exception as error:
                 # One pair's trouble is not that of the others; too many open files, for example, will pass.
                 log.warning(
@@ -153,12 +164,12 @@ class Scrubber:
                 )
                 await self._sleep(PAUSE_SECONDS_MIN)
 
-    async def _read_pair(self, key: PairKey, partition: Partition) -> None:
+    async def _read_pair(self, key: PairKey, replica: Replica) -> None:
         found: list[Damage] = []
         try:
-            if partition.closed:
+            if replica.closed():
                 return
-            part = partition.log.part(key.position, partition.leader.committed, self._storage)
+            part = replica.log.part(key.position, replica.committed(), self._storage)
         except BatchCorrupt as problem:  # there is no saying where the part ends
             part = None
             _join(found, [problem])
@@ -168,13 +179,13 @@ class Scrubber:
                 piece = await asyncio.get_running_loop().run_in_executor(self._thread, self._next_piece, steps)
                 self.bytes_read += piece.size
                 _join(found, piece.problems)
-                if _gone(partition, key):
+                if _gone(replica, key):
                     return
                 await self._sleep(piece.cost / self._rate)
                 if piece.ended:
                     break
-        if not _gone(partition, key):
-            self._judge(key, partition, found)
+        if not _gone(replica, key):
+            self._judge(key, replica, found)
 
     def _next_piece(self, steps: Iterator[Checked]) -> Piece:
         """Check about `PIECE_BYTES`, but not more than a second's worth; in the thread."""
@@ -192,7 +203,7 @@ class Scrubber:
                 break
         return piece
 
-    def _judge(self, key: PairKey, partition: Partition, found: list[Damage]) -> None:
+    def _judge(self, key: PairKey, replica: Replica, found: list[Damage]) -> None:
         self._damage.pop(key, None)
         if not found:
             return
@@ -212,7 +223,7 @@ class Scrubber:
             text = "%s: %d more damaged ranges; `nsqha log verify` lists them all"
             log.error("scrub_damage_more", text, key.path, len(found) - LINES_MAX)
         for damage in found:
-            self.on_damage(partition, damage.first.log_id, damage.end.log_id)
+            self.on_damage(replica, damage.first.log_id, damage.end.log_id)
 
 
 def _join(found: list[Damage], problems: Iterable[BatchCorrupt]) -> None:
@@ -224,6 +235,6 @@ def _join(found: list[Damage], problems: Iterable[BatchCorrupt]) -> None:
             found.append(Damage(problem.first, problem.end, problem.why))
 
 
-def _gone(partition: Partition, key: PairKey) -> bool:
+def _gone(replica: Replica, key: PairKey) -> bool:
     """Whether the pair's files may have been unlinked meanwhile: then what was read of them says nothing."""
-    return partition.closed or key.position < partition.log.start.position
+    return replica.closed() or key.position < replica.log.start.position

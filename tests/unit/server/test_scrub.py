@@ -19,7 +19,7 @@ from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import File
 from nsqha.server.measures import Measures
-from nsqha.server.scrub import BATCH_BYTES_MIN, LINES_MAX, PIECE_BYTES, START_SECONDS, Scrubber
+from nsqha.server.scrub import BATCH_BYTES_MIN, LINES_MAX, PIECE_BYTES, START_SECONDS, Replica, Scrubber
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import add
 from tests.unit.server.broker_rig import running, until
@@ -82,11 +82,14 @@ class Rig:
         self.partitions: list[Any] = [self.partition]
         self.sleeps: list[float] = []
         self.meanwhile: Callable[[], object] = lambda: None  # happens once, between two pieces
-        self.told: list[tuple[Any, int, int]] = []
+        self.told: list[tuple[int, int, int]] = []
         self.measures = Measures()
         self.thread = AtOnce()
         self.scrubber = Scrubber(
-            lambda: [("t", partition) for partition in self.partitions],
+            lambda: [
+                Replica("t", p.number, p.log, lambda p=p: p.leader.committed, lambda p=p: p.closed)  # type: ignore[misc]
+                for p in self.partitions
+            ],
             bytes_per_second=rate,
             interval_seconds=INTERVAL,
             measures=self.measures,
@@ -95,7 +98,7 @@ class Rig:
             thread=self.thread,
             sleep=self._sleep,
         )
-        self.scrubber.on_damage = lambda *damage: self.told.append(damage)
+        self.scrubber.on_damage = lambda replica, *damage: self.told.append((replica.partition, *damage))
 
     async def _sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
@@ -144,7 +147,7 @@ def test_damage_is_found_told_and_counted(caplog: pytest.LogCaptureFixture) -> N
     rig.flip(6)
     with caplog.at_level(logging.ERROR, "nsqha.scrub"):
         rig.round()
-    assert rig.told == [(rig.partition, 6, 7)]
+    assert rig.told == [(0, 6, 7)]
     assert rig.found == [(6, 7)]
     assert rig.measures.log_events == {"scrub_damage": 1}
     (record,) = caplog.records
