@@ -160,7 +160,7 @@ class Scrubber:
             except Exception as error:
                 # One pair's trouble is not that of the others; too many open files, for example, will pass.
                 log.warning(
-                    "scrub_failed", "%s was not read to its end: %s; the next round tries again", key.path, error
+                    "scrub_failed", "SCRUB: %s was not read to its end: %s; the next round tries again", key.path, error
                 )
                 await self._sleep(PAUSE_SECONDS_MIN)
 
@@ -212,7 +212,7 @@ class Scrubber:
         for damage in found[:LINES_MAX]:
             log.error(
                 "scrub_damage",
-                "%s/%d: log ids [%d, %d), offsets [%d, %d) in %s: %s; %s",
+                "SCRUB: %s/%d is damaged: log ids [%d, %d), offsets [%d, %d) in %s: %s; %s",
                 key.topic, key.partition, damage.first.log_id, damage.end.log_id, damage.first.offset,
                 damage.end.offset, key.path, damage.why, WHAT_NOW,
                 topic=key.topic, partition=key.partition, directory=key.directory,
@@ -220,7 +220,7 @@ class Scrubber:
                 first_offset=damage.first.offset, end_offset=damage.end.offset, why=damage.why, what_now=WHAT_NOW,
             )  # fmt: skip
         if len(found) > LINES_MAX:
-            text = "%s: %d more damaged ranges; `nsqha log verify` lists them all"
+            text = "SCRUB: %s: %d more damaged ranges; `nsqha log verify` lists them all"
             log.error("scrub_damage_more", text, key.path, len(found) - LINES_MAX)
         for damage in found:
             self.on_damage(replica, damage.first.log_id, damage.end.log_id)
