@@ -284,7 +284,7 @@ class ControllerMachine:
                 self._reading.add(name.topic)
                 self._actions.append(ReadTopic(name.topic))
             return ()
-        if event.meta.epoch > part.meta.epoch:
+        if action.registered:  # an election, also if the news of it came before the reply
             self._elected(part, event.meta, action.why, now - since, loss)
         if event.meta.version > part.meta.version:
             self._set_meta(part, event.meta)

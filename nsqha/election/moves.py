@@ -67,8 +67,8 @@ def next_step(meta: PartitionMeta, wanted: tuple[int, ...], settings: TopicSetti
         return HandOver(wanted)
     isr = {uid: log_uid for uid, log_uid in meta.isr.items() if uid in wanted}
     min_isr = min_isr_of(settings, len(wanted))
-    new = replace(meta, replicas=wanted, isr=isr, min_isr=min(min_isr, len(isr)))
-    return Done() if new == meta else Put(new, "replicas_moved")
+    moved = replace(meta, replicas=wanted, isr=isr, min_isr=min(min_isr, len(isr)))
+    return Done() if moved == meta else Put(moved, "replicas_moved")
 
 
 @dataclass(frozen=True)

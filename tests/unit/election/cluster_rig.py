@@ -34,7 +34,7 @@ from nsqha.election.events import (
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import PartitionName
 from nsqha.election.rounds import Limits
-from nsqha.election.store import MemoryStore
+from nsqha.election.store import MemorySession, MemoryStore
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown
 
 LEASE_S = 3.0
@@ -78,6 +78,7 @@ class Cluster:
         self._order = count()
         self._limits = limits
         self._told = False
+        self.term: MemorySession | None = None
         self.store.watch(lambda name: self._hint())
         for uid in range(1, nodes + 1):
             self.nodes[uid] = Node(uid, NodeInfo(uid, f"n{uid}", zone=f"z{uid % zones}" if zones else ""))
@@ -112,7 +113,7 @@ class Cluster:
     # ---- the controller's shell
 
     def new_controller(self) -> None:
-        if getattr(self, "term", None) is not None:
+        if self.term is not None:
             self.term.close()
         self.term = self.store.open_session(ttl_s=LEASE_S, lost=lambda: None)
         won = self.term.campaign(Controller("test"))

@@ -1,0 +1,406 @@
+"""The controller's shell: wins and holds the controller key, and carries out what `ControllerMachine` decides.
+
+    hints of the store ─┐                                   ┌─> Status calls to nodes      (tasks on the loop)
+    Live streams ───────┼─> machine.step(event, now) ─> [..]┼─> compare-and-set, reads     (worker threads)
+    ticks ──────────────┘         one at a time             └─> log, counters
+
+Every lookup daemon that knows the metadata store runs one; the one that has the key works, the others wait for it to
+become free. A *term* lasts from winning the key to losing it (lease gone, another epoch seen, the store is not to be
+trusted) and has one machine; what still runs when it ends is cancelled, its late results are dropped, and a late write
+is refused by the store, because each names the term's epoch.
+
+The loop is not blocked by the store: calls run in WORKERS threads. The lease is renewed only while the loop ticks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from lookupd.links import Links
+from nsqha.clock import Clock
+from nsqha.election.controller import ControllerMachine
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.events import (
+    Action,
+    Answered,
+    Blamed,
+    Event,
+    IntentDone,
+    Key,
+    Metadata,
+    NotAnswered,
+    Outcome,
+    Probe,
+    PutDone,
+    PutIntent,
+    PutPartition,
+    ReadTopic,
+    RemoveIntent,
+    Say,
+    Suspect,
+    Tick,
+    TopicRead,
+)
+from nsqha.election.model import Controller, PartitionMeta, Versioned
+from nsqha.election.rounds import Limits
+from nsqha.election.session import Session
+from nsqha.election.store import Intent, MetadataStore
+from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1.replication_pb2 import ROLE_LEADER, PartitionKey, StatusReply, StatusRequest
+from nsqha.quantile import Histogram
+from nsqha.server.peers import Peers
+
+TTL_S = 3.0
+WORKERS = 8
+CAMPAIGN_AGAIN_S = 1.0
+TICKS_PER_TTL = 10
+READ_AGAIN_S = (0.05, 1.0)  # pause after a failed read, and the longest it grows to
+
+T = TypeVar("T")
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+NO_PARTITION: Key = (0, 0)  # an empty question would mean everything that the node has
+
+
+class ControllerCounts:
+    """Since the process began."""
+
+    def __init__(self) -> None:
+        self.terms = 0
+        self.elections: Counter[str] = Counter()  # by why
+        self.possible_losses = 0
+        self.changes: Counter[Outcome] = Counter()
+        self.probes = 0
+        self.probes_failed = 0
+        self.election_seconds = Histogram(SECONDS)  # from the suspicion to the record
+
+
+class ControllerShell:
+    """One per lookup daemon; used on one loop."""
+
+    def __init__(
+        self, store: MetadataStore, peers: Peers, clock: Clock, *, name: str, limits: Limits | None = None
+    ) -> None:
+        """`name` is how people know this process."""
+        self.counts = ControllerCounts()
+        self.store = store
+        self.peers = peers
+        self.clock = clock
+        self.limits = limits or Limits()
+        self.log = Log("controller")
+        self.term: Term | None = None
+        self._name = name
+        self._workers = ThreadPoolExecutor(WORKERS, "metadata")
+        self._task: asyncio.Task[None] | None = None
+        self._maybe_free = asyncio.Event()  # the controller key, that is
+        self._unwatch: Callable[[], None] | None = None
+
+    async def start(self) -> None:
+        """Begin to campaign."""
+        loop = asyncio.get_running_loop()
+        self._unwatch = self.store.watch(lambda name: _tell(loop, self._hint, name))
+        self._task = asyncio.create_task(self._campaign_for_ever())
+
+    async def stop(self) -> None:
+        """Let go of the key at once, so that another one can go on."""
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._workers.shutdown(wait=True)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """A call of the store, in a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, call)
+
+    def _hint(self, name: str) -> None:
+        if name in ("", "controller"):
+            self._maybe_free.set()
+        if self.term is not None:
+            self.term.hint(name)
+
+    async def _campaign_for_ever(self) -> None:
+        said = ""
+        while True:
+            try:
+                await self._session()
+                said = ""
+            except NsqhaError as error:
+                if str(error) != said:
+                    self.log.warning("controller_paused", "the metadata store does not let us campaign: %s", error)
+                    said = str(error)
+            await asyncio.sleep(CAMPAIGN_AGAIN_S)
+
+    async def _session(self) -> None:
+        """From one lease to its loss."""
+        loop, lost = asyncio.get_running_loop(), asyncio.Event()
+        session = await self.run(lambda: self.store.open_session(ttl_s=TTL_S, lost=lambda: _tell(loop, lost.set)))
+        ticking = asyncio.create_task(_tick(session))
+        try:
+            while not lost.is_set():
+                self._maybe_free.clear()
+                won = await self.run(lambda: session.campaign(Controller(self._name)))
+                if won is None:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._maybe_free.wait(), CAMPAIGN_AGAIN_S)
+                    continue
+                await self._serve(won.epoch, lost)
+                await self.run(session.resign)
+                await asyncio.sleep(CAMPAIGN_AGAIN_S)
+        finally:
+            ticking.cancel()
+            # Shielded: also when we are cancelled the key is given back, and not left to the lease.
+            await asyncio.shield(self.run(session.close))
+
+    async def _serve(self, epoch: int, lost: asyncio.Event) -> None:
+        cluster_id = (await self.run(self.store.cluster)).record.cluster_id
+        self.counts.terms += 1
+        self.log.info("controller_began", "this process is the controller, epoch %d", epoch, epoch=epoch)
+        term = self.term = Term(self, epoch, cluster_id)
+        why = "stopped"
+        gone = asyncio.create_task(lost.wait())
+        try:
+            term.hint("")
+            await asyncio.wait((term.over, gone), return_when=asyncio.FIRST_COMPLETED)
+            why = term.over.result() if term.over.done() else "the lease is lost"
+        finally:
+            gone.cancel()
+            self.term = None
+            term.end()
+            self.log.info(
+                "controller_ended", "no longer the controller, epoch %d: %s", epoch, why, epoch=epoch, why=why
+            )
+
+
+class Term:
+    """One machine and everything that runs for it."""
+
+    def __init__(self, shell: ControllerShell, epoch: int, cluster_id: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.epoch = epoch
+        self.machine = ControllerMachine(shell.clock.monotonic(), shell.limits)
+        self.links = Links(shell.peers, cluster_id, self)
+        self.over: asyncio.Future[str] = loop.create_future()  # why
+        self.intents: Mapping[str, Versioned[Intent]] | None = None
+        self._shell = shell
+        self._cluster_id = cluster_id
+        self._loop = loop
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = False
+        self._intents_changed = False
+        self._ended = False
+
+    def end(self) -> None:
+        """Nothing is decided or done any more."""
+        self._ended = True
+        self.links.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    # ---- what happens
+
+    def hint(self, name: str) -> None:
+        """A record may have changed. Many hints at once are one look."""
+        self._intents_changed |= name == "" or name.startswith("intents/")
+        if not self._told:
+            self._told = True
+            self._loop.call_soon(self._look)
+
+    def suspected(self, node: int, why: str) -> None:
+        self.feed(Suspect(node, why))
+
+    def blamed(self, by: int, nodes: frozenset[int]) -> None:
+        self.feed(Blamed(by, nodes))
+
+    def feed(self, event: Event) -> None:
+        """One event through the machine, and its actions on their way."""
+        if self._ended:
+            return
+        try:
+            for action in self.machine.step(event, self._shell.clock.monotonic()):
+                self._perform(action)
+        except Exception as error:
+            # A machine that broke an invariant decides nothing more; the next term begins from the records.
+            self._shell.log.error("controller_failed", "the controller can not go on: %s", error, error=error)
+            self._stop(f"{type(error).__name__}: {error}")
+            return
+        self._set_timer()
+
+    def _look(self) -> None:
+        self._told = False
+        if self._ended:
+            return
+        view = self._shell.store.view()
+        if view.controller is not None and view.controller.epoch > self.epoch:
+            self._stop(f"{view.controller.name or 'another process'} is the controller")
+            return
+        if self._intents_changed:
+            self._intents_changed = False
+            self._start(self._read_intents())
+        if self.intents is not None:
+            self.links.update(view.nodes)
+            self.feed(Metadata(view.topics, view.nodes, self.intents))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(0.0, self.machine.next_tick() - self._shell.clock.monotonic())
+        self._timer = self._loop.call_later(delay, self.feed, Tick())
+
+    def _stop(self, why: str) -> None:
+        self._ended = True
+        if not self.over.done():
+            self.over.set_result(why)
+
+    # ---- what is done
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Say():
+                self._say(action)
+            case Probe():
+                self._start(self._probe(action))
+            case PutPartition():
+                self._start(self._put(action))
+            case ReadTopic(name):
+                self._start(self._read_topic(name))
+            case PutIntent() | RemoveIntent():
+                self._start(self._change_intent(action))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StaleMetadata):
+            self._shell.log.error("metadata_stale", "nothing is decided by this metadata: %s", error)
+            self._stop(str(error))
+        elif error is not None:
+            self._shell.log.error("controller_failed", "the controller can not go on: %s", error, error=error)
+            self._stop(f"{type(error).__name__}: {error}")
+
+    async def _probe(self, probe: Probe) -> None:
+        counts, node = self._shell.counts, self.machine.nodes.get(probe.node)
+        counts.probes += 1
+        keys = [PartitionKey(topic_uid=uid, partition=number) for uid, number in probe.keys or (NO_PARTITION,)]
+        request = StatusRequest(cluster_id=self._cluster_id, keys=keys)
+        try:
+            if node is None:
+                raise Unavailable("it is not registered any more")
+            reply = await self._shell.peers.call(node.grpc_address, "Status", request, timeout=probe.timeout_s)
+            if reply.node_uid != probe.node:
+                raise Unavailable(f"node {reply.node_uid:016x} answers at {node.grpc_address}")
+        except (NsqhaError, ValueError) as error:
+            counts.probes_failed += 1
+            self.feed(NotAnswered(probe.number, probe.node, str(error)))
+        else:
+            self.feed(_answered(probe, reply))
+
+    async def _put(self, put: PutPartition) -> None:
+        name, store = put.name, self._shell.store
+        outcome: Outcome = "applied"
+        meta: PartitionMeta | None = None
+        try:
+            meta = await self._shell.run(
+                lambda: store.replace_partition(
+                    name.topic, name.uid, name.number, put.meta, registered=put.registered, controller=self.epoch
+                )
+            )
+        except OutcomeUnknown:
+            outcome = "unknown"
+        except (Conflict, NotFound, Unavailable) as error:
+            outcome = "refused"
+            self._shell.log.info("change_refused", "%s:%d: %s", name.topic, name.number, error)
+        self._shell.counts.changes[outcome] += 1
+        self.feed(PutDone(name, outcome, meta))
+
+    async def _read_topic(self, name: str) -> None:
+        topic = await self._read(lambda: self._shell.store.topic(name))
+        self.feed(TopicRead(name, topic))
+
+    async def _read_intents(self) -> None:
+        self.intents = await self._read(self._shell.store.intents)
+        self.hint("topics/")  # look again, now with them
+
+    async def _change_intent(self, change: PutIntent | RemoveIntent) -> None:
+        store = self._shell.store
+
+        def carry_out() -> None:
+            if isinstance(change, PutIntent):
+                store.put_intent(
+                    change.name, change.intent, expected_version=change.expected_version, controller=self.epoch
+                )
+            else:
+                store.remove_intent(change.name, change.expected_version, controller=self.epoch)
+
+        with contextlib.suppress(Conflict, OutcomeUnknown, Unavailable):
+            await self._shell.run(carry_out)
+        # Whatever became of it is seen before the machine may ask again.
+        self.intents = await self._read(store.intents)
+        self.feed(IntentDone(change.name))
+        self.hint("topics/")
+
+    async def _read(self, call: Callable[[], T]) -> T:
+        """Until it succeeds: the machine waits for it."""
+        pause, longest = READ_AGAIN_S
+        while True:
+            try:
+                return await self._shell.run(call)
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    def _say(self, say: Say) -> None:
+        counts, log = self._shell.counts, self._shell.log
+        if say.event == "leader_elected":
+            counts.elections[str(say.fields["why"])] += 1
+            counts.election_seconds.observe(float(str(say.fields["seconds"])))
+        elif say.event == "possible_loss":
+            counts.possible_losses += 1
+        write = {"info": log.info, "warning": log.warning, "error": log.error}[say.level]
+        write(say.event, "%s", say.text, **say.fields)  # type: ignore[arg-type]
+
+
+def _answered(probe: Probe, reply: StatusReply) -> Answered:
+    reports = {
+        (replica.key.topic_uid, replica.key.partition): ReplicaReport(
+            reply.registration,
+            replica.log_uid,
+            replica.last_epoch,
+            replica.end,
+            replica.promise,
+            replica.committed,
+            leading=replica.role == ROLE_LEADER,
+            poisoned=reply.poisoned,
+            cut=replica.cut,
+            corrupt=replica.corrupt,
+        )
+        for replica in reply.replicas
+    }
+    return Answered(probe.number, probe.node, reply.registration, reports)
+
+
+async def _tick(session: Session) -> None:
+    while True:
+        session.ticked()
+        await asyncio.sleep(session.ttl_s / TICKS_PER_TTL)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """From a thread of the store; the loop may be closed already."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)

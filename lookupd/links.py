@@ -1,0 +1,120 @@
+"""One Live stream from the controller to each node: its end is the first news of a node that died.
+
+A stream that ends is opened again, after REOPEN_S, as long as the node's record is there; each end, and each attempt
+that fails, is told as a suspicion. What a node says on it: its uid and registration, and `suspects`, all nodes that it
+has lost a stream to now; every message replaces the one before, an empty list takes everything back.
+
+Whoever answers at the address must be the node that is meant, in the life that is registered; another one is no news
+about this node, and its stream is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from nsqha.election.model import NodeInfo
+from nsqha.pb.v1.replication_pb2 import LiveMessage
+from nsqha.server.peers import Message, Peers, PeerStream
+
+REOPEN_S = 0.25
+SUSPECTS_MAX = 10_000
+
+
+class LinkListener(Protocol):
+    """Who wants to know."""
+
+    def suspected(self, node: int, why: str) -> None:
+        """Our stream to this node ended, or could not be opened."""
+
+    def blamed(self, by: int, nodes: frozenset[int]) -> None:
+        """This is everything that the node `by` has lost its streams to."""
+
+
+class Links:
+    """Streams to all nodes that are registered. Used on one loop."""
+
+    def __init__(self, peers: Peers, cluster_id: int, listener: LinkListener) -> None:
+        self._peers = peers
+        self._cluster_id = cluster_id
+        self._listener = listener
+        self._links: dict[int, _Link] = {}
+        self._closed = False
+
+    def update(self, nodes: Mapping[int, NodeInfo]) -> None:
+        """These are the nodes now."""
+        for uid in [uid for uid, link in self._links.items() if link.node != _key(nodes.get(uid))]:
+            self._links.pop(uid).close()
+        for uid, node in nodes.items():
+            if uid not in self._links and node.grpc_address and not self._closed:
+                self._links[uid] = _Link(self._open, self._listener, node)
+
+    @property
+    def open(self) -> list[int]:
+        """Nodes that have said hello on a stream that still stands."""
+        return sorted(uid for uid, link in self._links.items() if link.greeted)
+
+    def close(self) -> None:
+        self._closed = True
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def _open(self, link: _Link) -> PeerStream:
+        stream = self._peers.stream(link.address, "Live", link)
+        stream.send(LiveMessage(cluster_id=self._cluster_id))
+        return stream
+
+
+Identity = tuple[str, int, int]
+
+
+def _key(node: NodeInfo | None) -> Identity | None:
+    return None if node is None else (node.grpc_address, node.node_uid, node.registration)
+
+
+class _Link:
+    """The stream to one life of one node."""
+
+    def __init__(self, open_: Callable[[_Link], PeerStream], listener: LinkListener, node: NodeInfo) -> None:
+        self.node = _key(node)
+        self.address = node.grpc_address
+        self.greeted = False
+        self._uid = node.node_uid
+        self._registration = node.registration
+        self._open = open_
+        self._listener = listener
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._stream: PeerStream | None = open_(self)
+
+    def on_message(self, message: Message) -> None:
+        if self._closed:
+            return
+        if (message.node_uid, message.registration) != (self._uid, self._registration):
+            if self._stream is not None:
+                self._stream.close(f"this is not node {self._uid:016x} with registration {self._registration}")
+            return
+        self.greeted = True
+        self._listener.blamed(self._uid, frozenset(message.suspects[:SUSPECTS_MAX]))
+
+    def on_closed(self, why: str) -> None:
+        self.greeted = False
+        self._stream = None
+        if self._closed:
+            return
+        self._timer = asyncio.get_running_loop().call_later(REOPEN_S, self._reopen)
+        self._listener.blamed(self._uid, frozenset())
+        self._listener.suspected(self._uid, why)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stream is not None:
+            self._stream.close("the controller does not need it any more")
+
+    def _reopen(self) -> None:
+        if not self._closed:
+            self._stream = self._open(self)

@@ -1,0 +1,175 @@
+"""Nodes for a controller that is real, in this process: Live streams and Status calls without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from lookupd.controller import ControllerShell
+from nsqha.clock import SystemClock
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.planner import PlanLimits
+from nsqha.election.rounds import Limits
+from nsqha.election.store import MemorySession, MemoryStore
+from nsqha.errors import Unavailable
+from nsqha.pb.v1.replication_pb2 import (
+    ROLE_FOLLOWER,
+    ROLE_LEADER,
+    LiveMessage,
+    PartitionKey,
+    ReplicaStatus,
+    StatusReply,
+    StatusRequest,
+)
+from nsqha.server.peers import PeerIdentity, PeerStream, StreamHandler
+
+LIMITS = Limits(plan=PlanLimits(settle_s=0.2))
+
+
+class FakeNode:
+    """Opens the logs that the records name; leads and follows by what they say."""
+
+    def __init__(self, store: MemoryStore, uid: int) -> None:
+        self.store = store
+        self.uid = uid
+        self.up = True
+        self.streams: list[FakeStream] = []
+        self.statuses = 0
+        self.session: MemorySession = store.open_session(ttl_s=3, lost=lambda: None)
+        info = NodeInfo(
+            uid,
+            f"n{uid}",
+            tcp_address=f"0.0.0.0:{4000 + uid}",
+            http_address=f"0.0.0.0:{5000 + uid}",
+            grpc_address=f"n{uid}",
+            hostname=f"host{uid}",
+            broadcast_address=f"b{uid}",
+            version="1.3.0",
+        )
+        self.info = self.session.register(info)
+
+    def status(self, request: StatusRequest) -> StatusReply:
+        self.statuses += 1
+        reply = StatusReply(node_uid=self.uid, registration=self.info.registration)
+        for topic in self.store.topics().values():
+            for number, meta in topic.record.partitions.items():
+                key = PartitionKey(topic_uid=topic.record.uid, partition=number)
+                if self.uid in meta.replicas and key in request.keys:
+                    mine = meta.leader == self.uid and meta.registration == self.info.registration
+                    role = ROLE_LEADER if mine else ROLE_FOLLOWER
+                    uid = 100 + self.uid
+                    reply.replicas.append(ReplicaStatus(key=key, role=role, log_uid=uid, end=1, last_epoch=1))
+        return reply
+
+    def kill(self) -> None:
+        self.up = False
+        for stream in list(self.streams):
+            stream.end("reset")
+
+
+class FakeStream:
+    def __init__(self, node: FakeNode | None, handler: StreamHandler) -> None:
+        self.peer = PeerIdentity()
+        self.pending = 0
+        self.node = node
+        self.handler = handler
+        self.ended = False
+        self.sent: list[Any] = []
+        loop = asyncio.get_running_loop()
+        if node is None or not node.up:
+            loop.call_soon(self.end, "refused")
+        else:
+            node.streams.append(self)
+            hello = LiveMessage(node_uid=node.uid, registration=node.info.registration)
+            loop.call_soon(self.receive, hello)
+
+    def receive(self, message: LiveMessage) -> None:
+        if not self.ended:
+            self.handler.on_message(message)
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def close(self, why: str = "") -> None:
+        asyncio.get_running_loop().call_soon(self.end, why)
+
+    def end(self, why: str) -> None:
+        if not self.ended:
+            self.ended = True
+            if self.node is not None and self in self.node.streams:
+                self.node.streams.remove(self)
+            self.handler.on_closed(why)
+
+
+class FakePeers:
+    def __init__(self, nodes: dict[int, FakeNode]) -> None:
+        self.nodes = nodes
+
+    def _at(self, address: str) -> FakeNode | None:
+        return next((node for node in self.nodes.values() if node.info.grpc_address == address), None)
+
+    def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
+        assert method == "Live"
+        return FakeStream(self._at(address), handler)
+
+    async def call(self, address: str, method: str, request: Any, *, timeout: float) -> Any:
+        assert method == "Status" and request.keys
+        await asyncio.sleep(0)
+        node = self._at(address)
+        if node is None or not node.up:
+            raise Unavailable("connection refused")
+        return node.status(request)
+
+    async def close(self) -> None:
+        return None
+
+
+class World:
+    def __init__(self, nodes: int) -> None:
+        self.store = MemoryStore(random.Random(1))
+        self.nodes = {uid: FakeNode(self.store, uid) for uid in range(1, nodes + 1)}
+        self.peers = FakePeers(self.nodes)
+
+    def shell(self, name: str = "l1") -> ControllerShell:
+        return ControllerShell(self.store, self.peers, SystemClock(), name=name, limits=LIMITS)
+
+    def meta(self, topic: str = "t", number: int = 0) -> PartitionMeta:
+        found = self.store.topic(topic)
+        assert found is not None
+        return found.record.partitions[number]
+
+    def create(self, topic: str = "t", partitions: int = 1) -> None:
+        self.store.create_topic(topic, TopicSettings(partitions=partitions))
+
+    def join_all(self, topic: str = "t") -> None:
+        """What leaders do once their followers have caught up."""
+        found = self.store.topic(topic)
+        assert found is not None
+        for number, meta in found.record.partitions.items():
+            isr = {uid: 100 + uid for uid in meta.replicas}
+            self.store.replace_partition(topic, found.record.uid, number, replace(meta, isr=isr))
+
+    async def until(self, true: Any) -> None:
+        for _ in range(500):
+            if true():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it did not come to pass")
+
+    async def led(self, topic: str = "t") -> None:
+        await self.until(lambda: self.meta(topic).leader != 0)
+
+
+@asynccontextmanager
+async def controlled(nodes: int = 3) -> AsyncIterator[tuple[World, ControllerShell]]:
+    world = World(nodes)
+    shell = world.shell()
+    await shell.start()
+    try:
+        yield world, shell
+    finally:
+        await shell.stop()

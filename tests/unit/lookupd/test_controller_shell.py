@@ -1,0 +1,147 @@
+"""The controller as a process runs it: campaign, Live streams, Status calls and writes; only the network is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from lookupd.controller import ControllerShell
+from nsqha.errors import StaleMetadata
+from nsqha.pb.v1.replication_pb2 import LiveMessage
+from tests.unit.lookupd.nodes_rig import World, controlled
+
+
+def run(story: Callable[[World, ControllerShell], Awaitable[None]], nodes: int = 3) -> None:
+    async def main() -> None:
+        async with controlled(nodes) as (world, shell):
+            await asyncio.wait_for(story(world, shell), 15)
+
+    uvloop.run(main())
+
+
+def test_a_new_topic_gets_replicas_and_a_leader() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        world.create()
+        await world.led()
+        meta = world.meta()
+        assert sorted(meta.replicas) == [1, 2, 3] and meta.isr == {meta.leader: 100 + meta.leader}
+        assert meta.registration == world.nodes[meta.leader].info.registration
+        await world.until(lambda: shell.counts.elections == {"no leader yet": 1})
+
+    run(story)
+
+
+def test_a_stream_that_ends_and_a_node_that_refuses_mean_another_leader() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        world.create()
+        await world.led()
+        world.join_all()
+        await asyncio.sleep(0.05)
+        before = world.meta()
+        world.nodes[before.leader].kill()
+        await world.until(lambda: world.meta().leader != before.leader)
+        after = world.meta()
+        assert after.epoch == before.epoch + 1 and set(after.isr) == {1, 2, 3} - {before.leader}
+        await world.until(lambda: shell.counts.elections["leader does not answer"] == 1)
+
+    run(story)
+
+
+def test_a_stream_that_ends_alone_changes_nothing() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        world.create()
+        await world.led()
+        before = world.meta()
+        node = world.nodes[before.leader]
+        asked = node.statuses
+        node.streams[0].end("reset")
+        await world.until(lambda: node.statuses > asked)
+        await world.until(lambda: len(node.streams) == 1)
+        assert world.meta().epoch == before.epoch
+
+    run(story)
+
+
+def test_what_a_node_says_of_others_makes_the_controller_look() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        world.create()
+        await world.led()
+        leader = world.meta().leader
+        other = next(node for uid, node in world.nodes.items() if uid != leader)
+        await world.until(lambda: other.streams)
+        asked = world.nodes[leader].statuses
+        hello = LiveMessage(node_uid=other.uid, registration=other.info.registration, suspects=[leader])
+        other.streams[0].receive(hello)
+        await world.until(lambda: world.nodes[leader].statuses > asked)
+
+    run(story)
+
+
+def test_a_stranger_at_the_address_of_a_node_is_not_believed() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        await world.until(lambda: world.nodes[1].streams)
+        stream = world.nodes[1].streams[0]
+        stream.receive(LiveMessage(node_uid=9, registration=1, suspects=[2]))
+        await world.until(lambda: stream.ended)
+        assert shell.term is not None and 9 not in shell.term.links.open
+
+    run(story)
+
+
+def test_another_daemon_goes_on_when_the_controller_stops() -> None:
+    async def main() -> None:
+        world = World(3)
+        first, second = world.shell("l1"), world.shell("l2")
+        await first.start()
+        await world.until(lambda: first.term is not None)
+        await second.start()
+        try:
+            assert second.term is None
+            await first.stop()
+            await world.until(lambda: second.term is not None)
+            world.create()
+            await world.led()
+        finally:
+            await second.stop()
+        assert world.store.controller() is None, "the key is given back"
+
+    uvloop.run(main())
+
+
+def test_a_lost_lease_ends_the_term_and_a_new_one_begins() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        sessions = []
+        open_session = world.store.open_session
+        world.store.open_session = lambda **kw: sessions.append(open_session(**kw)) or sessions[-1]  # type: ignore
+        second = world.shell("l2")
+        await shell.stop()
+        await second.start()
+        try:
+            await world.until(lambda: second.term is not None)
+            assert second.term is not None
+            epoch = second.term.epoch
+            sessions[-1].expire()
+            await world.until(lambda: second.term is not None and second.term.epoch > epoch)
+        finally:
+            await second.stop()
+
+    run(story)
+
+
+def test_metadata_that_is_not_to_be_trusted_ends_the_term() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        await world.until(lambda: shell.term is not None)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise StaleMetadata("an older etcd")
+
+        world.store.replace_partition = refuse  # type: ignore
+        term = shell.term
+        assert term is not None
+        world.create()
+        await world.until(lambda: term.over.done())
+        assert "older" in term.over.result()
+
+    run(story)
