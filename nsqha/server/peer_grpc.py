@@ -188,6 +188,9 @@ class _Stream:
                 await self._room
         except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
             return
+        except Exception as error:
+            log.error("peer_stream_failed", "%s with %s: writing", self._method.name, self.peer, error=error)
+            self._end(*kind_and_text(error))
 
     async def _read_all(self, read: Callable[[], Any]) -> None:
         """Hand over messages until the other side ends; a bad message or a failing handler ends the stream here."""
@@ -233,6 +236,9 @@ class _ClientStream(_Stream):
         except (asyncio.CancelledError, aio.BaseError) as error:
             # of the call (close) or of this task (the loop ends): either way the stream is over
             why = _CLOSED_HERE if isinstance(error, asyncio.CancelledError) else one_line(str(error))
+        except Exception as error:
+            log.error("peer_stream_failed", "%s with %s: reading", self._method.name, self.peer, error=error)
+            why = kind_and_text(error)[1]
         finally:
             writer.cancel()
         self._end("Unavailable", why)
@@ -265,6 +271,9 @@ class _ServerStream(_Stream):
             await self._read_all(self._context.read)
         except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
             pass
+        except Exception as error:
+            log.error("peer_stream_failed", "%s with %s: reading", self._method.name, self.peer, error=error)
+            self._end(*kind_and_text(error))
         self._end("Unavailable", _GONE)
 
     def _tear_down(self, kind: str, why: str) -> None:
