@@ -9,27 +9,44 @@ await lookupd.stop()
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import socket
 
 import uvloop
 
+from lookupd.changes import Changes
+from lookupd.cluster_api import Cluster
+from lookupd.controller import ControllerShell
+from lookupd.directory import Directory
 from lookupd.http_api import LookupdApi
 from lookupd.registry import Registry
 from lookupd.tcp import TcpServer, identity
 from nsqha import nsqlog
 from nsqha.clock import Clock, SystemClock
+from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Log
 from nsqha.options import SECOND, Loaded, LookupdOptions, host_name, version_line
 from nsqha.server.http_envelope import HttpServer
 from nsqha.server.listen import bound_address, bound_port, listen, raise_open_files_limit
+from nsqha.server.peers import Peers
 
 
 class Lookupd:
     """The daemon as an object, so that `nsqha dev` and tests run it in their own process."""
 
-    def __init__(self, options: LookupdOptions, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        options: LookupdOptions,
+        *,
+        clock: Clock | None = None,
+        store: MetadataStore | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        """With the metadata store of a cluster, and a way to reach its nodes, this is also a controller of it.
+
+        The store must be this daemon's alone (it opens a session). Both are the caller's to close, after `stop`."""
         clock = clock or SystemClock()
         inactive_s = options.inactive_producer_timeout_ns / SECOND
         self._options = options
@@ -37,8 +54,16 @@ class Lookupd:
         self.registry = Registry(
             inactive_timeout_s=inactive_s, tombstone_lifetime_s=options.tombstone_lifetime_ns / SECOND
         )
+        lifetime_s = options.tombstone_lifetime_ns / SECOND
+        self.controller: ControllerShell | None = None
+        cluster: Cluster | None = None
+        if store is not None:
+            assert peers is not None, "a controller needs a way to reach nodes"
+            name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
+            self.controller = ControllerShell(store, peers, clock, name=name)
+            cluster = Cluster(self.controller, Directory(lifetime_s), Changes(store, random.SystemRandom()))
         self._tcp = TcpServer(self.registry, clock, self._log, silence_s=inactive_s)
-        self._http = HttpServer(LookupdApi(self.registry, clock).routes(), self._log)
+        self._http = HttpServer(LookupdApi(self.registry, clock, cluster).routes(), self._log)
         self.tcp_address = ""
         self.http_address = ""
 
@@ -55,9 +80,13 @@ class Lookupd:
         await self._tcp.start(tcp, self._identity(tcp, http))
         await self._http.listen(http)
         self._log.info("tcp_listening", "TCP: listening on %s", self.tcp_address, address=self.tcp_address)
+        if self.controller is not None:
+            await self.controller.start()
         self._log.info("http_listening", "HTTP: listening on %s", self.http_address, address=self.http_address)
 
     async def stop(self) -> None:
+        if self.controller is not None:
+            await self.controller.stop()
         self._tcp.stop()
         await self._http.close()
 

@@ -1,6 +1,20 @@
 """The lookup daemon's HTTP API: what clients, nsqadmin and nsqd ask it.
 
 Key order and spelling are upstream's. /nodes gives as many `tombstones` as `topics`: nsqadmin indexes one by the other.
+
+With a cluster, answers are the cluster's topics, channels and leaders together with what stock nsqds registered here;
+what is created or deleted is changed in the metadata, and in the registrations. Names that are #ephemeral are never in
+the metadata of this daemon's making: they live on the nodes that use them, which register them.
+
+Parameters of the Youzan fork that have a meaning here:
+
+    GET  /lookup?topic=&access=r|w&partition=N|*&metainfo=true      adds `partitions` {N: producer}, and `meta`
+    GET  /topics?metaInfo=true                                      adds `meta_info`
+    POST /topic/create?topic=&partition_num=&replicator=&syncdisk=&retention=&orderedmulti=
+
+`access=w` leaves out what can not acknowledge publishes now, `access=r` shows also what a tombstone hides. `syncdisk` 1
+is sync=always, more is sync=interval; `retention` is in days. `extend` and `disable_channel_auto_create` are refused:
+there is no such topic here.
 """
 
 from __future__ import annotations
@@ -8,52 +22,145 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from lookupd.cluster_api import Cluster, ClusterApi, number
+from lookupd.directory import meta_info, producer
 from lookupd.registry import Peer, Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
+from nsqha.election.model import REPLICAS_MAX, NodeInfo, Sync, TopicSettings
+from nsqha.ids import PARTITIONS_MAX, is_ephemeral
 from nsqha.server.http_envelope import ApiError, HttpApi, Request
+
+DAY_MS = 24 * 3600 * 1000
+SYNCDISK_MAX = 4000
+RETENTION_DAYS_MAX = 36_500
+_SETTINGS = ("partition_num", "replicator", "syncdisk", "retention", "orderedmulti")
+_REFUSED = ("extend", "disable_channel_auto_create")
 
 
 class LookupdApi:
-    """Answers from one registry. Handlers never wait, so that each answer is one consistent picture."""
+    """Answers from one registry, and one cluster if there is one. Questions never wait, so that each answer is one
+    consistent picture."""
 
-    def __init__(self, registry: Registry, clock: Clock) -> None:
+    def __init__(self, registry: Registry, clock: Clock, cluster: Cluster | None = None) -> None:
         self._registry = registry
         self._clock = clock
+        self._cluster = cluster
 
     def routes(self) -> HttpApi:
         api = HttpApi()
         api.add("GET", "/ping", _async(lambda _: "OK"), plain=True)
         api.add("GET", "/info", _async(lambda _: {"version": NSQ_VERSION}))
-        api.add("GET", "/topics", _async(lambda _: {"topics": self._registry.topics()}))
+        api.add("GET", "/topics", _async(self.topics))
         api.add("GET", "/channels", _async(self.channels))
         api.add("GET", "/lookup", _async(self.lookup))
         api.add("GET", "/nodes", _async(self.nodes))
         api.add("GET", "/debug", _async(self.debug))
-        api.add("POST", "/topic/create", _async(self.create_topic))
-        api.add("POST", "/topic/delete", _async(self.delete_topic))
+        api.add("POST", "/topic/create", self.create_topic)
+        api.add("POST", "/topic/delete", self.delete_topic)
         api.add("POST", "/topic/tombstone", _async(self.tombstone))
-        api.add("POST", "/channel/create", _async(self.create_channel))
-        api.add("POST", "/channel/delete", _async(self.delete_channel))
+        api.add("POST", "/channel/create", self.create_channel)
+        api.add("POST", "/channel/delete", self.delete_channel)
+        if self._cluster is not None:
+            ClusterApi(self._cluster).add_to(api)
         return api
 
+    # ---- questions
+
+    def topics(self, request: Request) -> object:
+        topics = self._cluster.view.topics if self._cluster else {}
+        answer: dict[str, object] = {"topics": sorted({*self._registry.topics(), *topics})}
+        if topics and request.query.flag("metaInfo", False):
+            answer["meta_info"] = [
+                {"topic_name": name, **meta_info(topic.record)} for name, topic in sorted(topics.items())
+            ]
+        return answer
+
     def channels(self, request: Request) -> object:
-        return {"channels": self._registry.channels(request.query.require("topic"))}
+        return {"channels": self._channels(request.query.require("topic"))}
+
+    def _channels(self, topic: str) -> list[str]:
+        found = set(self._registry.channels(topic))
+        if self._cluster is not None:
+            found |= self._cluster.directory.channels(self._cluster.view, topic)
+        return sorted(found)
 
     def lookup(self, request: Request) -> object:
-        found = self._registry.lookup(request.query.require("topic"), read(self._clock))
-        if found is None:
+        query, now = request.query, read(self._clock)
+        topic = query.require("topic")
+        registered = self._registry.lookup(topic, now)
+        access = query.get("access") or ""
+        if access not in ("", "r", "w"):
+            raise ApiError(400, "INVALID_ARG_ACCESS")
+        leaders = self._leaders(topic, access)
+        if registered is None and leaders is None:
             raise ApiError(404, "TOPIC_NOT_FOUND")
-        return {"channels": found.channels, "producers": [_peer(peer) for peer in found.producers]}
+        wanted = query.get("partition") or "*"
+        if wanted != "*":
+            chosen = number(request, "partition", None, 0, PARTITIONS_MAX)
+            leaders = {n: node for n, node in (leaders or {}).items() if n == chosen}
+        # One entry per node, however many partitions it leads.
+        nodes = {node.node_uid: node for node in (leaders or {}).values()}
+        stock = registered.producers if registered else []
+        if leaders is not None:
+            stock = [peer for peer in stock if not self._ours(peer)]
+        producers = [producer(node) for node in nodes.values()]
+        if wanted == "*":
+            producers += [_peer(peer) for peer in stock]
+        answer: dict[str, object] = {"channels": self._channels(topic), "producers": producers}
+        if access or query.get("partition") is not None or query.get("metainfo") is not None:
+            answer["partitions"] = {str(n): producer(node) for n, node in (leaders or {}).items()}
+        if self._cluster is not None and query.get("metainfo") is not None:
+            found = self._cluster.view.topics.get(topic)
+            if found is not None:
+                answer["meta"] = meta_info(found.record)
+        return answer
+
+    def _leaders(self, topic: str, access: str) -> dict[int, NodeInfo] | None:
+        if self._cluster is None:
+            return None
+        return self._cluster.directory.leaders(self._cluster.view, topic, read(self._clock), access=access)
+
+    def _ours(self, peer: Peer) -> bool:
+        """Whether a registration comes from a node of the cluster, about which the metadata knows better."""
+        if self._cluster is None:
+            return False
+        known = self._cluster.directory.addresses(self._cluster.view)
+        return (peer.info.broadcast_address, peer.info.tcp_port) in known
 
     def nodes(self, _: Request) -> object:
+        now = read(self._clock)
         return {
-            "producers": [
+            "producers": self._cluster_nodes()
+            + [
                 _peer(node.peer)
                 | {"tombstones": [hidden for _, hidden in node.topics], "topics": [name for name, _ in node.topics]}
-                for node in self._registry.nodes(read(self._clock))
+                for node in self._registry.nodes(now)
+                if not self._ours(node.peer)
             ]
         }
+
+    def _cluster_nodes(self) -> list[dict[str, Any]]:
+        if self._cluster is None:
+            return []
+        now, view, directory = read(self._clock), self._cluster.view, self._cluster.directory
+        ephemeral: dict[tuple[str, int], list[str]] = {}
+        for registered in self._registry.nodes(now):
+            where = (registered.peer.info.broadcast_address, registered.peer.info.tcp_port)
+            ephemeral[where] = [name for name, _ in registered.topics if is_ephemeral(name)]
+        found = []
+        for uid, led in directory.led(view).items():
+            node = view.nodes[uid]
+            shown = producer(node)
+            names = [
+                *led,
+                *(n for n in ephemeral.get((shown["broadcast_address"], shown["tcp_port"]), []) if n not in led),
+            ]
+            shown["tombstones"] = [directory.hidden(name, node, now) for name in names]
+            shown["topics"] = names
+            shown["partitions"] = led
+            found.append(shown)
+        return found
 
     def debug(self, _: Request) -> object:
         found: dict[str, list[dict[str, Any]]] = {}
@@ -66,27 +173,76 @@ class LookupdApi:
             found.setdefault(key, []).append(facts)
         return found
 
-    def create_topic(self, request: Request) -> None:
-        self._create(request.query.require_name("topic"))
+    # ---- changes
 
-    def create_channel(self, request: Request) -> None:
-        self._create(request.query.require_name("topic"), request.query.require_name("channel"))
+    async def create_topic(self, request: Request) -> None:
+        topic = request.query.require_name("topic")
+        settings = _settings(request)
+        if self._cluster is None or is_ephemeral(topic):
+            if settings is not None:
+                raise ApiError(400, "INVALID_REQUEST", why="these settings need a topic of a cluster")
+            self._create(topic)
+            return
+        cluster = self._cluster
+        if settings is None:
+            await cluster.run(lambda: cluster.changes.ensure_topic(topic))
+        else:
+            await cluster.run(lambda: cluster.changes.create_topic(topic, settings))
+
+    async def create_channel(self, request: Request) -> None:
+        topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
+        if self._cluster is None or is_ephemeral(topic) or is_ephemeral(channel):
+            self._create(topic, channel)
+            return
+        cluster = self._cluster
+        await cluster.run(lambda: cluster.changes.create_channel(topic, channel))
 
     def _create(self, topic: str, channel: str = "") -> None:
         if not self._registry.create(topic, channel):
             raise ApiError(507, "TOO_MANY_NAMES")
 
-    def delete_topic(self, request: Request) -> None:
-        self._registry.delete_topic(request.query.require("topic"))
+    async def delete_topic(self, request: Request) -> None:
+        topic = request.query.require("topic")
+        if (cluster := self._cluster) is not None:
+            await cluster.run(lambda: cluster.changes.delete_topic(topic))
+        self._registry.delete_topic(topic)
 
-    def delete_channel(self, request: Request) -> None:
-        query = request.query
-        if not self._registry.delete_channel(query.require_name("topic"), query.require_name("channel")):
+    async def delete_channel(self, request: Request) -> None:
+        topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
+        known = False
+        if (cluster := self._cluster) is not None:
+            known = await cluster.run(lambda: cluster.changes.delete_channel(topic, channel))
+        if not self._registry.delete_channel(topic, channel) and not known:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
 
     def tombstone(self, request: Request) -> None:
-        topic = request.query.require("topic")
-        self._registry.tombstone(topic, request.query.require("node"), read(self._clock))
+        topic, node = request.query.require("topic"), request.query.require("node")
+        now = read(self._clock)
+        self._registry.tombstone(topic, node, now)
+        if self._cluster is not None:
+            self._cluster.directory.tombstone(self._cluster.view, topic, node, now)
+
+
+def _settings(request: Request) -> TopicSettings | None:
+    """What the parameters ask for; None if they ask for nothing."""
+    query = request.query
+    for name in _REFUSED:
+        if query.flag(name, False):
+            raise ApiError(400, f"INVALID_ARG_{name.upper()}", why="there is no such topic here")
+    if all(query.get(name) is None for name in _SETTINGS):
+        return None
+    sync: Sync | None = None
+    if query.get("syncdisk") is not None:
+        every = number(request, "syncdisk", None, 0, SYNCDISK_MAX)
+        sync = None if every == 0 else "always" if every == 1 else "interval"
+    days = number(request, "retention", 0, 0, RETENTION_DAYS_MAX)
+    return TopicSettings(
+        sync=sync,
+        retention_ms=days * DAY_MS or None,
+        ordered=query.flag("orderedmulti", False),
+        partitions=number(request, "partition_num", 1, 1, PARTITIONS_MAX),
+        replicas=number(request, "replicator", 0, 0, REPLICAS_MAX) or None,
+    )
 
 
 def _async(answer: Callable[[Request], object]) -> Callable[[Request], Awaitable[object]]:

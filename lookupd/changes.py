@@ -1,0 +1,129 @@
+"""What an operator changes through the lookup daemon: topics, channels, and intents for the controller.
+
+Each change is a compare-and-set of the metadata, so any daemon can make it; brokers and the controller see it by their
+watch. The calls block and run in the controller shell's worker threads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from nsqha.election import moves
+from nsqha.election.model import ChannelList, TopicSettings
+from nsqha.election.placement import Move, PartitionName
+from nsqha.election.store import Intent, MetadataStore
+from nsqha.errors import Conflict, NotFound, Unavailable
+from nsqha.ids import new_uid
+
+RETRIES = 100
+"""Of a compare-and-set that lost against another change of the same record."""
+
+T = TypeVar("T")
+
+
+class Changes:
+    """Blocking; raises what the store raises, and Unavailable after too many lost races."""
+
+    def __init__(self, store: MetadataStore, rng: random.Random) -> None:
+        self._store = store
+        self._rng = rng
+
+    def create_topic(self, name: str, settings: TopicSettings) -> None:
+        """Conflict if it is there with other settings; the controller places it."""
+        try:
+            self._store.create_topic(name, settings)
+        except Conflict:
+            found = self._store.topic(name)
+            if found is None or found.record.settings != settings:
+                raise
+
+    def ensure_topic(self, name: str) -> None:
+        """Create it with the defaults unless it is there."""
+        if self._store.topic(name) is None:
+            try:
+                self._store.create_topic(name, TopicSettings())
+            except Conflict:
+                pass  # somebody was faster
+
+    def delete_topic(self, name: str) -> bool:
+        """False: the cluster has no such topic."""
+        try:
+            self._store.delete_topic(name)
+        except NotFound:
+            return False
+        return True
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Also creates the topic. One that is there is fine."""
+        self.ensure_topic(topic)
+        uid = new_uid(self._rng)
+
+        def add(channels: ChannelList) -> ChannelList:
+            return channels if channel in channels.channels else channels.with_channel(channel, uid)
+
+        self._change_channels(topic, add)
+
+    def delete_channel(self, topic: str, channel: str) -> bool:
+        """False: the cluster has no such channel."""
+        try:
+            self._change_channels(topic, lambda channels: channels.without_channel(channel))
+        except NotFound:
+            return False
+        return True
+
+    def _change_channels(self, topic: str, change: Callable[[ChannelList], ChannelList]) -> None:
+        for _ in range(RETRIES):
+            found = self._store.topic(topic)
+            if found is None:
+                raise NotFound(f"there is no topic {topic}")
+            channels = change(found.record.channels)
+            if channels is found.record.channels:
+                return
+            try:
+                self._store.replace(topic, found.version, replace(found.record, channels=channels))
+            except Conflict:
+                continue
+            return
+        raise Unavailable(f"topic {topic} is being changed by too many at once")
+
+    # ---- intents
+
+    def put_intent(self, name: str, intent: Intent) -> None:
+        for _ in range(RETRIES):
+            found = self._store.intents().get(name)
+            if found is not None and found.record == intent:
+                return
+            try:
+                self._store.put_intent(name, intent, expected_version=found.version if found else 0)
+            except Conflict:
+                continue
+            return
+        raise Unavailable(f"intent {name} is being changed by too many at once")
+
+    def remove_intent(self, name: str) -> bool:
+        """False: there is none."""
+        found = self._store.intents().get(name)
+        if found is None:
+            return False
+        self._store.remove_intent(name, found.version)
+        return True
+
+    def decommission(self, node: int) -> None:
+        """Move everything away from a node, and give it nothing more."""
+        self.put_intent(moves.decommission_name(node), {"node": node})
+
+    def recommission(self, node: int) -> bool:
+        """Let a node take replicas again; False if it was not kept from it."""
+        return self.remove_intent(moves.decommission_name(node))
+
+    def pause_balance(self, paused: bool) -> None:
+        """Whether leaderships go back to the first replica by themselves."""
+        self.put_intent(moves.BALANCE, {"paused": paused})
+
+    def move(self, wanted: Mapping[PartitionName, tuple[int, ...]]) -> None:
+        """Give partitions other replicas, first the one that is to lead."""
+        for name, replicas in wanted.items():
+            self.put_intent(moves.move_name(name), moves.move_intent(Move(name, replicas), "operator"))

@@ -1,0 +1,289 @@
+"""The controller over HTTP: its state, its figures, and what an operator may ask of it. Served by every lookup daemon.
+
+    GET  /controller                                     who it is, rounds, nodes, moves (JSON)
+    GET  /metrics                                        for Prometheus
+    GET  /cluster/balance                                a preview: transfers that are due, moves that would even out
+    POST /cluster/balance?paused=true|false              whether leaderships go back by themselves
+    POST /cluster/spread?limit=N                         begin the moves of the preview, at most N (4)
+    POST /cluster/move?topic=&partition=&replicas=a,b,c  give a partition these replicas; the first one leads
+    POST /cluster/decommission?node=                     empty a node, and keep it empty
+    POST /cluster/recommission?node=                     let it take replicas again
+
+A node is named by its uid (16 hex digits) or by its name. Requests are intents: they are answered when they are stored,
+and carried out by whoever is controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from lookupd.changes import Changes
+from lookupd.controller import ControllerShell
+from lookupd.directory import Directory
+from nsqha.election.model import NodeInfo, PartitionMeta
+from nsqha.election.moves import Intents, read_intents
+from nsqha.election.placement import PartitionName, able, balance, host_of, spread
+from nsqha.election.planner import progress
+from nsqha.election.session import View
+from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.server.http_envelope import ApiError, HttpApi, Reply, Request
+
+SPREAD_LIMIT = 4
+SPREAD_LIMIT_MAX = 100
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """Everything that a lookup daemon has of its cluster."""
+
+    def __init__(self, shell: ControllerShell, directory: Directory, changes: Changes) -> None:
+        self.shell = shell
+        self.directory = directory
+        self.changes = changes
+
+    @property
+    def view(self) -> View:
+        return self.shell.store.view()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """A call of the store; its errors become answers."""
+        try:
+            return await self.shell.run(call)
+        except ValueError as error:
+            raise ApiError(400, "INVALID_REQUEST", why=str(error)) from error
+        except NotFound as error:
+            raise ApiError(404, "NOT_FOUND", why=str(error)) from error
+        except Conflict as error:
+            raise ApiError(409, "CONFLICT", why=str(error)) from error
+        except OutcomeUnknown as error:
+            raise ApiError(503, "OUTCOME_UNKNOWN", why=str(error)) from error
+        except (Unavailable, NsqhaError) as error:
+            raise ApiError(503, "METADATA_UNAVAILABLE", why=str(error)) from error
+
+
+class ClusterApi:
+    """Handlers of the routes above."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def add_to(self, api: HttpApi) -> None:
+        api.add("GET", "/controller", self.controller)
+        api.add("GET", "/metrics", self.metrics, plain=True, quiet=True)
+        api.add("GET", "/cluster/balance", self.preview)
+        api.add("POST", "/cluster/balance", self.pause)
+        api.add("POST", "/cluster/spread", self.spread)
+        api.add("POST", "/cluster/move", self.move)
+        api.add("POST", "/cluster/decommission", self.decommission)
+        api.add("POST", "/cluster/recommission", self.recommission)
+
+    async def controller(self, _: Request) -> object:
+        view, shell = self._cluster.view, self._cluster.shell
+        intents = await self._intents()
+        metas = _metas(view)
+        who = view.controller
+        term = shell.term
+        found: dict[str, object] = {
+            "controller": {"name": who.name, "epoch": who.epoch} if who else None,
+            "here": term is not None,
+            "revision": view.revision,
+            "nodes": [_node(node, metas, intents) for _, node in sorted(view.nodes.items())],
+            "decommissions": [
+                {"node": f"{uid:016x}", **progress(uid, metas, intents.moves)} for uid in sorted(intents.decommissions)
+            ],
+            "moves": [_move(name, wanted, metas.get(name)) for name, wanted in sorted(intents.moves.items())],
+            "leaderless": [_named(name) for name, meta in sorted(metas.items()) if meta.leader not in view.nodes],
+            "balance_paused": intents.balance_paused,
+        }
+        if term is not None:
+            machine = term.machine
+            found["links"] = [f"{uid:016x}" for uid in term.links.open]
+            found["silent"] = [f"{uid:016x}" for uid in sorted(machine.silent)]
+            found["rounds"] = [
+                {**_named(name), "kind": round_.kind, "why": round_.why, "waiting": round_.waiting}
+                for name, round_ in sorted(machine.rounds.items())
+            ]
+        return found
+
+    async def metrics(self, request: Request) -> Reply:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Snapshot(self._cluster.shell, self._cluster.view))
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Reply(encode(registry), content_type)
+
+    async def preview(self, _: Request) -> object:
+        view, intents = self._cluster.view, await self._intents()
+        metas, nodes = _metas(view), able(view.nodes, intents.decommissions)
+        return {
+            "paused": intents.balance_paused,
+            "transfers": [
+                {**_named(t.name), "from": f"{t.source:016x}", "to": f"{t.target:016x}"}
+                for t in balance(metas, nodes, len(metas))
+            ],
+            "moves": [
+                _move(move.name, move.replicas, metas[move.name]) for move in spread(metas, nodes, SPREAD_LIMIT_MAX)
+            ],
+        }
+
+    async def pause(self, request: Request) -> None:
+        request.query.require("paused")
+        paused = request.query.flag("paused", True)
+        await self._cluster.run(lambda: self._cluster.changes.pause_balance(paused))
+
+    async def spread(self, request: Request) -> object:
+        limit = number(request, "limit", SPREAD_LIMIT, 1, SPREAD_LIMIT_MAX)
+        view, intents = self._cluster.view, await self._intents()
+        metas = {name: meta for name, meta in _metas(view).items() if name not in intents.moves}
+        found = {move.name: move.replicas for move in spread(metas, able(view.nodes, intents.decommissions), limit)}
+        await self._cluster.run(lambda: self._cluster.changes.move(found))
+        return {"moves": [_move(name, replicas, metas[name]) for name, replicas in found.items()]}
+
+    async def move(self, request: Request) -> None:
+        view, query = self._cluster.view, request.query
+        topic = view.topics.get(query.require_name("topic"))
+        if topic is None:
+            raise ApiError(404, "TOPIC_NOT_FOUND")
+        partition = number(request, "partition", None, 0, len(topic.record.partitions) - 1)
+        replicas = tuple(self._uid(view, part) for part in query.require("replicas").split(","))
+        hosts = [host_of(view.nodes[uid]) for uid in replicas if uid in view.nodes]
+        if len(set(hosts)) != len(replicas):
+            raise ApiError(400, "INVALID_ARG_REPLICAS", why="two replicas would be on one host, or one is not alive")
+        name = PartitionName(topic.record.name, topic.record.uid, partition)
+        await self._cluster.run(lambda: self._cluster.changes.move({name: replicas}))
+
+    async def decommission(self, request: Request) -> None:
+        uid = self._uid(self._cluster.view, request.query.require("node"))
+        await self._cluster.run(lambda: self._cluster.changes.decommission(uid))
+
+    async def recommission(self, request: Request) -> None:
+        uid = self._uid(self._cluster.view, request.query.require("node"))
+        if not await self._cluster.run(lambda: self._cluster.changes.recommission(uid)):
+            raise ApiError(404, "NODE_NOT_FOUND")
+
+    async def _intents(self) -> Intents:
+        intents = await self._cluster.run(self._cluster.shell.store.intents)
+        return read_intents({name: intent.record for name, intent in intents.items()})
+
+    @staticmethod
+    def _uid(view: View, text: str) -> int:
+        """A node by name or uid; a uid may be of a node that is away, if a record still names it."""
+        for uid, node in view.nodes.items():
+            if text == node.name:
+                return uid
+        known = set(view.nodes) | {uid for meta in _metas(view).values() for uid in meta.replicas}
+        for uid in known:
+            if text == f"{uid:016x}":
+                return uid
+        raise ApiError(404, "NODE_NOT_FOUND")
+
+
+def number(request: Request, name: str, default: int | None, low: int, high: int) -> int:
+    """A whole number within limits; 400 otherwise. Without a default it must be there."""
+    text = request.query.require(name) if default is None else request.query.get(name)
+    if text is None:
+        assert default is not None
+        return default
+    if not text.isascii() or not text.isdecimal() or not low <= int(text[:10]) <= high:
+        raise ApiError(400, f"INVALID_ARG_{name.upper()}", why=f"it must be {low} to {high}")
+    return int(text)
+
+
+def _metas(view: View) -> dict[PartitionName, PartitionMeta]:
+    return {
+        PartitionName(name, topic.record.uid, number): meta
+        for name, topic in view.topics.items()
+        for number, meta in topic.record.partitions.items()
+    }
+
+
+def _named(name: PartitionName) -> dict[str, Any]:
+    return {"topic": name.topic, "partition": name.number}
+
+
+def _move(name: PartitionName, wanted: tuple[int, ...], meta: PartitionMeta | None) -> dict[str, Any]:
+    return {
+        **_named(name),
+        "replicas": [f"{uid:016x}" for uid in (meta.replicas if meta else ())],
+        "wanted": [f"{uid:016x}" for uid in wanted],
+        "joining": [f"{uid:016x}" for uid in wanted if meta is None or uid not in meta.isr],
+    }
+
+
+def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents: Intents) -> dict[str, Any]:
+    uid = node.node_uid
+    held = progress(uid, metas, intents.moves)
+    return {
+        "uid": f"{uid:016x}",
+        "name": node.name,
+        "host": node.host,
+        "zone": node.zone,
+        "grpc_address": node.grpc_address,
+        "poisoned": node.poisoned,
+        "leaving": node.leaving,
+        "decommissioned": uid in intents.decommissions,
+        "replicas": held["replicas"],
+        "leaderships": held["leaderships"],
+    }
+
+
+class _Snapshot(Collector):
+    """The figures of one moment."""
+
+    def __init__(self, shell: ControllerShell, view: View) -> None:
+        self._shell = shell
+        self._view = view
+
+    def describe(self) -> list[Metric]:
+        return []  # a registry asks to find double names; there is only this collector
+
+    def collect(self) -> list[Metric]:
+        counts, term = self._shell.counts, self._shell.term
+        metas = _metas(self._view).values()
+        short = sum(len(meta.isr) < len(meta.replicas) for meta in metas)
+        below = sum(len(meta.isr) < meta.min_isr for meta in metas)
+        leaderless = sum(meta.leader not in self._view.nodes for meta in metas)
+        elections = CounterMetricFamily("nsqha_elections", "Leaders elected by this process.", labels=("why",))
+        for why, count in sorted(counts.elections.items()):
+            elections.add_metric([why], count)
+        changes = CounterMetricFamily("nsqha_controller_changes", "Compare-and-sets, by outcome.", labels=("outcome",))
+        for outcome, count in sorted(counts.changes.items()):
+            changes.add_metric([outcome], count)
+        return [
+            _gauge("controller", "1 if this process is the controller.", float(term is not None)),
+            _gauge("cluster_nodes", "Nodes that hold a lease.", len(self._view.nodes)),
+            _gauge("cluster_partitions", "Partitions.", len(metas)),
+            _gauge("cluster_partitions_leaderless", "Partitions whose leader has no lease, or is none.", leaderless),
+            _gauge("cluster_partitions_short", "Partitions with fewer members of the ISR than replicas.", short),
+            _gauge("cluster_partitions_below_min_isr", "Partitions that can not acknowledge.", below),
+            _gauge("controller_rounds", "Partitions that wait for a leader.", len(term.machine.rounds) if term else 0),
+            CounterMetricFamily("nsqha_controller_terms", "Times this process became controller.", value=counts.terms),
+            CounterMetricFamily(
+                "nsqha_possible_losses", "Elections that may have lost messages.", value=counts.possible_losses
+            ),
+            CounterMetricFamily("nsqha_controller_probes", "Status calls.", value=counts.probes),
+            CounterMetricFamily(
+                "nsqha_controller_probes_failed", "Status calls without answer.", value=counts.probes_failed
+            ),
+            elections,
+            changes,
+            self._seconds(),
+        ]
+
+    def _seconds(self) -> Metric:
+        data = self._shell.counts.election_seconds.data()
+        buckets, total = [], 0
+        for bound, count in zip([*map(str, map(float, data.bounds)), "+Inf"], data.counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        text = "From the suspicion to the new leader's record."
+        return HistogramMetricFamily("nsqha_election_seconds", text, buckets=buckets, sum_value=data.sum)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"nsqha_{name}", text, value=value)

@@ -1,0 +1,134 @@
+"""What clients are told about the cluster: its topics, channels and leaders, read from a view of the metadata.
+
+A topic's producers are the nodes that lead its partitions now and hold a lease; nobody has to register them. A node's
+`broadcast_address` with the ports of its addresses is how clients reach it.
+
+Stock nsqds that register with this daemon are merged in by `lookupd.http_api`. A registration by a node of the cluster
+itself (same broadcast address and TCP port) says nothing that is not known better here, except #ephemeral names, and is
+left out.
+
+As on upstream's daemon a *tombstone* hides one node from /lookup of one topic for a while, in this daemon's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nsqha.clock import Now
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
+from nsqha.election.session import View
+
+TOMBSTONES_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where clients reach a node."""
+
+    host: str
+    tcp_port: int
+    http_port: int
+
+    @property
+    def node(self) -> str:
+        """How POST /topic/tombstone names it."""
+        return f"{self.host}:{self.http_port}"
+
+
+def endpoint(node: NodeInfo) -> Endpoint:
+    host, tcp_port = _split(node.tcp_address)
+    _, http_port = _split(node.http_address)
+    return Endpoint(node.broadcast_address or node.hostname or host, tcp_port, http_port)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdecimal() else (address, 0)
+
+
+def producer(node: NodeInfo) -> dict[str, Any]:
+    """A node as upstream's daemon describes an nsqd."""
+    where = endpoint(node)
+    return {
+        "remote_address": f"{where.host}:{where.tcp_port}",
+        "hostname": node.hostname or node.host or where.host,
+        "broadcast_address": where.host,
+        "tcp_port": where.tcp_port,
+        "http_port": where.http_port,
+        "version": node.version,
+        "topology_zone": node.zone,
+        "topology_region": node.region,
+    }
+
+
+def writable(meta: PartitionMeta) -> bool:
+    """Whether publishes to this partition can be acknowledged, as far as the record says."""
+    return len(meta.isr) >= meta.min_isr and not meta.successor
+
+
+class Directory:
+    """Answers from one view at a time; keeps only tombstones."""
+
+    def __init__(self, tombstone_lifetime_s: float) -> None:
+        self._lifetime_s = tombstone_lifetime_s
+        self._tombstones: dict[tuple[str, str], float] = {}  # (topic, "host:http port") -> since
+
+    def leaders(
+        self, view: View, topic: str, now: Now, *, access: str = "", hidden_too: bool = False
+    ) -> dict[int, NodeInfo] | None:
+        """Partition -> the node that leads it; None if the cluster has no such topic.
+
+        `access` "w": only what can be written to; "r": also what a tombstone hides, because it may hold messages."""
+        found = view.topics.get(topic)
+        if found is None:
+            return None
+        shown = {}
+        for number, meta in sorted(found.record.partitions.items()):
+            node = view.nodes.get(meta.leader)
+            if node is None or (access == "w" and not writable(meta)):
+                continue
+            if hidden_too or access == "r" or not self.hidden(topic, node, now):
+                shown[number] = node
+        return shown
+
+    def channels(self, view: View, topic: str) -> set[str]:
+        found = view.topics.get(topic)
+        return set(found.record.channels.channels) if found is not None else set()
+
+    def led(self, view: View) -> dict[int, dict[str, list[int]]]:
+        """Node -> topic -> partitions that it leads; all nodes are there."""
+        led: dict[int, dict[str, list[int]]] = {uid: {} for uid in view.nodes}
+        for name, topic in sorted(view.topics.items()):
+            for number, meta in sorted(topic.record.partitions.items()):
+                if meta.leader in led:
+                    led[meta.leader].setdefault(name, []).append(number)
+        return led
+
+    def addresses(self, view: View) -> set[tuple[str, int]]:
+        """(broadcast address, TCP port) of all nodes."""
+        return {(where.host, where.tcp_port) for where in map(endpoint, view.nodes.values())}
+
+    def tombstone(self, view: View, topic: str, node: str, now: Now) -> None:
+        """Hide a node; one that is not in the cluster, or not with this topic, is fine."""
+        self._tombstones = {key: at for key, at in self._tombstones.items() if now.mono - at < self._lifetime_s}
+        known = topic in view.topics and any(endpoint(info).node == node for info in view.nodes.values())
+        if known and len(self._tombstones) < TOMBSTONES_MAX:
+            self._tombstones[topic, node] = now.mono
+
+    def hidden(self, topic: str, node: NodeInfo, now: Now) -> bool:
+        since = self._tombstones.get((topic, endpoint(node).node))
+        return since is not None and now.mono - since < self._lifetime_s
+
+
+def meta_info(record: TopicRecord) -> dict[str, Any]:
+    """What clients of the Youzan fork ask for with `metainfo`."""
+    replicas = record.settings.replicas or max((len(meta.replicas) for meta in record.partitions.values()), default=0)
+    return {
+        "partition_num": len(record.partitions),
+        "replica": replicas,
+        "extend_support": False,
+        "ordered": record.settings.ordered,
+        "multi_part": True,
+        "disable_channel_auto_create": False,
+    }

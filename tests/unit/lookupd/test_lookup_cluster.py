@@ -1,0 +1,303 @@
+"""The daemon with a cluster behind it, over HTTP: what clients and nsqadmin are told, and what operators change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import uvloop
+
+from lookupd.daemon import Lookupd
+from nsqha.clock import ManualClock, SystemClock
+from nsqha.election.model import TopicSettings
+from nsqha.errors import Unavailable
+from nsqha.options import LookupdOptions
+from tests.unit.lookupd.nodes_rig import World
+
+
+class Site:
+    """A cluster of three nodes and one daemon."""
+
+    def __init__(self, world: World, daemon: Lookupd, clock: ManualClock) -> None:
+        self.world = world
+        self.daemon = daemon
+        self.clock = clock
+
+    async def ask(self, method: str, target: str) -> tuple[int, Any]:
+        host, _, port = self.daemon.http_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), json.loads(body) if body.startswith(b"{") else body
+
+    async def get(self, target: str) -> Any:
+        status, answer = await self.ask("GET", target)
+        assert status == 200, answer
+        return answer
+
+    async def post(self, target: str) -> int:
+        return (await self.ask("POST", target))[0]
+
+    async def register(self, topic: str, host: str, tcp_port: int) -> asyncio.StreamWriter:
+        """An nsqd registers a topic."""
+        address, _, port = self.daemon.tcp_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(address, int(port))
+        body = {"version": "1.3.0", "hostname": "h", "broadcast_address": host, "tcp_port": tcp_port, "http_port": 1}
+        data = json.dumps(body).encode()
+        writer.write(b"  V1IDENTIFY\n" + struct.pack(">i", len(data)) + data + f"REGISTER {topic}\n".encode())
+        (size,) = struct.unpack(">i", await reader.readexactly(4))
+        await reader.readexactly(size + 4 + 2)
+        return writer
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[Site]:
+    world, clock = World(3), ManualClock()
+    options = LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="me")
+    daemon = Lookupd(options, clock=clock, store=world.store, peers=world.peers)
+    assert daemon.controller is not None
+    daemon.controller.clock = SystemClock()
+    await daemon.start()
+    try:
+        yield Site(world, daemon, clock)
+    finally:
+        await daemon.stop()
+
+
+def run(story: Callable[[Site], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with site() as found:
+            await asyncio.wait_for(story(found), 15)
+
+    uvloop.run(main())
+
+
+def ports(answer: dict[str, Any]) -> list[int]:
+    return sorted(producer["tcp_port"] for producer in answer["producers"])
+
+
+def test_lookup_names_the_leaders_as_upstream_names_an_nsqd() -> None:
+    async def story(s: Site) -> None:
+        assert (await s.ask("GET", "/lookup?topic=t"))[0] == 404
+        s.world.create(partitions=2)
+        await s.world.until(lambda: all(s.world.meta("t", n).leader for n in range(2)))
+        leaders = sorted(4000 + s.world.meta("t", n).leader for n in range(2))
+        answer = await s.get("/lookup?topic=t")
+        assert list(answer) == ["channels", "producers"] and ports(answer) == leaders
+        number = leaders[0] - 4000
+        assert answer["producers"][0] == {
+            "remote_address": f"b{number}:400{number}",
+            "hostname": f"host{number}",
+            "broadcast_address": f"b{number}",
+            "tcp_port": 4000 + number,
+            "http_port": 5000 + number,
+            "version": "1.3.0",
+            "topology_zone": "",
+            "topology_region": "",
+        }
+
+    run(story)
+
+
+def test_lookup_follows_the_leader_and_forgets_a_node_without_a_lease() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        s.world.join_all()
+        before = s.world.meta().leader
+        s.world.nodes[before].kill()
+        await s.world.until(lambda: s.world.meta().leader != before)
+        assert ports(await s.get("/lookup?topic=t")) == [4000 + s.world.meta().leader]
+        s.world.nodes[before].session.expire()
+        assert 4000 + before not in ports(await s.get("/nodes"))
+
+    run(story)
+
+
+def test_stock_nsqds_are_merged_and_nodes_of_the_cluster_are_not_named_twice() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        leader = s.world.meta().leader
+        other = leader % 3 + 1
+        writers = [await s.register("t", "elsewhere", 4150), await s.register("t", f"b{other}", 4000 + other)]
+        assert ports(await s.get("/lookup?topic=t")) == sorted([4000 + leader, 4150])
+        assert ports(await s.get("/nodes")) == [4001, 4002, 4003, 4150]
+        assert (await s.get("/topics"))["topics"] == ["t"]
+        writers.append(await s.register("e#ephemeral", "b1", 4001))
+        assert ports(await s.get("/lookup?topic=e%23ephemeral")) == [4001], "what only a node knows"
+        (first,) = [node for node in (await s.get("/nodes"))["producers"] if node["tcp_port"] == 4001]
+        assert "e#ephemeral" in first["topics"] and len(first["topics"]) == len(first["tombstones"])
+        for writer in writers:
+            writer.close()
+
+    run(story)
+
+
+def test_nodes_show_what_they_lead_and_as_many_tombstones() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        leader = s.world.meta().leader
+        assert await s.post(f"/topic/tombstone?topic=t&node=b{leader}:{5000 + leader}") == 200
+        for node in (await s.get("/nodes"))["producers"]:
+            mine = node["tcp_port"] == 4000 + leader
+            assert node["topics"] == (["t"] if mine else []) and node["tombstones"] == ([True] if mine else [])
+        assert ports(await s.get("/lookup?topic=t")) == []
+        assert ports(await s.get("/lookup?topic=t&access=r")) == [4000 + leader]
+        s.clock.advance(46)
+        assert ports(await s.get("/lookup?topic=t")) == [4000 + leader]
+
+    run(story)
+
+
+def test_the_parameters_of_the_fork() -> None:
+    async def story(s: Site) -> None:
+        target = "/topic/create?topic=t&partition_num=2&replicator=3&syncdisk=1&retention=2&orderedmulti=true"
+        assert await s.post(target) == 200
+        assert await s.post(target) == 200, "again is fine"
+        assert await s.post("/topic/create?topic=t") == 200
+        assert await s.post("/topic/create?topic=t&partition_num=3") == 409
+        found = s.world.store.topic("t")
+        assert found is not None
+        wanted = TopicSettings(sync="always", retention_ms=2 * 86_400_000, ordered=True, partitions=2, replicas=3)
+        assert found.record.settings == wanted
+        await s.world.until(lambda: all(s.world.meta("t", n).leader for n in range(2)))
+        answer = await s.get("/lookup?topic=t&access=r&metainfo=true")
+        assert sorted(answer["partitions"]) == ["0", "1"]
+        assert answer["meta"]["partition_num"] == 2 and answer["meta"]["replica"] == 3 and answer["meta"]["ordered"]
+        assert list((await s.get("/lookup?topic=t&partition=1"))["partitions"]) == ["1"]
+        # One member is below min_isr: nothing can be acknowledged yet.
+        assert ports(await s.get("/lookup?topic=t&access=w")) == []
+        s.world.join_all()
+        assert len(ports(await s.get("/lookup?topic=t&access=w"))) == 2
+        assert (await s.get("/topics?metaInfo=true"))["meta_info"][0]["topic_name"] == "t"
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "bad", ["partition_num=0", "partition_num=1024", "replicator=x", "syncdisk=-1", "retention=99999", "extend=true"]
+)
+def test_settings_that_can_not_be_are_refused(bad: str) -> None:
+    async def story(s: Site) -> None:
+        assert await s.post(f"/topic/create?topic=t&{bad}") == 400
+        assert s.world.store.topic("t") is None
+
+    run(story)
+
+
+def test_channels_and_topics_are_changed_in_the_metadata() -> None:
+    async def story(s: Site) -> None:
+        assert await s.post("/channel/create?topic=t&channel=c") == 200
+        assert await s.post("/channel/create?topic=t&channel=c") == 200
+        assert await s.post("/channel/create?topic=t&channel=e%23ephemeral") == 200
+        found = s.world.store.topic("t")
+        assert found is not None and list(found.record.channels.channels) == ["c"]
+        assert (await s.get("/channels?topic=t"))["channels"] == ["c", "e#ephemeral"]
+        assert await s.post("/channel/delete?topic=t&channel=c") == 200
+        assert await s.post("/channel/delete?topic=t&channel=c") == 404
+        assert await s.post("/topic/delete?topic=t") == 200
+        assert s.world.store.topic("t") is None and len(s.world.store.tombstones()) == 1
+        assert (await s.get("/topics"))["topics"] == []
+
+    run(story)
+
+
+def test_a_store_that_is_away_is_said_so() -> None:
+    async def story(s: Site) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise Unavailable("etcd is away")
+
+        s.world.store.topic = refuse  # type: ignore
+        status, answer = await s.ask("POST", "/topic/create?topic=t")
+        assert status == 503 and answer["message"] == "METADATA_UNAVAILABLE" and "etcd" in answer["why"]
+
+    run(story)
+
+
+def test_the_controller_shows_itself_and_takes_intents() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        s.world.join_all()
+        state = await s.get("/controller")
+        assert state["here"] and len(state["nodes"]) == 3 and state["leaderless"] == []
+        assert await s.post("/cluster/decommission?node=n2") == 200
+        (emptied,) = (await s.get("/controller"))["decommissions"]
+        assert emptied["node"] == f"{2:016x}"
+        assert await s.post("/cluster/recommission?node=n2") == 200
+        assert await s.post("/cluster/recommission?node=n2") == 404
+        assert await s.post("/cluster/decommission?node=nobody") == 404
+        assert await s.post("/cluster/balance?paused=true") == 200
+        assert (await s.get("/cluster/balance"))["paused"] is True
+        assert await s.post("/cluster/spread?limit=0") == 400
+        assert (await s.ask("POST", "/cluster/spread"))[1] == {"moves": []}
+
+    run(story)
+
+
+def test_a_move_is_carried_out() -> None:
+    async def story(s: Site) -> None:
+        s.world.store.create_topic("t", TopicSettings(replicas=1))
+        await s.world.led()
+        leader = s.world.meta().leader
+        other = leader % 3 + 1
+        assert await s.post(f"/cluster/move?topic=t&partition=0&replicas=n{leader},n{leader}") == 400
+        assert await s.post(f"/cluster/move?topic=t&partition=1&replicas=n{other}") == 400
+        assert await s.post(f"/cluster/move?topic=t&partition=0&replicas=n{other}") == 200
+        await s.world.until(lambda: len(s.world.meta().replicas) == 2)
+        s.world.join_all()
+        await s.world.until(lambda: s.world.meta().leader == other and s.world.meta().replicas == (other,))
+        meta = s.world.meta()
+        assert meta.isr == {other: 100 + other} and meta.min_isr == 1
+        await s.world.until(lambda: not s.world.store.intents())
+
+    run(story)
+
+
+def test_metrics_have_stable_names() -> None:
+    async def story(s: Site) -> None:
+        s.world.create()
+        await s.world.led()
+        daemon = s.daemon
+        assert daemon.controller is not None
+        counts = daemon.controller.counts
+        await s.world.until(lambda: counts.elections.total() == 1)
+        text = (await s.get("/metrics")).decode()
+        assert 'nsqha_elections_total{why="no leader yet"} 1.0' in text
+        assert "nsqha_controller 1.0" in text and "nsqha_election_seconds_count 1.0" in text
+        assert "nsqha_cluster_partitions_below_min_isr 1.0" in text
+
+    run(story)
+
+
+def test_without_a_cluster_settings_are_not_taken_silently() -> None:
+    async def main() -> None:
+        daemon = Lookupd(LookupdOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0"))
+        await daemon.start()
+        try:
+            alone = Site(None, daemon, None)  # type: ignore
+            assert await alone.post("/topic/create?topic=t&partition_num=2") == 400
+            assert await alone.post("/topic/create?topic=t") == 200
+            assert (await alone.ask("GET", "/controller"))[0] == 404
+        finally:
+            await daemon.stop()
+
+    uvloop.run(main())
+
+
+def test_a_node_that_leaves_is_shown() -> None:
+    async def story(s: Site) -> None:
+        node = s.world.nodes[1]
+        node.session.update(replace(node.info, leaving=True))
+        assert [n["leaving"] for n in (await s.get("/controller"))["nodes"]] == [True, False, False]
+
+    run(story)
