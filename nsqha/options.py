@@ -177,6 +177,21 @@ class Options:
         "what OK means for new topics: always: on disk; interval, none: written, fsync later or never",
     )  # fmt: skip
     grpc_address: str = _flag(STRING, "127.0.0.1:0", "<addr>:<port> for administration over gRPC; port 0: a free one")
+    etcd_endpoints: tuple[str, ...] = _flag(
+        STRINGS, (), "<addr>:<port> of an etcd member (may be given several times); makes this node one of a cluster",
+        name="etcd-endpoint",
+    )  # fmt: skip
+    etcd_ca: str = _flag(STRING, "", "path to the certificate authority of etcd; with it TLS is used")
+    etcd_cert: str = _flag(STRING, "", "path to this node's certificate for etcd")
+    etcd_key: str = _flag(STRING, "", "path to the key of --etcd-cert")
+    etcd_user: str = _flag(STRING, "", "user name for etcd")
+    etcd_password_file: str = _flag(STRING, "", "path to a file with the password for etcd")
+    cluster_name: str = _flag(STRING, "nsqha", "which of the clusters in this etcd this one is")
+    node_name: str = _flag(STRING, "", "what operators call this node (default: broadcast address and TCP port)")
+    host: str = _flag(STRING, "", "label: replicas of a partition are never on the same host (default: each its own)")
+    lease_ttl_ns: int = _flag(DURATION, 3 * SECOND, "a node that is silent for so long counts as gone; at least 2s")
+    isr_timeout_ns: int = _flag(DURATION, 2 * SECOND, "a replica that is behind for so long leaves the in-sync set")
+    topic_replicas: int = _flag(INT, 0, "replicas of a new topic's partitions; 0: three, or as many as there are nodes")
     cluster_tls_cert: str = _flag(
         STRING,
         "",
@@ -272,6 +287,10 @@ def checked(options: Options) -> Options:
     cluster_tls = (options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
     if any(cluster_tls) and not all(cluster_tls):
         raise ConfigError("--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+    if options.lease_ttl_ns < 2 * SECOND:
+        raise ConfigError(f"--lease-ttl={format_duration(options.lease_ttl_ns)}: must be at least 2s")
+    if not options.etcd_endpoints and (given := _only_with_etcd(options)):
+        raise ConfigError(f"--{given} is for a cluster; it needs --etcd-endpoint")
     if options.tls_required and not options.tls_cert:
         raise ConfigError("cannot require TLS client connections without --tls-cert and --tls-key")
     if options.tls_client_auth_policy == "require-verify" and not options.tls_root_ca_file:
@@ -282,17 +301,26 @@ def checked(options: Options) -> Options:
     return options
 
 
+def _only_with_etcd(options: Options) -> str:
+    """A flag that was given and does nothing without etcd; empty: none was."""
+    for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file", "topic_replicas"):
+        if getattr(options, name):
+            return name.replace("_", "-")
+    return ""
+
+
 _POSITIVE = (
     "http_client_connect_timeout_ns", "http_client_request_timeout_ns", "max_bytes_per_file", "sync_every",
     "sync_timeout_ns", "msg_timeout_ns", "max_msg_timeout_ns", "max_msg_size", "max_body_size",
     "max_heartbeat_interval_ns", "max_rdy_count", "max_output_buffer_size", "max_output_buffer_timeout_ns",
     "min_output_buffer_timeout_ns", "output_buffer_timeout_ns", "statsd_interval_ns", "statsd_udp_packet_size",
     "e2e_processing_latency_window_time_ns", "topic_partitions", "publish_queue_bytes", "publish_wait_ns",
-    "publish_outcome_wait_ns", "scrub_interval_ns",
+    "publish_outcome_wait_ns", "scrub_interval_ns", "isr_timeout_ns",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
     "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port", "scrub_bytes_per_second",
+    "topic_replicas",
 )  # fmt: skip
 
 
