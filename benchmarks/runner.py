@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from . import disk
 from .client import Refused
 from .figures import Cell, marks_of
 from .loadgen import LoadError
@@ -82,6 +83,7 @@ def _cell(
         with fresh_server(subject, workspace, sync=workload.sync or plan.sync, flags=flags, cores=cores) as server:
             try:
                 _check_implementation(server)
+                disk.warm_memory(workspace, plan.scale.bytes_max * 3 // 2)
                 cell.figures = workload.measure(Place(server, plan.scale, workspace))
             except Exception:
                 cell.failure = server.log_tail()
