@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import zlib
 from operator import add, le
 from typing import NamedTuple
 
 from nsqha.errors import LogCorrupt
+from nsqha.hot import crc32
 
 VERSION = 1
 CRC_ZLIB = 1
@@ -51,7 +51,6 @@ _CRC = struct.Struct(">I")
 ENTRY_BYTES = _WHOLE.size
 CRC_AT = ENTRY_BYTES - 4
 
-_crc32 = zlib.crc32
 _blake2b = hashlib.blake2b
 
 
@@ -83,7 +82,7 @@ class Entry(NamedTuple):
     def encode(self) -> bytes:
         """The 80 bytes on disk."""
         raw = _WHOLE.pack(*self, 0)
-        return raw[:CRC_AT] + _CRC.pack(_crc32(raw[:CRC_AT]))
+        return raw[:CRC_AT] + _CRC.pack(crc32(raw[:CRC_AT]))
 
     def follows(self, previous: Entry) -> bool:
         """Whether ordinals and positions go on where `previous` ends (the chain is another question)."""
@@ -135,7 +134,7 @@ class BatchCorrupt(LogCorrupt):
 
 def crc_of(data: bytes | bytearray | memoryview) -> int:
     """The checksum of a batch's frames, of kind CRC_ZLIB."""
-    return _crc32(data)
+    return crc32(data)
 
 
 def next_entry(
@@ -147,7 +146,7 @@ def next_entry(
     offset += previous_count
     position += previous_size
     size = len(data)
-    crc = _crc32(data)
+    crc = crc32(data)
     linked = _LINKED.pack(
         chain, log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB
     )  # fmt: skip
@@ -156,7 +155,7 @@ def next_entry(
     chain = int.from_bytes(digest, "big")
     # What Entry(...) does, in half the time.
     fields = (log_id, epoch, offset, position, timestamp_ns, count, size, crc, flags, VERSION, CRC_ZLIB, chain, durable)
-    return tuple.__new__(Entry, fields), head + _CRC.pack(_crc32(head))
+    return tuple.__new__(Entry, fields), head + _CRC.pack(crc32(head))
 
 
 def next_chain(chain: int, entry: Entry) -> int:
@@ -177,7 +176,7 @@ def decode(raw: bytes | memoryview) -> Entry | None:
     if len(raw) != ENTRY_BYTES:
         return None
     *fields, crc = _WHOLE.unpack(raw)
-    if crc != _crc32(raw[:CRC_AT]):
+    if crc != crc32(raw[:CRC_AT]):
         return None
     return Entry(*fields)
 
@@ -206,7 +205,7 @@ def columns(raw: bytes) -> list[tuple[int, ...]] | None:
         return None
     fields = list(zip(*_WHOLE.iter_unpack(raw), strict=True))
     with memoryview(raw) as view:
-        crcs = tuple([_crc32(view[at : at + CRC_AT]) for at in range(0, len(raw), ENTRY_BYTES)])
+        crcs = tuple([crc32(view[at : at + CRC_AT]) for at in range(0, len(raw), ENTRY_BYTES)])
     return fields[:-1] if fields[-1] == crcs else None
 
 
@@ -233,6 +232,6 @@ def decode_all(raw: bytes) -> list[Entry | None]:
     whole = len(raw) - len(raw) % ENTRY_BYTES
     new = tuple.__new__
     with memoryview(raw)[:whole] as view:
-        crcs = [_crc32(view[at : at + CRC_AT]) for at in range(0, whole, ENTRY_BYTES)]
+        crcs = [crc32(view[at : at + CRC_AT]) for at in range(0, whole, ENTRY_BYTES)]
         slots = zip(_WHOLE.iter_unpack(view), crcs, strict=True)
         return [new(Entry, fields[:-1]) if fields[-1] == crc else None for fields, crc in slots]

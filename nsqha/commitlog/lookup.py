@@ -17,7 +17,6 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from operator import or_
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 from nsqha.commitlog.directory import find
 from nsqha.commitlog.entry import (
@@ -32,6 +31,7 @@ from nsqha.commitlog.entry import (
 from nsqha.commitlog.pairs import BLOCK_SLOTS, LogIdentity, Pair
 from nsqha.commitlog.reader import RUN_BYTES, Batch, BatchCache
 from nsqha.errors import NotFound
+from nsqha.hot import crc32
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from zlib import crc32
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, Entry, columns, decode, follow_each_other
 from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair, read_around
+from nsqha.hot import crc32
 from nsqha.ranges import RangeSet
 
 READ_BYTES = 1 << 20  # data verified at a time, unless one batch is larger

@@ -10,6 +10,7 @@ and control frames of the log have the same outer shape: `[size u32 = 4 + len(pa
     stamp                        blank frames -> frames of a partition, when the batch is written
     walk, skip_control           where the frames of a batch end
     patch_attempts               one frame for a redelivery
+    crc32                        of a batch, as zlib's
     fins_end, Ring               FIN commands -> slots of the in-flight ring
 
 `_hot.pyx` and `_hot_py.py` behave identically, one test suite runs over both. ACTIVE says which one serves; it is shown

@@ -15,7 +15,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from zlib import crc32
+import zlib
 
 cdef extern from *:
     """
@@ -67,6 +67,11 @@ cdef extern from *:
     void format_id(uint8_t* p, uint64_t v) noexcept
     void next_id(uint8_t* p) noexcept
     bint plain_id(const uint8_t* p) noexcept
+
+cdef extern from "crc32.h":
+    bint crc32_can_fold() noexcept
+    void crc32_init() noexcept
+    uint32_t crc32_of(uint32_t crc, const uint8_t* p, size_t n) noexcept
 
 cdef enum:
     HEADER_BYTES = 34
@@ -278,6 +283,22 @@ def patch_attempts(frame, uint16_t attempts):
         PyBuffer_Release(&view)
     store16(<uint8_t*>PyBytes_AS_STRING(patched) + 16, attempts)
     return patched
+
+
+# Checksum
+
+def crc32(data):
+    cdef Py_buffer view
+    cdef uint32_t value
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    value = crc32_of(0, <const uint8_t*>view.buf, view.len)
+    PyBuffer_Release(&view)
+    return value
+
+
+crc32_init()
+if not crc32_can_fold():
+    crc32 = zlib.crc32
 
 
 # In flight

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import struct
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
-from zlib import crc32
 
 __all__ = [
     "DEFERRED",
@@ -305,6 +305,14 @@ def patch_attempts(frame: Any, attempts: int) -> bytes:
     if len(frame) < HEADER or _SIZE_TYPE.unpack_from(frame) != (len(frame) - 4, MESSAGE):
         raise ValueError("not one whole message frame")
     return b"".join((frame[:16], attempts.to_bytes(2), frame[18:]))
+
+
+# Checksum
+
+
+def crc32(data: Any) -> int:
+    """CRC-32 of the bytes of any buffer."""
+    return zlib.crc32(data)
 
 
 # In flight

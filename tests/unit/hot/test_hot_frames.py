@@ -497,7 +497,16 @@ def test_positions_outside_the_buffer_are_refused(hot: ModuleType, pos: int, end
             hot.stamp(bytearray(data), pos, 0, 0)
 
 
-def test_constants_and_crc(hot: ModuleType) -> None:
+@unhurried
+@given(data=st.integers(0, 400).flatmap(lambda size: st.binary(min_size=size, max_size=size)), repeat=st.integers(1, 9))
+def test_crc_is_that_of_zlib(hot: ModuleType, data: bytes, repeat: int) -> None:
+    whole = data * repeat
+    assert hot.crc32(whole) == zlib.crc32(whole)
+    with memoryview(b"x" + whole) as view:
+        assert hot.crc32(view[1:]) == zlib.crc32(whole)
+    assert hot.crc32(bytearray(whole)) == zlib.crc32(whole)
+
+
+def test_constants(hot: ModuleType) -> None:
     assert hot.HEADER == HEADER
     assert (hot.FREE, hot.IN_FLIGHT, hot.FINISHED, hot.SINGLE, hot.WAITING, hot.DEFERRED) == (0, 1, 2, 3, 4, 5)
-    assert hot.crc32(b"abc") == zlib.crc32(b"abc")
