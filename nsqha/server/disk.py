@@ -4,6 +4,10 @@ A round takes one `SyncTicket` of each partition that asked since the last round
 threads side by side (the file system merges the journal commits), and tells each partition. While a round runs, new
 requests gather for the next one; that is the group commit of `sync=always`.
 
+Publishers wait for the rounds of `sync=always`, and their files are synced side by side. Nobody waits for those of
+`sync=interval`: what such a round costs in CPU is the same for a thousand messages and for ten thousand, so they begin
+at most every `PATIENT_SECONDS`, on one thread, and go with any other round.
+
 A failed fsync is never retried: which pages were lost is unknowable afterwards. It poisons the node (`on_failure`).
 """
 
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from nsqha.clock import Clock
@@ -20,6 +24,7 @@ from nsqha.nsqlog import Log
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
+PATIENT_SECONDS = 0.01  # from the beginning of one round to that of the next, if nobody waits for it
 
 log = Log("disk")
 
@@ -38,38 +43,63 @@ class DiskRounds:
     """Runs blocking disk work of one node: sync rounds, and single jobs in order of submission."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, on_failure: Callable[[BaseException], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+        *,
+        sync_pool: Executor | None = None,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._on_failure = on_failure
-        self._pool = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
+        self._pool = sync_pool or ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
         self._jobs = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._wanting: dict[WantsSync, None] = {}
+        self._urgent = False  # somebody waits for one of them
         self._running = False
         self._failed = False
+        self._started = -PATIENT_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
         self.round_seconds = Histogram(SECONDS_BOUNDS)
 
-    def request(self, partition: WantsSync) -> None:
-        """Sync what `partition` has written, in the next round."""
+    def request(self, partition: WantsSync, *, patient: bool = False) -> None:
+        """Sync what `partition` has written, in the next round; that one may be late if all who want it are patient."""
         self._wanting[partition] = None
-        if not self._running and not self._failed:
-            self._running = True
-            # After the tick, so that all partitions written in this tick share the round.
-            self._loop.call_soon(self._start_round)
+        if not patient:
+            self._urgent = True
+        self._see_to_it()
+
+    def _see_to_it(self) -> None:
+        if self._running or self._failed or not self._wanting:
+            return
+        if not self._urgent:
+            late = self._started + PATIENT_SECONDS - self._clock.monotonic()
+            if late > 0:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(late, self._due)
+                return
+        self._running = True
+        # After the tick, so that all partitions written in this tick share the round.
+        self._loop.call_soon(self._start_round)
+
+    def _due(self) -> None:
+        self._timer = None
+        self._see_to_it()
 
     def _start_round(self) -> None:
         wanting, self._wanting = self._wanting, {}
+        urgent, self._urgent = self._urgent, False
         tickets = [(p, t) for p in wanting if (t := p.sync_ticket()) is not None]
         if not tickets:
-            self._running = bool(self._wanting)
-            if self._running:
-                self._loop.call_soon(self._start_round)
+            self._running = False
+            self._see_to_it()
             return
         files = [file for _, ticket in tickets for file in ticket.files]
-        shares = [files[n::SYNC_THREADS] for n in range(min(SYNC_THREADS, len(files)))]
-        waiting = len(shares)
-        started = self._clock.monotonic()
+        threads = min(SYNC_THREADS, len(files)) if urgent else 1
+        shares = [files[n::threads] for n in range(threads)]
+        waiting = threads
+        self._started = self._clock.monotonic()
 
         def done(error: BaseException | None) -> None:
             nonlocal waiting
@@ -78,7 +108,7 @@ class DiskRounds:
                 self._on_failure(error)
             waiting -= 1
             if waiting == 0:
-                self._end_round(tickets, self._clock.monotonic() - started)
+                self._end_round(tickets, self._clock.monotonic() - self._started)
 
         def sync(share: list[Any]) -> None:
             error: BaseException | None = None
@@ -106,14 +136,18 @@ class DiskRounds:
             except Exception as error:
                 # One partition's trouble is not that of the others in the round.
                 log.error("round_failed", "a partition could not take in its disk round", error=error)
-        if self._wanting and not self._running:
+        if self._urgent and not self._running:
             self._running = True
             self._start_round()
+        else:
+            self._see_to_it()
 
     def run(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run one blocking job after all jobs submitted before it."""
         return self._loop.run_in_executor(self._jobs, job)
 
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._pool.shutdown(wait=True)
         self._jobs.shutdown(wait=True)

@@ -394,14 +394,14 @@ class Partition:
         self.unsynced_messages += count
         if self.unsynced_messages >= self._runtime.sync_every:
             self.unsynced_messages = 0
-            self._disk.request(self)
+            self._disk.request(self, patient=True)
         elif self._sync_timer is None:
             self._sync_timer = self._loop.call_later(self._runtime.sync_seconds, self._sync_due)
 
     def _sync_due(self) -> None:
         self._sync_timer = None
         self.unsynced_messages = 0
-        self._disk.request(self)
+        self._disk.request(self, patient=True)
 
     def set_sync(self, sync: str) -> None:
         """What OK means from now on; batches that wait are judged by the new meaning."""

@@ -137,7 +137,7 @@ class HeldDisk:
         self.under_way: list[tuple[Any, Any]] = []
         self.jobs: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
 
-    def request(self, partition: Any) -> None:
+    def request(self, partition: Any, *, patient: bool = False) -> None:
         self.wanting[partition] = None
 
     def begin(self) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nsqha import hot
-from nsqha.clock import SystemClock
+from nsqha.clock import ManualClock, SystemClock
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import Poisoned
-from nsqha.server.disk import DiskRounds
+from nsqha.server.disk import PATIENT_SECONDS, DiskRounds
+from tests.unit.server.shell_rig import ManualLoop
 
 
 class FakeFile:
@@ -107,6 +111,67 @@ def test_after_a_failed_sync_nobody_is_told_of_success():
         assert (good.rounds, bad.rounds, len(failures)) == (0, 0, 1)
 
     with_rounds(story)
+
+
+class AtOnce(Executor):
+    """A pool whose jobs have ended when they are submitted."""
+
+    def submit(self, job: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        job(*args, **named)
+
+
+def held_rounds() -> tuple[DiskRounds, ManualLoop]:
+    """Rounds on a loop whose time moves when it is told."""
+    clock = ManualClock()
+    loop = ManualLoop(clock)
+    disk = DiskRounds(loop, clock, pytest.fail, sync_pool=AtOnce())  # type: ignore[arg-type]
+    return disk, loop
+
+
+def test_rounds_that_nobody_waits_for_have_a_distance():
+    disk, loop = held_rounds()
+    partition = Wanting(FakeFile())
+    disk.request(partition, patient=True)
+    loop.turn()
+    assert partition.rounds == 1
+    disk.request(partition, patient=True)
+    disk.request(partition, patient=True)
+    loop.turn()
+    assert partition.rounds == 1
+    loop.pass_time(PATIENT_SECONDS)
+    assert partition.rounds == 2
+    loop.pass_time(1)
+    assert partition.rounds == 2
+
+
+def test_who_is_patient_goes_with_the_first_who_is_not():
+    disk, loop = held_rounds()
+    patient, urgent = Wanting(FakeFile()), Wanting(FakeFile())
+    disk.request(patient, patient=True)
+    loop.turn()
+    disk.request(patient, patient=True)
+    disk.request(urgent)
+    loop.turn()
+    assert (patient.rounds, urgent.rounds) == (2, 1)
+    disk.request(urgent)
+    loop.turn()
+    assert (patient.rounds, urgent.rounds) == (2, 2)
+
+
+def test_a_patient_request_made_while_a_round_runs_waits_for_its_time():
+    disk, loop = held_rounds()
+    again = iter([True])
+
+    def once_more() -> None:
+        if next(again, False):
+            disk.request(partition, patient=True)
+
+    partition = Wanting(FakeFile(), once_more)
+    disk.request(partition)
+    loop.turn()
+    assert partition.rounds == 1
+    loop.pass_time(PATIENT_SECONDS)
+    assert partition.rounds == 2
 
 
 def test_a_log_that_is_closed_under_a_round_does_not_poison_the_node(tmp_path: Path):
