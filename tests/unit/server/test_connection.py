@@ -17,7 +17,7 @@ from nsqha.server.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX,
 from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import Limits
 from nsqha.wire.session import LINE_BYTES_MAX
-from tests.unit.server.shell_rig import ManualLoop
+from tests.unit.server.shell_rig import ManualLoop, Rig
 
 OK = b"\0\0\0\6\0\0\0\0OK"
 
@@ -27,6 +27,7 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.written = bytearray()
+        self.writes = 0  # system calls
         self.unread = 0  # not taken by the peer
         self.peer_reads = True
         self.reading = True
@@ -43,6 +44,7 @@ class FakeTransport:
     def write(self, data: Any) -> None:
         assert not self.closing, "written after close"
         self.written += data
+        self.writes += 1
         if not self.peer_reads:
             before, self.unread = self.unread, self.unread + len(data)
             if before <= self.high < self.unread:
@@ -160,6 +162,16 @@ def test_replies_leave_in_the_order_of_the_commands():
     assert bench.frames == []
     first.stored()
     assert bench.frames == [b"OK", b"OK"]
+
+
+def test_what_one_batch_answers_leaves_in_one_write():
+    rig = Rig(sync="interval")
+    bench = Bench(publishing=SimpleNamespace(refusal=lambda: None, partition_for=lambda topic, number: rig.partition))
+    bench.send((b"MPUB t\n" + struct.pack(">III", 9, 1, 1) + b"x") * 5)
+    assert bench.frames == []
+    rig.turn()
+    assert bench.frames == [b"OK"] * 5
+    assert bench.transport.writes == 1
 
 
 def test_nothing_follows_a_failed_publish():
