@@ -299,16 +299,24 @@ class Session:
 
     # ---- publishing
 
+    def _topic(self, line: bytes, word: bytes) -> str | None:
+        """The topic that `word` of a "PUB topic\\n" line names, or None; from now on such lines are known."""
+        topic = self._topics.get(line)
+        if topic is None:
+            topic = name(word)
+            if topic is not None:
+                if len(self._topics) == _TOPICS_MAX:
+                    self._topics.clear()
+                self._topics[line] = topic
+        return topic
+
     def _pub(self, words: list[bytes], data: bytes, start: int, pos: int) -> int:
         """The first PUB to a topic, or one that is incomplete or wrong; all others never get here."""
         if len(words) < 2:
             return self._fatal(b"E_INVALID PUB insufficient number of parameters")
-        topic = name(words[1])
+        topic = self._topic(data[start:pos], words[1])
         if topic is None:
             return self._fatal(b"E_BAD_TOPIC PUB topic name %b is not valid" % quote(words[1]))
-        if len(self._topics) == _TOPICS_MAX:
-            self._topics.clear()
-        self._topics[data[start:pos]] = topic
         end = self._sized(_PUB, self._msg_bytes_max, data, start, pos)
         if end == _NOT_DONE or not self._may_publish("PUB", topic):
             return _NOT_DONE
@@ -338,7 +346,7 @@ class Session:
         if not self._mpub_open:
             if len(words) < 2:
                 return self._fatal(b"E_INVALID MPUB insufficient number of parameters")
-            topic = name(words[1])
+            topic = self._topic(data[start + 1 : pos], words[1])
             if topic is None:
                 # nsqd says the code twice.
                 return self._fatal(b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name %b is not valid" % quote(words[1]))
