@@ -13,9 +13,9 @@ EtcdApply happens in the store, at any time after Propose, and the keeper may ne
   before a proposal leaves and narrowed only when the record's version has moved past the one that the proposal
   compares, or the proposal was definitely refused. Time decides what is proposed, never what is safe.
 - After Unknown only a newer version ends the doubt. `Fence` asks for one: the same record written again.
-- A replica is a node *and* a log_uid. An ack counts only under a log_uid that the record or the proposal names. A
-  member that lost its log comes with another log_uid: it leaves, or joins anew in its own place (Expand of a stale
-  member), and counts for nothing until then.
+- A replica is a node *and* a log_uid. An ack counts only under the log_uid that the record names, or the proposal for
+  one that is not in the record. A member that lost its log comes with another log_uid: it leaves, or joins anew in its
+  own place (Expand of a stale member), and counts for nothing until that is in force.
 - Who joins is compared by registration in the same transaction, so what it acknowledged is not older than its life.
 - Floor: no proposal leaves fewer than `min_isr` members, or fewer than there are where there are fewer already. At the
   floor a member that is gone can only be swapped.
@@ -220,11 +220,20 @@ class IsrKeeper:
 
     def countable(self, node: int, log_uid: int) -> bool:
         """Whether an ack of `node` under `log_uid` counts for a commit."""
-        if log_uid == 0:
-            return False
-        if self.meta.isr.get(node) == log_uid:
-            return True
-        return self._proposal is not None and self._proposal.meta.isr.get(node) == log_uid
+        if node in self.meta.isr:
+            # A member that is about to join anew is not yet what the record names, and could not be elected.
+            return log_uid != 0 and self.meta.isr[node] == log_uid
+        return log_uid != 0 and self._proposal is not None and self._proposal.meta.isr.get(node) == log_uid
+
+    def counted(self, node: int) -> tuple[int, int]:
+        """The (end, durable) of a follower that count for a commit: zeros unless its log is one that counts.
+
+        For `LeaderReplica.opened`, after the Opened was `heard`.
+        """
+        follower = self._followers.get(node)
+        if follower is None or not self.countable(node, follower.log_uid):
+            return NOTHING
+        return follower.end, follower.durable
 
     # ---- what happens
 
@@ -294,7 +303,7 @@ class IsrKeeper:
                         self._follower(proposal.joiner).refused_at = self._time
                 if meta is not None and moved:
                     return self._checked(self._adopt(meta))
-                self._unread = True
+                self._unread = meta is None or proposal.doubted
                 return self._checked([*self._changed(), *self._insist()])
             case Unknown():
                 proposal.doubted = True
@@ -351,28 +360,27 @@ class IsrKeeper:
             return []
         self._told = counting
         effective = self.effective
-        acked = {node: self._counted(node) for node in sorted(effective - {self.node})}
+        acked = {node: self.counted(node) for node in sorted(effective - {self.node})}
         return [Effective(effective, frozenset(self.meta.isr), self.meta.min_isr, acked)]
 
-    def _counted(self, node: int) -> tuple[int, int]:
-        follower = self._followers.get(node)
-        if follower is None or not self.countable(node, follower.log_uid):
-            return NOTHING
-        return follower.end, follower.durable
-
     # ---- what would be better
+
+    @property
+    def _floor(self) -> int:
+        return self.meta.min_isr
 
     def _improve(self) -> list[Action]:
         """One proposal, if one is called for: the most urgent."""
         isr = self.meta.isr
+        floor = self._floor
         joiner = next((node for node in self.meta.replicas if node not in isr and self._may_join(node)), None)
-        if joiner is not None and len(isr) < self.meta.min_isr:
+        if joiner is not None and len(isr) < floor:
             return self._propose("expand", joins=joiner, why=f"node {joiner} caught up; nothing commits without it")
         renewed = next((node for node in sorted(isr) if self._renewed(node) and self._may_join(node)), None)
         if renewed is not None:
             return self._propose("expand", joins=renewed, why=f"node {renewed} caught up with another log")
         leaver, why = self._leaver()
-        if leaver is not None and len(isr) > self.meta.min_isr:
+        if leaver is not None and len(isr) > floor:
             return self._propose("shrink", leaves=leaver, why=why)
         if leaver is not None and joiner is not None:
             return self._propose("swap", leaves=leaver, joins=joiner, why=f"{why}; node {joiner} caught up")

@@ -84,6 +84,16 @@ def test_a_replica_that_comes_back_with_less_counts_for_less() -> None:
     assert core.committed == 9
 
 
+def test_what_is_restated_with_the_isr_may_be_less_as_well() -> None:
+    core = leader(isr=(1, 2, 3), min_isr=2)
+    core.written(9)
+    core.acked(2, end=9, durable=9)
+    core.acked(3, end=5, durable=5)
+    core.set_isr((1, 2, 3), (1, 2, 3), acked={2: (7, 7), 3: (5, 5)})
+    core.acked(3, end=9, durable=9)
+    assert core.committed == 7
+
+
 def test_committed_does_not_fall_when_a_replica_comes_back_with_less() -> None:
     core = leader(isr=(1, 2), min_isr=2)
     core.written(9)
