@@ -48,10 +48,12 @@ if TYPE_CHECKING:
 
     from nsqha.cursor.channel import Channel
     from nsqha.server.auth import AuthClient
+    from nsqha.server.cluster import Cluster
     from nsqha.server.stats import BrokerStats
 
 HOUSEKEEPING_SECONDS = 1.0
 CHANGES_SECONDS_MAX = 5.0  # a stop waits so long for changes that are under way
+LEAVE_SECONDS_MAX = 5.0  # ... and for others to take over what this node leads
 
 log = nsqlog.Log("broker")
 
@@ -71,6 +73,7 @@ class Broker:
         store: MetadataStore,
         disk: DiskRounds,
         opener: PartitionOpener,
+        cluster: Cluster | None = None,
     ) -> None:
         self.options = options
         self.limits = limits
@@ -101,11 +104,13 @@ class Broker:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._journal_writer = JournalWriter(journal, disk, self.fail)
         self.changes = Changes(loop)
+        self.cluster = cluster
+        metadata = Metadata(store, disk.run if cluster is None else cluster.run, journal, self.fail)
         self.topics = Topics(
             options,
             node_uid=journal.identity.node_uid,
             rng=rng,
-            metadata=Metadata(store, disk, journal, self.fail),
+            metadata=metadata,
             disk=disk,
             journal_writer=self._journal_writer,
             opener=opener,
@@ -114,6 +119,8 @@ class Broker:
             ending=lambda: self.exiting or self.failure is not None,
             forget_targets=self._forget_targets,
         )
+        if cluster is not None:
+            self._join_parts(cluster, metadata)
         self.publishing = Publishing(
             self.topics,
             options,
@@ -133,21 +140,59 @@ class Broker:
             rng=random.Random(rng.getrandbits(64)),
         )
 
+    def _join_parts(self, cluster: Cluster, metadata: Metadata) -> None:
+        """Topics, replicas and membership know each other."""
+        from nsqha.replication.isr import IsrLimits
+        from nsqha.server.replicas import Replicas
+
+        options = self.options
+        cluster.topics = self.topics
+        cluster.replicas = Replicas(
+            loop=self.loop,
+            clock=self.clock,
+            node=cluster.node,
+            cluster_id=cluster.cluster_id,
+            journal=self.journal,
+            journal_writer=self._journal_writer,
+            metadata=metadata,
+            opener=self.opener,
+            disk=self.disk,
+            peers=cluster.peers,
+            links=cluster.links,
+            nodes=cluster.nodes,
+            topic_of=self.topics.of_uid,
+            leaders_changed=cluster.changed,
+            stream_lost=cluster.stream_lost,
+            stream_found=cluster.stream_found,
+            spawn=cluster.spawn,
+            on_failure=self.fail,
+            sync_every=options.sync_every,
+            sync_seconds=options.sync_timeout_ns / 1e9,
+            limits=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
+        )
+        self.topics.cluster = cluster
+
     # ---- start and stop
 
     async def open_topics(self) -> None:
         """Recover everything that the metadata names; nothing listens yet."""
-        await self.topics.recover()
+        if self.cluster is None:
+            await self.topics.recover()
+        else:
+            await self.cluster.recover()
         self.journal.recovered()
         self.journal.clear_poison()  # every log was read from the disk and verified
         await self._journal_writer.promise()
-        await self.topics.start_epochs()
+        if self.cluster is None:
+            await self.topics.start_epochs()
         self.opener.cursor_cache.sweep()
         self._keep_house()
         self.spawn(self.scrubber.run())
 
     async def stop(self) -> None:
         """Refuse publishes, close clients, write the last progress, sync."""
+        if self.cluster is not None and self.failure is None:
+            await self.cluster.leave(LEAVE_SECONDS_MAX)
         self.exiting = True
         if self._housekeeping is not None:
             self._housekeeping.cancel()
@@ -160,6 +205,8 @@ class Broker:
         for topic in list(self.topics.values()):
             for partition in topic.led:
                 await self._close(topic, partition)
+        if self.cluster is not None:
+            await self.cluster.replicas.close()
         for connection in list(self.connections.values()):
             connection.close()  # only now: publishes that were under way have had their answers
         self.changes.cancel()
@@ -172,7 +219,10 @@ class Broker:
             with suppress(StorageError, OSError):
                 await self.disk.run(self.journal.commit)
             self.journal.close()
-        self.store.close()
+        if self.cluster is None:
+            self.store.close()
+        else:
+            await self.cluster.close()
         self.disk.close()
 
     async def _close(self, topic: Topic, partition: Partition) -> None:
@@ -199,6 +249,9 @@ class Broker:
         for topic in self.topics.values():
             for partition in topic.led:
                 partition.abandon(f"the disk failed: {self.failure}")
+        if self.cluster is not None:
+            self.cluster.replicas.abandon(f"the disk failed: {self.failure}")
+            self.spawn(self.cluster.update(poisoned=self.failure))
         self.on_failure(self.failure)
 
     def _keep_house(self) -> None:
@@ -217,6 +270,8 @@ class Broker:
                     log.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
                 if not topic.ephemeral:
                     self.opener.stage_durable((topic.record.uid, partition.number), partition.log)
+        if self.cluster is not None:
+            self.cluster.replicas.keep_house()
         if self.journal.dirty and not self._journal_writer.writing:
             self.spawn(self._journal_writer.write())
         self.cache_writer.write()
@@ -287,7 +342,7 @@ class Broker:
             for topic in self.topics.values()
             if not topic.ephemeral
             for p in topic.led
-        ]
+        ] + ([] if self.cluster is None else self.cluster.replicas.followed())
 
     # ---- what others watch
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import Entry, decode
-from nsqha.errors import LogCorrupt, Unavailable
+from nsqha.errors import Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.acceptance import check_cut
 from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class CatchUp:
         if common < applied:
             text = f"{follower.log.directory}: the leader's log parts from this one at {common}, committed is {applied}"
             if not self._files.may_lose_committed(follower):
-                raise LogCorrupt(text)
+                check_cut(common, committed=applied)
             log.error("committed_cut", "%s; this log was given up, the leader's counts", text)
         removed = follower.log.end.log_id - common
         log.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)

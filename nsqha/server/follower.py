@@ -96,6 +96,7 @@ class Follower:
         self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._exclusive: asyncio.Task[None] | None = None
+        self._interruptible = False  # whoever has the files may be cancelled
         self._sync_timer: asyncio.TimerHandle | None = None
         self._unsynced_messages = 0
 
@@ -279,9 +280,10 @@ class Follower:
     async def _unlink(self, dropped: list[int]) -> None:
         await self._runtime.disk.run(lambda: self.log.unlink_pairs(dropped))
 
-    def exclusively(self, job: Awaitable[None]) -> None:
+    def exclusively(self, job: Awaitable[None], *, interruptible: bool = False) -> None:
         """Run a job that has the files for itself; batches wait meanwhile."""
         assert self._exclusive is None, f"{self.key}: the files are taken"
+        self._interruptible = interruptible
         self._exclusive = self._runtime.loop.create_task(self._run_exclusively(job))
 
     @property
@@ -298,8 +300,6 @@ class Follower:
             self._runtime.on_failure(error)
         except OSError as error:
             self._runtime.on_failure(error)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             self._stop(error)
         finally:
@@ -326,15 +326,26 @@ class Follower:
 
     # ---- end
 
-    async def close(self) -> None:
-        """Let go of the log: it is synced and stays open, for whoever takes it over."""
+    async def release(self) -> None:
+        """Follow no longer, and leave the log and the channel state to whoever leads with them."""
         self._close()
-        if self._exclusive is not None:
+        await self.files_free()
+
+    async def files_free(self) -> None:
+        """End what has the files for itself: catching up is given up, all else is waited for."""
+        while self._exclusive is not None:
+            if self._interruptible:
+                self._exclusive.cancel()
             await asyncio.wait([self._exclusive])
+
+    async def close(self) -> None:
+        """The node stops: sync the log and close it."""
+        await self.release()
         ticket = self.log.unsynced()
         if ticket is not None and self.stopped is None:
             await self._runtime.disk.run(ticket.run)
             self.log.synced(ticket)
+        self.log.close()
 
     def _close(self) -> None:
         self.closed = True

@@ -36,7 +36,13 @@ class Replicas(Protocol):
         """A leader asks for a promise, and where the log ends; answered on the receiver, some time."""
 
     def name_of(self, node: int) -> str:
-        """What the metadata calls a node; empty if it does not know it."""
+        """What a node's certificate may call it; empty if it is not known."""
+
+    def stream_lost(self, node: int) -> None:
+        """The stream of a leader ended: perhaps it is gone."""
+
+    def stream_found(self, node: int) -> None:
+        """A node opened its stream."""
 
 
 class Receiver:
@@ -53,6 +59,10 @@ class Receiver:
         self._answers = pb.PushReply()
         self._flushing = False
         self._followers: set[Follower] = set()
+
+    def ended(self) -> bool:
+        """Whether the stream is over; asked again after every await."""
+        return self.closed
 
     # ---- in
 
@@ -83,6 +93,7 @@ class Receiver:
         if not self._stream.peer.may_be(hello.node_uid, self._replicas.name_of(hello.node_uid)):
             raise Unavailable(f"{self._stream.peer} may not speak for node {hello.node_uid:016x}")
         self.leader = hello.node_uid
+        self._replicas.stream_found(hello.node_uid)
         self.registration = hello.registration
         mine.target_uid = hello.node_uid
         self._answers.hello.CopyFrom(mine)
@@ -92,6 +103,8 @@ class Receiver:
         self.closed = True
         for follower in self._followers:
             follower.left(self)
+        if self._followers:
+            self._replicas.stream_lost(self.leader)
         self._followers.clear()
 
     # ---- out

@@ -53,6 +53,7 @@ class Leadership:
         *,
         key: tuple[int, int],
         topic: str,
+        log_uid: int,
         node: int,
         clock: Clock,
         links: PushLinks,
@@ -65,6 +66,7 @@ class Leadership:
         self.partition = partition
         self.topic = topic
         self.key = key
+        self.log_uid = log_uid
         self.epoch = meta.epoch
         self.epoch_start = partition.log.end.log_id
         self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])

@@ -8,39 +8,51 @@ back to an older state is noticed at the next start. A store that can not be tru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.model import ChannelList, TopicRecord, Versioned
 from nsqha.election.store import MetadataStore
 from nsqha.errors import Conflict, NotFound, Poisoned, Unavailable
-from nsqha.server.disk import DiskRounds
 
 CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of the same topic
 
 T = TypeVar("T")
 
 
+class Run(Protocol):
+    """Runs a blocking call elsewhere."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
+
+
 class Metadata:
     """What one node reads and writes in the metadata store."""
 
     def __init__(
-        self, store: MetadataStore, disk: DiskRounds, journal: NodeJournal, fail: Callable[[BaseException], None]
+        self, store: MetadataStore, run: Run, journal: NodeJournal, fail: Callable[[BaseException], None]
     ) -> None:
+        """`run` carries a blocking call out in a worker thread; an embedded store's is that of the disk."""
         self.store = store
-        self._disk = disk
+        self._run = run
         self._journal = journal
         self._fail = fail
 
     async def write(self, change: Callable[[], T]) -> T:
         """One write to the store; its revision is remembered."""
         try:
-            result = await self._disk.run(change)
+            result = await self._run(change)
         except Poisoned as error:
             self._fail(error)
             raise
+        self._journal.stage_revision(self.store.revision)
+        return result
+
+    async def read(self, read: Callable[[], T]) -> T:
+        """One linearizable read; what was seen is remembered."""
+        result = await self._run(read)
         self._journal.stage_revision(self.store.revision)
         return result
 
@@ -60,7 +72,7 @@ class Metadata:
             try:
                 return await self.write(lambda v=known, r=record: self.store.replace(name, v.version, r))  # type: ignore[misc]
             except Conflict:
-                current = await self._disk.run(lambda: self.store.topic(name))
+                current = await self.read(lambda: self.store.topic(name))
                 if current is None or current.record.uid != uid:
                     raise NotFound(f"there is no topic {name}") from None
                 known = current

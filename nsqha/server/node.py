@@ -91,6 +91,11 @@ def make_data_folder(path: str) -> None:
     log.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
 
 
+def boot_id() -> str:
+    """Of the running kernel; empty if it does not say."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+
+
 class Node:
     """One broker in this process."""
 
@@ -121,7 +126,13 @@ class Node:
         sockets = self._listen()
         clock = SystemClock()
         rng = random.Random()
-        journal, store = self._open_state(rng)
+        self._make_data_path()
+        journal = self._open_journal(rng)
+        cluster = None
+        if options.etcd_endpoints:
+            joining = await asyncio.to_thread(importlib.import_module, "nsqha.server.joining")
+            cluster = await joining.open_cluster(options, journal, clock, rng)
+        store = cluster.store if cluster is not None else self._open_embedded(journal, rng)
         disk = DiskRounds(loop, clock, self._fail)
         opener = PartitionOpener(options, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=self._fail)
         broker = Broker(
@@ -134,11 +145,12 @@ class Node:
             store=store,
             disk=disk,
             opener=opener,
+            cluster=cluster,
         )
         self._broker = broker
         broker.on_failure = self._failed
         broker.ports = Ports(**{name: listen.bound_port(sock) for name, sock in sockets.items()})
-        if store.created and not journal.created:
+        if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
             for record in await disk.run(lambda: list(records(storage, opener, journal, self.options.data_path))):
                 store.put_recovered(record)
@@ -146,34 +158,42 @@ class Node:
         self._prepare_tls_and_auth(broker)
         self._announce(broker)
         await self._serve(broker, sockets)
+        if cluster is not None:
+            uid, ports = journal.identity.node_uid, broker.ports
+            grpc = self.addresses.grpc
+            info = joining.node_info(self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc)
+            await cluster.join(info)
         collector.start()
         keep_large_blocks()
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
 
-    def _open_state(self, rng: random.Random) -> tuple[NodeJournal, EmbeddedStore]:
+    def _make_data_path(self) -> None:
         options = self.options
-        storage = OsStorage()
         try:
             make_data_folder(options.data_path)
         except FileExistsError:
             raise ConfigError(f"--data-path={options.data_path}: this is a file, not a folder") from None
         except OSError as error:
             raise ConfigError(f"--data-path={options.data_path}: {error.strerror}") from None
-        boot_id = BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
-        journal = NodeJournal.open(storage, options.data_path, rng, boot_id=boot_id)
+
+    def _open_journal(self, rng: random.Random) -> NodeJournal:
+        journal = NodeJournal.open(OsStorage(), self.options.data_path, rng, boot_id=boot_id())
         if journal.poisoned:
             log.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
+        return journal
+
+    def _open_embedded(self, journal: NodeJournal, rng: random.Random) -> EmbeddedStore:
         store = EmbeddedStore(
-            storage,
-            f"{options.data_path}/metadata",
+            OsStorage(),
+            f"{self.options.data_path}/metadata",
             rng,
             cluster_id=journal.identity.cluster_id,
             revision_seen=journal.identity.revision_seen,
         )
         journal.join(store.cluster().record.cluster_id)
-        return journal, store
+        return store
 
     def _listen(self) -> dict[str, socket.socket]:
         options = self.options
@@ -251,7 +271,16 @@ class Node:
         # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
         service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
         cluster_tls = tls.cluster_tls(self.options)
-        admin = service.AdminServer(broker, self.options.grpc_address, tls=cluster_tls)
+        peers: list[Any] = []
+        message_bytes = 0
+        if broker.cluster is not None:
+            joining = importlib.import_module("nsqha.server.joining")
+            peers.append(joining.peer_server(self.options))
+            broker.cluster.serve(peers[0])
+            message_bytes = joining.message_bytes(self.options)
+        admin = service.AdminServer(
+            broker, self.options.grpc_address, peers, tls=cluster_tls, message_bytes=message_bytes
+        )
         await admin.start()
         self._closers.append(admin.close)
         broker.grpc_address = admin.address

@@ -133,6 +133,8 @@ class PartitionOpener:
             # Alone, what is in the log is committed. Else the leader says so; what a batch says of others is certain.
             last = recovery.log.last
             committed = None if replicas == 1 else last.durable if last is not None else 0
+            if committed is not None and recovery.report.serve_end is not None:
+                committed = min(committed, recovery.report.serve_end)
             state = self.state_of(key, recovery.log, committed=committed)
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report)
         return opened
@@ -157,6 +159,10 @@ class PartitionOpener:
     def remove(self, name: str, uid: int) -> None:
         """Unlink everything of a deleted topic; safe to repeat."""
         self._storage.remove_tree(self.folder(name, uid))
+
+    def remove_partition(self, record: TopicRecord, number: int) -> None:
+        """Unlink everything of one partition; safe to repeat."""
+        self._storage.remove_tree(f"{self.folder(record.name, record.uid)}/{number}")
 
     def sync_of(self, record: TopicRecord) -> str:
         return "none" if ids.is_ephemeral(record.name) else record.settings.sync or self._options.sync
@@ -257,8 +263,16 @@ class PartitionOpener:
     def forget(self, record: TopicRecord) -> None:
         """The topic's files are gone."""
         for number in record.partitions:
-            self._journal.forget((record.uid, number))
-            self.cursor_cache.forget((record.uid, number))
+            self.forget_partition((record.uid, number))
+
+    def knows(self, key: tuple[int, int]) -> bool:
+        """Whether this node has, or had, files of the partition."""
+        return self._journal.record(key) is not None
+
+    def forget_partition(self, key: tuple[int, int]) -> None:
+        """Its files are gone, or about to go."""
+        self._journal.forget(key)
+        self.cursor_cache.forget(key)
 
     def close(self) -> None:
         """Nothing is open any more."""

@@ -187,8 +187,11 @@ class Partition:
 
     # ---- publishing
 
-    def publish(self, frames: bytes, reply: Reply, delay_ms: int | None = None) -> None:
-        """Store a run of blank frames as one unit; `reply` hears of the outcome."""
+    def publish(self, frames: bytes, reply: Reply, delay_ms: int | None = None, *, waited: float = 0.0) -> None:
+        """Store a run of blank frames as one unit; `reply` hears of the outcome.
+
+        `waited`: seconds since its client sent it, if it comes from another node.
+        """
         if self.closed:
             reply.failed(f"not stored: {self._why}")
             return
@@ -200,7 +203,7 @@ class Partition:
         if delay_ms is not None:
             self._delays.append((len(self._runs), delay_ms))
         self._runs.append(frames)
-        self._waiters.append((reply, self._loop.time()))
+        self._waiters.append((reply, self._loop.time() - waited))
         self.waiting_bytes += len(frames)
         self._budget.take(len(frames))
         if not self._flush_scheduled:
@@ -523,7 +526,8 @@ class Partition:
             return
         overdue = self._loop.time() - self._runtime.wait_seconds_max
         if self._waiters and self._waiters[0][1] < overdue:
-            n = sum(at < overdue for _, at in self._waiters)
+            # Publishes of other nodes have waited longer than those before them may have: only the first ones go.
+            n = next((n for n, (_, at) in enumerate(self._waiters) if at >= overdue), len(self._waiters))
             expired = self._waiters[:n]
             size = sum(map(len, self._runs[:n]))
             self.waiting_bytes -= size
@@ -625,6 +629,11 @@ class Partition:
         self.abandon(why)
         await self._files_free()
         self.log.close()
+
+    async def release(self, why: str) -> None:
+        """Lead no longer: answer who waits, and leave the log and the channel state to whoever follows with them."""
+        self.abandon(why)
+        await self._files_free()
 
     async def _files_free(self) -> None:
         if self._exclusive is not None:

@@ -112,6 +112,7 @@ class Pushed:
             epoch=leader.epoch,
             start=start,
             chain=leader.log.entry_before(start).chain if start >= leader.log.start.log_id else 0,
+            first=leader.log.start.log_id,
         )
         self.state = State.OPENING
 
@@ -122,9 +123,9 @@ class Pushed:
         self._sent.clear()
         self._window = 0
         near = not opened.behind and log_.start.log_id <= opened.end <= log_.end.log_id
-        if near and log_.entry_before(opened.end).chain != opened.chain:
-            near = False  # it looks for the place where the two part as soon as it is asked again
-            self.link.retry(self)
+        near = near and log_.entry_before(opened.end).chain == opened.chain
+        if not near and not opened.behind:
+            self.link.retry(self)  # it looks for the place where the two part when it is asked again
         self.state = State.PUSHING if near else State.BEHIND
         self.next = opened.end
         self.committed_sent = 0

@@ -35,14 +35,13 @@ class Topic:
         new_delivery: NewDelivery,
     ) -> None:
         self.versioned = record
-        self.led = tuple(partitions)  # by number; replaced, never changed: who walks over it may await meanwhile
+        self.led: tuple[Partition, ...] = ()  # by number; replaced, never changed: who walks it may await
         self.consumers: dict[str, list[Consumer]] = {}
         self.deleting = False
         self.leaving: set[str] = set()  # channels that are being deleted
         self._new_delivery = new_delivery
         for partition in partitions:
-            partition.on_effects = lambda effects, p=partition: self._happened(p, effects)  # type: ignore[misc]
-            self._sync_deliveries(partition)
+            self.add_led(partition)
 
     @property
     def name(self) -> str:
@@ -59,6 +58,10 @@ class Topic:
     def partition_for(self, connection_number: int) -> Partition:
         """Sticky per connection, so that what one connection publishes keeps its order."""
         return self.led[connection_number % len(self.led)]
+
+    def leads(self, number: int) -> Partition | None:
+        """The partition, if this node leads it."""
+        return next((partition for partition in self.led if partition.number == number), None)
 
     def channel_names(self) -> list[str]:
         return sorted({name for partition in self.led for name in partition.cursors.channels})
@@ -79,6 +82,22 @@ class Topic:
         for partition in self.led:
             if channel in partition.deliveries:
                 partition.deliveries[channel].wake()
+
+    # ---- partitions come and go with leadership
+
+    def add_led(self, partition: Partition) -> None:
+        """This node leads the partition from now on."""
+        partition.on_effects = lambda effects: self._happened(partition, effects)
+        self._sync_deliveries(partition)
+        others = [led for led in self.led if led.number != partition.number]
+        self.led = tuple(sorted([*others, partition], key=lambda led: led.number))
+
+    def remove_led(self, partition: Partition, why: str) -> None:
+        """This node does not lead it any more: who was served from it looks for the leader anew."""
+        self.led = tuple(led for led in self.led if led is not partition)
+        for delivery in partition.deliveries.values():
+            for consumer in delivery.consumers:
+                consumer.wire.close()
 
     # ---- channels come and go with committed events
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from nsqha import ids
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
-from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings
-from nsqha.errors import NotFound, NsqhaError, StorageError, Unavailable
+from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.errors import Conflict, NotFound, NsqhaError, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.server.changes import Changes
@@ -35,6 +35,7 @@ from nsqha.server.partition import Partition
 from nsqha.server.topic import NewDelivery, Topic
 
 if TYPE_CHECKING:
+    from nsqha.server.cluster import Cluster
     from nsqha.server.registrar import Registrar
 
 log = Log("topics")
@@ -71,6 +72,7 @@ class Topics(Mapping[str, Topic]):
         self._new_delivery = new_delivery
         self._ending = ending  # the node stops or has failed: no new topics
         self._forget_targets = forget_targets  # connections have to ask again where to publish
+        self.cluster: Cluster | None = None  # None: this node is alone
         self._topics: dict[str, Topic] = {}
         self._creating: dict[str, asyncio.Task[Topic]] = {}
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
@@ -109,6 +111,62 @@ class Topics(Mapping[str, Topic]):
         for topic in self._topics.values():
             await topic.reconcile()
 
+    # ---- what the cluster's records say
+
+    def adopt(self, versioned: Versioned[TopicRecord]) -> Topic:
+        """A topic of the cluster, or a newer record of one: settings and channels of what is led here follow it."""
+        name, record = versioned.record.name, versioned.record
+        topic = self._topics.get(name)
+        if topic is not None and topic.record.uid == record.uid:
+            if versioned.version > topic.versioned.version:
+                topic.versioned = versioned
+                self._apply_settings(topic)
+                for partition in topic.led:
+                    if partition.serving and partition.cursors.reconcile(record.channels):
+                        partition.write_events()
+            return topic
+        if topic is not None:  # deleted and made anew; the tombstone takes care of the old one's files
+            self._forget(topic)
+        topic = self._topics[name] = Topic(versioned, (), self._new_delivery)
+        if self.registrar is not None:
+            self.registrar.topic_added(name)
+        return topic
+
+    async def dropped(self, tombstone: Tombstone) -> None:
+        """A topic of the cluster was deleted: everything of it that is here goes."""
+        topic = self._topics.get(tombstone.name)
+        if topic is not None and topic.record.uid == tombstone.uid:
+            async with self._changes.of(tombstone.name):
+                await self._end(topic)
+        numbers = range(tombstone.partitions)
+        if any(self._opener.knows((tombstone.uid, number)) for number in numbers):
+            await self._disk.run(lambda: self._opener.remove(tombstone.name, tombstone.uid))
+            for number in numbers:
+                self._opener.forget_partition((tombstone.uid, number))
+
+    async def _end(self, topic: Topic) -> None:
+        """Nobody is served from the topic any more and its logs are closed; the files stay."""
+        if self._topics.get(topic.name) is not topic:
+            return
+        channels = topic.channel_names()
+        self._forget(topic)
+        if self.cluster is not None:
+            await self.cluster.replicas.drop(topic.record)
+        for partition in topic.led:
+            await partition.end("the topic was deleted")
+        log.info("topic_deleted", "TOPIC(%s): deleted", topic.name)
+        if self.registrar is not None:
+            for channel in channels:
+                self.registrar.channel_removed(topic.name, channel)
+            self.registrar.topic_removed(topic.name)
+
+    def _forget(self, topic: Topic) -> None:
+        topic.deleting = True
+        del self._topics[topic.name]
+        self._forget_targets()
+        for consumer in topic.all_consumers():
+            consumer.wire.close()
+
     # ---- topics
 
     def topic_names(self) -> list[str]:
@@ -123,6 +181,11 @@ class Topics(Mapping[str, Topic]):
     def registrations(self) -> dict[str, list[str]]:
         """All topics and their channels, for the lookup daemons."""
         return {name: topic.channel_names() for name, topic in self._topics.items()}
+
+    def of_uid(self, name: str, uid: int) -> Topic | None:
+        """The topic, if this life of it is here."""
+        found = self._topics.get(name)
+        return found if found is not None and found.record.uid == uid and not found.deleting else None
 
     async def create_topic(self, name: str, settings: TopicSettings | None = None) -> None:
         await self.ensure_topic(name, settings)
@@ -155,6 +218,8 @@ class Topics(Mapping[str, Topic]):
         return TopicSettings(partitions=self._options.topic_partitions)
 
     async def _create(self, name: str, settings: TopicSettings) -> Topic:
+        if self.cluster is not None:
+            return await self._create_on(self.cluster, name, settings)
         async with self._changes.of(name):
             await self._bury_half_made(name)
             log_uids = {n: ids.new_uid(self._rng) for n in range(settings.partitions)}
@@ -189,6 +254,27 @@ class Topics(Mapping[str, Topic]):
                 self.registrar.channel_added(name, channel)
         return topic
 
+    async def _create_on(self, cluster: Cluster, name: str, settings: TopicSettings) -> Topic:
+        """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
+        if settings.replicas is None and self._options.topic_replicas:
+            settings = replace(settings, replicas=self._options.topic_replicas)
+        async with self._changes.of(name):
+            log_uids = {0: ids.new_uid(self._rng)}
+            metas = cluster.placed(settings, log_uids)
+            try:
+                versioned = await self._metadata.write(
+                    lambda: self._store.create_topic(name, settings, partitions=metas)
+                )
+            except Conflict:
+                found = await self._metadata.read(lambda: self._store.topic(name))
+                if found is None:
+                    raise Unavailable(f"topic {name} comes and goes") from None
+                return self.adopt(found)
+            topic = self.adopt(versioned)
+            await cluster.replicas.create(versioned, log_uids)
+            log.info("topic_created", "TOPIC(%s): created", name)
+        return topic
+
     async def _bury_half_made(self, name: str) -> None:
         record = self._half_made.get(name)
         if record is not None:
@@ -215,18 +301,8 @@ class Topics(Mapping[str, Topic]):
             topic.deleting = False
             raise
         # It is gone; whatever fails from here on is work for the next start, and hinders nobody.
-        del self._topics[name]
-        channels = topic.channel_names()
-        for consumer in topic.all_consumers():
-            consumer.wire.close()
-        for partition in topic.led:
-            await partition.end("the topic was deleted")
+        await self._end(topic)
         await self._remove_files(record)
-        log.info("topic_deleted", "TOPIC(%s): deleted", name)
-        if self.registrar is not None:
-            for channel in channels:
-                self.registrar.channel_removed(name, channel)
-            self.registrar.topic_removed(name)
 
     async def _remove_files(self, record: TopicRecord) -> None:
         """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start."""
@@ -234,7 +310,8 @@ class Topics(Mapping[str, Topic]):
         try:
             if not ids.is_ephemeral(record.name):
                 await self._disk.run(lambda: self._opener.remove(record.name, record.uid))
-            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
+            if self.cluster is None:  # else other nodes have files of it
+                await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
         except (StorageError, OSError) as error:
             log.warning("files_remain", "files of the deleted topic %s are removed later: %s", record.name, error)
 
@@ -271,9 +348,13 @@ class Topics(Mapping[str, Topic]):
             versioned = topic.versioned
             record = replace(versioned.record, settings=settings)
             topic.versioned = await self._metadata.write(lambda: self._store.replace(name, versioned.version, record))
-            for partition in topic.led:
-                partition.set_sync(self._opener.sync_of(record))
-                partition.trimmer.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
+            self._apply_settings(topic)
+
+    def _apply_settings(self, topic: Topic) -> None:
+        record = topic.record
+        for partition in topic.led:
+            partition.set_sync(self._opener.sync_of(record))
+            partition.trimmer.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
 
     # ---- channels
 

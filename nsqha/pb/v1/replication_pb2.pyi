@@ -177,12 +177,15 @@ class Open(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     epoch: _builtins.int
     start: _builtins.int
     """end of the leader's log when its epoch began"""
     chain: _builtins.int
     """of the entry before `start`: who has exactly that needs no catching up"""
+    first: _builtins.int
+    """log id that the leader still has"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(
@@ -193,10 +196,11 @@ class Open(_message.Message):
         epoch: _builtins.int = ...,
         start: _builtins.int = ...,
         chain: _builtins.int = ...,
+        first: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "epoch", b"epoch", "key", b"key", "start", b"start", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "epoch", b"epoch", "first", b"first", "key", b"key", "start", b"start", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,349 @@
+"""This node as a member of a cluster: its session in the metadata store, what it hears from there, and its peers.
+
+    watch (store's thread) --hint--> loop --refresh--> Topics.adopt / drop, Replicas.settle
+    session: lease, registration, ticks; lost -> another one, and every role is looked at again
+
+What the watch brings is a hint: it says which record to look at. Roles are taken only on a linearizable read. While the
+store can not be reached nothing is decided here and everything that runs goes on: publishing needs only the ISR.
+
+A record that is missing removes nothing. Only a tombstone does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
+from nsqha.errors import ConfigError, NsqhaError
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.leaders import LeaderAt
+from nsqha.server.leadership import spawner
+from nsqha.server.push import PushLinks
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.election.session import Session, View
+    from nsqha.election.store import MetadataStore
+    from nsqha.server.peers import Peers, PeerServer, PeerStream
+    from nsqha.server.replicas import Replicas
+    from nsqha.server.topics import Topics
+
+log = Log("cluster")
+
+T = TypeVar("T")
+
+WORKERS = 8  # calls to the metadata store at a time
+TICK_SECONDS = 0.1
+REJOIN_SECONDS = 1.0
+
+
+class LiveStream:
+    """A controller's stream to this node, whose end is news to both; it is told whom we lost."""
+
+    def __init__(self, cluster: Cluster, stream: PeerStream) -> None:
+        self._cluster = cluster
+        self.stream = stream
+
+    def on_message(self, message: pb.LiveMessage) -> None:
+        pass
+
+    def on_closed(self, why: str) -> None:
+        self._cluster.live.discard(self)
+
+
+class Cluster:
+    """The membership of one node."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        node: int,
+        cluster_id: int,
+        peers: Peers,
+        ttl_s: float,
+    ) -> None:
+        self.store = store
+        self.node = node
+        self.cluster_id = cluster_id
+        self.peers = peers
+        self.live: set[LiveStream] = set()
+        self.links = PushLinks(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
+        self.spawn: Callable[[Coroutine[Any, Any, None]], None] = spawner(loop)
+        self.topics: Topics  # set by the broker, as they need each other
+        self.replicas: Replicas
+        self._loop = loop
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="metadata")
+        self._session: Session | None = None
+        self._info: NodeInfo | None = None
+        self._names: set[str] = set()  # records to look at
+        self._news = asyncio.Event()
+        self._unwatch: Callable[[], None] = lambda: None
+        self._watchers: list[Callable[[str], None]] = []
+        self._lost_to: set[int] = set()
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._tick_at: asyncio.TimerHandle | None = None
+
+    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Carry out a blocking call to the store."""
+        return self._loop.run_in_executor(self._pool, call)
+
+    def view(self) -> View:
+        """All records, as the watch last brought them."""
+        return self.store.view()
+
+    def nodes(self) -> Mapping[int, NodeInfo]:
+        """The nodes that are alive, as far as is known."""
+        return self.view().nodes
+
+    # ---- who leads (`nsqha.server.leaders.Leaders`)
+
+    def name_of(self, node: int) -> str:
+        """What the node's certificate may call it; empty: unknown."""
+        info = self.nodes().get(node)
+        return "" if info is None else info.broadcast_address
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; 0: it is not known."""
+        found = self.view().topics.get(topic)
+        return 0 if found is None else len(found.record.partitions)
+
+    def leader(self, topic: str, number: int) -> LeaderAt | None:
+        """Who leads a partition; None: nobody at the moment."""
+        view = self.view()
+        found = view.topics.get(topic)
+        meta = None if found is None else found.record.partitions.get(number)
+        info = None if meta is None else view.nodes.get(meta.leader)
+        if found is None or meta is None or info is None or meta.successor:
+            return None
+        return LeaderAt(meta.leader, info.grpc_address, meta.epoch, found.record.uid)
+
+    def when_changed(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call with the name of each topic whose leaders may have changed; the result ends it."""
+        self._watchers.append(callback)
+        return lambda: self._watchers.remove(callback)
+
+    def changed(self, topic: str) -> None:
+        """Tell everybody who wants to know who leads."""
+        for callback in list(self._watchers):
+            callback(topic)
+
+    # ---- placement of what is made here
+
+    def placed(self, settings: TopicSettings, log_uids: Mapping[int, int]) -> dict[int, PartitionMeta]:
+        """Partitions of a new topic: those in `log_uids` led by this node, the others by whom the controller elects."""
+        nodes = able(self.nodes())
+        assert self._info is not None, "the node is not registered"
+        nodes.setdefault(self.node, self._info)
+        load = Load.of(m.replicas for t in self.view().topics.values() for m in t.record.partitions.values())
+        wanted = replicas_wanted(settings, nodes)
+        mine = place(sorted(log_uids), wanted, nodes, load, prefer=self.node)
+        others = place([n for n in range(settings.partitions) if n not in log_uids], wanted, nodes, load)
+        metas = {}
+        for number, replicas in {**mine, **others}.items():
+            meta = PartitionMeta(replicas=replicas, min_isr=min_isr_of(settings, len(replicas)))
+            if number in log_uids:
+                isr = {self.node: log_uids[number]}
+                meta = replace(meta, leader=self.node, isr=isr, registration=self.replicas.registration)
+            metas[number] = meta
+        return metas
+
+    # ---- joining
+
+    def serve(self, server: PeerServer) -> None:
+        """What other nodes may ask of this one."""
+        server.on_stream("Push", self.replicas.receive)
+        server.on_stream("Live", self._accept_live)
+        server.on_call("Status", self.replicas.status)
+        server.on_call("EpochEnd", self.replicas.epoch_end)
+        server.on_call("Fetch", self.replicas.fetch)
+
+    def _accept_live(self, stream: PeerStream) -> LiveStream:
+        live = LiveStream(self, stream)
+        self.live.add(live)
+        self._tell(live)
+        return live
+
+    def _tell(self, live: LiveStream) -> None:
+        live.stream.send(
+            pb.LiveMessage(
+                cluster_id=self.cluster_id,
+                node_uid=self.node,
+                registration=self.replicas.registration,
+                suspects=sorted(self._lost_to),
+            )
+        )
+
+    def stream_lost(self, node: int) -> None:
+        """A leader's stream to us ended: perhaps it is gone. The controller looks."""
+        if not self._closing and node:
+            self._lost_to.add(node)
+            for live in self.live:
+                self._tell(live)
+
+    def stream_found(self, node: int) -> None:
+        """It is there."""
+        if node in self._lost_to:
+            self._lost_to.discard(node)
+            for live in self.live:
+                self._tell(live)
+
+    async def recover(self) -> None:
+        """Open every log that this node has; nobody is led yet and nobody knows of us."""
+        view = self.view()
+        for tombstone in view.tombstones.values():
+            await self.topics.dropped(tombstone)
+        for topic in view.topics.values():
+            self.topics.adopt(topic)
+            await self.replicas.recover(topic)
+
+    async def join(self, info: NodeInfo) -> None:
+        """Announce this node and take the roles that the records give it. ConfigError: another process is this node."""
+        self._info = info
+        self._tick()
+        self._unwatch = self.store.watch(self._hint)
+        await self._register()
+        self._names.add("")
+        self._news.set()
+        self._tasks.append(self._loop.create_task(self._follow_records()))
+
+    async def _register(self) -> None:
+        assert self._info is not None
+        session = self._session = await self.run(lambda: self.store.open_session(ttl_s=self._ttl_s, lost=self._lost))
+        info = self._info
+        self._info = await self.run(lambda: session.register(info))
+        self.replicas.registration = self._info.registration
+        self.links.set_registration(self._info.registration)
+        log.info("registered", "node %016x (%s), life %d", self.node, info.name, self._info.registration)
+
+    def _lost(self) -> None:
+        """On the store's thread: the lease is gone."""
+        self._call_soon(self._session_lost)
+
+    def _session_lost(self) -> None:
+        if not self._closing:
+            log.warning("lease_lost", "the others may take this node for dead; joining again")
+            self._session = None
+            self.spawn(self._rejoin())
+
+    async def _rejoin(self) -> None:
+        while not self._closing:
+            try:
+                await self._register()
+            except ConfigError:
+                raise
+            except NsqhaError as error:
+                log.info("join_delayed", "%s", error)
+                await asyncio.sleep(REJOIN_SECONDS)
+            else:
+                self._names.add("")
+                self._news.set()
+                return
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the others count on this node being there."""
+        return self._session is not None and self._session.fresh(self._clock.monotonic())
+
+    async def update(self, **changes: Any) -> None:
+        """Change what this node says of itself."""
+        if self._session is not None and self._info is not None:
+            session, info = self._session, replace(self._info, **changes)
+            self._info = await self.run(lambda: session.update(info))
+
+    def _tick(self) -> None:
+        self._tick_at = self._loop.call_later(TICK_SECONDS, self._tick)
+        if self._session is not None:
+            self._session.ticked()
+        self.replicas.tick()
+
+    # ---- news
+
+    def _hint(self, name: str) -> None:
+        """On the store's thread: a record changed."""
+        self._call_soon(self._hinted, name)
+
+    def _call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            pass  # the loop is closed: the process ends
+
+    def _hinted(self, name: str) -> None:
+        self._names.add(name)
+        self._news.set()
+
+    async def _follow_records(self) -> None:
+        while not self._closing:
+            await self._news.wait()
+            self._news.clear()
+            names, self._names = self._names, set()
+            try:
+                await self._look_at(names)
+            except NsqhaError as error:
+                log.warning("records_delayed", "%s", error)
+                self._names |= names
+                self._loop.call_later(REJOIN_SECONDS, self._news.set)
+
+    async def _look_at(self, names: set[str]) -> None:
+        view = self.view()
+        everything = "" in names
+        if everything or any(name.startswith("nodes/") for name in names):
+            self.replicas.nodes_changed()
+            for topic_name in view.topics:
+                self.changed(topic_name)
+        for uid, tombstone in view.tombstones.items():
+            if everything or f"tombstones/{uid:016x}" in names or f"topics/{tombstone.name}" in names:
+                await self.topics.dropped(tombstone)
+        named = [name.removeprefix("topics/") for name in names if name.startswith("topics/")]
+        for name in list(view.topics) if everything else named:
+            topic = view.topics.get(name)
+            if topic is not None:
+                self.topics.adopt(topic)
+                # Roles are taken side by side: one partition that waits for its disk delays no other.
+                self.spawn(self.replicas.settle(topic))
+            self.changed(name)
+
+    # ---- leaving
+
+    async def leave(self, seconds: float) -> None:
+        """Hand leaderships over, as far as there is somebody to take them in time."""
+        if not self.replicas.leading or self._session is None or len(self.nodes()) < 2:
+            return
+        try:
+            await self.update(leaving=True)
+        except NsqhaError as error:
+            log.warning("not_announced", "the cluster could not be told that this node leaves: %s", error)
+            return
+        deadline = self._loop.time() + seconds
+        while self._loop.time() < deadline and any(
+            len(leadership.meta.isr) > 1 for leadership in self.replicas.leading.values()
+        ):
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """Leave the cluster; nothing is led or followed any more."""
+        self._closing = True
+        self._unwatch()
+        if self._tick_at is not None:
+            self._tick_at.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self.links.close()
+        await self.peers.close()
+        session = self._session
+        if session is not None:
+            await self.run(session.close)
+        await self.run(self.store.close)
+        self._pool.shutdown(wait=False)

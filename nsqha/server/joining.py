@@ -1,0 +1,120 @@
+"""What a node needs before it can be one of a cluster: the metadata in etcd, other nodes, and what it says of itself.
+
+Imported only by nodes that have an etcd endpoint: etcd and gRPC take time to import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsqha import __version__
+from nsqha.election.etcd import EtcdStore
+from nsqha.election.etcd_client import EtcdOptions
+from nsqha.election.model import NodeInfo
+from nsqha.election.session import StoreIdentity
+from nsqha.errors import ConfigError
+from nsqha.nsqlog import Log
+from nsqha.options import Options
+from nsqha.pb.v1 import replication_pb2, routing_pb2
+from nsqha.server import tls
+from nsqha.server.cluster import Cluster
+from nsqha.server.peer_grpc import GrpcPeers, GrpcPeerServer
+from nsqha.server.peers import message_bytes_max
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
+
+SERVICES = (
+    replication_pb2.DESCRIPTOR.services_by_name["Replication"],
+    routing_pb2.DESCRIPTOR.services_by_name["Routing"],
+)
+
+log = Log("cluster")
+
+
+def etcd_options(options: Options) -> EtcdOptions:
+    """How to reach etcd. ConfigError if the password's file can not be read."""
+    password = ""
+    if options.etcd_password_file:
+        try:
+            password = Path(options.etcd_password_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--etcd-password-file={options.etcd_password_file}: {error}") from None
+    return EtcdOptions(
+        endpoints=options.etcd_endpoints,
+        ca=options.etcd_ca,
+        cert=options.etcd_cert,
+        key=options.etcd_key,
+        user=options.etcd_user,
+        password=password,
+    )
+
+
+async def open_cluster(options: Options, journal: NodeJournal, clock: Clock, rng: random.Random) -> Cluster:
+    """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
+    loop = asyncio.get_running_loop()
+    mine = journal.identity
+    etcd = etcd_options(options)
+    store = await loop.run_in_executor(
+        None,
+        lambda: EtcdStore(
+            etcd,
+            options.cluster_name,
+            clock,
+            rng,
+            cluster_id=mine.cluster_id,
+            seen=StoreIdentity(mine.etcd_cluster_id, mine.revision_seen),
+            trouble=lambda text: log.warning("etcd", "%s", text),
+        ),
+    )
+    cluster = store.cluster().record
+    identity = store.identity()
+    journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
+    journal.stage_revision(identity.revision)
+    return Cluster(
+        store,
+        loop=loop,
+        clock=clock,
+        node=mine.node_uid,
+        cluster_id=cluster.cluster_id,
+        peers=GrpcPeers(SERVICES, tls=tls.cluster_tls(options), message_bytes=message_bytes(options)),
+        ttl_s=options.lease_ttl_ns / 1e9,
+    )
+
+
+def message_bytes(options: Options) -> int:
+    """The largest message between nodes."""
+    return message_bytes_max(options.max_body_size)
+
+
+def peer_server(options: Options) -> GrpcPeerServer:
+    """Where other nodes call this one."""
+    return GrpcPeerServer(SERVICES, tls=tls.cluster_tls(options), message_bytes=message_bytes(options))
+
+
+def node_info(options: Options, node_uid: int, boot_id: str, *, tcp: int, http: int, grpc: str) -> NodeInfo:
+    """What this node says of itself; `tcp` and `http` are ports, `grpc` an address."""
+    name = options.broadcast_address
+    tcp, http = options.broadcast_tcp_port or tcp, options.broadcast_http_port or http
+    grpc_host, _, grpc_port = grpc.rpartition(":")
+    if grpc_host in ("0.0.0.0", "[::]", ""):
+        grpc_host = name
+    return NodeInfo(
+        node_uid,
+        name=options.node_name or f"{name}:{tcp}",
+        host=options.host,
+        zone=options.topology_zone,
+        region=options.topology_region,
+        hostname=socket.gethostname(),
+        broadcast_address=name,
+        tcp_address=f"{name}:{tcp}",
+        http_address=f"{name}:{http}",
+        grpc_address=f"{grpc_host}:{grpc_port}",
+        boot_id=boot_id,
+        version=__version__,
+    )

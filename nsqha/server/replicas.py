@@ -1,0 +1,630 @@
+"""The replicas of this node and the role that each plays: leader, follower, or neither any more.
+
+    metadata record --settle--> make the log | lead | step down | follow | remove
+    Open from a leader --open--> promise, durably --> follow (catch up first, if the logs part or we are far behind)
+
+Owner of which role each replica has. One partition's changes come one after the other (its lock); each looks at the
+record again before it acts. A role is given up before another is taken; the log and the channel state are handed over,
+never shared. What makes a leader: the record, read linearizably, names this node, this process life and this log, in an
+epoch above the promise; then the promise is journalled. Spec: `Become`, `Restart`, the promise half of `Push`.
+
+Invariants: a process life leads an epoch at most once; no answer leaves before the promise it rests on is durable;
+files go only by a tombstone, or because the record no longer names this node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from nsqha import ids
+from nsqha.commitlog import copying
+from nsqha.commitlog.entry import Entry
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
+from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
+from nsqha.server.catchup import CALL_SECONDS, CatchUp
+from nsqha.server.follower import Follower, FollowerRuntime
+from nsqha.server.following import Receiver
+from nsqha.server.leadership import Leadership
+from nsqha.server.opening import OpenedLog
+from nsqha.server.scrub import Replica as Scrubbed
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.replication.isr import IsrLimits
+    from nsqha.server.disk import DiskRounds
+    from nsqha.server.journalling import JournalWriter
+    from nsqha.server.metadata import Metadata
+    from nsqha.server.opening import PartitionOpener
+    from nsqha.server.peers import PeerIdentity, Peers, PeerStream
+    from nsqha.server.push import PushLinks
+    from nsqha.server.topic import Topic
+
+log = Log("replicas")
+
+Key = tuple[int, int]  # topic uid, partition
+
+CATCH_UP_RETRY_SECONDS = 0.5
+
+
+class PartitionRecords:
+    """One partition's record, as its leadership writes it."""
+
+    def __init__(self, metadata: Metadata, name: str, uid: int, number: int) -> None:
+        self._metadata = metadata
+        self._name = name
+        self._uid = uid
+        self._number = number
+
+    async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
+        store = self._metadata.store
+        return await self._metadata.write(
+            lambda: store.replace_partition(self._name, self._uid, self._number, meta, registered=registered)
+        )
+
+    async def fence(self, version: int) -> PartitionMeta:
+        store = self._metadata.store
+        return await self._metadata.write(
+            lambda: store.fence_partition(self._name, self._uid, self._number, version)
+        )
+
+    async def read(self) -> PartitionMeta | None:
+        topic = await self._metadata.read(lambda: self._metadata.store.topic(self._name))
+        return None if topic is None or topic.record.uid != self._uid else topic.record.partitions.get(self._number)
+
+
+class Replicas:
+    """All replicas of one node."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        node: int,
+        cluster_id: int,
+        journal: NodeJournal,
+        journal_writer: JournalWriter,
+        metadata: Metadata,
+        opener: PartitionOpener,
+        disk: DiskRounds,
+        peers: Peers,
+        links: PushLinks,
+        nodes: Callable[[], Mapping[int, NodeInfo]],
+        topic_of: Callable[[str, int], Topic | None],
+        leaders_changed: Callable[[str], None],
+        stream_lost: Callable[[int], None],
+        stream_found: Callable[[int], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        on_failure: Callable[[BaseException], None],
+        sync_every: int,
+        sync_seconds: float,
+        limits: IsrLimits | None = None,
+    ) -> None:
+        """`topic_of(name, uid)`: where partitions that are led here are shown to publishers and consumers;
+        `leaders_changed(name)`: who else has to know."""
+        self.registration = 0  # this process life; 0: not registered yet
+        self.leading: dict[Key, Leadership] = {}
+        self.followers: dict[Key, Follower] = {}
+        self._loop = loop
+        self._clock = clock
+        self._node = node
+        self._cluster_id = cluster_id
+        self._journal = journal
+        self._journal_writer = journal_writer
+        self._metadata = metadata
+        self._opener = opener
+        self._disk = disk
+        self._peers = peers
+        self._links = links
+        self._nodes = nodes
+        self._topic_of = topic_of
+        self._leaders_changed = leaders_changed
+        self._stream_lost = stream_lost
+        self._stream_found = stream_found
+        self._spawn = spawn
+        self._limits = limits
+        self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
+        self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
+        self._cut: set[Key] = set()  # recovery cut the end: others that have more go first
+        self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
+        self._locks: dict[Key, asyncio.Lock] = {}
+        self.stopping = False  # no role is taken any more
+
+    # ---- start and end
+
+    async def recover(self, topic: Versioned[TopicRecord]) -> None:
+        """Open the logs that this node has of a topic; nobody is led or followed yet."""
+        for number, meta in topic.record.partitions.items():
+            if self._node in meta.replicas or self._node in meta.isr:
+                async with self._changing((topic.record.uid, number)):
+                    await self._make(topic, number)
+
+    async def close(self) -> None:
+        """The node stops. Partitions that are led have been closed by their owner."""
+        self.stopping = True
+        for leadership in list(self.leading.values()):
+            leadership.stop()
+        for follower in list(self.followers.values()):
+            await follower.close()
+            self._opener.stage_durable(follower.key, follower.log)
+
+    def abandon(self, why: str) -> None:
+        """The data directory is closed: nothing is acknowledged any more."""
+        self.stopping = True
+        for leadership in self.leading.values():
+            leadership.stop()
+        for follower in self.followers.values():
+            follower.stopped = follower.stopped or why
+            follower.closed = True
+
+    # ---- the record says
+
+    async def settle(self, topic: Versioned[TopicRecord]) -> None:
+        """Play the roles that this record gives the node; what fails is tried again with the next record."""
+        uid = topic.record.uid
+        for number, meta in topic.record.partitions.items():
+            key = (uid, number)
+            if key in self.leading or key in self.followers or self._node in meta.replicas or self._node in meta.isr:
+                try:
+                    async with self._changing(key):
+                        await self._settle(topic, number)
+                except NsqhaError as error:
+                    log.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
+
+    async def _settle(self, topic: Versioned[TopicRecord], number: int) -> None:
+        key, meta = (topic.record.uid, number), topic.record.partitions[number]
+        known = self._records.get(key)
+        if self.stopping or (known is not None and known.record.partitions[number].version > meta.version):
+            return
+        self._records[key] = topic
+        leadership = self.leading.get(key)
+        if self._node not in meta.replicas and self._node not in meta.isr:
+            await self._remove(topic.record, number)
+            return
+        if leadership is not None and meta.epoch <= leadership.epoch:
+            leadership.refreshed(meta)
+            return
+        if leadership is not None:
+            await self._step_down(leadership, f"epoch {meta.epoch} has begun")
+        if key not in self.followers:
+            await self._make(topic, number)
+        self.followers[key].set_sync(self._sync_of(topic.record, meta))
+        if meta.leader == self._node:
+            await self._lead(topic.record, number)
+
+    async def create(self, topic: Versioned[TopicRecord], log_uids: Mapping[int, int]) -> None:
+        """New, empty logs under these names, and the roles that the record gives them."""
+        record = topic.record
+        for number, log_uid in log_uids.items():
+            key = (record.uid, number)
+            async with self._changing(key):
+                logs = await self._disk.run(lambda n=number, u=log_uid: self._opener.create(record, {n: u}))  # type: ignore[misc]
+                self._opener.stage_promise(key, 0, logs[number].log, log_uid)
+                self._follow(topic, number, logs[number], promise=0)
+        await self.settle(topic)
+
+    async def _make(self, topic: Versioned[TopicRecord], number: int) -> None:
+        """Open the log, or begin an empty one."""
+        record, key = topic.record, (topic.record.uid, number)
+        meta = record.partitions[number]
+        logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
+        opened = logs[number]
+        known = self._journal.record(key)
+        promise = known.promise if known is not None else 0
+        if known is None or not known.promise_trusted or opened.log_uid != known.log_uid:
+            # What was promised before may be lost, or was promised for another log.
+            promise = max(promise, meta.epoch)
+        self._opener.stage_promise(key, promise, opened.log, opened.log_uid)
+        await self._journal_writer.promise()
+        report = opened.report
+        if report is not None and any(cut.why == "torn" for cut in report.cuts):
+            self._cut.add(key)
+        if report is not None and report.serve_end is not None:
+            self._corrupt[key] = report.serve_end
+        self._follow(topic, number, opened, promise=promise)
+
+    def _follow(self, topic: Versioned[TopicRecord], number: int, opened: OpenedLog, *, promise: int) -> None:
+        key = (topic.record.uid, number)
+        self._records[key] = topic
+        self.followers[key] = Follower(
+            self._runtime,
+            key=key,
+            log_=opened.log,
+            log_uid=opened.log_uid,
+            state=opened.state,
+            sync=self._sync_of(topic.record, topic.record.partitions[number]),
+            epoch=promise,
+        )
+
+    def _sync_of(self, record: TopicRecord, meta: PartitionMeta) -> str:
+        return meta.sync or self._opener.sync_of(record)
+
+    async def _lead(self, record: TopicRecord, number: int) -> None:
+        """Become leader, if the record as it is now says so."""
+        name, uid, key = record.name, record.uid, (record.uid, number)
+        follower = self.followers[key]
+        fresh = await self._metadata.read(lambda: self._metadata.store.topic(name))
+        if fresh is None or fresh.record.uid != uid or self.stopping:
+            return
+        meta = fresh.record.partitions[number]
+        topic = self._topic_of(name, uid)
+        if meta.leader != self._node or meta.epoch <= follower.epoch or topic is None:
+            return
+        why = self._unfit(key, follower, meta)
+        if why:
+            log.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
+            return
+        await follower.release()
+        del self.followers[key]
+        self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
+        await self._journal_writer.promise()
+        state = follower.state
+        assert state is not None
+        opened = OpenedLog(follower.log, follower.log_uid, state, None)
+        partition = self._opener.partition(fresh.record, number, meta, opened)
+        leadership = Leadership(
+            partition,
+            meta,
+            key=key,
+            topic=name,
+            log_uid=follower.log_uid,
+            node=self._node,
+            clock=self._clock,
+            links=self._links,
+            records=PartitionRecords(self._metadata, name, uid, number),
+            nodes=self._nodes,
+            spawn=self._spawn,
+            step_down=self._stepping_down,
+            limits=self._limits,
+        )
+        self.leading[key] = leadership
+        self._records[key] = fresh
+        end = opened.log.end.log_id
+        log.info("leading", "%s/%d: leading in epoch %d from log id %d", name, number, meta.epoch, end)
+        topic.add_led(partition)
+        started = partition.start_epoch(fresh.record.channels)
+        started.add_done_callback(lambda done: done.cancelled() or done.exception())
+        leadership.start()
+        self._leaders_changed(name)
+
+    def _unfit(self, key: Key, follower: Follower, meta: PartitionMeta) -> str:
+        """Why this node can not lead although it was elected; empty: it can."""
+        if meta.registration != self.registration:
+            return "in an earlier life"
+        if meta.isr.get(self._node) != follower.log_uid:
+            return "the ISR names another log"
+        if follower.state is None:
+            return "its channels are not known yet"
+        if key in self._corrupt and len(meta.replicas) > 1:
+            return "its log is damaged"
+        return follower.stopped or ""
+
+    def _stepping_down(self, leadership: Leadership, why: str) -> None:
+        self._spawn(self._step_down_later(leadership, why))
+
+    async def _step_down_later(self, leadership: Leadership, why: str) -> None:
+        async with self._changing(leadership.key):
+            if self.leading.get(leadership.key) is leadership and not self.stopping:
+                await self._step_down(leadership, why)
+
+    async def _step_down(self, leadership: Leadership, why: str) -> None:
+        """Lead no longer: the log goes to a follower of the same partition."""
+        key, partition = leadership.key, leadership.partition
+        name, number = leadership.topic, key[1]
+        log.info("stepping_down", "%s/%d: epoch %d ends here: %s", name, number, leadership.epoch, why)
+        leadership.stop()
+        topic = self._topic_of(name, key[0])
+        if topic is not None:
+            topic.remove_led(partition, why)
+            self._leaders_changed(name)
+        await partition.release(f"this node does not lead any more: {why}")
+        del self.leading[key]
+        record = self._records[key]
+        opened = OpenedLog(partition.log, leadership.log_uid, partition.cursors.state, None)
+        self._follow(record, number, opened, promise=leadership.epoch)
+        if partition.stopped is not None:
+            self.followers[key].stopped = partition.stopped
+
+    async def _remove(self, record: TopicRecord, number: int) -> None:
+        """This node is not to have the partition any more."""
+        key = (record.uid, number)
+        if (leadership := self.leading.get(key)) is not None:
+            await self._step_down(leadership, "the partition was moved away")
+        follower = self.followers.pop(key, None)
+        if follower is None:
+            return
+        log.info("replica_removed", "%s/%d: moved away from this node", record.name, number)
+        await follower.close()
+        self._opener.forget_partition(key)
+        self._records.pop(key, None)
+        await self._disk.run(lambda: self._opener.remove_partition(record, number))
+
+    async def drop(self, record: TopicRecord) -> None:
+        """The topic was deleted: its tombstone was seen. Its files are the caller's business."""
+        for number in record.partitions:
+            key = (record.uid, number)
+            async with self._changing(key):
+                leadership = self.leading.pop(key, None)
+                if leadership is not None:
+                    leadership.stop()
+                    await leadership.partition.end("the topic was deleted")
+                follower = self.followers.pop(key, None)
+                if follower is not None:
+                    await follower.close()
+                self._records.pop(key, None)
+
+    # ---- a leader speaks
+
+    def hello(self) -> pb.PushHello:
+        return pb.PushHello(cluster_id=self._cluster_id, node_uid=self._node, registration=self.registration)
+
+    def following(self, key: pb.PartitionKey) -> Follower | None:
+        return self.followers.get((key.topic_uid, key.partition))
+
+    def name_of(self, node: int) -> str:
+        info = self._nodes().get(node)
+        return info.broadcast_address if info is not None else ""
+
+    def stream_lost(self, node: int) -> None:
+        self._stream_lost(node)
+
+    def stream_found(self, node: int) -> None:
+        self._stream_found(node)
+
+    def receive(self, stream: PeerStream) -> Receiver:
+        """A node opens its stream of appends to us."""
+        return Receiver(self._loop, self, stream)
+
+    def open(self, receiver: Receiver, opened: pb.Open) -> None:
+        self._spawn(self._open(receiver, opened))
+
+    async def _open(self, receiver: Receiver, opened: pb.Open) -> None:
+        key = (opened.key.topic_uid, opened.key.partition)
+        try:
+            async with self._changing(key):
+                await self._answer_open(receiver, opened, key)
+        except NsqhaError as error:
+            receiver.refused(opened.key, opened.epoch, pb.REFUSAL_UNKNOWN, 0, str(error))
+
+    async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: Key) -> None:
+        leader, epoch = receiver.leader, opened.epoch
+        topic = self._records.get(key)
+        decision = self._decide(key, epoch, leader, topic)
+        if isinstance(decision, NotConfirmed) or (key not in self.followers and key not in self.leading):
+            topic = await self._metadata.read(lambda: self._metadata.store.topic(opened.topic))
+            if topic is None or topic.record.uid != key[0] or key[1] not in topic.record.partitions:
+                raise NotFound(f"there is no partition {key[1]} of topic {opened.topic}")
+            self._records[key] = topic
+            meta = topic.record.partitions[key[1]]
+            if key not in self.followers and key not in self.leading:
+                if self._node not in meta.replicas and self._node not in meta.isr:
+                    raise NotFound(f"{opened.topic}/{key[1]} has no replica on this node")
+                await self._make(topic, key[1])
+            decision = self._decide(key, epoch, leader, topic)
+        if receiver.ended() or self.stopping:
+            return
+        match decision:
+            case Fenced(promised):
+                why = "a later epoch has begun"
+                receiver.refused(opened.key, epoch, pb.REFUSAL_FENCED, promised, why)
+                return
+            case NotConfirmed(why):
+                receiver.refused(opened.key, epoch, pb.REFUSAL_UNKNOWN, self._promise(key), why)
+                return
+            case Accepted() | PromiseNeeded():
+                pass
+        if (leadership := self.leading.get(key)) is not None:
+            await self._step_down(leadership, f"epoch {epoch} has begun")
+        follower = self.followers[key]
+        if follower.stopped is not None:
+            receiver.refused(opened.key, epoch, pb.REFUSAL_FAILED, follower.epoch, follower.stopped)
+            return
+        await follower.files_free()
+        if isinstance(decision, PromiseNeeded):
+            self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+            await self._journal_writer.promise()
+        if receiver.ended():
+            return
+        follower.follow(receiver, epoch)
+        receiver.followed_by(follower)
+        if self._in_sync(key, follower, opened):
+            follower.caught_up()
+            receiver.opened(follower, behind=False)
+        else:
+            follower.behind = True
+            receiver.opened(follower, behind=True)
+            follower.exclusively(self._catch_up(follower, receiver), interruptible=True)
+
+    def _decide(self, key: Key, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
+        leadership = self.leading.get(key)
+        return decide_open(
+            epoch=epoch,
+            leader=leader,
+            promise=self._promise(key),
+            meta=None if topic is None else topic.record.partitions.get(key[1]),
+            leading=None if leadership is None else leadership.epoch,
+        )
+
+    def _promise(self, key: Key) -> int:
+        known = self._journal.record(key)
+        return 0 if known is None else known.promise
+
+    def _in_sync(self, key: Key, follower: Follower, opened: pb.Open) -> bool:
+        """Whether our log is the beginning of the leader's, without asking."""
+        log_ = follower.log
+        end = log_.end.log_id
+        if key in self._corrupt or follower.state is None or end < opened.first:
+            return False
+        last = log_.entry_before(end)
+        # What we have of this epoch came from this leader, who takes nothing back.
+        return last.epoch == opened.epoch or (end == opened.start and last.chain == opened.chain)
+
+    async def _catch_up(self, follower: Follower, receiver: Receiver) -> None:
+        """Until we are near, or the leader is another."""
+        while follower.port is receiver and not follower.closed:
+            leader = self._nodes().get(receiver.leader)
+            try:
+                if leader is None:
+                    raise Unavailable(f"node {receiver.leader:016x} is not registered")
+                bad = self._corrupt.get(follower.key)
+                if bad is not None and bad < follower.log.end.log_id:
+                    log.warning("refetching", "%s: from log id %d on, which is damaged", follower.log.directory, bad)
+                    await self.cut(follower, bad)
+                    follower.forget_pending()
+                await CatchUp(follower, receiver, self, self._caller(leader.grpc_address), self._cluster_id).run()
+            except (NsqhaError, ValueError) as error:
+                log.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
+                await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
+            else:
+                self._corrupt.pop(follower.key, None)
+                self._cut.discard(follower.key)
+                receiver.opened(follower, behind=False)
+                return
+
+    def _caller(self, address: str) -> Callable[[str, Any], Any]:
+        return lambda method, request: self._peers.call(address, method, request, timeout=CALL_SECONDS)
+
+    # ---- catch-up: what it does to files (`catchup.Files`)
+
+    async def cut(self, follower: Follower, log_id: int) -> None:
+        self._journal.stage_cut(follower.key, follower.log.cut_intent(log_id))
+        await self._journal_writer.promise()
+        # On the loop: readers of other partitions share the cache that is cut too. Two fsyncs, and seldom.
+        follower.log.truncate_to(log_id)
+        self._journal.stage_cut_done(follower.key)
+        await self._journal_writer.promise()
+
+    async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
+        key, record = follower.key, self._records[follower.key].record
+        follower.log.close()
+        self._opener.cursor_cache.forget(key)
+        log_uid = self._opener.new_log_uid()
+        self._journal.stage(key, log_uid=log_uid, local_durable=anchor.log_id + 1)
+        await self._journal_writer.promise()
+        log_ = await self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor))
+        self._corrupt.pop(key, None)
+        follower.restart_with(log_, log_uid, None)
+
+    async def roll(self, follower: Follower) -> None:
+        follower.log.use(await self._disk.run(follower.log.next_pair))
+
+    def reload(self, follower: Follower) -> None:
+        state = self._opener.state_of(follower.key, follower.log, committed=follower.committed)
+        follower.restart_with(follower.log, follower.log_uid, state)
+
+    def may_lose_committed(self, follower: Follower) -> bool:
+        topic = self._records[follower.key]
+        return topic.record.partitions[follower.key[1]].isr.get(self._node) != follower.log_uid
+
+    # ---- others ask
+
+    async def status(self, peer: PeerIdentity, request: pb.StatusRequest) -> pb.StatusReply:
+        """What this node has of some partitions, or of all."""
+        self._check_cluster(request.cluster_id)
+        reply = pb.StatusReply(
+            node_uid=self._node, registration=self.registration, poisoned=self._journal.poisoned
+        )
+        keys = [(key.topic_uid, key.partition) for key in request.keys] or [*self.leading, *self.followers]
+        for key in keys:
+            if (leadership := self.leading.get(key)) is not None:
+                log_, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
+                role, stopped = pb.ROLE_LEADER, leadership.partition.stopped
+            elif (follower := self.followers.get(key)) is not None:
+                log_, log_uid, committed = follower.log, follower.log_uid, follower.committed
+                role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
+                stopped = follower.stopped
+            else:
+                continue
+            last = log_.entry_before(log_.end.log_id)
+            reply.replicas.add(
+                key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
+                role=role if stopped is None else pb.ROLE_NONE,
+                promise=self._promise(key),
+                log_uid=log_uid,
+                end=log_.end.log_id,
+                last_epoch=last.epoch,
+                chain=last.chain,
+                durable=min(log_.local_durable, log_.end.log_id),
+                committed=committed,
+                cut=key in self._cut,
+                corrupt=key in self._corrupt or stopped is not None,
+                start=log_.start.log_id,
+            )
+        return reply
+
+    async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:
+        """Where an epoch ends in the log of a partition that is led here."""
+        leadership = self._led(request.cluster_id, request.key, request.epoch)
+        found = copying.epoch_end(leadership.log, request.asked_epoch)
+        return pb.EpochEndReply(
+            epoch=found.epoch, end=found.end, chain=found.chain, start=leadership.log.start.log_id
+        )
+
+    async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
+        """Batches of a partition that is led here."""
+        leadership = self._led(request.cluster_id, request.key, request.epoch)
+        log_ = leadership.log
+        end = log_.end.log_id
+        if request.first < log_.start.log_id:
+            anchor = log_.entry_before(log_.start.log_id)
+            return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
+        if request.first >= end:
+            return pb.FetchReply(committed=leadership.committed, end=end)
+        run = copying.read_run(log_, request.first, request.end or end, min(max(request.max_bytes, 1), 4 << 20))
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
+
+    def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:
+        self._check_cluster(cluster_id)
+        leadership = self.leading.get((key.topic_uid, key.partition))
+        if leadership is None or leadership.epoch != epoch:
+            raise Unavailable(f"this node does not lead the partition in epoch {epoch}")
+        return leadership
+
+    def _check_cluster(self, cluster_id: int) -> None:
+        if cluster_id != self._cluster_id:
+            raise Unavailable(f"this node belongs to cluster {self._cluster_id:016x}, not to {cluster_id:016x}")
+
+    # ---- time
+
+    def tick(self) -> None:
+        """Every 100 ms."""
+        for leadership in list(self.leading.values()):
+            leadership.tick()
+
+    def keep_house(self) -> None:
+        """About once a second."""
+        for key, follower in list(self.followers.items()):
+            try:
+                follower.keep_house()
+            except LogCorrupt as error:
+                log.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
+            if not ids.is_ephemeral(self._records[key].record.name):
+                self._opener.stage_durable(key, follower.log)
+
+    def followed(self) -> list[Scrubbed]:
+        """The logs of partitions that are followed, for the scrub."""
+        return [
+            Scrubbed(self._records[key].record.name, key[1], f.log, lambda f=f: f.committed, lambda f=f: f.closed)  # type: ignore[misc]
+            for key, f in self.followers.items()
+        ]
+
+    def nodes_changed(self) -> None:
+        """A node came, went or moved."""
+        for node, info in self._nodes().items():
+            if info.grpc_address:
+                self._links.moved(node, info.grpc_address)
+        for leadership in self.leading.values():
+            leadership.nodes_changed()
+
+    @asynccontextmanager
+    async def _changing(self, key: Key) -> AsyncIterator[None]:
+        """One change of a partition's role at a time."""
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            yield
