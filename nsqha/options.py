@@ -236,6 +236,20 @@ class LookupdOptions:
     )
     tombstone_lifetime_ns: int = _flag(DURATION, 45 * SECOND, "how long a tombstone hides a producer of a topic")
 
+    etcd_endpoints: tuple[str, ...] = _flag(
+        STRINGS, (), "<addr>:<port> of an etcd member (may be given several times); makes this a cluster's controller",
+        name="etcd-endpoint",
+    )  # fmt: skip
+    etcd_ca: str = _flag(STRING, "", "path to the certificate authority of etcd; with it TLS is used")
+    etcd_cert: str = _flag(STRING, "", "path to this daemon's certificate for etcd")
+    etcd_key: str = _flag(STRING, "", "path to the key of --etcd-cert")
+    etcd_user: str = _flag(STRING, "", "user name for etcd")
+    etcd_password_file: str = _flag(STRING, "", "path to a file with the password for etcd")
+    cluster_name: str = _flag(STRING, "nsqha", "which of the clusters in this etcd it looks after")
+    cluster_tls_cert: str = _flag(STRING, "", "this daemon's certificate, for nodes that want one")
+    cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
+    cluster_tls_ca: str = _flag(STRING, "", "path to the certificate authority of this cluster, and of nothing else")
+
 
 T = TypeVar("T", Options, LookupdOptions)
 
@@ -273,6 +287,7 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[L
     loaded = _load(LookupdOptions, "NSQLOOKUPD_", argv, environ)
     options = loaded.options
     _at_least(options, 1, "inactive_producer_timeout_ns", "tombstone_lifetime_ns")
+    _check_cluster(options, (*_ETCD_ACCESS, "cluster_tls_cert"))
     return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
 
 
@@ -284,13 +299,9 @@ def checked(options: Options) -> Options:
     _check_ranges(options)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise ConfigError("--tls-cert and --tls-key go together")
-    cluster_tls = (options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
-    if any(cluster_tls) and not all(cluster_tls):
-        raise ConfigError("--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+    _check_cluster(options, (*_ETCD_ACCESS, "topic_replicas"))
     if options.lease_ttl_ns < 2 * SECOND:
         raise ConfigError(f"--lease-ttl={format_duration(options.lease_ttl_ns)}: must be at least 2s")
-    if not options.etcd_endpoints and (given := _only_with_etcd(options)):
-        raise ConfigError(f"--{given} is for a cluster; it needs --etcd-endpoint")
     if options.tls_required and not options.tls_cert:
         raise ConfigError("cannot require TLS client connections without --tls-cert and --tls-key")
     if options.tls_client_auth_policy == "require-verify" and not options.tls_root_ca_file:
@@ -301,12 +312,18 @@ def checked(options: Options) -> Options:
     return options
 
 
-def _only_with_etcd(options: Options) -> str:
-    """A flag that was given and does nothing without etcd; empty: none was."""
-    for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file", "topic_replicas"):
+_ETCD_ACCESS = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
+
+
+def _check_cluster(options: Options | LookupdOptions, only_with_etcd: Sequence[str]) -> None:
+    cluster_tls = (options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+    if any(cluster_tls) and not all(cluster_tls):
+        raise ConfigError("--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+    if options.etcd_endpoints:
+        return
+    for name in only_with_etcd:
         if getattr(options, name):
-            return name.replace("_", "-")
-    return ""
+            raise ConfigError(f"--{_flag_name(name)} is for a cluster; it needs --etcd-endpoint")
 
 
 _POSITIVE = (

@@ -245,3 +245,16 @@ def test_version_and_help_import_nothing_slow(flag: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "nsqlookupd" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_lookup_daemon_of_a_cluster_needs_etcd() -> None:
+    assert load_nsqlookupd([], {}).options.etcd_endpoints == ()
+    given = load_nsqlookupd(["--etcd-endpoint=a:2379,b:2379", "--etcd-endpoint", "c:2379", "--etcd-ca=ca"], {}).options
+    assert (given.etcd_endpoints, given.cluster_name) == (("a:2379", "b:2379", "c:2379"), "nsqha")
+    for flag in ("--etcd-user=u", "--etcd-password-file=f", "--etcd-ca=ca"):
+        with pytest.raises(ConfigError, match="it needs --etcd-endpoint"):
+            load_nsqlookupd([flag], {})
+        with pytest.raises(ConfigError, match="it needs --etcd-endpoint"):
+            load_nsqd([flag], {})
+    with pytest.raises(ConfigError, match="go together"):
+        load_nsqlookupd(["--etcd-endpoint=a:1", "--cluster-tls-key=k"], {})
