@@ -9,6 +9,7 @@ await lookupd.stop()
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 import socket
@@ -25,7 +26,7 @@ from lookupd.tcp import TcpServer, identity
 from nsqha import nsqlog
 from nsqha.clock import Clock, SystemClock
 from nsqha.election.store import MetadataStore
-from nsqha.errors import ConfigError
+from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import SECOND, Loaded, LookupdOptions, host_name, version_line
 from nsqha.server.http_envelope import HttpServer
@@ -110,19 +111,48 @@ def serve(loaded: Loaded[LookupdOptions]) -> int:
         log.info("option_notice", "%s", notice)
     raise_open_files_limit()
     try:
-        uvloop.run(_until_signal(Lookupd(options)))
-    except ConfigError as error:
+        uvloop.run(_until_signal(options))
+    except (ConfigError, Unavailable, StaleMetadata) as error:
         log.fatal("refused", "failed to start nsqlookupd - %s", error)
         return 1
     log.info("stopped", "bye")
     return 0
 
 
-async def _until_signal(lookupd: Lookupd) -> None:
+async def _until_signal(options: LookupdOptions) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.set)
-    await lookupd.start()
-    await told.wait()
-    await lookupd.stop()
+    async with contextlib.AsyncExitStack() as stack:
+        clock = SystemClock()
+        store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
+        lookupd = Lookupd(options, clock=clock, store=store, peers=peers)
+        await lookupd.start()
+        await told.wait()
+        await lookupd.stop()
+
+
+async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncExitStack) -> tuple[MetadataStore, Peers]:
+    """The cluster's metadata and a way to its nodes; both are closed with `stack`."""
+    # grpc takes a tenth of a second to import, and a daemon without a cluster does not need it.
+    from nsqha.pb.v1 import replication_pb2
+    from nsqha.server.etcd_access import open_store
+    from nsqha.server.peer_grpc import GrpcPeers
+    from nsqha.server.tls import load_cluster_tls
+
+    tls = None
+    if options.cluster_tls_cert:
+        tls = load_cluster_tls(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+    log = Log("metadata")
+    store = await asyncio.to_thread(
+        open_store,
+        options,
+        clock,
+        random.SystemRandom(),
+        trouble=lambda text: log.warning("metadata_trouble", "%s", text),
+    )
+    stack.callback(store.close)
+    peers = GrpcPeers(replication_pb2.DESCRIPTOR.services_by_name.values(), tls=tls)
+    stack.push_async_callback(peers.close)
+    return store, peers
