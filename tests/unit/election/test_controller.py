@@ -6,8 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from nsqha.election.events import Suspect
-from nsqha.election.moves import decommission_name
+from nsqha.election.controller import ControllerMachine
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.events import (
+    Action,
+    Answered,
+    Blamed,
+    Metadata,
+    NotAnswered,
+    Probe,
+    PutDone,
+    PutPartition,
+    ReadTopic,
+    Suspect,
+    Tick,
+    TopicRead,
+)
+from nsqha.election.model import PartitionMeta
+from nsqha.election.moves import BALANCE, decommission_name
+from nsqha.election.placement import PartitionName
 from nsqha.election.planner import PlanLimits
 from nsqha.election.rounds import Limits
 from tests.unit.election.cluster_rig import Cluster
@@ -144,3 +161,197 @@ def test_another_controller_goes_on_with_a_transfer() -> None:
     c.new_controller()
     c.run(0.5)
     assert c.meta("t").leader == target
+
+
+# ---- events one by one
+
+
+def machine(c: Cluster) -> tuple[ControllerMachine, PartitionName, PartitionMeta]:
+    """A machine of its own, that has seen the records and nothing else."""
+    found = ControllerMachine(c.now, QUICK)
+    found.step(metadata(c), c.now)
+    (name,) = c.parts()
+    return found, name, c.meta("t")
+
+
+def metadata(c: Cluster) -> Metadata:
+    view = c.store.view()
+    return Metadata(view.topics, view.nodes, c.store.intents())
+
+
+def probes(actions: list[Action]) -> dict[int, Probe]:
+    return {action.node: action for action in actions if isinstance(action, Probe)}
+
+
+def puts(actions: list[Action]) -> list[PutPartition]:
+    return [action for action in actions if isinstance(action, PutPartition)]
+
+
+def answer(c: Cluster, probe: Probe, **changes: int | bool) -> Answered:
+    info = c.nodes[probe.node].info
+    found = {}
+    for key in probe.keys:
+        log = c.nodes[probe.node].logs[key]
+        entries = len(log.entries)
+        report = ReplicaReport(
+            info.registration, log.log_uid, log.entries[-1], entries, log.promise, leading=log.leading > 0
+        )
+        found[key] = replace(report, **changes)  # type: ignore[arg-type]
+    return Answered(probe.number, probe.node, info.registration, found)
+
+
+def test_the_rest_of_the_isr_is_asked_together_with_the_suspected_leader() -> None:
+    c = cluster()
+    m, _, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    assert set(asked) == {1, 2, 3} and all(probe.timeout_s == QUICK.doubt_s for probe in asked.values())
+    others = [uid for uid in asked if uid != meta.leader]
+    for uid in others:
+        assert not puts(m.step(answer(c, asked[uid]), c.now + 0.01))
+    (put,) = puts(m.step(NotAnswered(asked[meta.leader].number, meta.leader, "refused"), c.now + 0.02))
+    assert put.meta.leader in others and put.registered == {put.meta.leader: put.meta.registration}
+
+
+def test_an_answer_to_an_older_question_elects_nobody() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    other = next(uid for uid in meta.replicas if uid != meta.leader)
+    before = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    m.step(answer(c, before[meta.leader]), c.now + 0.01)  # the leader is fine, and only then dies
+    m.step(Suspect(meta.leader, "reset"), c.now + 0.02)
+    m.step(answer(c, before[other]), c.now + 0.03)
+    assert not m.rounds[name].reports
+
+
+def test_an_older_record_that_arrives_late_changes_nothing() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    old = c.store.topic("t")
+    assert old is not None
+    c.store.replace_partition("t", name.uid, 0, replace(meta, epoch=meta.epoch + 1, leader=2))
+    m.step(metadata(c), c.now)
+    m.step(TopicRead("t", old), c.now)
+    assert m.parts[name].meta.epoch == meta.epoch + 1
+
+
+def test_a_change_that_was_refused_is_followed_by_a_read_and_another_try() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    for uid in set(asked) - {meta.leader}:
+        m.step(answer(c, asked[uid]), c.now + 0.01)
+    (put,) = puts(m.step(NotAnswered(asked[meta.leader].number, meta.leader, "refused"), c.now + 0.02))
+    assert not puts(m.step(Tick(), c.now + 0.03)), "one at a time"
+    actions = m.step(PutDone(name, "refused"), c.now + 0.04)
+    assert ReadTopic("t") in actions and not puts(actions)
+    newer = c.store.replace_partition("t", name.uid, 0, meta)
+    (again,) = puts(m.step(TopicRead("t", c.store.topic("t")), c.now + 0.05))
+    assert again.meta.version == newer.version != put.meta.version
+
+
+def test_a_leader_that_restarted_gets_a_new_epoch_at_once() -> None:
+    c = cluster()
+    before = c.meta("t")
+    node = c.nodes[before.leader]
+    for log in node.logs.values():
+        log.leading = 0
+    node.session.close()
+    c.start(before.leader)
+    c.run(0.3)
+    after = c.meta("t")
+    assert after.epoch > before.epoch and c.events("leader_elected")[-1]["why"] in (
+        "leader restarted",
+        "leader is gone",
+    )
+
+
+def test_a_leader_whose_own_answer_is_of_another_life_is_replaced() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    told = replace(answer(c, asked[meta.leader]), registration=meta.registration + 100)
+    m.step(told, c.now + 0.01)
+    assert m.rounds[name].kind == "elect" and m.rounds[name].why == "leader restarted"
+
+
+def test_a_leader_that_its_followers_lost_is_replaced_though_it_answers() -> None:
+    c = cluster()
+    before = c.meta("t")
+    for uid in before.isr:
+        if uid != before.leader:
+            c.feed(Blamed(uid, frozenset({before.leader})))
+    c.run(1.5)
+    assert c.meta("t").epoch == before.epoch, "it may come back"
+    c.run(1.5)
+    assert c.meta("t").leader != before.leader
+    assert c.events("leader_elected")[-1]["why"] == "leader is cut off from its followers"
+
+
+def test_one_follower_that_lost_its_leader_is_not_enough() -> None:
+    c = cluster()
+    before = c.meta("t")
+    c.feed(Blamed(next(uid for uid in before.isr if uid != before.leader), frozenset({before.leader})))
+    c.run(5.0)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_a_leader_that_gave_its_epoch_up_is_found_by_the_audit() -> None:
+    c = cluster()
+    before = c.meta("t")
+    (log,) = c.nodes[before.leader].logs.values()
+    log.leading = 0
+    c.run(10.0)
+    after = c.meta("t")
+    assert after.epoch > before.epoch and c.healthy(next(iter(c.parts())), after)
+    assert c.events("leader_elected")[-1]["why"] == "leader does not lead"
+
+
+def test_a_transfer_waits_until_the_successor_has_everything() -> None:
+    c = cluster()
+    name = next(iter(c.parts()))
+    meta = c.meta("t")
+    target = meta.replicas[1]
+    c.store.replace_partition("t", name.uid, 0, replace(meta, successor=target))
+    meta = c.meta("t")
+    m = ControllerMachine(c.now, QUICK)
+    asked = probes(m.step(metadata(c), c.now))
+    m.step(answer(c, asked[meta.leader]), c.now + 0.01)
+    assert not puts(m.step(answer(c, asked[target], end=0), c.now + 0.01))
+    asked = probes(m.step(Tick(), c.now + 0.05))
+    m.step(answer(c, asked[meta.leader]), c.now + 0.06)
+    (put,) = puts(m.step(answer(c, asked[target]), c.now + 0.06))
+    assert put.meta == replace(
+        meta, leader=target, epoch=meta.epoch + 1, successor=0, registration=c.nodes[target].info.registration
+    )
+
+
+def test_a_transfer_that_takes_too_long_is_given_up() -> None:
+    c = cluster()
+    name = next(iter(c.parts()))
+    before = c.meta("t")
+    c.nodes[before.replicas[1]].silent = True
+    c.store.replace_partition("t", name.uid, 0, replace(before, successor=before.replicas[1]))
+    c.run(5.0)
+    after = c.meta("t")
+    assert after.successor == 0 and after.epoch == before.epoch and c.events("transfer_given_up")
+
+
+def test_balance_can_be_paused() -> None:
+    c = cluster()
+    first = c.meta("t").replicas[0]
+    c.store.put_intent(BALANCE, {"paused": True})
+    c.kill(first)
+    c.run(4.0)
+    c.restart(first)
+    c.run(10.0)
+    assert c.meta("t").leader != first
+
+
+def test_many_partitions_of_one_leader_are_asked_about_in_pieces() -> None:
+    c = Cluster(1, nodes=3, limits=replace(QUICK, keys_max=3))
+    c.create("t", partitions=30)
+    c.run(3.0)
+    dead = c.meta("t").leader
+    c.kill(dead)
+    c.run(0.2)
+    assert all(meta.leader not in (0, dead) for meta in c.parts().values())

@@ -87,6 +87,8 @@ def test_only_the_log_that_the_isr_names_counts() -> None:
 
 
 def test_a_replica_outside_the_isr_is_never_chosen() -> None:
+    fewer = replace(META, isr={A: 0xA, B: 0xB})
+    assert elected(ballot((B, said(B)), (C, said(C, 99)), meta=fewer)).leader == B
     wait = waiting(ballot((D, said(D, 99)), waited=1e6))
     assert "0000000000000002" in wait.why and not wait.operator
 
