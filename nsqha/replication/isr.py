@@ -30,6 +30,7 @@ Times are monotonic seconds. A span in which nobody called (this process was sto
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -37,6 +38,8 @@ from typing import TypeAlias
 
 from nsqha.election.model import PartitionMeta
 from nsqha.replication.leader import NOTHING
+
+SAMPLES = 32  # of our own end, within `replica_timeout`: how exactly it is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +145,7 @@ class State(Enum):
 class _Follower:
     """What one replica has told us in its present life, and since when it is good or bad."""
 
-    caught_up_at: float  # everything that was written by then is acknowledged
-    mark: int  # our end at `mark_at`
-    mark_at: float
+    since: float  # it is a member, or known
     gone_at: float | None = None  # its stream is lost since then; None: it is there
     registration: int = 0  # 0: never heard of
     log_uid: int = 0
@@ -195,7 +196,8 @@ class IsrKeeper:
         self._awaiting = False  # a compare-and-set of ours has no reply yet
         self._unread = False  # the record is to be read before anything is proposed
         self._retry_at = now
-        self._followers = {n: _Follower(now, epoch_start, now) for n in meta.isr if n != node}
+        self._followers = {n: _Follower(now) for n in meta.isr if n != node}
+        self._ends = deque([(now, epoch_start)])  # (time, our end then), back to `replica_timeout` ago
         self._told = self._counting()
 
     # ---- what others ask
@@ -273,6 +275,7 @@ class IsrKeeper:
         assert committed <= end and end_durable <= end, f"committed {committed}, durable {end_durable}, end {end}"
         self._committed = committed
         self._end = end
+        self._sample()
         for follower in self._followers.values():
             self._observe(follower)
         if self._proposal is None and not self._awaiting and not self._unread:
@@ -330,6 +333,8 @@ class IsrKeeper:
         for node in set(self.meta.isr) - set(meta.isr):
             self._follower(node).removals += 1
             self._follower(node).near_since = None
+        for node in set(meta.isr) - set(self.meta.isr):
+            self._follower(node).since = self._time
         self.meta = meta
         self._proposal = None
         return self._changed()
@@ -421,9 +426,10 @@ class IsrKeeper:
         return None, ""
 
     def _late(self, follower: _Follower) -> bool:
-        if self._acked(follower) >= self._end:
-            return False
-        return self._time - follower.caught_up_at >= self.limits.replica_timeout
+        """It lacks something that was here `replica_timeout` ago, and was to have it all that time."""
+        then = self._time - self.limits.replica_timeout
+        at, end = self._ends[0]
+        return at <= then and follower.since <= then and self._acked(follower) < end
 
     def _renewed(self, node: int) -> bool:
         """A member that has told us of another log than the one that the record names."""
@@ -454,21 +460,22 @@ class IsrKeeper:
         assert node != self.node, "a leader does not follow itself"
         follower = self._followers.get(node)
         if follower is None:
-            follower = self._followers[node] = _Follower(self._time, self._end, self._time)
+            follower = self._followers[node] = _Follower(self._time)
         return follower
 
     def _acked(self, follower: _Follower) -> int:
         return follower.durable if self.sync_always else follower.end
 
+    def _sample(self) -> None:
+        """Remember our end, so that the age of what is not acknowledged is known without a time per batch."""
+        ends = self._ends
+        if self._time - ends[-1][0] >= self.limits.replica_timeout / SAMPLES:
+            ends.append((self._time, self._end))
+        while len(ends) > 1 and ends[1][0] <= self._time - self.limits.replica_timeout:
+            ends.popleft()
+
     def _observe(self, follower: _Follower) -> None:
-        """How old the oldest batch is that it has not acknowledged, without a time per batch."""
         acked = self._acked(follower)
-        if acked >= self._end:
-            follower.caught_up_at = self._time
-        elif acked >= follower.mark:
-            follower.caught_up_at = max(follower.caught_up_at, follower.mark_at)
-        if acked >= follower.mark:
-            follower.mark, follower.mark_at = self._end, self._time
         if follower.gone_at is not None or self._end - acked > self.limits.join_lag:
             follower.near_since = None
         elif follower.near_since is None:

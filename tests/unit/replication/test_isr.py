@@ -130,6 +130,33 @@ def test_a_slow_member_that_stays_behind_leaves_although_it_acknowledges() -> No
     pytest.fail("C kept everybody waiting")
 
 
+@pytest.mark.parametrize(("delay", "leaves"), [(1.7, False), (2.3, True)])
+def test_late_is_who_acknowledges_a_batch_after_replica_timeout(delay: float, leaves: bool) -> None:
+    rig = Rig()
+    rig.in_sync(B, C)
+    actions: list[Action] = []
+    written: list[tuple[float, int]] = []
+    while rig.now < NOW + 20 and not actions:
+        rig.end += 1
+        written.append((rig.now, rig.end))
+        rig.heard(B, rig.end)
+        rig.heard(C, max([10] + [end for at, end in written if at <= rig.now - delay]))
+        actions = rig.step(0.1)
+    assert bool(actions) == leaves
+
+
+def test_who_joined_just_now_is_not_late_for_what_was_there_before() -> None:
+    rig = Rig(record((A, B)))
+    rig.in_sync(B)
+    rig.end = 12
+    rig.step(3)
+    rig.heard(B, 12)
+    rig.heard(C, 11)
+    rig.keeper.replied(Applied(newer(proposal(rig.step()).meta)), rig.now)
+    assert rig.step(1.5) == []
+    assert proposal(rig.step(1)).change == "shrink"
+
+
 def test_a_lost_stream_is_given_300_ms() -> None:
     rig = Rig()
     rig.in_sync(B, C)
