@@ -35,6 +35,7 @@ from nsqha.wire.session import CLOSING, Session
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
+    from nsqha.server.lanes import Lane
     from nsqha.server.partition import Partition
     from nsqha.wire.identify import Agreed, Request
 
@@ -94,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._replies: deque[Slot] = deque()
         self._verdicts: Verdicts | None = None  # of `consumer`
         self._when_drained: Callable[[], None] | None = None
-        self._targets: dict[str, Partition] = {}
+        self._targets: dict[str, Partition | Lane] = {}
         self._codec: Codec | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
         self._heartbeat_seconds = 0.0
@@ -378,14 +379,14 @@ class Connection(asyncio.Protocol):
         if partition.full:
             self._wait_until_drained(partition)
 
-    def _target(self, topic: str, again: Callable[[], None], command: str) -> Partition | None:
-        """The partition this connection publishes to; None while the topic is being created or if it can not be."""
+    def _target(self, topic: str, again: Callable[[], None], command: str) -> Partition | Lane | None:
+        """Where this connection publishes to; None while the topic is being created or if it can not be."""
         refusal = self.broker.publishing.refusal()
         if refusal is not None:
             self.fatal(errors.publish_failed(command, refusal))
             self.session.kill()
             return None
-        partition = self.broker.publishing.partition_for(topic, self.number)
+        partition = self.broker.publishing.target_for(topic, self.number)
         if partition is not None:
             self._targets[topic] = partition
             return partition
@@ -405,7 +406,7 @@ class Connection(asyncio.Protocol):
         self.fatal(frame)
         self.session.kill()
 
-    def _wait_until_drained(self, partition: Partition) -> None:
+    def _wait_until_drained(self, partition: Partition | Lane) -> None:
         if not self.blocked:
             self._block()
             partition.when_drained(self._unblock)

@@ -1,20 +1,26 @@
 """Where a publish goes, and publishes that come over HTTP and gRPC.
 
 A connection asks once per topic and keeps the answer (`Connection.forget_targets` takes it away); HTTP and gRPC ask for
-each publish. The answer is a partition that this node leads: one per connection, so that what one connection publishes
-keeps its order. Batches and outcomes belong to the partition.
+each publish. The answer of a node that is alone is a partition: one per connection, so that what one connection
+publishes keeps its order. In a cluster it is a `Lane` to one partition, which goes on through changes of its leader.
+Batches and outcomes belong to the partition.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nsqha.errors import OutcomeUnknown, Unavailable
 from nsqha.options import Options
 from nsqha.server.budget import PublishBudget
+from nsqha.server.lanes import Lane
 from nsqha.server.partition import Partition
 from nsqha.server.topics import Topics
+
+if TYPE_CHECKING:
+    from nsqha.server.forwarding import Forwarder
 
 
 class PublishWaiter:
@@ -49,16 +55,19 @@ class Publishing:
         next_number: Callable[[], int],
     ) -> None:
         self.refusal = refusal  # why nothing can be published now; None if it can
+        self.forwarder: Forwarder | None = None  # None: this node is alone
         self._topics = topics
         self._loop = loop
         self._budget = budget
         self._next_number = next_number
         self._wait_seconds = options.publish_wait_ns / 1e9
 
-    def partition_for(self, topic: str, connection_number: int) -> Partition | None:
-        """The partition that this connection publishes to; None if the topic has to be made first."""
+    def target_for(self, topic: str, publisher: int) -> Partition | Lane | None:
+        """Where this publisher publishes to the topic; None if the topic has to be made first."""
+        if self.forwarder is not None:
+            return self.forwarder.lane(topic, publisher)
         found = self._topics.get(topic)
-        return found.partition_for(connection_number) if found is not None and not found.deleting else None
+        return found.partition_for(publisher) if found is not None and not found.deleting else None
 
     async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
         """Store blank frames as one unit; returns when they are committed."""
@@ -66,11 +75,13 @@ class Publishing:
         if refusal is not None:
             raise Unavailable(refusal)
         await self._budget.wait(self._wait_seconds)
-        found = await self._topics.topic_for_client(topic)
-        partition = found.partition_for(self._next_number())
+        await self._topics.topic_for_client(topic)
+        target = self.target_for(topic, self._next_number())
+        if target is None:
+            raise Unavailable(f"topic {topic} is being deleted")
         waiter = PublishWaiter(self._loop.create_future())
         if deliver_in_ms:
-            partition.publish_deferred(frames, deliver_in_ms, waiter)
+            target.publish_deferred(frames, deliver_in_ms, waiter)
         else:
-            partition.publish(frames, waiter)
+            target.publish(frames, waiter)
         await waiter.future

@@ -120,7 +120,7 @@ class Bench:
             "next_connection_number": lambda: 1,
             "connection_opened": lambda c: self.open.update({c.number: c}),
             "connection_closed": lambda c: self.open.pop(c.number, None),
-            "publishing": SimpleNamespace(refusal=lambda: None, partition_for=lambda topic, number: self.partition),
+            "publishing": SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: self.partition),
             "topics": AllTopics(),
             "subscriptions": SimpleNamespace(subscribe=subscribe, unsubscribe=lambda consumer: None),
         }
@@ -166,7 +166,7 @@ def test_replies_leave_in_the_order_of_the_commands():
 
 def test_what_one_batch_answers_leaves_in_one_write():
     rig = Rig(sync="interval")
-    bench = Bench(publishing=SimpleNamespace(refusal=lambda: None, partition_for=lambda topic, number: rig.partition))
+    bench = Bench(publishing=SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: rig.partition))
     bench.send((b"MPUB t\n" + struct.pack(">III", 9, 1, 1) + b"x") * 5)
     assert bench.frames == []
     rig.turn()
@@ -217,7 +217,7 @@ def test_after_a_close_no_command_is_run():
     bench = Bench()
     bench.partition.publish = lambda frames, reply: reply.failed("not stored: gone")  # type: ignore[method-assign]
     later: list[str] = []
-    bench.connection.broker.publishing.partition_for = (  # type: ignore[method-assign]
+    bench.connection.broker.publishing.target_for = (  # type: ignore[method-assign]
         lambda topic, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
     )
     bench.send(pub("a") + pub("b") + pub("c"))

@@ -1,0 +1,173 @@
+"""The leader's side of forwarded publishes: they go into the local partition, and what came of them goes back.
+
+A publish for a partition that is not led here is refused, never passed on. Outcomes of one tick leave in one message.
+Messages are handled one at a time, and the sender bounds what it has under way (`forwarding.WINDOW_BYTES`); so a node
+that serves `n` others holds at most `n` windows more than its own budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from nsqha import hot
+from nsqha.errors import Unavailable
+from nsqha.pb.v1 import routing_pb2
+from nsqha.server.lanes import NOT_STORED
+from nsqha.server.leaders import Leaders
+from nsqha.server.partition import Partition
+from nsqha.server.peers import PeerServer, PeerStream
+from nsqha.server.topic import Topic
+
+DRAIN_SECONDS = 0.01
+
+
+def check_greeting(greeting: routing_pb2.Greeting, leaders: Leaders, stream: PeerStream) -> None:
+    """Unavailable if the other side is not, or does not mean, who it should."""
+    if greeting.cluster_id != leaders.cluster_id:
+        raise Unavailable(f"this node belongs to cluster {leaders.cluster_id:016x}, not to {greeting.cluster_id:016x}")
+    if greeting.target_uid != leaders.node:
+        raise Unavailable(f"this is node {leaders.node:016x}, not {greeting.target_uid:016x}")
+    if not stream.peer.may_be(greeting.node_uid, leaders.name_of(greeting.node_uid)):
+        raise Unavailable(f"{stream.peer} may not speak for node {greeting.node_uid:016x}")
+
+
+class ForwardedReply:
+    """One publish of another node that waits for its outcome: a `Reply` of the partition."""
+
+    __slots__ = ("partition", "sequence", "stream")
+
+    def __init__(self, stream: ForwardStream, sequence: int, partition: Partition) -> None:
+        self.stream = stream
+        self.sequence = sequence
+        self.partition = partition
+
+    def stored(self) -> None:
+        self.stream.stored(self.sequence)
+
+    def failed(self, why: str) -> None:
+        if not why.startswith(NOT_STORED):
+            outcome = routing_pb2.FORWARD_OUTCOME_UNKNOWN
+        elif self.partition.closed:
+            outcome = routing_pb2.FORWARD_OUTCOME_NOT_LEADER
+        else:
+            outcome = routing_pb2.FORWARD_OUTCOME_REFUSED
+        self.stream.failed(self.sequence, outcome, why.removeprefix(NOT_STORED).removeprefix("outcome unknown: "))
+
+
+class ForwardStream:
+    """One node that forwards publishes to this one: a `StreamHandler`."""
+
+    def __init__(self, service: ForwardService, stream: PeerStream) -> None:
+        self._service = service
+        self._stream = stream
+        self._greeted = False
+        self._answers = routing_pb2.ForwardReply()
+        self._scheduled = False
+        self.under_way = 0
+
+    def on_message(self, message: routing_pb2.ForwardRequest) -> None:
+        if message.HasField("greeting"):
+            check_greeting(message.greeting, self._service.leaders, self._stream)
+            self._greeted = True
+            mine = routing_pb2.Greeting(
+                cluster_id=self._service.leaders.cluster_id,
+                node_uid=self._service.leaders.node,
+                target_uid=message.greeting.node_uid,
+            )
+            self._stream.send(routing_pb2.ForwardReply(greeting=mine))
+        elif not self._greeted:
+            raise Unavailable("a stream begins with a greeting")
+        for publish in message.publishes:
+            self._publish(publish)
+
+    def _publish(self, publish: routing_pb2.ForwardedPublish) -> None:
+        self.under_way += 1
+        sequence, frames = publish.sequence, publish.frames
+        end, count = hot.walk(frames, 0, len(frames), len(frames))
+        if not count or end != len(frames):
+            raise ValueError(f"publish {sequence} to {publish.topic} is not a run of message frames")
+        partition = self._service.partition(publish.key.topic_uid, publish.topic, publish.key.partition)
+        if partition is None:
+            why = f"{publish.topic}/{publish.key.partition} is not led by this node"
+            self.failed(sequence, routing_pb2.FORWARD_OUTCOME_NOT_LEADER, why)
+            return
+        refusal = self._service.refusal()
+        if refusal is not None:
+            self.failed(sequence, routing_pb2.FORWARD_OUTCOME_REFUSED, refusal)
+            return
+        delay_ms = publish.defer_ms if publish.HasField("defer_ms") else None
+        reply = ForwardedReply(self, sequence, partition)
+        partition.publish(frames, reply, delay_ms, waited=publish.waited_ms / 1000)
+
+    # ---- outcomes
+
+    def stored(self, sequence: int) -> None:
+        self.under_way -= 1
+        self._answers.stored.append(sequence)
+        self._schedule()
+
+    def failed(self, sequence: int, outcome: routing_pb2.ForwardOutcome.ValueType, why: str) -> None:
+        self.under_way -= 1
+        self._answers.failures.add(sequence=sequence, outcome=outcome, why=why)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._service.loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._scheduled = False
+        answers, self._answers = self._answers, routing_pb2.ForwardReply()
+        self._stream.send(answers)
+
+    @property
+    def silent(self) -> bool:
+        """Whether every publish was answered, and the answers have left."""
+        return not self.under_way and not self._scheduled and not self._stream.pending
+
+    def on_closed(self, why: str) -> None:
+        """What is under way goes on; nobody hears of it."""
+        self._service.streams.discard(self)
+
+
+class ForwardService:
+    """Takes publishes of other nodes."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, Topic],
+        leaders: Leaders,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        refusal: Callable[[], str | None],
+    ) -> None:
+        """`refusal`: why this node, which goes on leading, stores nothing now."""
+        self.leaders = leaders
+        self.loop = loop
+        self.refusal = refusal
+        self.streams: set[ForwardStream] = set()
+        self._topics = topics
+
+    def register(self, server: PeerServer) -> None:
+        server.on_stream("Forward", self._accept)
+
+    def _accept(self, stream: PeerStream) -> ForwardStream:
+        handler = ForwardStream(self, stream)
+        self.streams.add(handler)
+        return handler
+
+    def partition(self, topic_uid: int, topic: str, number: int) -> Partition | None:
+        """The partition, if this node leads it and takes publishes for it."""
+        found = self._topics.get(topic)
+        if found is None or found.deleting or found.record.uid != topic_uid:
+            return None
+        partition = found.leads(number)
+        return None if partition is None or partition.closed else partition
+
+    async def drain(self, seconds: float) -> None:
+        """Let the answers leave that are owed: partitions are closed, streams are about to be. Waits no longer."""
+        deadline = self.loop.time() + seconds
+        while not all(stream.silent for stream in self.streams) and self.loop.time() < deadline:
+            await asyncio.sleep(DRAIN_SECONDS)

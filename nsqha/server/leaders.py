@@ -1,0 +1,44 @@
+"""Who leads what in the cluster, as the parts that serve clients see it.
+
+A view: it may be late. Whoever acts on it finds out at the node that it names, which refuses what it does not lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAt:
+    """The leader of one partition."""
+
+    node: int  # uid
+    address: str  # of its gRPC port
+    epoch: int
+    topic_uid: int
+
+
+class Leaders(Protocol):
+    """The cluster's leaders, for one node."""
+
+    @property
+    def node(self) -> int:
+        """This node's uid."""
+
+    @property
+    def cluster_id(self) -> int: ...
+
+    def name_of(self, node: int) -> str:
+        """What the node's certificate may call it, see `PeerIdentity.may_be`; empty: unknown."""
+
+    def partitions(self, topic: str) -> int:
+        """How many the topic has; 0: there is no such topic."""
+
+    def leader(self, topic: str, number: int) -> LeaderAt | None:
+        """Who leads the partition; None: nobody at the moment, or a node without a lease."""
+
+    def when_changed(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call with a topic's name when a leader or address changed, the topic came or went, and after this node began
+        or ceased to lead one of its partitions (`Topic.add_led`, `remove_led`). The result ends it."""
