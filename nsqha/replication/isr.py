@@ -428,8 +428,7 @@ class IsrKeeper:
     def _late(self, follower: _Follower) -> bool:
         """It lacks something that was here `replica_timeout` ago, and was to have it all that time."""
         then = self._time - self.limits.replica_timeout
-        at, end = self._ends[0]
-        return at <= then and follower.since <= then and self._acked(follower) < end
+        return follower.since <= then and self._acked(follower) < self._ends[0][1]
 
     def _renewed(self, node: int) -> bool:
         """A member that has told us of another log than the one that the record names."""

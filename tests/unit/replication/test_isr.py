@@ -148,6 +148,7 @@ def test_late_is_who_acknowledges_a_batch_after_replica_timeout(delay: float, le
 def test_who_joined_just_now_is_not_late_for_what_was_there_before() -> None:
     rig = Rig(record((A, B)))
     rig.in_sync(B)
+    rig.heard(C, 2)
     rig.end = 12
     rig.step(3)
     rig.heard(B, 12)
@@ -195,6 +196,14 @@ def test_the_floor_is_kept() -> None:
     rig.heard(C, 1)
     rig.keeper.lost(B, rig.now)
     assert rig.step(20) == []
+
+
+def test_a_proposal_below_the_floor_stops_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IsrKeeper, "_floor", 0)
+    rig = Rig(record((A, B)))
+    rig.keeper.lost(B, rig.now)
+    with pytest.raises(AssertionError, match="below the floor"):
+        rig.step(1)
 
 
 def test_who_is_no_replica_any_more_leaves_when_all_replicas_are_in() -> None:
