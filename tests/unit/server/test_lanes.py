@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from hypothesis import given, settings
@@ -196,7 +197,9 @@ ACTIONS = (
     *("publish", "publish", "publish", "store", "store", "old stores", "refuse first", "refuse last", "refuse all"),
     *("lose", "lose stored", "change", "change untold", "none", "fail", "time", "long time"),
 )
-STEPS = st.lists(st.sampled_from(ACTIONS), max_size=40)
+STEPS = st.tuples(st.integers(0, 80), st.integers(0, 2**32)).map(
+    lambda drawn: random.Random(drawn[1]).choices(ACTIONS, k=drawn[0])
+)
 
 
 def step(world: World, what: str) -> None:
