@@ -89,6 +89,7 @@ class ClusterApi:
         metas = _metas(view)
         who = view.controller
         term = shell.term
+        moves = [_move(name, wanted, metas.get(name)) for name, wanted in sorted(intents.moves.items())]
         found: dict[str, object] = {
             "controller": {"name": who.name, "epoch": who.epoch} if who else None,
             "here": term is not None,
@@ -97,12 +98,15 @@ class ClusterApi:
             "decommissions": [
                 {"node": f"{uid:016x}", **progress(uid, metas, intents.moves)} for uid in sorted(intents.decommissions)
             ],
-            "moves": [_move(name, wanted, metas.get(name)) for name, wanted in sorted(intents.moves.items())],
+            "moves": moves,
             "leaderless": [_named(name) for name, meta in sorted(metas.items()) if meta.leader not in view.nodes],
             "balance_paused": intents.balance_paused,
         }
         if term is not None:
             machine = term.machine
+            for move, name in zip(moves, sorted(intents.moves), strict=True):
+                seen = machine.seen.get(name, {})
+                move["ends"] = {f"{uid:016x}": report.end for uid, report in sorted(seen.items())}
             found["links"] = [f"{uid:016x}" for uid in term.links.open]
             found["silent"] = [f"{uid:016x}" for uid in sorted(machine.silent)]
             found["rounds"] = [

@@ -78,6 +78,7 @@ class ControllerMachine:
         self._next_scan = now
         self._number = 0
         self._wake = now
+        self._picture: World | None = None
         self._actions: list[Action] = []
 
     def next_tick(self) -> float:
@@ -127,6 +128,8 @@ class ControllerMachine:
             if topic is not self._topics.get(name):
                 dirty.update(self._topic(name, topic))
         before, self.nodes = self.nodes, event.nodes
+        if before != event.nodes:
+            self._picture = None
         for uid in set(before) | set(event.nodes):
             if before.get(uid) != event.nodes.get(uid):
                 dirty.update(self._node_changed(uid, before.get(uid), event.nodes.get(uid)))
@@ -147,6 +150,7 @@ class ControllerMachine:
         if topic is None:
             return []
         self._topics[name] = topic
+        self._picture = None
         record, changed = topic.record, []
         for number, meta in record.partitions.items():
             key = PartitionName(name, record.uid, number)
@@ -163,6 +167,7 @@ class ControllerMachine:
         return changed
 
     def _forget(self, name: PartitionName) -> None:
+        self._picture = None
         part = self.parts.pop(name, None)
         if part is not None:
             self._led[part.meta.leader].discard(name)
@@ -176,6 +181,7 @@ class ControllerMachine:
             self.rounds.pop(part.name, None)
             self._idle.pop(part.name, None)
         part.meta = meta
+        self._picture = None
         self._led[meta.leader].add(part.name)
 
     def _node_changed(self, uid: int, old: NodeInfo | None, new: NodeInfo | None) -> set[PartitionName]:
@@ -397,7 +403,9 @@ class ControllerMachine:
         return ""
 
     def _cut_off(self, meta: PartitionMeta, now: float) -> bool:
-        blamers = self._blame.get(meta.leader, {})
+        blamers = self._blame.get(meta.leader)
+        if not blamers:
+            return False
         lost = [uid for uid, since in blamers.items() if uid in meta.isr and now - since >= self.limits.blamed_s]
         return len(meta.isr) > 1 and bool(lost) and len(meta.isr) - len(lost) < meta.min_isr
 
@@ -545,9 +553,14 @@ class ControllerMachine:
         self._wake = min(self._wake, moment)
 
     def _world(self) -> World:
-        metas = {name: part.meta for name, part in self.parts.items()}
-        metas |= {name: action.meta for name, (action, _, _) in self._puts.items()}
-        return World(metas, {name: part.settings for name, part in self.parts.items()}, self.nodes, self.seen)
+        if self._picture is None:
+            metas = {name: part.meta for name, part in self.parts.items()}
+            self._picture = World(metas, {name: part.settings for name, part in self.parts.items()}, self.nodes)
+        if not self._puts:
+            return self._picture
+        # What is being written counts as written, or the same work would be planned twice.
+        metas = {**self._picture.metas, **{name: action.meta for name, (action, _, _) in self._puts.items()}}
+        return replace(self._picture, metas=metas)
 
     def _name(self, uid: int) -> str:
         node = self.nodes.get(uid)

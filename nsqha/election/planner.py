@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsqha.election import moves
-from nsqha.election.elect import ReplicaReport
 from nsqha.election.events import PutIntent, RemoveIntent, Say
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import (
+    DEFAULT_REPLICAS,
     Load,
     Move,
     PartitionName,
@@ -55,7 +55,6 @@ class World:
     metas: Mapping[PartitionName, PartitionMeta]
     settings: Mapping[PartitionName, TopicSettings]
     nodes: Mapping[int, NodeInfo]
-    seen: Mapping[PartitionName, Mapping[int, ReplicaReport]]
 
     def load(self) -> Load:
         return Load.of(meta.replicas for meta in self.metas.values())
@@ -104,6 +103,7 @@ class Planner:
         if lives != self._known:
             self._known, self._changed = lives, now
         named = {uid for meta in world.metas.values() for uid in meta.replicas}
+        named.update(uid for wanted in self.moves.values() for uid in wanted)
         self._away = {uid: self._away.get(uid, now) for uid in named if uid not in world.nodes}
         self._ready = True
 
@@ -158,19 +158,34 @@ class Planner:
                     )
 
     def _begin_moves(self, world: World, steps: Steps, now: float) -> None:
-        nodes = able(world.nodes, self.decommissions)
-        load = world.load()
         room = self.limits.moves_max - len(self.moves)
-        for name in sorted(world.metas):
-            if room <= 0:
-                return
+        if room <= 0:
+            return
+        nodes = able(world.nodes, self.decommissions)
+        # Most partitions are fine, and this runs all the time: only the others get a closer look.
+        suspects = self.decommissions | self._away.keys()
+        default = replicas_wanted(TopicSettings(), nodes)
+        closer = sorted(
+            name
+            for name, meta in world.metas.items()
+            if meta.leader
+            and (
+                name in self.moves
+                or len(meta.replicas) < (world.settings[name].replicas or default)
+                or not suspects.isdisjoint(meta.replicas)
+            )
+        )
+        if not closer:
+            return
+        load = world.load()
+        for name in closer:
             meta = world.metas[name]
-            if not meta.replicas or not meta.leader:
-                continue
             found = self._better(name, meta, world, nodes, load, now)
             if found is not None and self._put(name, *found, steps):
                 load.add([uid for uid in found[0] if uid not in meta.replicas])
                 room -= 1
+                if room <= 0:
+                    return
 
     def _better(
         self,
@@ -190,7 +205,7 @@ class Planner:
         gone = away | emptied
         settings = world.settings[name]
         settled = now - self._changed >= self.limits.settle_s
-        count = settings.replicas or max(replicas_wanted(settings, nodes), min(len(meta.replicas), 3))
+        count = settings.replicas or max(replicas_wanted(settings, nodes), min(len(meta.replicas), DEFAULT_REPLICAS))
         keep = [uid for uid in (wanted or meta.replicas) if uid not in gone]
         filled = fill(keep, count, nodes, load)
         if gone and len(filled) >= min(len(wanted or meta.replicas), count):
@@ -210,13 +225,11 @@ class Planner:
     def _balance(self, world: World, steps: Steps, now: float) -> None:
         if self.balance_paused or now < self._next_transfers or now - self._changed < self.limits.settle_s:
             return
+        self._next_transfers = now + self.limits.transfers_every_s
         under_way = sum(1 for meta in world.metas.values() if meta.successor)
         nodes = able(world.nodes, self.decommissions)
         still = {name: meta for name, meta in world.metas.items() if name not in self.moves}
-        found = balance(still, nodes, self.limits.transfers_max - under_way)
-        if found:
-            self._next_transfers = now + self.limits.transfers_every_s
-        steps.transfers += found
+        steps.transfers += balance(still, nodes, self.limits.transfers_max - under_way)
 
     def _put(self, name: PartitionName, replicas: tuple[int, ...], why: str, steps: Steps) -> bool:
         intent = moves.move_name(name)
