@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 HOUSEKEEPING_SECONDS = 1.0
 CHANGES_SECONDS_MAX = 5.0  # a stop waits so long for changes that are under way
-LEAVE_SECONDS_MAX = 5.0  # ... and for others to take over what this node leads
 
 log = nsqlog.Log("broker")
 
@@ -191,8 +190,6 @@ class Broker:
 
     async def stop(self) -> None:
         """Refuse publishes, close clients, write the last progress, sync."""
-        if self.cluster is not None and self.failure is None:
-            await self.cluster.leave(LEAVE_SECONDS_MAX)
         self.exiting = True
         if self._housekeeping is not None:
             self._housekeeping.cancel()

@@ -167,6 +167,8 @@ class Leadership:
         if not self.ended:
             self._do(self._keeper.refreshed(meta, self._clock.monotonic()))
             self._feed(self._keeper.meta)
+            # Whoever comes next has to reach our end, so it must not move away from it.
+            self.partition.hold(bool(self._keeper.meta.successor))
 
     def _feed(self, meta: PartitionMeta) -> None:
         """Push to every replica of the record, and to nobody else."""

@@ -39,6 +39,7 @@ from nsqha.server.statsd import StatsdPusher, host_prefix
 from nsqha.wire.limits import Limits
 
 MS = 1_000_000
+LEAVE_SECONDS_MAX = 5.0  # a stop waits so long for others to take over what this node leads
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 log = Log("node")
@@ -297,8 +298,11 @@ class Node:
     async def stop(self) -> None:
         """Leave the lookup daemons, close listeners and clients, write what is left, sync, mark the stop clean."""
         broker = self.broker
-        broker.exiting = True
         log.info("stopping", "NSQ: stopping")
+        if broker.cluster is not None and broker.failure is None:
+            # Everything still runs: who publishes or consumes here notices a pause, and is served by others then.
+            await broker.cluster.leave(LEAVE_SECONDS_MAX)
+        broker.exiting = True
         if self._server is not None:
             self._server.close()
         for task in self._tasks:

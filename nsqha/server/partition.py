@@ -156,6 +156,7 @@ class Partition:
         self._retry: asyncio.TimerHandle | None = None
         self._why = "the partition is closed"
         self._ended = False
+        self._holding = False
         self.unsynced_messages = 0
         self._sync_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -260,7 +261,7 @@ class Partition:
     def _flush_waiting(self) -> None:
         while True:
             urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events or self.cursors.urgent)
-            if self._exclusive is not None or self.closed or not (self._runs or urgent):
+            if self._exclusive is not None or self.closed or self._holding or not (self._runs or urgent):
                 return
             if self._outstanding and self.waiting_bytes < FLUSH_BYTES and not urgent:
                 return
@@ -431,6 +432,13 @@ class Partition:
         if not self._ended and self.leader.acked(self.leader.node, end=self.log.end.log_id, durable=durable):
             self._commit(self.now())
 
+    def hold(self, holding: bool) -> None:
+        """Write nothing for a while: what comes waits, for this leader or for the next."""
+        if holding != self._holding:
+            self._holding = holding
+            if not holding:
+                self._schedule_flush()
+
     def replica_acked(self, node: int, end: int, durable: int) -> None:
         """A follower has everything below `end`, and everything below `durable` on its disk."""
         if not self._ended and self.leader.acked(node, end=end, durable=durable):
@@ -516,7 +524,8 @@ class Partition:
         for delivery in list(self.deliveries.values()):
             delivery.due(now)
         deadline = self.cursors.event_deadline()
-        if (self.cursors.urgent or (deadline is not None and deadline <= now.mono)) and self._exclusive is None:
+        free = self.serving and self._exclusive is None and not self._holding
+        if free and (self.cursors.urgent or (deadline is not None and deadline <= now.mono)):
             self._write()
         self.arm(now.mono)
 

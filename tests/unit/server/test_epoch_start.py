@@ -1,4 +1,7 @@
-"""A leader begins: the tail of the one before is committed with its own first batch, and nothing is told before."""
+"""A leader begins: the tail of the one before is committed with its own first batch, and nothing is told before.
+
+It ends by holding what comes, so that its successor reaches its end.
+"""
 
 from __future__ import annotations
 
@@ -102,3 +105,24 @@ def test_the_log_is_in_line_with_the_record_from_the_first_batch_on() -> None:
     acked(rig)
     assert outcome.answers == ["OK"]
     assert rig.cursors.state.channels["new"].floor == 0 and rig.cursors.state.pump == 1
+
+
+def test_a_leader_that_is_to_be_followed_by_another_writes_nothing_more() -> None:
+    rig = Rig(sync="interval")
+    end = rig.log.end
+    rig.partition.hold(True)
+    outcome = rig.publish(b"later")
+    rig.pass_time(3)
+    assert rig.log.end == end and not outcome.answers
+    rig.partition.hold(False)
+    rig.turn()
+    assert outcome.answers == ["OK"]
+
+
+def test_what_it_held_was_definitely_not_stored() -> None:
+    rig = Rig(sync="interval")
+    rig.partition.hold(True)
+    outcome = rig.publish(b"later")
+    rig.turn()
+    rig.partition.abandon("another leads")
+    assert outcome.answers == ["not stored: another leads"]
