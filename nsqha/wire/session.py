@@ -43,6 +43,8 @@ _TOPICS_MAX = 64  # publish lines remembered as valid
 _NOT_DONE = -1  # instead of a position: keep the command and what follows
 _DETACHED = -2  # instead of a position: what follows has been kept already
 _I32 = struct.Struct(">i")
+_M = ord("M")
+_PART_GROWS = hot.HEADER - 4  # bytes by which a frame is longer than the part of an MPUB that it was
 
 
 class _Sized(NamedTuple):
@@ -222,6 +224,15 @@ class Session:
                     if handler.blocked or self._dead:
                         break
                     continue
+            elif data[pos] == _M and (topic := topics.get(line[1:])) is not None and not self._mpub_open:
+                after = self._whole_mpub(topic, data, stop)
+                if after == _NOT_DONE:
+                    break
+                if after:
+                    pos = after
+                    if handler.blocked or self._dead:
+                        break
+                    continue
             elif stop - pos == _FIN_BYTES and self.state != INIT and line.startswith(b"FIN "):
                 after = hot.fins_end(data, pos, end)
                 if after > pos:
@@ -238,7 +249,7 @@ class Session:
             pos = after
             if handler.blocked or self._dead:
                 break
-        if not self._dead:
+        if pos < end and not self._dead:
             self._keep(data, pos)
         return False
 
@@ -384,7 +395,30 @@ class Session:
         self._mpub_open = False
         self._handler.publish(words[1].decode(), frames, count, "MPUB")
         # A frame is 34 bytes more than its message, a part of the body 4: so much has been taken.
-        return pos + 8 + len(frames) - (hot.HEADER - 4) * count
+        return pos + 8 + len(frames) - _PART_GROWS * count
+
+    def _whole_mpub(self, topic: str, data: bytes, pos: int) -> int:
+        """The ordinary MPUB: to a known topic, nothing wrong, all of it there. Where it ends; 0 for `_mpub`'s cases."""
+        body = pos + 4
+        if len(data) < body:
+            return 0
+        size: int = _I32.unpack_from(data, pos)[0]
+        end = body + size
+        if not 0 < size <= self._limits.body_bytes_max or end > len(data):
+            return 0
+        batch = hot.mpub_body(data, body, end, self._msg_bytes_max)
+        if batch is None or 4 + len(batch[1]) - _PART_GROWS * batch[0] != size:
+            return 0
+        handler = self._handler
+        if not self._may_publish("MPUB", topic):
+            return _NOT_DONE
+        self._mpub_open = True
+        handler.ensure_topic(topic)
+        if handler.blocked or self._dead:
+            return _NOT_DONE
+        self._mpub_open = False
+        handler.publish(topic, batch[1], batch[0], "MPUB")
+        return end
 
     # ---- consuming
 
