@@ -137,6 +137,9 @@ class ControllerShell:
                 if str(error) != said:
                     self.log.warning("controller_paused", "the metadata store does not let us campaign: %s", error)
                     said = str(error)
+            except Exception as error:
+                # A bug must not leave the cluster without this candidate for good.
+                self.log.error("controller_failed", "the campaign broke off: %s", error, error=error)
             await asyncio.sleep(CAMPAIGN_AGAIN_S)
 
     async def _session(self) -> None:

@@ -6,9 +6,9 @@
     spread     replica lists that even out how much each node holds
 
 Rules, in this order: never two replicas on one host; as many zones as there are; the node with the fewest replicas (for
-the first place: the fewest first places); the lowest uid, so that the same input has the same answer everywhere. A node
-without a `host` label counts as a host of its own. With fewer hosts than replicas wanted the list is shorter; it grows
-when hosts come.
+the first place: the fewest first places); for the second place, who inherits least from the first; the lowest uid, so
+that the same input has the same answer everywhere. A node without a `host` label counts as a host of its own. With fewer
+hosts than replicas wanted the list is shorter; it grows when hosts come.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Load:
 
     replicas: Counter[int] = field(default_factory=Counter)
     first: Counter[int] = field(default_factory=Counter)  # lists that begin with the node
+    # ... and how they go on: who takes over from a node when it dies should not be one other node.
+    heirs: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, lists: Iterable[Sequence[int]]) -> Load:
@@ -63,10 +65,12 @@ class Load:
     def add(self, replicas: Sequence[int]) -> None:
         self.replicas.update(replicas)
         self.first.update(replicas[:1])
+        self.heirs[tuple(replicas[:2])] += 1
 
     def remove(self, replicas: Sequence[int]) -> None:
         self.replicas.subtract(replicas)
         self.first.subtract(replicas[:1])
+        self.heirs[tuple(replicas[:2])] -= 1
 
 
 def host_of(node: NodeInfo) -> str:
@@ -110,16 +114,18 @@ def fill(keep: Sequence[int], count: int, nodes: Mapping[int, NodeInfo], load: L
         free = [u for u, node in nodes.items() if u not in chosen and host_of(node) not in hosts]
         if not free:
             break
-        uid = min(free, key=lambda u: _rank(nodes[u], zones, load, first=not chosen))
+        uid = min(free, key=lambda u: _rank(nodes[u], zones, load, chosen))
         chosen.append(uid)
         hosts.add(host_of(nodes[uid]))
         zones[nodes[uid].zone] += 1
     return tuple(chosen)
 
 
-def _rank(node: NodeInfo, zones: Counter[str], load: Load, *, first: bool) -> tuple[int, int, int, int]:
+def _rank(node: NodeInfo, zones: Counter[str], load: Load, chosen: Sequence[int]) -> tuple[int, int, int, int, int]:
     uid = node.node_uid
-    return zones[node.zone], load.first[uid] if first else 0, load.replicas[uid], uid
+    first = load.first[uid] if not chosen else 0
+    heir = load.heirs[chosen[0], uid] if len(chosen) == 1 else 0
+    return zones[node.zone], first, load.replicas[uid], heir, uid
 
 
 def balance(

@@ -66,6 +66,7 @@ def test_the_first_place_goes_to_who_has_fewest_first_places() -> None:
     placed = place(range(6), 3, nodes, Load())
     assert Counter(replicas[0] for replicas in placed.values()) == {1: 2, 2: 2, 3: 2}
     assert place([0], 2, nodes, Load(), prefer=3)[0][0] == 3
+    assert len({replicas[:2] for replicas in placed.values()}) == 6, "a node that dies has more than one heir"
 
 
 def test_defaults() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import uvloop
 
 from lookupd.controller import ControllerShell
-from nsqha.errors import StaleMetadata
+from nsqha.election.store import MemorySession
+from nsqha.errors import StaleMetadata, Unavailable
 from nsqha.pb.v1.replication_pb2 import LiveMessage
 from tests.unit.lookupd.nodes_rig import World, controlled
 
@@ -137,7 +139,7 @@ def test_metadata_that_is_not_to_be_trusted_ends_the_term() -> None:
         def refuse(*_: object, **__: object) -> None:
             raise StaleMetadata("an older etcd")
 
-        world.store.replace_partition = refuse  # type: ignore
+        world.store.replace_partition = refuse
         term = shell.term
         assert term is not None
         world.create()
@@ -145,3 +147,24 @@ def test_metadata_that_is_not_to_be_trusted_ends_the_term() -> None:
         assert "older" in term.over.result()
 
     run(story)
+
+
+def test_a_campaign_that_breaks_off_begins_again() -> None:
+    async def main() -> None:
+        world = World(1)
+        shell = world.shell()
+        open_session, broken = world.store.open_session, [ValueError("a bug"), Unavailable("etcd is away")]
+
+        def flaky(**options: Any) -> MemorySession:
+            if broken:
+                raise broken.pop()
+            return open_session(**options)  # type: ignore[no-any-return]
+
+        world.store.open_session = flaky
+        await shell.start()
+        try:
+            await world.until(lambda: shell.term is not None)
+        finally:
+            await shell.stop()
+
+    uvloop.run(main())

@@ -115,7 +115,7 @@ def test_lookup_follows_the_leader_and_forgets_a_node_without_a_lease() -> None:
         s.world.nodes[before].kill()
         await s.world.until(lambda: s.world.meta().leader != before)
         assert ports(await s.get("/lookup?topic=t")) == [4000 + s.world.meta().leader]
-        s.world.nodes[before].session.expire()
+        s.world.nodes[before].session.close()
         assert 4000 + before not in ports(await s.get("/nodes"))
 
     run(story)
@@ -216,7 +216,7 @@ def test_a_store_that_is_away_is_said_so() -> None:
         def refuse(*_: object, **__: object) -> None:
             raise Unavailable("etcd is away")
 
-        s.world.store.topic = refuse  # type: ignore
+        s.world.store.topic = refuse
         status, answer = await s.ask("POST", "/topic/create?topic=t")
         assert status == 503 and answer["message"] == "METADATA_UNAVAILABLE" and "etcd" in answer["why"]
 
