@@ -64,15 +64,18 @@ class PartitionOpener:
         journal: NodeJournal,
         rng: random.Random,
         fail: Callable[[BaseException], None],
+        storage: Storage | None = None,
+        cursor_cache: LmdbCache | None = None,
     ) -> None:
+        """`storage`, `cursor_cache`: those of the data directory, if not given."""
         self.measures = Measures()
         self.budget = PublishBudget(loop, options.publish_queue_bytes)
         self._options = options
         self._journal = journal
         self._rng = rng
-        self._storage: Storage = OsStorage()
+        self._storage: Storage = storage or OsStorage()
         self._cache = BatchCache(options.tail_cache_bytes)
-        self.cursor_cache = LmdbCache.open(f"{options.data_path}/cursors.lmdb")
+        self.cursor_cache = cursor_cache or LmdbCache.open(f"{options.data_path}/cursors.lmdb")
         self._limits = LogLimits(segment_bytes=options.segment_bytes_or_default)
         self._cursor_limits = Limits(
             max_msg_timeout_s=options.max_msg_timeout_ns / 1e9, ephemeral_unread_max=options.mem_queue_size
