@@ -128,6 +128,8 @@ class Broker:
             refusal=self.refuses_publish,
             next_number=self.next_connection_number,
         )
+        if cluster is not None:
+            self._forward(cluster)
         self.subscriptions = Subscriptions(
             self.topics, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
         )
@@ -171,6 +173,23 @@ class Broker:
         )
         self.topics.cluster = cluster
 
+    def _forward(self, cluster: Cluster) -> None:
+        """Publishes go to whoever leads."""
+        from nsqha.server.forward_service import ForwardService
+        from nsqha.server.forwarding import Forwarder
+
+        self.publishing.forwarder = Forwarder(
+            self.topics,
+            cluster,
+            cluster.routing_peers,
+            loop=self.loop,
+            budget=self.opener.budget,
+            refusal=self.refuses_publish,
+            wait_seconds=self.options.publish_wait_ns / 1e9,
+            outcome_seconds=self.options.publish_outcome_wait_ns / 1e9,
+        )
+        cluster.forwards = ForwardService(self.topics, cluster, loop=self.loop, refusal=self.refuses_publish)
+
     # ---- start and stop
 
     async def open_topics(self) -> None:
@@ -208,6 +227,8 @@ class Broker:
             connection.close()  # only now: publishes that were under way have had their answers
         self.changes.cancel()
         self.scrubber.close()
+        if self.publishing.forwarder is not None:
+            self.publishing.forwarder.close()
         await self.cache_writer.close(write=not self.failure)
         self.opener.close()
         if self._clean and not self.failure:

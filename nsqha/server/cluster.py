@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqha import ids
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
-from nsqha.errors import ConfigError, NsqhaError
+from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.leaders import LeaderAt
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.election.session import Session, View
     from nsqha.election.store import MetadataStore
+    from nsqha.server.forward_service import ForwardService
     from nsqha.server.peers import Peers, PeerServer, PeerStream
     from nsqha.server.replicas import Replicas
     from nsqha.server.topics import Topics
@@ -69,16 +71,20 @@ class Cluster:
         node: int,
         cluster_id: int,
         peers: Peers,
+        routing_peers: Peers,
         ttl_s: float,
     ) -> None:
         self.store = store
         self.node = node
         self.cluster_id = cluster_id
         self.peers = peers
+        self.routing_peers = routing_peers  # connections of their own: clients' traffic delays no replication
         self.live: set[LiveStream] = set()
         self.links = PushLinks(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
         self.spawn: Callable[[Coroutine[Any, Any, None]], None] = spawner(loop)
+        self.on_fatal: Callable[[str], None] = lambda why: None  # this process must end
         self.topics: Topics  # set by the broker, as they need each other
+        self.forwards: ForwardService
         self.replicas: Replicas
         self._loop = loop
         self._clock = clock
@@ -141,10 +147,15 @@ class Cluster:
 
     # ---- placement of what is made here
 
-    def placed(self, settings: TopicSettings, log_uids: Mapping[int, int]) -> dict[int, PartitionMeta]:
-        """Partitions of a new topic: those in `log_uids` led by this node, the others by whom the controller elects."""
-        nodes = able(self.nodes())
-        assert self._info is not None, "the node is not registered"
+    def placed(
+        self, settings: TopicSettings, log_uids: Mapping[int, int], *, alone: bool = False
+    ) -> dict[int, PartitionMeta]:
+        """Partitions of a new topic: those in `log_uids` led by this node, the others by whom the controller elects.
+
+        `alone`: an #ephemeral topic, which nobody else has a copy of."""
+        nodes = {} if alone else able(self.nodes())
+        if self._info is None or not self.replicas.registration:
+            raise Unavailable("this node is only just joining the cluster")
         nodes.setdefault(self.node, self._info)
         load = Load.of(m.replicas for t in self.view().topics.values() for m in t.record.partitions.values())
         wanted = replicas_wanted(settings, nodes)
@@ -168,6 +179,7 @@ class Cluster:
         server.on_call("Status", self.replicas.status)
         server.on_call("EpochEnd", self.replicas.epoch_end)
         server.on_call("Fetch", self.replicas.fetch)
+        self.forwards.register(server)
 
     def _accept_live(self, stream: PeerStream) -> LiveStream:
         live = LiveStream(self, stream)
@@ -225,6 +237,8 @@ class Cluster:
         self._info = await self.run(lambda: session.register(info))
         self.replicas.registration = self._info.registration
         self.links.set_registration(self._info.registration)
+        for live in self.live:
+            self._tell(live)
         log.info("registered", "node %016x (%s), life %d", self.node, info.name, self._info.registration)
 
     def _lost(self) -> None:
@@ -241,8 +255,9 @@ class Cluster:
         while not self._closing:
             try:
                 await self._register()
-            except ConfigError:
-                raise
+            except ConfigError as error:
+                self.on_fatal(str(error))
+                return
             except NsqhaError as error:
                 log.info("join_delayed", "%s", error)
                 await asyncio.sleep(REJOIN_SECONDS)
@@ -313,7 +328,12 @@ class Cluster:
                 self.topics.adopt(topic)
                 # Roles are taken side by side: one partition that waits for its disk delays no other.
                 self.spawn(self.replicas.settle(topic))
+            elif ids.is_ephemeral(name):
+                await self.topics.vanished(name)  # with the node that made it
             self.changed(name)
+        if everything:
+            for name in [name for name in self.topics if ids.is_ephemeral(name) and name not in view.topics]:
+                await self.topics.vanished(name)
 
     # ---- leaving
 
@@ -342,6 +362,7 @@ class Cluster:
             task.cancel()
         self.links.close()
         await self.peers.close()
+        await self.routing_peers.close()
         session = self._session
         if session is not None:
             await self.run(session.close)

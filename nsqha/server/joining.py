@@ -73,6 +73,7 @@ async def open_cluster(options: Options, journal: NodeJournal, clock: Clock, rng
         ),
     )
     cluster = store.cluster().record
+    cluster_tls, size = tls.cluster_tls(options), message_bytes(options)
     identity = store.identity()
     journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.stage_revision(identity.revision)
@@ -82,7 +83,8 @@ async def open_cluster(options: Options, journal: NodeJournal, clock: Clock, rng
         clock=clock,
         node=mine.node_uid,
         cluster_id=cluster.cluster_id,
-        peers=GrpcPeers(SERVICES, tls=tls.cluster_tls(options), message_bytes=message_bytes(options)),
+        peers=GrpcPeers(SERVICES, tls=cluster_tls, message_bytes=size),
+        routing_peers=GrpcPeers(SERVICES, tls=cluster_tls, message_bytes=size),
         ttl_s=options.lease_ttl_ns / 1e9,
     )
 

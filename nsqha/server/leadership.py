@@ -142,7 +142,8 @@ class Leadership:
         )
         counts = keeper.countable(node, log_uid)
         if opened:
-            if self.partition.leader.opened(node, end=end if counts else 0, durable=durable if counts else 0):
+            end, durable = keeper.counted(node)
+            if self.partition.leader.opened(node, end=end, durable=durable):
                 self.partition.committed_moved()
         elif counts:
             self.partition.replica_acked(node, end, durable)
@@ -167,6 +168,7 @@ class Leadership:
         if not self.ended:
             self._do(self._keeper.refreshed(meta, self._clock.monotonic()))
             self._feed(self._keeper.meta)
+            self._keeper.sync_always = self.partition.leader.sync_always
             # Whoever comes next has to reach our end, so it must not move away from it.
             self.partition.hold(bool(self._keeper.meta.successor))
 

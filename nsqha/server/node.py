@@ -150,6 +150,8 @@ class Node:
         )
         self._broker = broker
         broker.on_failure = self._failed
+        if cluster is not None:
+            cluster.on_fatal = self._failed
         broker.ports = Ports(**{name: listen.bound_port(sock) for name, sock in sockets.items()})
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()

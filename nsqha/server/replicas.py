@@ -132,6 +132,7 @@ class Replicas:
         self._limits = limits
         self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
         self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
+        self._drawn: set[int] = set()  # names of logs that are about to be made
         self._cut: set[Key] = set()  # recovery cut the end: others that have more go first
         self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
         self._locks: dict[Key, asyncio.Lock] = {}
@@ -144,7 +145,8 @@ class Replicas:
         for number, meta in topic.record.partitions.items():
             if self._node in meta.replicas or self._node in meta.isr:
                 async with self._changing((topic.record.uid, number)):
-                    await self._make(topic, number)
+                    if not ids.is_ephemeral(topic.record.name):
+                        await self._make(topic, number)
 
     async def close(self) -> None:
         """The node stops. Partitions that are led have been closed by their owner."""
@@ -199,21 +201,29 @@ class Replicas:
         if meta.leader == self._node:
             await self._lead(topic.record, number)
 
-    async def create(self, topic: Versioned[TopicRecord], log_uids: Mapping[int, int]) -> None:
-        """New, empty logs under these names, and the roles that the record gives them."""
-        record = topic.record
-        for number, log_uid in log_uids.items():
-            key = (record.uid, number)
-            async with self._changing(key):
-                logs = await self._disk.run(lambda n=number, u=log_uid: self._opener.create(record, {n: u}))  # type: ignore[misc]
-                self._opener.stage_promise(key, 0, logs[number].log, log_uid)
-                self._follow(topic, number, logs[number], promise=0)
-        await self.settle(topic)
+    def draw_log_uid(self) -> int:
+        """A name for a log that is about to be made here, to be put into the record of a new partition."""
+        log_uid = self._opener.new_log_uid()
+        self._drawn.add(log_uid)
+        return log_uid
+
+    def forget_log_uid(self, log_uid: int) -> None:
+        """No record names it."""
+        self._drawn.discard(log_uid)
 
     async def _make(self, topic: Versioned[TopicRecord], number: int) -> None:
         """Open the log, or begin an empty one."""
         record, key = topic.record, (topic.record.uid, number)
         meta = record.partitions[number]
+        drawn = meta.isr.get(self._node, 0)
+        if drawn in self._drawn:
+            # Made by this process a moment ago: nobody can have promised anything for it.
+            logs = await self._disk.run(lambda: self._opener.create(record, {number: drawn}))
+            self._drawn.discard(drawn)
+            if not ids.is_ephemeral(record.name):
+                self._opener.stage_promise(key, 0, logs[number].log, drawn)
+            self._follow(topic, number, logs[number], promise=0)
+            return
         logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
         opened = logs[number]
         known = self._journal.record(key)
@@ -263,8 +273,9 @@ class Replicas:
             return
         await follower.release()
         del self.followers[key]
-        self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
-        await self._journal_writer.promise()
+        if not ids.is_ephemeral(name):  # whose record goes with this process: nobody else ever leads it
+            self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
+            await self._journal_writer.promise()
         state = follower.state
         assert state is not None
         opened = OpenedLog(follower.log, follower.log_uid, state, None)

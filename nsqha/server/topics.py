@@ -144,6 +144,13 @@ class Topics(Mapping[str, Topic]):
             for number in numbers:
                 self._opener.forget_partition((tombstone.uid, number))
 
+    async def vanished(self, name: str) -> None:
+        """The record of an #ephemeral topic is gone."""
+        topic = self._topics.get(name)
+        if topic is not None:
+            async with self._changes.of(name):
+                await self._end(topic)
+
     async def _end(self, topic: Topic) -> None:
         """Nobody is served from the topic any more and its logs are closed; the files stay."""
         if self._topics.get(topic.name) is not topic:
@@ -256,22 +263,26 @@ class Topics(Mapping[str, Topic]):
 
     async def _create_on(self, cluster: Cluster, name: str, settings: TopicSettings) -> Topic:
         """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
-        if settings.replicas is None and self._options.topic_replicas:
+        alone = ids.is_ephemeral(name)  # kept by this node only, and nowhere on a disk
+        if alone:
+            settings = replace(settings, partitions=1, replicas=1, min_isr=None)
+        elif settings.replicas is None and self._options.topic_replicas:
             settings = replace(settings, replicas=self._options.topic_replicas)
         async with self._changes.of(name):
-            log_uids = {0: ids.new_uid(self._rng)}
-            metas = cluster.placed(settings, log_uids)
+            log_uid = cluster.replicas.draw_log_uid()
+            metas = cluster.placed(settings, {0: log_uid}, alone=alone)
             try:
                 versioned = await self._metadata.write(
                     lambda: self._store.create_topic(name, settings, partitions=metas)
                 )
             except Conflict:
+                cluster.replicas.forget_log_uid(log_uid)
                 found = await self._metadata.read(lambda: self._store.topic(name))
                 if found is None:
                     raise Unavailable(f"topic {name} comes and goes") from None
                 return self.adopt(found)
             topic = self.adopt(versioned)
-            await cluster.replicas.create(versioned, log_uids)
+            await cluster.replicas.settle(versioned)
             log.info("topic_created", "TOPIC(%s): created", name)
         return topic
 
