@@ -16,7 +16,7 @@ What else is done, slowly: replicas for partitions that have none, moves (`nsqha
 that stay away, leaderships back to their first replica. See `nsqha.election.planner`.
 
 Records are believed by version: an older one that arrives late changes nothing. A record that is missing ends our work
-on it, and deletes nothing.
+on it, and deletes nothing. #ephemeral topics live and die with the node that made them and are nothing to us.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import Planner, World
 from nsqha.election.rounds import Asked, Idle, Limits, Part, Round
+from nsqha.ids import is_ephemeral
 
 
 class ControllerMachine:
@@ -122,9 +123,10 @@ class ControllerMachine:
 
     def _metadata(self, event: Metadata, now: float) -> Iterable[PartitionName]:
         dirty: set[PartitionName] = set()
-        for name in [name for name in self._topics if name not in event.topics]:
+        topics = {name: topic for name, topic in event.topics.items() if not is_ephemeral(name)}
+        for name in [name for name in self._topics if name not in topics]:
             dirty.update(self._topic(name, None))
-        for name, topic in event.topics.items():
+        for name, topic in topics.items():
             if topic is not self._topics.get(name):
                 dirty.update(self._topic(name, topic))
         before, self.nodes = self.nodes, event.nodes

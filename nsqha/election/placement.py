@@ -7,8 +7,8 @@
 
 Rules, in this order: never two replicas on one host; as many zones as there are; the node with the fewest replicas (for
 the first place: the fewest first places); for the second place, who inherits least from the first; the lowest uid, so
-that the same input has the same answer everywhere. A node without a `host` label counts as a host of its own. With fewer
-hosts than replicas wanted the list is shorter; it grows when hosts come.
+that the same input has the same answer everywhere. A node without a `host` label counts as a host of its own. With
+fewer hosts than replicas wanted the list is shorter; it grows when hosts come.
 """
 
 from __future__ import annotations

@@ -152,6 +152,13 @@ def test_a_record_that_is_missing_ends_the_work_and_nothing_else() -> None:
     assert not c.machine.parts and not c.machine.rounds
 
 
+def test_ephemeral_topics_are_their_nodes_business() -> None:
+    c = Cluster(1, nodes=3, limits=QUICK)
+    c.create("t#ephemeral")
+    c.run(3.0)
+    assert c.meta("t#ephemeral").replicas == () and not c.puts
+
+
 def test_another_controller_goes_on_with_a_transfer() -> None:
     c = cluster()
     meta = c.meta("t")
