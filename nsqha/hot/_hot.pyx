@@ -29,21 +29,27 @@ cdef extern from *:
     static inline void store32(uint8_t *p, uint32_t v) { store16(p, (uint16_t)(v >> 16)); store16(p + 2, (uint16_t)v); }
     static inline void store64(uint8_t *p, uint64_t v) { store32(p, (uint32_t)(v >> 32)); store32(p + 4, (uint32_t)v); }
 
-    /* A digit is its value with bit 4 set, everything else 0: one AND over 16 of them tells whether all were digits. */
-    static const uint8_t DIGIT[256] = {
-        ['0'] = 16, ['1'] = 17, ['2'] = 18, ['3'] = 19, ['4'] = 20, ['5'] = 21, ['6'] = 22, ['7'] = 23, ['8'] = 24,
-        ['9'] = 25, ['a'] = 26, ['b'] = 27, ['c'] = 28, ['d'] = 29, ['e'] = 30, ['f'] = 31,
-    };
+    #define EACH(byte) (0x0101010101010101u * (byte))
+    static inline uint64_t load64(const uint8_t *p) { return (uint64_t)load32(p) << 32 | load32(p + 4); }
+
+    /* Eight hex digits at a time, one in each byte. A letter has bit 6 set and is worth 9 more than its low bits. */
+    static inline int parse_digits(const uint8_t *p, uint64_t *value) {
+        uint64_t digits = load64(p);
+        uint64_t letter = digits >> 6 & EACH(1);
+        uint64_t v = (digits & EACH(15)) + letter * 9;
+        /* 0x3. or 0x6. in the upper half; below 16; and from 10 on if and only if it is a letter. */
+        uint64_t wrong = ((digits & EACH(0xf0)) ^ (EACH(0x30) + letter * 0x30)) | (v & EACH(16))
+            | (((v + EACH(6)) >> 4 & EACH(1)) ^ letter);
+        v = (v | v >> 4) & 0x00ff00ff00ff00ffu;
+        v = (v | v >> 8) & 0x0000ffff0000ffffu;
+        *value = (v | v >> 16) & 0xffffffffu;
+        return wrong == 0;
+    }
     static inline int parse_id(const uint8_t *p, uint64_t *value) {
-        uint64_t v = 0;
-        uint8_t all = 16;
-        for (int i = 0; i < 16; i++) {
-            uint8_t digit = DIGIT[p[i]];
-            all &= digit;
-            v = v << 4 | (digit & 15);
-        }
-        *value = v;
-        return all;
+        uint64_t upper, lower;
+        int good = parse_digits(p, &upper) & parse_digits(p + 8, &lower);
+        *value = upper << 32 | lower;
+        return good;
     }
     static inline void format_id(uint8_t *p, uint64_t v) {
         for (int i = 15; i >= 0; i--, v >>= 4) p[i] = (uint8_t)"0123456789abcdef"[v & 15];
@@ -54,10 +60,15 @@ cdef extern from *:
         while (p[i] == 'f' && i > 0) p[i--] = '0';
         p[i] = p[i] == '9' ? 'a' : (uint8_t)(p[i] + 1);
     }
-    static inline int plain_id(const uint8_t *p) {
-        for (int i = 0; i < 16; i++) if (p[i] == ' ' || p[i] == '\\r' || p[i] == '\\n') return 0;
-        return 1;
+    /* Not 0 if any byte of the word is `byte`: only a byte that is 0 borrows from its top bit without having it. */
+    static inline uint64_t holds(uint64_t word, uint8_t byte) {
+        word ^= EACH(byte);
+        return (word - EACH(1)) & ~word & EACH(0x80);
     }
+    static inline uint64_t breaks_line(uint64_t word) {
+        return holds(word, ' ') | holds(word, '\\r') | holds(word, '\\n');
+    }
+    static inline int plain_id(const uint8_t *p) { return !(breaks_line(load64(p)) | breaks_line(load64(p + 8))); }
     """
     uint32_t load32(const uint8_t* p) noexcept
     void store16(uint8_t* p, uint16_t v) noexcept

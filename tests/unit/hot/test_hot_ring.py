@@ -336,3 +336,16 @@ def test_behaves_like_a_dict(hot: ModuleType, low: int, history: list[Any], a: i
     assert ring.finished_ranges(first, end) == model.finished_ranges(first, end)
     for owner in (0, 257, 514, 771):
         assert ring.owned(owner) == model.owned(model.low, model.next, owner)
+
+
+def test_every_byte_at_every_place_of_an_id(hot: ModuleType) -> None:
+    """A digit counts with its value; blank, CR and newline end the line; anything else is no id of ours."""
+    for place in range(16):
+        for byte in range(256):
+            digits = bytearray(b"0123456789abcdef")
+            digits[place] = byte
+            line = b"FIN " + digits + b"\n"
+            assert hot.fins_end(line, 0, 21) == (0 if byte in b" \r\n" else 21)
+            ours = byte in b"0123456789abcdef"
+            base = int(digits, 16) if ours else int(b"0123456789abcdef", 16)
+            assert ring_of(hot, 1).fin_run(line, 0, 21, base, 1) == ((21, 1) if ours else (0, 0))
