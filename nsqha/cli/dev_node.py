@@ -14,7 +14,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
 from typing import Any
 
@@ -23,20 +22,11 @@ import uvloop
 from lookupd.daemon import Lookupd
 from nsqha import __version__, hot, nsqlog
 from nsqha.cli import exits
-from nsqha.cli.dev import PORTS
+from nsqha.cli.dev import LOOPBACK, MAX_DELAY, OK_MEANS, PORTS, command, is_free
 from nsqha.cli.parser import GRPC_ADDRESS, TCP_ADDRESS
 from nsqha.cli.screen import print_json
 from nsqha.options import LookupdOptions, load_nsqd
 from nsqha.server.node import Node
-
-LOOPBACK = "127.0.0.1"
-MAX_DELAY = "8760h"
-
-OK_MEANS = {
-    "always": "on disk: written and fdatasync'ed before OK (group commit)",
-    "interval": "written to the OS before OK; fsync every 2,500 messages or 2 s",
-    "none": "written to the OS before OK; fsync left to the OS",
-}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,16 +102,6 @@ def choose_ports(args: argparse.Namespace) -> tuple[dict[str, int], list[str]]:
     return chosen, taken
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True
-
-
 def description(node: Node, lookupd: Lookupd, args: argparse.Namespace) -> dict[str, Any]:
     """What scripts get: addresses, process ids, and the command that starts a node again."""
     addresses = node.addresses
@@ -170,9 +150,3 @@ def summary(node: Node, lookupd: Lookupd, sync: str, taken: list[str]) -> list[s
         f"  {command()} seek {grpc}orders billing start",
         "Ctrl-C stops; data is kept.",
     ]
-
-
-def command() -> str:
-    """How this program is called from a shell in the same folder."""
-    path = os.path.relpath(sys.argv[0])
-    return path if os.path.basename(path) == "nsqha" and not path.startswith("..") else "nsqha"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 VERBS = {
-    "dev": "run a broker and a lookup daemon on this machine, nothing to configure",
+    "dev": "run a broker, or a whole cluster, on this machine, nothing to configure",
+    "broker": "run one node of a cluster",
+    "lookupd": "run a lookup daemon; with an etcd also a controller of the cluster",
     "topic": "list, show, create, change, pause, empty and delete topics",
     "channel": "list, show, create, pause, empty and delete channels",
     "seek": "move a channel: replay or skip messages",

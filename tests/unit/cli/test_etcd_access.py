@@ -35,9 +35,9 @@ def test_a_password_file_with_anything_else_is_refused_without_showing_it(tmp_pa
 def test_what_does_not_go_together_names_the_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--etcd-user and --etcd-password-file"):
         etcd_options(options(etcd_user="nsqha"))
-    with pytest.raises(ConfigError, match="--etcd-password-file=.*nowhere: No such file"):
+    with pytest.raises(ConfigError, match=r"--etcd-password-file=.*nowhere: No such file"):
         etcd_options(options(etcd_user="nsqha", etcd_password_file=str(tmp_path / "nowhere")))
-    with pytest.raises(ConfigError, match="--etcd-ca=.*there is no such file"):
+    with pytest.raises(ConfigError, match=r"--etcd-ca=.*there is no such file"):
         etcd_options(options(etcd_ca=str(tmp_path / "nowhere")))
 
 
