@@ -100,5 +100,12 @@ def begin_at(
     storage.make_dirs(directory)
     pair = Pair.create(storage, directory, anchor)
     return PartitionLog(
-        storage, directory, identity, [pair], anchor, cache, limits=limits or LogLimits(), local_durable=anchor.log_id + 1
+        storage,
+        directory,
+        identity,
+        [pair],
+        anchor,
+        cache,
+        limits=limits or LogLimits(),
+        local_durable=anchor.log_id + 1,
     )
