@@ -521,6 +521,8 @@ class ControllerMachine:
             if name in self._puts:
                 continue
             again = self.limits.transfer_ask_s if round_.kind == "transfer" else self.limits.ask_again_s
+            if not part.meta.isr and now - round_.since < 1.0:
+                again = self.limits.begin_ask_s
             for uid in self._members(part.meta, round_):
                 heard = round_.heard.get(uid)
                 if uid in self.nodes and (heard is None or now - heard >= again):

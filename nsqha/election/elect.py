@@ -28,6 +28,8 @@ from nsqha.election.model import NodeInfo, PartitionMeta, Sync
 CUT_WAIT_S = 10.0
 GATHER_S = 0.05
 """How long members that neither answer nor refuse are waited for once one that may lead has answered."""
+FIRST_WAIT_S = 1.0
+"""How long the preferred replica of a new partition, if it is alive, may take to begin its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ def _first(ballot: Ballot) -> Elected | Wait:
         return Wait("no replica has begun a log yet")
     if wait := _gathering(ballot, ballot.meta.replicas, heard):
         return wait
+    first, until = ballot.meta.replicas[0], ballot.since + FIRST_WAIT_S
+    if first in ballot.nodes and first not in heard and first not in ballot.failed and ballot.now < until:
+        return Wait(f"waiting for {_names([first])} to begin its log", until)
     uid = _highest(ballot, heard, fit)
     return Elected(_led(ballot, uid, {uid: heard[uid].log_uid}))
 

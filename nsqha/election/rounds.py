@@ -21,6 +21,7 @@ class Limits:
     doubt_s: float = 0.1  # a leader that is suspected has so long to answer
     probe_s: float = 1.0
     ask_again_s: float = 0.25
+    begin_ask_s: float = 0.05  # replicas of a new partition, while they begin their logs
     transfer_ask_s: float = 0.02
     transfer_s: float = 1.0  # then a planned change of leader is given up, or forced if the leader leaves
     transfer_pause_s: float = 30.0  # before it is tried again

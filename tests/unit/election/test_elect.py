@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha.election.elect import CUT_WAIT_S, GATHER_S, Ballot, Elected, ReplicaReport, Wait, choose
+from nsqha.election.elect import CUT_WAIT_S, FIRST_WAIT_S, GATHER_S, Ballot, Elected, ReplicaReport, Wait, choose
 from nsqha.election.model import NodeInfo, PartitionMeta, Sync
 
 A, B, C, D = 1, 2, 3, 4
@@ -172,6 +172,10 @@ def test_a_new_partition_is_begun_by_the_preferred_replica() -> None:
     found = elected(ballot((A, said(A, 0)), (B, said(B, 0)), (C, said(C, 0)), meta=new, failed=()))
     assert found.meta == replace(new, leader=B, epoch=2, registration=21, isr={B: 0xB})
     assert isinstance(choose(ballot((A, said(A, 0, log_uid=0)), meta=new, failed=(), waited=1e6)), Wait)
+    others = ((A, said(A, 0)), (C, said(C, 0)))
+    assert waiting(ballot(*others, meta=new, failed=(), waited=GATHER_S)).until == 100.0 + FIRST_WAIT_S
+    assert elected(ballot(*others, meta=new, failed=(), waited=FIRST_WAIT_S)).leader == A
+    assert elected(ballot(*others, meta=new, failed=(B,))).leader == A
 
 
 def test_a_transfer_that_was_asked_for_is_over_with_the_election() -> None:
