@@ -1,0 +1,416 @@
+"""A whole cluster for tests: etcd, lookup daemons and nodes as real processes on loopback, and their faults.
+
+    with Cluster.running(tmp_path, nodes=3, lookupds=2) as cluster:
+        cluster.create("orders", "steady")
+        cluster.leader("orders").kill()
+        cluster.wait_leader("orders")
+
+Members keep their ports, folders and flags for life, so one that is started again is the same one. They are ended by
+their pid; the kernel ends them should the test process die. When a test fails, the end of every log is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # members are started by fork and exec
+
+import grpc
+
+from nsqha.cli.log import Folder, folders
+from nsqha.clock import SystemClock
+from nsqha.commitlog.lookup import LogIdentity, LogReader
+from nsqha.commitlog.storage import OsStorage
+from nsqha.election.etcd import EtcdStore
+from nsqha.election.etcd_client import EtcdOptions
+from nsqha.election.model import PartitionMeta
+from nsqha.errors import NsqhaError
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
+from tests.etcd_server import EtcdServer
+from tests.integration.servers import CannotStart, Daemon, Lookupd, Node, free_port, wait_until
+from tests.jepsen.checker import Report
+from tests.jepsen.cluster_load import Background, ClusterLoad, Endpoint, summary
+
+LEASE_SECONDS = 2.0  # the shortest that a node takes
+LOG_TAIL = 4000  # bytes of each member's log that a failed test shows
+CLUSTER_NAME = "nsqha"
+
+
+class Member(Node):
+    """One broker of the cluster."""
+
+    def __init__(self, directory: Path, name: str, etcd: str, *, sync: str, flags: Sequence[str]) -> None:
+        self.name = name
+        self.grpc_port = free_port()
+        own = [
+            f"--grpc-address={self.grpc}",
+            f"--etcd-endpoint={etcd}",
+            f"--cluster-name={CLUSTER_NAME}",
+            f"--node-name={name}",
+            "--broadcast-address=127.0.0.1",
+            f"--lease-ttl={LEASE_SECONDS:.0f}s",
+        ]
+        super().__init__(directory, sync=sync, flags=[*own, *flags])
+
+    @property
+    def grpc(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    def wipe(self) -> None:
+        """Its disk is lost: the data directory is empty again."""
+        assert not self.running, "it still runs"
+        shutil.rmtree(self.data)
+        self.data.mkdir()
+
+    def status(self, *keys: tuple[int, int], cluster_id: int, seconds: float = 2.0) -> pb.StatusReply:
+        """What it says of its replicas: of all, or of these (topic uid, partition). grpc.RpcError if it can not."""
+        request = pb.StatusRequest(cluster_id=cluster_id)
+        for uid, number in keys:
+            request.keys.add(topic_uid=uid, partition=number)
+        with grpc.insecure_channel(self.grpc) as channel:
+            reply: pb.StatusReply = ReplicationStub(channel).Status(request, timeout=seconds)
+            return reply
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def freeze(daemon: Daemon) -> None:
+    """SIGSTOP: it is silent, and knows nothing of it."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+
+
+def thaw(daemon: Daemon) -> None:
+    os.kill(daemon.pid, signal.SIGCONT)
+
+
+class Cluster:
+    """Owner of all members. Use `running`."""
+
+    def __init__(
+        self, folder: Path, etcd: EtcdServer, *, nodes: int, lookupds: int, sync: str, flags: Sequence[str]
+    ) -> None:
+        self.folder = folder
+        self.etcd = etcd
+        self.nodes = [
+            Member(folder / f"n{n}", f"n{n}", etcd.endpoint, sync=sync, flags=flags) for n in range(1, nodes + 1)
+        ]
+        own = [f"--etcd-endpoint={etcd.endpoint}", "--broadcast-address=127.0.0.1"]
+        self.lookupds = [Lookupd(folder / f"lookupd{n}", own) for n in range(1, lookupds + 1)]
+        self._store: EtcdStore | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(
+        cls,
+        folder: Path,
+        *,
+        nodes: int = 3,
+        lookupds: int = 1,
+        sync: str = "always",
+        flags: Sequence[str] = (),
+    ) -> Iterator[Cluster]:
+        """Everything serves and is known to the controller; nothing is left when the block ends."""
+        (folder / "etcd").mkdir(parents=True, exist_ok=True)
+        with EtcdServer.running(folder / "etcd") as etcd:
+            cluster = cls(folder, etcd, nodes=nodes, lookupds=lookupds, sync=sync, flags=flags)
+            try:
+                cluster.start()
+                yield cluster
+            except BaseException:
+                cluster.show_logs()
+                raise
+            finally:
+                cluster.close()
+
+    @property
+    def daemons(self) -> list[Daemon]:
+        return [*self.lookupds, *self.nodes]
+
+    def start(self) -> None:
+        """Start everybody who is not running."""
+        for daemon in self.daemons:
+            if daemon._process is None:
+                daemon.spawn()
+        self.wait_listening(self.daemons)
+        self.wait_registered(len(self.nodes))
+
+    def wait_listening(self, daemons: Iterable[Daemon]) -> None:
+        for daemon in daemons:
+            wait_until(daemon.listening, f"{daemon.directory.name} listens", 60)
+
+    def wait_registered(self, nodes: int) -> None:
+        wait_until(lambda: len(self.controller()["nodes"]) == nodes, f"{nodes} nodes are registered", 30)
+
+    def close(self) -> None:
+        if self._store is not None:
+            with contextlib.suppress(NsqhaError):
+                self._store.close()
+        for daemon in self.daemons:
+            daemon.__exit__()
+
+    def show_logs(self) -> None:
+        """The end of every log of every life, to stdout, which the test runner keeps."""
+        for daemon in self.daemons:
+            for life in range(1, daemon.starts + 1):
+                path = daemon.directory / f"log.{life}"
+                text = path.read_text(errors="replace") if path.exists() else ""
+                print(f"---- {daemon.directory.name}, life {life}\n{text[-LOG_TAIL:]}", file=sys.stdout)
+
+    # ---- what the cluster says
+
+    @property
+    def lookupd(self) -> Lookupd:
+        """One that runs."""
+        return next(daemon for daemon in self.lookupds if daemon._process is not None)
+
+    def controller(self) -> dict[str, Any]:
+        """GET /controller of one that runs; no nodes if it has nothing to say."""
+        try:
+            return dict(self.lookupd.json("/controller"))
+        except (OSError, ValueError):
+            return {"nodes": [], "controller": None, "here": False}
+
+    def active_lookupd(self) -> Lookupd | None:
+        """The one that is controller now."""
+        for daemon in self.lookupds:
+            if daemon._process is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    if daemon.json("/controller")["here"]:
+                        return daemon
+        return None
+
+    @property
+    def store(self) -> EtcdStore:
+        """The metadata, to look at."""
+        if self._store is None:
+            self._store = EtcdStore(
+                EtcdOptions((self.etcd.endpoint,)), CLUSTER_NAME, SystemClock(), random.Random(), cluster_id=0
+            )
+        return self._store
+
+    @property
+    def cluster_id(self) -> int:
+        return self.store.cluster().record.cluster_id
+
+    def meta(self, topic: str, number: int = 0) -> PartitionMeta | None:
+        """The partition's record, read linearizably; None: there is no such topic."""
+        found = self.store.topic(topic)
+        return None if found is None else found.record.partitions[number]
+
+    def member(self, uid: int) -> Member | None:
+        """The member with this node uid, if it is registered."""
+        info = self.store.view().nodes.get(uid)
+        return next((node for node in self.nodes if info is not None and node.name == info.name), None)
+
+    def producers(self, topic: str) -> list[int]:
+        """TCP ports that /lookup names for the topic."""
+        try:
+            answer = self.lookupd.json(f"/lookup?topic={topic}")
+        except (OSError, ValueError):
+            return []
+        return [producer["tcp_port"] for producer in answer["producers"]]
+
+    def leader_now(self, topic: str) -> Member | None:
+        """Who leads the (only) partition of a topic, as /lookup has it; None: nobody that is known."""
+        ports = self.producers(topic)
+        return next((node for node in self.nodes if node.tcp_port in ports and node.running), None)
+
+    def leader(self, topic: str) -> Member:
+        """As `leader_now`, waited for."""
+        found: Member = wait_until(lambda: self.leader_now(topic), f"{topic} has a leader", 15)
+        return found
+
+    def followers(self, topic: str) -> list[Member]:
+        leader = self.leader(topic)
+        return [node for node in self.nodes if node is not leader and node.running]
+
+    def wait_isr(self, topic: str, size: int, *, seconds: float = 20.0, number: int = 0) -> PartitionMeta:
+        """The record, once the ISR has that many members and its leader is registered."""
+
+        def enough() -> PartitionMeta | None:
+            meta = self.meta(topic, number)
+            return meta if meta is not None and len(meta.isr) == size and self.member(meta.leader) else None
+
+        meta: PartitionMeta = wait_until(enough, f"the ISR of {topic}/{number} has {size} members", seconds)
+        return meta
+
+    def create(self, topic: str, *channels: str, at: Member | None = None, isr: int | None = None) -> None:
+        """Make a topic with channels at one node, and wait until its replicas are in sync."""
+        node = at or self.nodes[0]
+        node.request(f"/topic/create?topic={topic}", b"")
+        for channel in channels:
+            wait_until(
+                lambda c=channel: posted(node, f"/channel/create?topic={topic}&channel={c}"),  # type: ignore[misc]
+                f"{topic}/{channel} is made",
+            )
+        self.wait_isr(topic, min(3, len(self.nodes)) if isr is None else isr)
+
+    # ---- replicas
+
+    def ends(self, topic: str, number: int = 0) -> dict[str, tuple[int, int, int]]:
+        """(end, chain, committed) of every replica that answers."""
+        found = self.store.topic(topic)
+        assert found is not None, f"there is no topic {topic}"
+        ends = {}
+        for node in self.nodes:
+            if not node.running:
+                continue
+            with contextlib.suppress(grpc.RpcError):
+                reply = node.status((found.record.uid, number), cluster_id=self.cluster_id)
+                for replica in reply.replicas:
+                    ends[node.name] = (replica.end, replica.chain, replica.committed)
+        return ends
+
+    def wait_level(self, topic: str, *, replicas: int = 3, number: int = 0, seconds: float = 20.0) -> int:
+        """Until all replicas end at the same place with the same chain, committed; that end."""
+
+        def level() -> int:
+            ends = self.ends(topic, number)
+            same = len(ends) == replicas and len({(end, chain) for end, chain, _ in ends.values()}) == 1
+            end, _, _ = next(iter(ends.values()), (0, 0, 0))
+            return end if same and all(committed == end for _, _, committed in ends.values()) else 0
+
+        try:
+            return int(wait_until(level, "level", seconds))
+        except AssertionError:
+            raise AssertionError(f"the replicas of {topic}/{number} do not meet: {self.ends(topic, number)}") from None
+
+    def stop_nodes_at_once(self) -> None:
+        """As if the power went for all nodes and no election could follow: what they have on disk can be compared."""
+        for daemon in self.daemons:
+            daemon.kill()
+
+    def differences(self, topic: str, number: int = 0, *, end: int = 0) -> list[str]:
+        """Where the logs of the members differ below `end`, byte by byte; for nodes that are stopped."""
+        logs = {
+            node.name: entries_of(folder) for node in self.nodes for folder in folders(str(node.data), topic, number)
+        }
+        return [f"{topic}/{number}: {line}" for line in compare(logs, end=end)]
+
+
+def entries_of(folder: Folder) -> dict[int, tuple[bytes, bytes]]:
+    """Every batch of a log on disk: log id -> (entry, frames). LogCorrupt if one does not verify."""
+    reader = LogReader.open(OsStorage(), folder.path, LogIdentity(folder.topic_uid, folder.partition))
+    try:
+        return {
+            entry.log_id: (entry.encode(), bytes(reader.read(entry)))
+            for entry in reader.entries(reader.start.log_id, reader.end.log_id)
+        }
+    finally:
+        reader.close()
+
+
+def compare(logs: dict[str, dict[int, tuple[bytes, bytes]]], *, end: int) -> list[str]:
+    """What differs among logs, whose beginnings may have been unlinked at different times. All must reach `end`."""
+    found = []
+    for name, log in logs.items():
+        if not log or max(log) + 1 < end:
+            found.append(f"{name} ends at {max(log, default=-1) + 1}, below {end}")
+    (reference, ours), *others = logs.items()
+    for name, theirs in others:
+        for log_id in sorted(ours.keys() & theirs.keys()):
+            if log_id < end and ours[log_id] != theirs[log_id]:
+                what = "entries" if ours[log_id][0] != theirs[log_id][0] else "bytes"
+                found.append(f"{reference} and {name} have other {what} from log id {log_id} on")
+                break
+    return found
+
+
+def posted(node: Daemon, path: str) -> bool:
+    """Whether a POST was answered with success."""
+    try:
+        node.request(path, b"")
+    except (urllib.error.HTTPError, OSError):
+        return False
+    return True
+
+
+def gone(daemon: Daemon, seconds: float = 20.0) -> int:
+    """The exit status of a daemon that ends by itself."""
+    process = daemon._process
+    assert process is not None
+    status = process.wait(seconds)
+    daemon._process = None
+    return status
+
+
+def lookup_json(port: int, path: str) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        return json.loads(answer.read())
+
+
+__all__ = [
+    "CannotStart",
+    "Cluster",
+    "Member",
+    "UnderLoad",
+    "compare",
+    "entries_of",
+    "freeze",
+    "gone",
+    "pause",
+    "posted",
+    "thaw",
+]
+
+
+def pause(seconds: float) -> None:
+    """Let the cluster live for a while; nothing rests on how long exactly."""
+    time.sleep(seconds)
+
+
+class UnderLoad:
+    """A block in which clients publish and consume, and after which everything that was OK'd must have come out.
+
+    with UnderLoad(cluster, "orders") as load:
+        cluster.leader("orders").kill()
+    assert load.report.figures.ok > 100
+    """
+
+    report: Report
+
+    def __init__(self, cluster: Cluster, topic: str, *channels: str, settle: float = 1.0, **options: Any) -> None:
+        """`settle`: seconds of load before and after the block. The topic and the channels are there."""
+        nodes = [Endpoint(node.tcp_port, node.http_port) for node in cluster.nodes]
+        lookupds = [daemon.http_port for daemon in cluster.lookupds]
+        options.setdefault("seed", random.randrange(1 << 30))
+        self._settle = settle
+        self._background = Background(
+            lambda: ClusterLoad(
+                nodes=nodes, lookupds=lookupds, topic=topic, channels=channels or ("steady",), **options
+            )
+        )
+
+    @property
+    def clients(self) -> ClusterLoad:
+        return self._background.load
+
+    def __enter__(self) -> UnderLoad:
+        self._background.start()
+        pause(self._settle)
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            pause(self._settle)
+            self.report = self._background.finish()
+            print(summary(self.report))
+            assert self.report.ok and not self._background.stuck, f"{self._background.stuck}\n{self.report}"

@@ -1,0 +1,465 @@
+"""A load on a cluster, and its judgement: publishers that use any node, consumers that ask a lookup daemon.
+
+    publishers   each on a connection to a node drawn by lot: pipelined PUB and MPUB, a process number per connection
+                 (order is promised per connection); a connection that ends is followed by one to another node
+    consumers    ask /lookup where the topic is, connect there, SUB; finish at once or late, requeue some, and come back
+                 when their connection ends
+    prober       one publish at a time, to nodes other than the victim of a fault: it measures how long nothing is OK'd
+
+Clients know nothing of faults. What they saw is a history (tests.jepsen.history); `judge` is the checker of crash runs
+without its rules about lives of one broker: a cluster has as many lives as nodes and leaders, and what a FIN is worth
+across them is what `Figures.repeated` counts, not a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import uvloop
+
+from tests.jepsen import history
+from tests.jepsen.checker import Checker, Report, _Connection
+from tests.jepsen.client import V2, Gone, connect, get_json, mpub, pub
+from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Outcome, Publish, Received, Refused
+
+RETRY_SECONDS = 0.02
+OUTSTANDING_MAX = 60  # publishes without outcome per connection
+OUTCOME_SECONDS = 45.0  # beyond what a broker may take to say "unknown"
+MSG_TIMEOUT_MS = 3000
+DRAIN_SECONDS = 60.0
+LOOKUP_SECONDS = 0.05
+BIG = 60_000
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where one node listens."""
+
+    tcp: int
+    http: int
+
+
+class ClusterLoad:
+    """What the clients of one run share."""
+
+    def __init__(
+        self,
+        seed: int,
+        nodes: Sequence[Endpoint],
+        lookupds: Sequence[int],
+        *,
+        topic: str = "orders",
+        channels: Sequence[str] = ("steady",),
+        publishers: int = 3,
+        consumers: int = 2,
+        any_node: bool = False,
+        pace: float = 1.0,
+    ) -> None:
+        """`lookupds`: HTTP ports. `consumers`: per channel. `any_node`: they SUB anywhere, not where /lookup says."""
+        self.topic = topic
+        self.events: list[AnyEvent] = []
+        self.oks: list[float] = []  # when publishes of anybody were OK'd
+        self.probes: list[tuple[float, float]] = []  # of the prober: first sent, OK'd
+        self.avoid: int | None = None  # index of the node that the prober leaves alone
+        self.publishing = True
+        self.stopping = False
+        self.pace = pace
+        self._nodes = nodes
+        self._lookupds = lookupds
+        self._channels = channels
+        self._publishers = publishers
+        self._consumers = consumers
+        self._any_node = any_node
+        self._seed = seed
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._ops = 0
+        self._connections = 0
+        self._processes = 0
+        self._publishing_tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def now(self) -> float:
+        return round(self._loop.time() - self._began, 4)
+
+    def record(self, event: AnyEvent) -> None:
+        self.events.append(event)
+
+    def rng(self, name: str) -> random.Random:
+        return random.Random(f"{self._seed} {name}")
+
+    # ---- life
+
+    def begin(self) -> None:
+        """Let everybody loose. The topic and its channels are there."""
+        self.record(history.Run(self._seed, "", 0.0))
+        self.record(history.Started(0.0, 1))
+        for channel in self._channels:
+            self.record(ChannelMade(0.0, 0.0, 0, 0, self.topic, channel, "ok"))
+            for n in range(self._consumers):
+                consumer = self._consume(channel, self.rng(f"consumer {channel} {n}"))
+                self._tasks.append(self._loop.create_task(consumer))
+        work = [self._publish(self.rng(f"publisher {n}")) for n in range(self._publishers)]
+        work.append(self._probe(self.rng("prober")))
+        self._publishing_tasks = [self._loop.create_task(each) for each in work]
+
+    async def end(self) -> list[str]:
+        """Stop publishing, wait until every channel has had everything that was OK'd; what did not happen in time."""
+        self.publishing = False
+        stuck = []
+        done, late = await asyncio.wait(self._publishing_tasks, timeout=OUTCOME_SECONDS)
+        for task in done:
+            task.result()
+        for task in late:
+            stuck.append(f"a publisher did not end: {task.get_coro()}")
+            task.cancel()
+        if await self._until(self._all_delivered, DRAIN_SECONDS):
+            await self._until(self._empty, 10.0)
+        else:
+            owed = {channel: len(missing) for channel, missing in self.missing().items()}
+            stuck.append(f"not delivered in time: {owed}")
+        self.record(Drained(self.now(), self.topic))
+        self.stopping = True
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        return stuck
+
+    def missing(self) -> dict[str, set[tuple[int, int]]]:
+        """What was OK'd and has not come out, by channel."""
+        sent: dict[int, Publish] = {}
+        owed: set[tuple[int, int]] = set()
+        got: dict[str, set[tuple[int, int]]] = {channel: set() for channel in self._channels}
+        channels: dict[int, str] = {}
+        for event in self.events:
+            match event:
+                case Publish():
+                    sent[event.op] = event
+                case Outcome(_, op, "ok"):
+                    publish = sent[op]
+                    owed.update((publish.process, publish.first + n) for n in range(len(publish.crcs)))
+                case ChannelMade() if event.conn:
+                    channels[event.conn] = event.channel
+                case Received():
+                    got[channels[event.conn]].update((m.process, m.counter) for m in event.messages)
+        return {channel: owed - seen for channel, seen in got.items()}
+
+    async def _all_delivered(self) -> bool:
+        return not any(self.missing().values())
+
+    async def _empty(self) -> bool:
+        """Whether the leader says that nothing waits: then every FIN has been taken in."""
+        port = await self._leader()
+        node = next((node for node in self._nodes if node.tcp == port), None)
+        if node is None:
+            return False
+        stats = await get_json(node.http, f"/stats?format=json&include_clients=false&topic={self.topic}")
+        assert isinstance(stats, dict)
+        found = [channel for topic in stats["topics"] for channel in topic["channels"]]
+        return bool(found) and not any(c["depth"] + c["in_flight_count"] + c["deferred_count"] for c in found)
+
+    async def _until(self, check: Callable[[], object], seconds: float) -> bool:
+        deadline = self._loop.time() + seconds
+        while self._loop.time() < deadline:
+            try:
+                if await check():  # type: ignore[misc]
+                    return True
+            except (OSError, Gone, ValueError):
+                pass
+            await asyncio.sleep(0.1)
+        return False
+
+    # ---- figures
+
+    def gap(self, since: float, until: float) -> float:
+        """The longest time in which nobody's publish was OK'd, of what overlaps [since, until)."""
+        marks = [since, *sorted(t for t in self.oks if since < t < until), until]
+        return max(b - a for a, b in pairwise(marks))
+
+    def worst_probe(self, since: float, until: float) -> float:
+        """The longest that one publish to a node that lives took, retries included, of those under way in the span."""
+        return max((b - a for a, b in self.probes if b > since and a < until), default=0.0)
+
+    # ---- publishers
+
+    async def _connect(self, rng: random.Random, port: int | None = None) -> tuple[int, V2] | None:
+        """To that port, or any node; None if it does not answer."""
+        try:
+            client = await connect(port or rng.choice(self._nodes).tcp, msg_timeout=MSG_TIMEOUT_MS)
+        except (OSError, Gone):
+            await asyncio.sleep(RETRY_SECONDS)
+            return None
+        self._connections += 1
+        return self._connections, client
+
+    async def _publish(self, rng: random.Random) -> None:
+        while self.publishing:
+            connected = await self._connect(rng)
+            if connected is not None:
+                conn, client = connected
+                self._processes += 1
+                try:
+                    await _Publisher(self, self._processes, conn, client, rng).run()
+                finally:
+                    client.close()
+
+    async def _probe(self, rng: random.Random) -> None:
+        """One message at a time, tried again until it is OK'd, each attempt a message of its own."""
+        process = counter = 0
+        client, at = None, -1
+        began = self._loop.time()
+        while self.publishing:
+            if client is None or client.closed.done() or at == self.avoid:
+                if client is not None:
+                    client.close()
+                at = rng.choice([n for n in range(len(self._nodes)) if n != self.avoid])
+                connected = await self._connect(rng, self._nodes[at].tcp)
+                client = None if connected is None else connected[1]
+                self._processes += 1
+                process, counter = self._processes, 0
+                continue
+            body = history.body(process, counter, b"probe")
+            op = self.begin_publish(0, process, "PUB", counter, [body])
+            counter += 1
+            result: history.Result = "unknown"
+            try:
+                (reply,) = client.ask(pub(self.topic, body))
+                await asyncio.wait_for(reply, OUTCOME_SECONDS)
+                result = "ok"
+            except (Gone, TimeoutError) as error:
+                result = "fail" if "not stored" in str(error) else "unknown"
+            self.end_publish(op, result)
+            if result == "ok":
+                now = self._loop.time()
+                self.probes.append((began - self._began, now - self._began))
+                await asyncio.sleep(0.003)
+                began = self._loop.time()
+            else:
+                client.close()
+        if client is not None:
+            client.close()
+
+    def begin_publish(self, conn: int, process: int, command: str, first: int, bodies: list[bytes]) -> int:
+        self._ops += 1
+        crcs = [zlib.crc32(body) for body in bodies]
+        self.record(Publish(self.now(), self._ops, 1, conn, process, self.topic, command, first, crcs, 0.0))
+        return self._ops
+
+    def end_publish(self, op: int, result: history.Result) -> None:
+        self.record(Outcome(self.now(), op, result))
+        if result == "ok":
+            self.oks.append(self._loop.time() - self._began)
+
+    # ---- consumers
+
+    async def _leader(self) -> int | None:
+        """The TCP port where /lookup says the topic is."""
+        for port in self._lookupds:
+            try:
+                found = await asyncio.wait_for(get_json(port, f"/lookup?topic={self.topic}"), 2)
+            except (OSError, Gone, ValueError, TimeoutError):
+                continue
+            assert isinstance(found, dict)
+            if found["producers"]:
+                return int(found["producers"][0]["tcp_port"])
+        return None
+
+    async def _consume(self, channel: str, rng: random.Random) -> None:
+        while not self.stopping:
+            port = rng.choice(self._nodes).tcp if self._any_node else await self._leader()
+            connected = None if port is None else await self._connect(rng, port)
+            if connected is None:
+                await asyncio.sleep(LOOKUP_SECONDS)
+                continue
+            conn, client = connected
+            try:
+                await self._subscribed(channel, conn, client, rng)
+            except (Gone, TimeoutError):
+                await asyncio.sleep(LOOKUP_SECONDS)
+            finally:
+                client.close()
+
+    async def _subscribed(self, channel: str, conn: int, client: V2, rng: random.Random) -> None:
+        t0 = self.now()
+        (reply,) = client.ask(f"SUB {self.topic} {channel}\n".encode())
+        await asyncio.wait_for(reply, 20)
+        self.record(ChannelMade(t0, self.now(), conn, conn, self.topic, channel, "ok"))
+        client.on_messages = lambda messages: self._received(conn, client, rng, messages)
+        client.on_refused = lambda command, message_id: self.record(Refused(self.now(), conn, command, message_id))
+        client.send(b"RDY %d\n" % rng.choice((20, 200)))
+        await client.closed
+
+    def _received(self, conn: int, client: V2, rng: random.Random, messages: list[tuple[int, int, str, bytes]]) -> None:
+        rows = []
+        for timestamp, attempts, message_id, body in messages:
+            process, counter = history.parse(body)
+            rows.append(Message(process, counter, zlib.crc32(body), message_id, attempts, timestamp))
+        self.record(Received(self.now(), conn, rows))
+        ids = [row.id for row in rows]
+        again = [message_id for message_id in ids if self.publishing and rng.random() < 0.01]
+        if again:
+            self._answer(client, Answered(self.now(), conn, "REQ", again, 0.05), b" 50")
+        done = [message_id for message_id in ids if message_id not in again]
+        if not self.publishing or rng.random() < 0.7:
+            self._fin(conn, client, done)
+        else:
+            self._loop.call_later(rng.uniform(0, 0.2), self._fin, conn, client, done[::-1])
+
+    def _fin(self, conn: int, client: V2, ids: list[str]) -> None:
+        if ids:
+            self._answer(client, Answered(self.now(), conn, "FIN", ids, 0))
+
+    def _answer(self, client: V2, event: Answered, argument: bytes = b"") -> None:
+        if client.closed.done():
+            return
+        self.record(event)
+        command = event.command.encode()
+        client.send(b"".join(b"%s %s%s\n" % (command, message_id.encode(), argument) for message_id in event.ids))
+
+
+class Background:
+    """A load in a thread of its own, so that whoever breaks the cluster may block; `finish` has its judgement."""
+
+    def __init__(self, make: Callable[[], ClusterLoad]) -> None:
+        """`make` is called on the load's loop."""
+        self.load: ClusterLoad
+        self.stuck: list[str] = []
+        self._make = make
+        self._error: BaseException | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+
+    def start(self) -> ClusterLoad:
+        self._thread.start()
+        assert self._begun.wait(10), "the load did not begin"
+        return self.load
+
+    def _run(self) -> None:
+        try:
+            uvloop.run(self._main())
+        except BaseException as error:
+            self._error = error
+
+    async def _main(self) -> None:
+        self.load = self._make()
+        self._loop = asyncio.get_running_loop()
+        self._enough = asyncio.Event()
+        self.load.begin()
+        self._begun.set()
+        await self._enough.wait()
+        self.stuck = await self.load.end()
+
+    def finish(self) -> Report:
+        """End the load; what it saw, judged."""
+        self._loop.call_soon_threadsafe(self._enough.set)
+        self._thread.join(OUTCOME_SECONDS + DRAIN_SECONDS + 30)
+        assert not self._thread.is_alive(), "the load does not end"
+        if self._error is not None:
+            raise self._error
+        return judge(self.load.events)
+
+
+class _Publisher:
+    """One connection's publishes."""
+
+    def __init__(self, load: ClusterLoad, process: int, conn: int, client: V2, rng: random.Random) -> None:
+        self._load = load
+        self._process = process
+        self._conn = conn
+        self._client = client
+        self._rng = rng
+        self._counter = 0
+        self._open: set[asyncio.Future[bytes]] = set()
+
+    async def run(self) -> None:
+        load, rng = self._load, self._rng
+        try:
+            while load.publishing:
+                self._burst(rng.choice((1, 2, 5, 10)))
+                if len(self._open) > OUTSTANDING_MAX:
+                    await asyncio.wait(self._open, timeout=OUTCOME_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.sleep(rng.uniform(0.005, 0.04) * load.pace)
+                if rng.random() < 0.002:
+                    break  # goes to another node
+            if self._open:
+                await asyncio.wait(self._open, timeout=OUTCOME_SECONDS)
+        except Gone:
+            pass
+
+    def _burst(self, commands: int) -> None:
+        load, rng = self._load, self._rng
+        if self._client.closed.done():
+            raise Gone("")
+        data, ops = [], []
+        for _ in range(commands):
+            command = "MPUB" if rng.random() < 0.2 else "PUB"
+            bodies = [self._body(n) for n in range(rng.randrange(2, 12) if command == "MPUB" else 1)]
+            ops.append(load.begin_publish(self._conn, self._process, command, self._counter, bodies))
+            self._counter += len(bodies)
+            data.append(pub(load.topic, bodies[0]) if command == "PUB" else mpub(load.topic, bodies))
+        for op, future in zip(ops, self._client.ask(b"".join(data), len(ops)), strict=True):
+            self._open.add(future)
+            future.add_done_callback(lambda reply, op=op: self._ended(op, reply))  # type: ignore[misc]
+
+    def _ended(self, op: int, reply: asyncio.Future[bytes]) -> None:
+        self._open.discard(reply)
+        result: history.Result = "ok"
+        if reply.cancelled():
+            result = "unknown"
+        elif (error := reply.exception()) is not None:
+            result = "fail" if "not stored" in str(error) else "unknown"
+        self._load.end_publish(op, result)
+
+    def _body(self, n: int) -> bytes:
+        rng = self._rng
+        padding = BIG if rng.random() < 0.002 else rng.randrange(150)
+        return history.body(self._process, self._counter + n, rng.randbytes(8) + b"." * padding)
+
+
+class ClusterChecker(Checker):
+    """The checker of crash runs, without what it knows of the lives of one broker."""
+
+    def _check_delivery(
+        self, where: str, t: float, key: tuple[int, int], message: Message, connection: _Connection
+    ) -> None:
+        delivery = connection.channel.deliveries.get(key)
+        if delivery is not None:
+            # Another leader may have delivered it before: attempts may start again, a FIN may be forgotten.
+            delivery.gen = -1
+            delivery.req = None
+        super()._check_delivery(where, t, key, message, connection)
+
+
+def judge(events: Iterable[AnyEvent]) -> Report:
+    """What is wrong with a history of `ClusterLoad`."""
+    checker = ClusterChecker()
+    for event in events:
+        checker.feed(event)
+    return checker.end()
+
+
+def summary(report: Report) -> str:
+    """One line of figures."""
+    f = report.figures
+    repeated = f.redelivered + f.repeated
+    return json.dumps(
+        {
+            "published": f.attempted,
+            "ok": f.ok,
+            "failed": f.failed,
+            "unknown": f.unknown,
+            "came_out_though_unknown": f.recovered,
+            "delivered": f.delivered,
+            "repeated": repeated,
+            "problems": dict(report.problems),
+        }
+    )
