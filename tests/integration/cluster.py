@@ -109,9 +109,8 @@ class Cluster:
     ) -> None:
         self.folder = folder
         self.etcd = etcd
-        self.nodes = [
-            Member(folder / f"n{n}", f"n{n}", etcd.endpoint, sync=sync, flags=flags) for n in range(1, nodes + 1)
-        ]
+        self._make = lambda name: Member(folder / name, name, etcd.endpoint, sync=sync, flags=flags)
+        self.nodes = [self._make(f"n{n}") for n in range(1, nodes + 1)]
         own = [f"--etcd-endpoint={etcd.endpoint}", "--broadcast-address=127.0.0.1"]
         self.lookupds = [Lookupd(folder / f"lookupd{n}", own) for n in range(1, lookupds + 1)]
         self._store: EtcdStore | None = None
@@ -139,6 +138,15 @@ class Cluster:
                 raise
             finally:
                 cluster.close()
+
+    @contextlib.contextmanager
+    def another(self, name: str) -> Iterator[Member]:
+        """One more member, which is not started and not counted."""
+        member = self._make(name)
+        try:
+            yield member
+        finally:
+            member.__exit__()
 
     @property
     def daemons(self) -> list[Daemon]:
@@ -279,6 +287,18 @@ class Cluster:
                     ends[node.name] = (replica.end, replica.chain, replica.committed)
         return ends
 
+    def believing_leaders(self, topic: str, number: int = 0) -> list[str]:
+        """Who says that it leads."""
+        found = self.store.topic(topic)
+        assert found is not None, f"there is no topic {topic}"
+        key = (found.record.uid, number)
+        names = []
+        for node in self.nodes:
+            with contextlib.suppress(grpc.RpcError):
+                reply = node.status(key, cluster_id=self.cluster_id)
+                names += [node.name for replica in reply.replicas if replica.role == pb.ROLE_LEADER]
+        return names
+
     def wait_level(self, topic: str, *, replicas: int = 3, number: int = 0, seconds: float = 20.0) -> int:
         """Until all replicas end at the same place with the same chain, committed; that end."""
 
@@ -293,8 +313,8 @@ class Cluster:
         except AssertionError:
             raise AssertionError(f"the replicas of {topic}/{number} do not meet: {self.ends(topic, number)}") from None
 
-    def stop_nodes_at_once(self) -> None:
-        """As if the power went for all nodes and no election could follow: what they have on disk can be compared."""
+    def kill_everybody(self) -> None:
+        """No election can follow: what they have on disk can be compared."""
         for daemon in self.daemons:
             daemon.kill()
 
