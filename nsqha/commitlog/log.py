@@ -16,6 +16,7 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -196,6 +197,33 @@ class PartitionLog(LogReader):
         self._pairs.append(new)
         self._active = new
         self._opened(old)
+
+    # ---- mending
+
+    def mend(self, batches: Sequence[tuple[Entry, bytes]]) -> None:
+        """Write consecutive batches, as another replica has them, over what does not verify here; durable.
+
+        LogCorrupt if they are not the ones that were here: they have to be chained to the entry before and to the one
+        behind, which verify. Blocks for two fsyncs of each pair of files.
+        """
+        first, last = batches[0][0], batches[-1][0]
+        assert self.start.log_id <= first.log_id and last.log_id < self.end.log_id, f"{first} is not in {self}"
+        before = self.entry_before(first.log_id)
+        for entry, data in batches:
+            if not (entry.follows(before) and entry.chained_to(before) and verifies(entry, data)):
+                raise LogCorrupt(f"{entry} is not what follows {before} in {self}")
+            before = entry
+        behind = self.entry(last.log_id + 1) if last.log_id + 1 < self.end.log_id else None
+        if behind is not None and not (behind.follows(last) and behind.chained_to(last)):
+            raise LogCorrupt(f"{last} is not what comes before {behind} in {self}")
+        files: dict[File, None] = {}
+        for entry, data in batches:
+            pair = self.pair_of(entry.log_id)
+            pair.segment.pwrite(data, entry.position - pair.position)
+            pair.commitlog.pwrite(entry.encode(), pair.slot(entry.log_id))
+            files[pair.segment] = files[pair.commitlog] = None
+        for file in files:
+            file.sync()
 
     # ---- shortening
 

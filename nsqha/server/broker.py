@@ -140,6 +140,7 @@ class Broker:
             measures=self.measures,
             rng=random.Random(rng.getrandbits(64)),
         )
+        self.scrubber.on_damage = self._found_damage
 
     def _join_parts(self, cluster: Cluster, metadata: Metadata) -> None:
         """Topics, replicas and membership know each other."""
@@ -172,6 +173,12 @@ class Broker:
             limits=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
         )
         self.topics.cluster = cluster
+
+    def _found_damage(self, replica: Replica, first: int, end: int) -> None:
+        """The scrub found batches that do not verify: another replica has them."""
+        if self.cluster is not None:
+            identity = replica.log.identity
+            self.cluster.replicas.damaged((identity.topic_uid, identity.partition), first, end)
 
     def _forward(self, cluster: Cluster) -> None:
         """Publishes go to whoever leads."""

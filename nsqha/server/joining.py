@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsqha import __version__
+from nsqha import NSQ_VERSION
 from nsqha.election.etcd import EtcdStore
 from nsqha.election.etcd_client import EtcdOptions
 from nsqha.election.model import NodeInfo
@@ -118,5 +118,5 @@ def node_info(options: Options, node_uid: int, boot_id: str, *, tcp: int, http: 
         http_address=f"{name}:{http}",
         grpc_address=f"{grpc_host}:{grpc_port}",
         boot_id=boot_id,
-        version=__version__,
+        version=NSQ_VERSION,
     )

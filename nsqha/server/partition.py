@@ -134,6 +134,7 @@ class Partition:
         self.sync = sync
         self.serving = False  # the epoch start is applied: deliveries and channel events may go on
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
+        self.on_damage: Callable[[int, int], None] = lambda first, end: None  # log ids that do not verify
         self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
         self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self._runtime = runtime

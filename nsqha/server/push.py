@@ -19,6 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.commitlog import copying
+from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -26,6 +27,7 @@ from nsqha.server.peers import PeerStream
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
+    from nsqha.server.partition import Partition
     from nsqha.server.peers import Peers
 
 log = Log("push")
@@ -48,6 +50,9 @@ class Leader(Protocol):
 
     @property
     def log(self) -> PartitionLog: ...
+
+    @property
+    def partition(self) -> Partition: ...
 
     @property
     def committed(self) -> int:
@@ -164,6 +169,9 @@ class Pushed:
             run = copying.read_run(log_, self.next, end, min(room, WINDOW_BYTES - self._window))
         except LogCorrupt as error:
             log.error("push_stopped", "%s can not be sent on: %s", log_.directory, error)
+            if isinstance(error, BatchCorrupt):
+                leader.partition.on_damage(error.first.log_id, error.end.log_id)
+            self.link.retry(self)
             self.state = State.BEHIND
             leader.lost(self.link.node)
             return 0

@@ -32,11 +32,13 @@ from nsqha.server.follower import Follower, FollowerRuntime
 from nsqha.server.following import Receiver
 from nsqha.server.leadership import Leadership
 from nsqha.server.opening import OpenedLog
+from nsqha.server.repair import Repairer
 from nsqha.server.scrub import Replica as Scrubbed
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
+    from nsqha.commitlog.log import PartitionLog
     from nsqha.replication.isr import IsrLimits
     from nsqha.server.disk import DiskRounds
     from nsqha.server.journalling import JournalWriter
@@ -136,6 +138,9 @@ class Replicas:
         self._cut: set[Key] = set()  # recovery cut the end: others that have more go first
         self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
         self._locks: dict[Key, asyncio.Lock] = {}
+        self._repairer = Repairer(
+            peers, cluster_id=cluster_id, log_of=self._log_of, others=self._others, mended=self._mended, spawn=spawn
+        )
         self.stopping = False  # no role is taken any more
 
     # ---- start and end
@@ -299,6 +304,7 @@ class Replicas:
         self._records[key] = fresh
         end = opened.log.end.log_id
         log.info("leading", "%s/%d: leading in epoch %d from log id %d", name, number, meta.epoch, end)
+        partition.on_damage = lambda first, end: self.damaged(key, first, end)
         topic.add_led(partition)
         started = partition.start_epoch(fresh.record.channels)
         started.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -580,6 +586,8 @@ class Replicas:
 
     async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
         """Batches of a partition that is led here."""
+        if not request.epoch:
+            return self._fetch_committed(request)
         leadership = self._led(request.cluster_id, request.key, request.epoch)
         log_ = leadership.log
         end = log_.end.log_id
@@ -590,6 +598,44 @@ class Replicas:
             return pb.FetchReply(committed=leadership.committed, end=end)
         run = copying.read_run(log_, request.first, request.end or end, min(max(request.max_bytes, 1), 4 << 20))
         return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
+
+    def _fetch_committed(self, request: pb.FetchRequest) -> pb.FetchReply:
+        """What is committed is the same everywhere: any replica gives it to one that has to mend its copy."""
+        self._check_cluster(request.cluster_id)
+        key = (request.key.topic_uid, request.key.partition)
+        log_, committed = self._log_of(key), self._committed(key)
+        if log_ is None or not log_.start.log_id <= request.first < min(committed, request.end or committed):
+            raise NotFound(f"log id {request.first} is not here, or not known to be committed")
+        end = min(committed, request.end or committed)
+        run = copying.read_run(log_, request.first, end, min(max(request.max_bytes, 1), 4 << 20))
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
+
+    def _log_of(self, key: Key) -> PartitionLog | None:
+        leader, follower = self.leading.get(key), self.followers.get(key)
+        return leader.log if leader is not None else follower.log if follower is not None else None
+
+    def _committed(self, key: Key) -> int:
+        leader, follower = self.leading.get(key), self.followers.get(key)
+        return leader.committed if leader is not None else follower.committed if follower is not None else 0
+
+    def _others(self, key: Key) -> list[str]:
+        """Where the other replicas of a partition are, members of the ISR first."""
+        topic, nodes = self._records.get(key), self._nodes()
+        if topic is None:
+            return []
+        meta = topic.record.partitions[key[1]]
+        order = [*meta.isr, *(node for node in meta.replicas if node not in meta.isr)]
+        return [nodes[node].grpc_address for node in order if node != self._node and node in nodes]
+
+    def _mended(self, key: Key) -> None:
+        if (leadership := self.leading.get(key)) is not None:
+            for delivery in leadership.partition.deliveries.values():
+                delivery.mended()
+
+    def damaged(self, key: Key, first: int, end: int) -> None:
+        """Batches of a replica of this node do not verify any more."""
+        if end <= self._committed(key) and self._others(key):
+            self._repairer.damaged(key, first, end)
 
     def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:
         self._check_cluster(cluster_id)
