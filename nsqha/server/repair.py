@@ -1,7 +1,7 @@
 """Ranges of a log that do not verify any more are written anew from another replica.
 
-Who finds damage (the scrub, a reader, a push) tells `damaged`; what is committed is the same on every replica, so any of
-them may give it. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that they
+Who finds damage (the scrub, a reader, a push) tells `damaged`; what is committed is the same everywhere, so any replica
+may give it. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that they
 are the ones that were there (`PartitionLog.mend`). Channels that stopped in front of the range go on.
 
 One repair of a partition at a time; one that finds nobody who has the range is tried again as long as it is damaged.
