@@ -18,6 +18,9 @@ Messages are serialised when they are sent and parsed when they arrive, so nodes
     net.cut("a", "b")                                   # every stream and call between them is lost
     net.crash("b")                                      # the process is gone: its own ends are silent, others are reset
     net.crash("b", silent=True)                         # the machine is gone: others notice by their pings
+    net.stalled("b", True)                              # the process is stopped: the same, until it goes on
+
+Each process may have a loop of its own (`loop_of`); what is told to it runs there, whenever that loop runs.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +71,12 @@ class Network:
         *,
         latency: tuple[float, float] = (0.000_05, 0.000_5),
         window_bytes: int = 1 << 20,
+        loop_of: Callable[[str], asyncio.AbstractEventLoop] | None = None,
     ) -> None:
+        """`loop_of`: of the process at an address; all are on `loop` if not given."""
         self.loop = loop
+        self._loop_of = loop_of
+        self._stalled: set[str] = set()
         self.rng = rng
         self.methods = methods_of(services)
         self.window_bytes = window_bytes
@@ -144,7 +151,30 @@ class Network:
                 if end.address == address:
                     end.vanish(silent=silent)
 
+    def stalled(self, address: str, stalled: bool) -> None:
+        """Whether the process there is stopped; to be told when that changes."""
+        if not stalled:
+            self._stalled.discard(address)
+            return
+        self._stalled.add(address)
+        for wire in list(self._wires.values()):
+            if any(end.address == address for end in wire.ends):
+                wire.watch_stalled(address)
+
     # ---- what wires ask
+
+    def loop_of(self, address: str) -> asyncio.AbstractEventLoop:
+        return self.loop if self._loop_of is None else self._loop_of(address)
+
+    def tell(self, address: str, callback: Callable[..., object], *args: Any) -> None:
+        """Run something in the process at `address`: now, if it shares the network's loop."""
+        if self._loop_of is None:
+            callback(*args)
+        else:
+            self._loop_of(address).call_soon(callback, *args)
+
+    def is_stalled(self, address: str) -> bool:
+        return address in self._stalled
 
     def blocked(self, a: str, b: str) -> int:
         """The number of the partition between them, or 0."""
@@ -217,7 +247,9 @@ class _Way:
         if self._net.blocked(self._source, self._target.address):
             self._late += 1
             return
-        item = self._flying.popleft()
+        self._net.tell(self._target.address, self._handed_over, self._flying.popleft())
+
+    def _handed_over(self, item: bytes | _Over) -> None:
         if isinstance(item, bytes):
             self._flying_bytes -= len(item)
         self._target.arrived(item)
@@ -276,7 +308,7 @@ class _End:
         # As with gRPC, only the side that accepted can say why.
         said = over if self is self._wire.server_end else _Over("", "the other side ended the stream")
         self.outgoing.put(said)
-        self._wire.net.loop.call_later(0, self._tell, over.why)
+        self._wire.net.loop_of(self.address).call_soon(self._tell, over.why)
 
     def arrived(self, item: bytes | _Over) -> None:
         if self.ended:
@@ -351,6 +383,11 @@ class _Wire:
         if server is None:
             self._refuse("connection refused")
             return
+        self.net.tell(server.address, self._accepted, server)
+
+    def _accepted(self, server: SimPeerServer) -> None:
+        if self.connected or self.client_end.ended or server.dead:
+            return
         self.connected = True
         server.accept(self)
         for end in self.ends:
@@ -378,7 +415,20 @@ class _Wire:
                 end.end(_Over("", "ping timeout"))
 
         for end in self.ends:
-            self.net.loop.call_later(PING_SECONDS * self.net.rng.uniform(0.5, 1.0), look, end)
+            seconds = PING_SECONDS * self.net.rng.uniform(0.5, 1.0)
+            self.net.loop.call_later(seconds, self.net.tell, end.address, look, end)
+
+    def watch_stalled(self, address: str) -> None:
+        """Let the other end notice if the process at `address` stays stopped."""
+
+        def look(end: _End) -> None:
+            if self.connected and self.net.is_stalled(address):
+                end.end(_Over("", "ping timeout"))
+
+        for end in self.ends:
+            if end.address != address:
+                seconds = PING_SECONDS * self.net.rng.uniform(0.5, 1.0)
+                self.net.loop.call_later(seconds, self.net.tell, end.address, look, end)
 
     def ended(self) -> None:
         if self.client_end.ended and (self.server_end.ended or not self.connected):
@@ -407,11 +457,12 @@ class SimPeers:
         if chosen.streaming:
             raise TypeError(f"{chosen.path} is a stream")
         chosen.encoded(request, chosen.request)
-        waiter = _Waiter(self.net.loop)
+        loop = self.net.loop_of(self.address)
+        waiter = _Waiter(loop)
         wire = self._open(address, chosen, waiter)
         end = wire.client_end
         end.send(request)
-        timer = self.net.loop.call_later(timeout, end.close, "deadline exceeded")
+        timer = loop.call_later(timeout, end.close, "deadline exceeded")
         try:
             await waiter.done
         finally:
@@ -479,7 +530,7 @@ class SimPeerServer:
 
     def answer(self, number: int, answering: Coroutine[Any, Any, None]) -> None:
         """Runs until it ends, its caller goes, or this process dies."""
-        task = self.net.loop.create_task(answering)
+        task = self.net.loop_of(self.address).create_task(answering)
         self._answering[number] = task
         task.add_done_callback(lambda _: self._answering.pop(number, None))
 

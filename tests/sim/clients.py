@@ -1,0 +1,264 @@
+"""Publishers and consumers of a simulated cluster, and the history of what they were told.
+
+A publisher asks any node, as plain V2 clients do; its message says who sent it and which one it is. A consumer looks
+for a partition's leader, subscribes there, finishes most of what it gets, lets some time out, sends some back, and
+looks anew when it is closed or served nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nsqha import hot, ids
+from nsqha.errors import NsqhaError, OutcomeUnknown
+from nsqha.server.delivery import Consumer
+from nsqha.server.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from tests.sim.loop import NodeLoop, Scheduler
+    from tests.sim.node import SimNode
+
+RDY = 20
+MSG_TIMEOUT_SECONDS = 2.0
+LOOK_SECONDS = 0.3
+
+
+class History:
+    """What clients know."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[bytes, str] = {}  # body -> topic
+        self.acked: dict[bytes, float] = {}  # body -> when
+        self.unknown: set[bytes] = set()
+        self.failed: dict[bytes, str] = {}  # definitely not stored
+        self.delivered: dict[tuple[str, str], Counter[bytes]] = {}  # (topic, channel) -> body -> times
+        self.finished: dict[tuple[str, str], set[bytes]] = {}
+
+    def came(self, topic: str, channel: str, body: bytes) -> None:
+        self.delivered.setdefault((topic, channel), Counter())[body] += 1
+
+    def done(self, topic: str, channel: str, body: bytes) -> None:
+        self.finished.setdefault((topic, channel), set()).add(body)
+
+    def missing(self, topic: str, channel: str) -> list[bytes]:
+        """Acknowledged, and never delivered."""
+        came = self.delivered.get((topic, channel), {})
+        return [body for body in self.acked if self.attempts[body] == topic and body not in came]
+
+
+class Publisher:
+    """One client that publishes, at a rate, through nodes that the seed picks."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        scheduler: Scheduler,
+        client: NodeLoop,
+        nodes: Sequence[SimNode],
+        rng: random.Random,
+        history: History,
+        *,
+        pause_seconds: float,
+        body_bytes_max: int,
+    ) -> None:
+        self.name = name
+        self.topic = topic
+        self.sent = 0
+        self.stopped = False
+        self._scheduler = scheduler
+        self._client = client
+        self._nodes = nodes
+        self._rng = rng
+        self._history = history
+        self._pause = pause_seconds
+        self._size = body_bytes_max
+        self._node = rng.choice(nodes)
+        client.call_later(rng.uniform(0, pause_seconds), self._next)
+
+    def _next(self) -> None:
+        if self.stopped:
+            return
+        rng = self._rng
+        self._client.call_later(rng.expovariate(1 / self._pause), self._next)
+        if rng.random() < 0.1 or not self._node.joined:
+            self._node = rng.choice(self._nodes)
+        node = self._node
+        if not node.joined:
+            return
+        bodies = []
+        for _ in range(1 if rng.random() < 0.8 else rng.randint(2, 8)):
+            self.sent += 1
+            body = f"{self.name}-{self.sent}|".encode()
+            body += b"." * int(self._size * rng.random() ** 4)
+            bodies.append(body)
+            self._history.attempts[body] = self.topic
+        node.loop.call_later(rng.uniform(0.0001, 0.001), self._arrives, node, node.loop, bodies)
+
+    def _arrives(self, node: SimNode, loop: NodeLoop, bodies: list[bytes]) -> None:
+        loop.create_task(self._publish(node, loop, bodies))
+
+    async def _publish(self, node: SimNode, loop: NodeLoop, bodies: list[bytes]) -> None:
+        assert node.broker is not None
+        frames = b"".join(map(hot.frame, bodies))
+        history = self._history
+        delay = 100 if self._rng.random() < 0.03 else None
+        told: Callable[[], None]
+        try:
+            await node.broker.publishing.publish(self.topic, frames, len(bodies), deliver_in_ms=delay)
+        except OutcomeUnknown:
+            told = lambda: history.unknown.update(bodies)  # noqa: E731
+        except NsqhaError as error:
+            text = str(error)
+            told = lambda: history.failed.update(dict.fromkeys(bodies, text))  # noqa: E731
+        else:
+            now = self._scheduler.now
+            told = lambda: history.acked.update(dict.fromkeys(bodies, now))  # noqa: E731
+        if not loop.dead:
+            told()
+
+
+class SimWire:
+    """A consumer's socket."""
+
+    def __init__(self, on_messages: Callable[[bytes], None]) -> None:
+        self.writable = True
+        self.closed = False
+        self._on_messages = on_messages
+
+    def send_messages(self, data: Any) -> None:
+        if not self.closed:
+            self._on_messages(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+        self.writable = False
+
+
+class Reader:
+    """One client that consumes a channel of one partition, wherever that is led."""
+
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        channel: str,
+        client: NodeLoop,
+        nodes: Sequence[SimNode],
+        rng: random.Random,
+        history: History,
+        *,
+        on_delivery: Callable[[SimNode, str, int, int], None],
+    ) -> None:
+        """`on_delivery(node, topic, partition, offset)` is called for every message that comes."""
+        self.topic = topic
+        self.number = number
+        self.channel = channel
+        self.diligent = False  # finish everything at once
+        self._client = client
+        self._nodes = nodes
+        self._rng = rng
+        self._history = history
+        self._on_delivery = on_delivery
+        self._node: SimNode | None = None
+        self._loop: NodeLoop | None = None
+        self._consumer: Consumer | None = None
+        self._subscribing = False
+        client.call_later(rng.uniform(0, LOOK_SECONDS), self._look)
+
+    # ---- where
+
+    def _look(self) -> None:
+        self._client.call_later(self._rng.uniform(0.5, 1.5) * LOOK_SECONDS, self._look)
+        loop, consumer, node = self._loop, self._consumer, self._node
+        if loop is not None and loop.dead:
+            self._forget()
+        elif consumer is not None and node is not None and loop is not None:
+            if loop.frozen or self._subscribing:
+                return
+            if consumer.wire.writable and self.number in consumer.legs and self._rng.random() > 0.01:
+                return
+            loop.call_soon(self._leave, node, consumer)
+            self._forget()
+        leader = next((n for n in self._nodes if n.joined and not n.frozen and self._leads(n)), None)
+        if leader is None:
+            return
+        self._node, self._loop, self._subscribing = leader, leader.loop, True
+        leader.loop.call_soon(self._arrive, leader, leader.loop)
+
+    def _leads(self, node: SimNode) -> bool:
+        replicas = node.replicas
+        return replicas is not None and any(
+            leadership.topic == self.topic and key[1] == self.number for key, leadership in replicas.leading.items()
+        )
+
+    def _forget(self) -> None:
+        self._node = self._loop = self._consumer = None
+        self._subscribing = False
+
+    def _arrive(self, node: SimNode, loop: NodeLoop) -> None:
+        loop.create_task(self._subscribe(node, loop))
+
+    async def _subscribe(self, node: SimNode, loop: NodeLoop) -> None:
+        assert node.broker is not None
+        consumer: Consumer
+        wire = SimWire(lambda data: self._came(node, loop, consumer, data))
+        consumer = Consumer(
+            wire, topic=self.topic, channel=self.channel, msg_timeout=MSG_TIMEOUT_SECONDS, sample_rate=0
+        )
+        try:
+            await node.broker.subscriptions.subscribe(consumer)
+        except NsqhaError:
+            if self._loop is loop:
+                self._forget()
+            return
+        if self._loop is not loop:
+            self._leave(node, consumer)
+            return
+        self._subscribing = False
+        self._consumer = consumer
+        consumer.rdy = RDY
+        consumer.wake()
+
+    def _leave(self, node: SimNode, consumer: Consumer) -> None:
+        consumer.wire.close()
+        if node.broker is not None:
+            node.broker.subscriptions.unsubscribe(consumer)
+
+    # ---- messages
+
+    def _came(self, node: SimNode, loop: NodeLoop, consumer: Consumer, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "big")
+            message_id, body = data[at + 18 : at + 34], data[at + 34 : at + 4 + size]
+            at += 4 + size
+            self._history.came(self.topic, self.channel, body)
+            leg = consumer.legs.get(ids.partition_of(int(message_id, 16)))
+            if leg is not None:
+                number, offset = leg.delivery.partition.number, int(message_id, 16) - leg.id_base
+                self._on_delivery(node, self.topic, number, offset)
+            dice = 0.0 if self.diligent else self._rng.random()
+            if dice < 0.93:
+                loop.call_later(self._rng.expovariate(100), self._finish, node, consumer, message_id, body)
+            elif dice < 0.96:
+                loop.call_later(0.01, self._requeue, node, consumer, message_id)
+
+    def _verdicts(self, node: SimNode, consumer: Consumer, refused: list[bytes]) -> Verdicts:
+        assert node.broker is not None
+        return Verdicts(consumer, refused.append, node.broker.now)
+
+    def _finish(self, node: SimNode, consumer: Consumer, message_id: bytes, body: bytes) -> None:
+        if consumer.wire.writable:
+            refused: list[bytes] = []
+            data = b"FIN %b\n" % message_id
+            self._verdicts(node, consumer, refused).fin_run(data, 0, len(data))
+            if not refused:
+                self._history.done(self.topic, self.channel, body)
+
+    def _requeue(self, node: SimNode, consumer: Consumer, message_id: bytes) -> None:
+        if consumer.wire.writable:
+            self._verdicts(node, consumer, []).req(message_id, round(self._rng.uniform(0, 500)))

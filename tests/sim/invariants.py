@@ -1,0 +1,245 @@
+"""What must hold in a simulated cluster, looked at from above after every turn of a node.
+
+Names are those of the design reference. Everything is compared with what was seen before, in memory of its own, so that
+no two nodes can agree on something wrong:
+
+    I1   an epoch of a partition is led by one process life at most
+    I2   a promise never goes down, and is in the journal before anything is done on its account
+    I4   every member of the recorded ISR that has the log which the record names has every committed batch
+    I5   a new leader was in the ISR just before;  I8  nobody takes the ISR below its floor
+    I6   a (partition, epoch, log id) has one content, everywhere;  I7  a committed log id has one content, for ever
+    I11  channel state holds committed batches only;  I12  only committed messages are delivered
+    I13  a log never ends below what its node knew to be committed
+
+And the product's own assertions: a partition that stopped, a task that failed, a callback that raised.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from nsqha.election.model import PartitionMeta
+from nsqha.errors import LogCorrupt
+from tests.sim.storage import Crashed
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.election.store import Change, State
+    from tests.sim.cluster import SimCluster
+    from tests.sim.node import SimNode
+
+Key = tuple[int, int]
+
+BROKEN = {
+    "partition_stopped",
+    "task_failed",
+    "reply_failed",
+    "round_failed",
+    "channel_stuck",
+    "controller_failed",
+    "housekeeping_failed",
+    "committed_cut",
+}
+"""Log events that mean a bug, whatever the faults are."""
+
+
+class Violation(AssertionError):
+    """An invariant is broken."""
+
+
+class Oracle:
+    """Watches one cluster."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self.cluster = cluster
+        self.violations: list[str] = []
+        self.committed: dict[Key, int] = {}  # the end of what any leader committed
+        self.chains: dict[Key, dict[int, tuple[int, int]]] = {}  # committed log id -> epoch, chain
+        self.commits = 0
+        self._written: dict[tuple[Key, int, int], int] = {}  # (partition, epoch, log id) -> chain
+        self._leaders: dict[tuple[Key, int], tuple[str, int]] = {}
+        self._promised: dict[tuple[str, int, Key], int] = {}
+        self._seen: dict[tuple[str, Key], tuple[PartitionLog, int, int]] = {}  # log, end, committed
+        self._look_again: set[Key] = set()
+
+    def broken(self, what: str) -> None:
+        """Remember it; the run ends with the first."""
+        self.violations.append(f"at {self.cluster.time:.4f}: {what}")
+
+    # ---- after a turn
+
+    def look(self, node: SimNode) -> None:
+        """Everything about one node that may have changed."""
+        replicas = node.replicas
+        if replicas is None or node.journal is None or node.storage.off:
+            return
+        for key, leadership in replicas.leading.items():
+            log_, committed = leadership.partition.log, leadership.partition.leader.committed
+            if self._moved(node, key, log_, committed):
+                self._check_leader(node, key, leadership.epoch, replicas.registration)
+                self._check_log(node, key, log_, committed)
+                self._check_promise(node, key, leadership.epoch)
+                if committed > self.committed.get(key, 0):
+                    self.committed[key] = committed
+                    self.commits += 1
+                    self._look_again.add(key)
+        for key, follower in replicas.followers.items():
+            if self._moved(node, key, follower.log, follower.committed):
+                self._check_log(node, key, follower.log, follower.committed)
+            if follower.port is not None:
+                self._check_promise(node, key, follower.epoch)
+            if follower.state is not None and follower.state.applied.log_id >= max(follower.committed, 1):
+                at = follower.state.applied.log_id
+                self.broken(f"I11 {node.name} {key}: applied {at}, committed is {follower.committed}")
+        if self._look_again:
+            self.check_electable()
+
+    def _moved(self, node: SimNode, key: Key, log_: PartitionLog, committed: int) -> bool:
+        seen = self._seen.get((node.name, key))
+        return seen is None or seen[0] is not log_ or seen[1] != log_.end.log_id or seen[2] != committed
+
+    def _check_leader(self, node: SimNode, key: Key, epoch: int, registration: int) -> None:
+        me = (node.name, node.lives)
+        other = self._leaders.setdefault((key, epoch), me)
+        if other != me:
+            self.broken(f"I1 {key}: epoch {epoch} is led by {other} and by {me}, registration {registration}")
+
+    def _check_promise(self, node: SimNode, key: Key, epoch: int) -> None:
+        assert node.journal is not None
+        mine = (node.name, node.disks, key)
+        before = self._promised.get(mine, 0)
+        if epoch == before:
+            return
+        if epoch < before:
+            self.broken(f"I2 {node.name} {key}: acts in epoch {epoch}, promised {before}")
+        record = node.journal._written.get(key)  # type: ignore[call-overload]
+        durable = 0 if record is None else record.promise
+        if durable < epoch:
+            self.broken(f"I2 {node.name} {key}: acts in epoch {epoch}, the journal has {durable}")
+        self._promised[mine] = max(epoch, before)
+
+    def _check_log(self, node: SimNode, key: Key, log_: PartitionLog, committed: int) -> None:
+        place, end = (node.name, key), log_.end.log_id
+        seen = self._seen.get(place)
+        first, known = log_.start.log_id, log_.start.log_id
+        if seen is not None and seen[0] is log_:
+            first, known = min(seen[1], end), seen[2]
+            if end < seen[2]:
+                self.broken(f"I13 {node.name} {key}: the log ends at {end}, committed was {seen[2]}")
+        self._seen[place] = (log_, end, committed)
+        for log_id in range(max(first, log_.start.log_id), end):
+            entry = self._entry(log_, log_id)
+            if entry is None:
+                continue
+            epoch, chain = entry
+            if self._written.setdefault((key, epoch, log_id), chain) != chain:
+                self.broken(f"I6 {node.name} {key}: batch {log_id} of epoch {epoch} has two contents")
+        chains = self.chains.setdefault(key, {})
+        for log_id in range(max(known, log_.start.log_id), min(committed, end)):
+            entry = self._entry(log_, log_id)
+            if entry is not None and chains.setdefault(log_id, entry) != entry:
+                self.broken(f"I7 {node.name} {key}: committed batch {log_id} is {entry} here, {chains[log_id]} before")
+
+    def _entry(self, log_: PartitionLog, log_id: int) -> tuple[int, int] | None:
+        try:
+            entry = log_.entry(log_id)
+        except (LogCorrupt, OSError):
+            return None
+        return entry.epoch, entry.chain
+
+    # ---- who could become leader
+
+    def check_electable(self) -> None:
+        """I4, for the partitions whose commit point or record changed."""
+        again, self._look_again = self._look_again, set()
+        store = self.cluster.metadata.store
+        for topic in store.topics().values():
+            for number, meta in topic.record.partitions.items():
+                key = (topic.record.uid, number)
+                if key in again:
+                    for uid, log_uid in meta.isr.items():
+                        self._check_member(key, uid, log_uid, meta)
+
+    def _check_member(self, key: Key, uid: int, log_uid: int, meta: PartitionMeta) -> None:
+        node = next((node for node in self.cluster.nodes if node.uid == uid), None)
+        replicas = None if node is None else node.replicas
+        committed = self.committed.get(key, 0)
+        if node is None or replicas is None or not committed:
+            return
+        if key in replicas.leading:
+            log_, mine = replicas.leading[key].log, replicas.leading[key].log_uid
+        elif key in replicas.followers:
+            follower = replicas.followers[key]
+            log_, mine = follower.log, follower.log_uid
+            if follower.stopped is not None:
+                return
+        else:
+            return
+        if mine != log_uid or key in replicas._corrupt:
+            return
+        has = min(log_.local_durable, log_.end.log_id) if self.cluster.sync_always else log_.end.log_id
+        if has < committed:
+            self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} with {has} of {committed} committed")
+            return
+        last = committed - 1
+        if last >= log_.start.log_id:
+            entry = self._entry(log_, last)
+            expected = self.chains.get(key, {}).get(last)
+            if entry is not None and expected is not None and entry != expected:
+                self.broken(f"I4 {key}: {node.name} is in the ISR with {entry} at {last}, committed is {expected}")
+
+    # ---- the records
+
+    def recorded(self, state: State, change: Change) -> None:
+        """The metadata is about to change."""
+        for name, after in change.topics.items():
+            before = state.topics.get(name)
+            if before is None or after is None or before.record.uid != after.record.uid:
+                continue
+            for number, new in after.record.partitions.items():
+                old = before.record.partitions.get(number)
+                if old is not None and old != new:
+                    self._look_again.add((before.record.uid, number))
+                    self._check_change(f"{name}/{number}", old, new)
+
+    def _check_change(self, name: str, old: PartitionMeta, new: PartitionMeta) -> None:
+        if new.epoch < old.epoch:
+            self.broken(f"I1 {name}: epoch {old.epoch} -> {new.epoch}")
+        if new.epoch == old.epoch and (new.leader, new.registration) != (old.leader, old.registration) and old.leader:
+            self.broken(f"I1 {name}: epoch {old.epoch} gets another leader: {old} -> {new}")
+        if new.epoch > old.epoch and old.isr and new.leader not in old.isr:
+            self.broken(f"I5 {name}: {new.leader:016x} leads epoch {new.epoch} and was not in the ISR {old.isr}")
+        if len(new.isr) < min(len(old.isr), new.min_isr):
+            self.broken(f"I8 {name}: the ISR goes from {len(old.isr)} to {len(new.isr)}, the floor is {new.min_isr}")
+
+    # ---- consumers
+
+    def delivered(self, node: SimNode, topic: str, number: int, offset: int) -> None:
+        """I12."""
+        replicas = node.replicas
+        assert replicas is not None
+        for key, leadership in replicas.leading.items():
+            if leadership.topic == topic and key[1] == number:
+                entry = leadership.log.entry_for_offset(offset)
+                if entry is not None and entry.log_id >= leadership.committed:
+                    self.broken(f"I12 {node.name} {key}: offset {offset} is delivered and not committed")
+
+
+class ErrorLog(logging.Handler):
+    """Tells the oracle of events that must not be."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        super().__init__(logging.ERROR)
+        self._cluster = cluster
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", "")
+        error: Any = record.exc_info
+        if isinstance(error, tuple):
+            error = error[1]
+        loop = self._cluster.scheduler.current
+        if event not in BROKEN or isinstance(error, Crashed) or (loop is not None and loop.dead):
+            return
+        self._cluster.oracle.broken(f"{event}: {record.getMessage()}: {type(error).__name__}: {error}")
+        self._cluster.errors.append(error)

@@ -1,0 +1,388 @@
+"""The cluster's metadata store, as processes reach it over a bad line.
+
+One `MemoryStore` holds the records; each process has a `Handle` to it. What a handle may do to its process, as etcd and
+the way to it do:
+
+- A write was applied and its reply is lost, or it is applied some time after the caller gave up: `OutcomeUnknown`.
+- The store can not be reached: `Unavailable` where nothing was sent, else as above.
+- The view lags behind; hints are late, or are lost, and a single "" comes for all of them later.
+- A lease that was not renewed for its time ends, whatever its holder believes; it is renewed only while the process
+  ticks and reaches the store. Who holds it hears of its end when he reaches the store again.
+
+Every method blocks, so it runs where `NodeLoop.run_in_executor` runs jobs; time taken is given to the loop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nsqha.election.model import (
+    ClusterRecord,
+    Controller,
+    NodeInfo,
+    PartitionMeta,
+    Tombstone,
+    TopicRecord,
+    TopicSettings,
+    Versioned,
+)
+from nsqha.election.session import Lost, Session, StoreIdentity, View
+from nsqha.election.store import Hint, Intent, MemorySession, MemoryStore
+from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, Unavailable
+from tests.sim.loop import Again, NodeLoop, Scheduler
+
+T = TypeVar("T")
+
+STORE_UID = 0xE7CD
+KEEP_ALIVE_SHARE = 0.3  # of the TTL between renewals
+GIVE_UP_SECONDS = (0.2, 2.0)  # until a call that is not answered ends
+LATE_SECONDS = (0.0, 5.0)  # a write is applied so long after its caller gave up
+
+
+@dataclass
+class Trouble:
+    """How bad the way to the store is; shares of all calls or hints."""
+
+    lost_replies: float = 0.0
+    late_writes: float = 0.0
+    refusals: float = 0.0
+    lost_hints: float = 0.0
+    hint_seconds: float = 0.002
+    call_seconds: float = 0.002
+
+
+class SimMetadata:
+    """The store, and everybody's way to it."""
+
+    def __init__(self, scheduler: Scheduler, rng: random.Random) -> None:
+        self.scheduler = scheduler
+        self.rng = rng
+        self.loop = scheduler.loop("etcd")
+        self.trouble = Trouble()
+        self.unreachable: set[str] = set()  # names of processes
+        self.handles: list[Handle] = []
+        self.unknown_applied = 0  # coverage: changes whose callers do not know
+        self.use(MemoryStore(random.Random(rng.getrandbits(64))))
+
+    def use(self, store: MemoryStore) -> None:
+        """Keep the records there; before anybody has a handle."""
+        self.store = store
+        store.watch(self._changed)
+
+    def handle(self, loop: NodeLoop) -> Handle:
+        """The way of one process."""
+        made = Handle(self, loop)
+        self.handles.append(made)
+        return made
+
+    def reach(self, name: str, reachable: bool) -> None:
+        """Cut a process off, or let it reach the store again."""
+        if reachable:
+            self.unreachable.discard(name)
+            for handle in self.handles:
+                if handle.loop.name == name:
+                    handle.hint_lost()
+        else:
+            self.unreachable.add(name)
+
+    def heal(self) -> None:
+        """No more trouble."""
+        self.trouble = Trouble()
+        for name in sorted(self.unreachable):
+            self.reach(name, True)
+
+    def _changed(self, name: str) -> None:
+        self.handles = [handle for handle in self.handles if not handle.dead]
+        for handle in self.handles:
+            handle.changed(name)
+
+
+@dataclass(eq=False)
+class Handle:
+    """One process's `MetadataStore`."""
+
+    metadata: SimMetadata
+    loop: NodeLoop
+    _view: View = field(init=False)
+    _hints: list[Hint] = field(default_factory=list)
+    _hint_at: float = 0.0  # hints keep their order
+    _lost: bool = False
+    _closed: bool = False
+    sessions: list[SimSession] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._view = self.metadata.store.view()
+
+    @property
+    def store(self) -> MemoryStore:
+        return self.metadata.store
+
+    @property
+    def dead(self) -> bool:
+        return self.loop.dead or self._closed
+
+    @property
+    def reachable(self) -> bool:
+        return self.loop.name not in self.metadata.unreachable
+
+    # ---- calls
+
+    def _takes(self, seconds: tuple[float, float]) -> None:
+        self.loop.reply_seconds = self.metadata.rng.uniform(*seconds)
+
+    def read(self, call: Callable[[], T]) -> T:
+        rng, trouble = self.metadata.rng, self.metadata.trouble
+        if not self.reachable or rng.random() < trouble.refusals:
+            self._takes(GIVE_UP_SECONDS)
+            raise Unavailable("the metadata store can not be reached")
+        self._takes((0.0, 2 * trouble.call_seconds))
+        return call()
+
+    def write(self, call: Callable[[], T]) -> T:
+        """A change, with whatever may happen to it on the way."""
+        rng, trouble = self.metadata.rng, self.metadata.trouble
+        dice = rng.random()
+        if not self.reachable:
+            self._takes(GIVE_UP_SECONDS)
+            error = Unavailable if dice < 0.5 else OutcomeUnknown
+            raise error("the metadata store can not be reached")
+        if dice < trouble.refusals:
+            raise Unavailable("the metadata store has no leader")
+        dice = rng.random()
+        if dice < trouble.lost_replies:
+            self._takes(GIVE_UP_SECONDS)
+            self._apply_unheard(call)
+            raise OutcomeUnknown("the reply was lost")
+        if dice < trouble.lost_replies + trouble.late_writes:
+            self._takes(GIVE_UP_SECONDS)
+            self.metadata.loop.call_later(rng.uniform(*LATE_SECONDS), self._apply_unheard, call)
+            raise OutcomeUnknown("no answer in time")
+        self._takes((0.0, 2 * trouble.call_seconds))
+        return call()
+
+    def _apply_unheard(self, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except (NsqhaError, ValueError):
+            return
+        self.metadata.unknown_applied += 1
+
+    # ---- what comes by itself
+
+    def changed(self, name: str) -> None:
+        metadata = self.metadata
+        if self._lost:
+            return
+        if not self.reachable or metadata.rng.random() < metadata.trouble.lost_hints:
+            self._lost = True
+            if self.reachable:
+                metadata.loop.call_later(metadata.rng.uniform(0.0, 3.0), self.hint_lost)
+            return
+        self._tell(name)
+
+    def hint_lost(self) -> None:
+        """The watch begins anew."""
+        if self._lost and self.reachable and not self.dead:
+            self._lost = False
+            self._tell("")
+
+    def _tell(self, name: str) -> None:
+        metadata = self.metadata
+        seconds = metadata.rng.uniform(0.0, 2 * metadata.trouble.hint_seconds)
+        self._hint_at = max(self._hint_at, metadata.scheduler.now + seconds)
+        view = self.store.view()
+        metadata.loop.call_later(self._hint_at - metadata.scheduler.now, self.loop.call_soon, self._told, name, view)
+
+    def _told(self, name: str, view: View) -> None:
+        if view.revision >= self._view.revision:
+            self._view = view
+        for hint in tuple(self._hints):
+            self.loop.in_thread(lambda h=hint: h(name))  # type: ignore[misc]
+
+    # ---- MetadataStore
+
+    @property
+    def revision(self) -> int:
+        return self._view.revision
+
+    def identity(self) -> StoreIdentity:
+        return StoreIdentity(STORE_UID, self._view.revision)
+
+    def view(self) -> View:
+        return self._view
+
+    def watch(self, hint: Hint) -> Callable[[], None]:
+        self._hints.append(hint)
+        return lambda: self._hints.remove(hint) if hint in self._hints else None
+
+    def close(self) -> None:
+        self._closed = True
+        self._hints.clear()
+
+    def cluster(self) -> Versioned[ClusterRecord]:
+        return self.read(self.store.cluster)
+
+    def topics(self) -> dict[str, Versioned[TopicRecord]]:
+        return self.read(self.store.topics)
+
+    def topic(self, name: str) -> Versioned[TopicRecord] | None:
+        return self.read(lambda: self.store.topic(name))
+
+    def tombstones(self) -> dict[int, Tombstone]:
+        return self.read(self.store.tombstones)
+
+    def nodes(self) -> dict[int, NodeInfo]:
+        return self.read(self.store.nodes)
+
+    def controller(self) -> Controller | None:
+        return self.read(self.store.controller)
+
+    def intents(self) -> dict[str, Versioned[Intent]]:
+        return self.read(self.store.intents)
+
+    def raise_feature_level(self, level: int) -> Versioned[ClusterRecord]:
+        return self.write(lambda: self.store.raise_feature_level(level))
+
+    def create_topic(
+        self, name: str, settings: TopicSettings, *, partitions: Mapping[int, PartitionMeta] | None = None
+    ) -> Versioned[TopicRecord]:
+        return self.write(lambda: self.store.create_topic(name, settings, partitions=partitions))
+
+    def replace(
+        self, name: str, expected_version: int, record: TopicRecord, *, controller: int | None = None
+    ) -> Versioned[TopicRecord]:
+        return self.write(lambda: self.store.replace(name, expected_version, record, controller=controller))
+
+    def replace_partition(
+        self,
+        name: str,
+        uid: int,
+        number: int,
+        meta: PartitionMeta,
+        *,
+        registered: Mapping[int, int] | None = None,
+        controller: int | None = None,
+    ) -> PartitionMeta:
+        return self.write(
+            lambda: self.store.replace_partition(
+                name, uid, number, meta, registered=registered, controller=controller
+            )
+        )
+
+    def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:
+        try:
+            return self.write(lambda: self.store.fence_partition(name, uid, number, version))
+        except OutcomeUnknown as error:
+            raise Unavailable(str(error)) from error
+
+    def delete_topic(self, name: str, *, expected_version: int | None = None) -> Tombstone:
+        return self.write(lambda: self.store.delete_topic(name, expected_version=expected_version))
+
+    def forget_tombstone(self, uid: int) -> None:
+        self.write(lambda: self.store.forget_tombstone(uid))
+
+    def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
+        return self.write(lambda: self.store.put_recovered(record))
+
+    def raise_epochs(self, *, leader: int | None = None) -> dict[str, Versioned[TopicRecord]]:
+        return self.write(lambda: self.store.raise_epochs(leader=leader))
+
+    def put_intent(
+        self, name: str, intent: Intent, *, expected_version: int = 0, controller: int | None = None
+    ) -> Versioned[Intent]:
+        return self.write(
+            lambda: self.store.put_intent(name, intent, expected_version=expected_version, controller=controller)
+        )
+
+    def remove_intent(self, name: str, expected_version: int, *, controller: int | None = None) -> None:
+        self.write(lambda: self.store.remove_intent(name, expected_version, controller=controller))
+
+    def open_session(self, *, ttl_s: float, lost: Lost) -> Session:
+        return self.read(lambda: SimSession(self, ttl_s, lost))
+
+
+class SimSession:
+    """A lease on virtual time, and what hangs on it."""
+
+    def __init__(self, handle: Handle, ttl_s: float, lost: Lost) -> None:
+        self._handle = handle
+        self._ttl_s = ttl_s
+        self._lost = lost
+        self._told = False
+        self._expired = False
+        self._over = False
+        self._waited = 0.0
+        self._scheduler = handle.metadata.scheduler
+        self._inner: MemorySession = handle.store.open_session(ttl_s=ttl_s, lost=self._at_end)
+        self._renewed = self._ticked = self._scheduler.now
+        handle.sessions.append(self)
+        self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """The thread that renews, and the store that counts."""
+        now, handle = self._scheduler.now, self._handle
+        if self._over:
+            return
+        alive = not handle.dead and not handle.loop.frozen and handle.reachable
+        if alive and self._expired:
+            self._tell()
+            return
+        if alive and now - self._ticked < self._ttl_s * KEEP_ALIVE_SHARE and not self._expired:
+            self._renewed = now
+        if not self._expired and now - self._renewed >= self._ttl_s:
+            self._inner.expire()
+        if handle.dead and self._expired:
+            return
+        handle.metadata.loop.call_later(self._ttl_s * KEEP_ALIVE_SHARE / 2, self._keep_alive)
+
+    def _at_end(self) -> None:
+        self._expired = True
+
+    def _tell(self) -> None:
+        self._over = self._told = True
+        self._handle.loop.call_soon(lambda: self._handle.loop.in_thread(self._lost))
+
+    # ---- Session
+
+    @property
+    def ttl_s(self) -> float:
+        return self._ttl_s
+
+    def ticked(self) -> None:
+        self._ticked = self._scheduler.now
+
+    def fresh(self, now: float) -> bool:
+        return not self._told and now - self._renewed < 2 / 3 * self._ttl_s
+
+    def register(self, node: NodeInfo) -> NodeInfo:
+        handle, inner = self._handle, self._inner
+        if inner._node is not None:
+            return inner._node  # done, and the reply was lost
+        if node.node_uid in handle.store._nodes and handle.reachable:
+            if self._waited > 2 * self._ttl_s + 1.0:
+                raise ConfigError(f"another process is node {node.node_uid:016x}; a data directory must not be copied")
+            self._waited += 0.2
+            raise Again(0.2)
+        try:
+            return handle.write(lambda: inner.register(node))
+        except OutcomeUnknown:
+            raise Again(0.25) from None
+
+    def update(self, node: NodeInfo) -> NodeInfo:
+        return self._handle.write(lambda: self._inner.update(node))
+
+    def campaign(self, candidate: Controller) -> Controller | None:
+        return self._handle.write(lambda: self._inner.campaign(candidate))
+
+    def resign(self) -> None:
+        self._handle.write(self._inner.resign)
+
+    def close(self) -> None:
+        self._over = True
+        if self._handle.reachable:
+            self._inner.close()
+        else:
+            self._handle.metadata.loop.call_later(self._ttl_s, self._inner.expire)
