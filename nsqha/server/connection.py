@@ -169,8 +169,11 @@ class Connection(asyncio.Protocol):
         if self._stuffed:
             self._stuffed = False
             self._unblock()
-        if self.consumer is not None:
-            self.consumer.wake()
+        consumer = self.consumer
+        if consumer is not None:
+            if consumer.remote is not None:
+                consumer.remote.resumed()
+            consumer.wake()
 
     def _write(self, data: Any) -> None:
         transport = self._transport
@@ -504,8 +507,7 @@ class Connection(asyncio.Protocol):
     def ready(self, count: int) -> None:
         consumer = self.consumer
         if consumer is not None and self.session.state != CLOSING:
-            consumer.rdy = count
-            consumer.wake()
+            consumer.ready(count)
 
     def fin_run(self, data: bytes, pos: int, end: int) -> None:
         assert self._verdicts is not None
@@ -521,7 +523,7 @@ class Connection(asyncio.Protocol):
 
     def cls(self) -> None:
         if self.consumer is not None:
-            self.consumer.rdy = 0
+            self.consumer.ready(0)
         self.reply(encoder.CLOSE_WAIT)
 
     # ---- negotiation

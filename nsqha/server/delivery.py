@@ -43,12 +43,20 @@ class Wire(Protocol):
     def send_messages(self, data: Any) -> None:
         """Write whole message frames, not counted as a reply."""
 
+    def reply(self, data: bytes) -> None:
+        """Write an error frame after the replies of earlier commands."""
+
     def close(self) -> None:
         """Drop the connection."""
 
 
 class Consumer:
-    """A subscribed connection: its window and its counters."""
+    """A subscribed connection: its window and its counters.
+
+    The window covers what is in flight from partitions led here and what is lent to other nodes (`relaying`).
+    """
+
+    only: int | None = None  # the partition it reads; None: all
 
     def __init__(self, wire: Wire, *, topic: str, channel: str, msg_timeout: float, sample_rate: int) -> None:
         self.wire = wire
@@ -62,11 +70,37 @@ class Consumer:
         self.finish_count = 0
         self.requeue_count = 0
         self.legs: dict[int, Leg] = {}
+        self.lent = 0  # of the window, to leaders on other nodes
+        self.remote: Remote | None = None  # its places at partitions that others lead; None: this node is alone
+        self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
         self._turn = 0
 
     @property
     def room(self) -> int:
-        return self.rdy - self.in_flight if self.wire.writable else 0
+        return self.rdy - self.in_flight - self.lent if self.wire.writable else 0
+
+    def ready(self, count: int) -> None:
+        """RDY."""
+        self.rdy = count
+        if self.remote is not None:
+            self.remote.balance()
+        self.wake()
+
+    def set_standby(self, standby: bool) -> None:
+        """Clients connected here read the channel, or do not any more: nothing to one of them."""
+
+    def attached(self) -> None:
+        """It has got a place at a partition."""
+
+    def starved(self) -> None:
+        """A partition could hand out nothing, perhaps for want of room."""
+        if self.lent and self.remote is not None:
+            self.remote.starved()
+
+    def moved(self, why: str) -> None:
+        """A partition that it was served from is not led here any more. Who came for this leader looks it up again."""
+        if self.direct:
+            self.wire.close()
 
     def wake(self) -> None:
         """The window opened: look for messages at the end of this tick, each time at another partition first."""
@@ -79,6 +113,32 @@ class Consumer:
         self._turn += 1
         for n in range(len(order)):
             order[(self._turn + n) % len(order)].delivery.wake()
+
+
+class Remote(Protocol):
+    """A consumer's places at partitions that other nodes lead."""
+
+    @property
+    def in_flight(self) -> int:
+        """As last heard."""
+
+    def balance(self) -> None:
+        """The window changed."""
+
+    def starved(self) -> None:
+        """A partition here needs some of what is lent."""
+
+    def resumed(self) -> None:
+        """The client takes bytes again."""
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> int:
+        """Pass on the FIN lines at `pos` that belong to one partition elsewhere; where they end, `pos` if none does."""
+
+    def req(self, message_id: bytes, delay_ms: int) -> bool:
+        """Pass it on; False if the message is of no partition that is read elsewhere."""
+
+    def touch(self, message_id: bytes) -> bool:
+        """As `req`."""
 
 
 class Leg:
@@ -124,6 +184,7 @@ class Delivery:
         self._legs[owner] = leg
         self._order.append(leg)
         consumer.legs[self.partition.number] = leg
+        consumer.attached()
         return leg
 
     def detach(self, leg: Leg, now: Now) -> None:
@@ -195,6 +256,8 @@ class Delivery:
             return
         ready = [leg for leg in self._order if leg.consumer.room > 0]
         if not ready:
+            for leg in self._order:
+                leg.consumer.starved()
             return
         try:
             if channel.has_redelivery(now):
@@ -205,6 +268,7 @@ class Delivery:
             self.stuck = str(error)
             if isinstance(error, BatchCorrupt):
                 self.damage = (error.first.offset, error.end.offset)
+                self.partition.on_damage(error.first.log_id, error.end.log_id)
             text = "%s/%s stopped: %s; restore the files, or go on without: nsqha log skip %s"
             topic = next((c.topic for c in self.consumers), "")
             log.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
@@ -212,6 +276,19 @@ class Delivery:
             # A broken invariant: better this channel is silent than wrong, and no other one is either.
             self.stuck = f"{type(error).__name__}: {error}"
             log.error("channel_stuck", "%s stopped", channel.name, error=error, channel=channel.name)
+
+    def has_backlog(self, now: Now) -> bool:
+        """Whether a consumer with room would get something."""
+        channel = self.channel
+        if channel.paused or self.stuck is not None or not self.partition.serving:
+            return False
+        return channel.has_redelivery(now) or channel.next_run(self.partition.cursors.pump, 1) is not None
+
+    def mended(self) -> None:
+        """What could not be read can be read again."""
+        if self.damage is not None:
+            self.stuck = self.damage = self._batch = None
+            self.wake()
 
     def skip_damage(self) -> tuple[int, int, int] | None:
         """Go on behind what can not be read: [first, end) and how many messages this channel loses; None: not stuck."""

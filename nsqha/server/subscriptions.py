@@ -4,15 +4,20 @@ SUB makes topic and channel if need be, then attaches the consumer to the partit
 Between making and attaching there are awaits, so both are looked at again and made again if they vanished. An ephemeral
 channel lives as long as it has a consumer: whoever leaves it last, or is gone before he arrived, has it deleted.
 
+In a cluster a consumer reads all partitions of the topic: those led here, the others through `Relaying`. SUB answers
+when each of them whose leader is there has the consumer, so that nothing published later is missed; that needs no
+metadata if the channel is known. An ephemeral channel does not outlive its leader's epoch: it is made anew.
+
 Invariants: a channel never has more than --max-channel-consumers, however many come at once; a consumer is attached to
-all partitions of its topic that are led here, or to none.
+all partitions of its topic that are led here and serve it, or to none.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.clock import Now
@@ -22,6 +27,11 @@ from nsqha.server.delivery import Consumer
 from nsqha.server.topic import Topic
 from nsqha.server.topics import Topics
 
+if TYPE_CHECKING:
+    from nsqha.server.relaying import Relaying
+
+PLACES_RETRY_SECONDS = 0.005
+MAKE_AGAIN_SECONDS = 0.05
 SUB_RETRIES = 5  # a channel or topic that vanishes between create and attach
 
 
@@ -37,7 +47,9 @@ class Subscriptions:
         now: Callable[[], Now],
         spawn: Callable[[Coroutine[Any, Any, Any]], None],
     ) -> None:
+        self.relaying: Relaying | None = None  # None: this node is alone
         self._topics = topics
+        self._wait_seconds = options.publish_wait_ns / 1e9
         self._consumers_max = options.max_channel_consumers
         self._exiting = exiting
         self._now = now
@@ -51,6 +63,9 @@ class Subscriptions:
                     raise Unavailable("exiting")
                 topic = await self._topics.topic_for_client(consumer.topic)
                 self._check_consumers(topic, consumer)
+                if self.relaying is not None:
+                    await self._read_all(self.relaying, topic, consumer)
+                    return
                 if await self._topics.ensure_channel(topic, consumer.channel) and topic.serves(consumer.channel):
                     self._check_consumers(topic, consumer)
                     topic.attach(consumer)
@@ -61,6 +76,47 @@ class Subscriptions:
             self._release(consumer.topic, consumer.channel)
             raise
 
+    async def _read_all(self, relaying: Relaying, topic: Topic, consumer: Consumer) -> None:
+        """Places at every partition, here and elsewhere. Unavailable if a leader does not know the channel in time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_seconds
+        if not await self._topics.ensure_channel(topic, consumer.channel):
+            raise Unavailable("deleted topic/channel")
+        self._check_consumers(topic, consumer)
+        consumer.direct = bool(topic.led)
+        topic.attach(consumer)
+        places = relaying.attach(consumer)
+        try:
+            while missing := sorted([*topic.places_missing(consumer), *places.missing]):
+                if topic.deleting or self._exiting():
+                    raise Unavailable("exiting" if self._exiting() else "deleted topic/channel")
+                if loop.time() > deadline:
+                    raise Unavailable(f"the leaders of partitions {missing} of {topic.name} did not answer in time")
+                await asyncio.sleep(PLACES_RETRY_SECONDS)
+                if topic.places_missing(consumer):
+                    await self._topics.ensure_channel(topic, consumer.channel)
+        except BaseException:
+            self.unsubscribe(consumer)
+            raise
+
+    def leaders_changed(self, name: str) -> None:
+        """A partition may be led here now whose #ephemeral channels ended with its last leader."""
+        topic = self._topics.get(name)
+        if topic is not None and not self._exiting():
+            for channel in [channel for channel in topic.consumers if ids.is_ephemeral(channel)]:
+                if any(topic.places_missing(consumer) for consumer in topic.consumers[channel]):
+                    self._spawn(self._make_again(topic, channel))
+
+    async def _make_again(self, topic: Topic, channel: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_seconds
+        while loop.time() < deadline and not topic.deleting and not self._exiting():
+            if not any(topic.places_missing(consumer) for consumer in topic.consumers.get(channel, ())):
+                return
+            with suppress(NotFound, Unavailable):  # led elsewhere again
+                await self._topics.ensure_channel(topic, channel)
+            await asyncio.sleep(MAKE_AGAIN_SECONDS)
+
     def _check_consumers(self, topic: Topic, consumer: Consumer) -> None:
         limit = self._consumers_max
         if limit and len(topic.consumers.get(consumer.channel, ())) >= limit:
@@ -68,6 +124,8 @@ class Subscriptions:
 
     def unsubscribe(self, consumer: Consumer) -> None:
         """A consumer is gone; an ephemeral channel goes with its last one."""
+        if self.relaying is not None:
+            self.relaying.detach(consumer)
         topic = self._topics.get(consumer.topic)
         if topic is not None and topic.detach(consumer, self._now()) and not topic.deleting:
             self._release(consumer.topic, consumer.channel)

@@ -5,7 +5,8 @@ read. A change of the channel list goes: compare-and-set in the store (`Metadata
 `channels` event in the log of each partition led here (`reconcile`) -> applied when it is committed -> deliveries.
 
 Owner of which partitions this node leads (`led`): publishes, consumers, statistics and administration ask nowhere else.
-Invariants: each led partition has one delivery for each of its channels; a consumer has a leg at every led partition.
+Invariants: each led partition has one delivery for each of its channels; a consumer has a leg at every led partition
+that serves its channel. Clients of other nodes (`relayed`) stand by while clients connected here read the channel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nsqha import ids
 from nsqha.clock import Now
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.partition import Forgotten
-from nsqha.cursor.state import Created, Deleted, Effect
+from nsqha.cursor.state import Created, Deleted, Effect, EpochStarted
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.partition import Partition
@@ -36,7 +37,8 @@ class Topic:
     ) -> None:
         self.versioned = record
         self.led: tuple[Partition, ...] = ()  # by number; replaced, never changed: who walks it may await
-        self.consumers: dict[str, list[Consumer]] = {}
+        self.consumers: dict[str, list[Consumer]] = {}  # connected here, by channel
+        self.relayed: dict[str, list[Consumer]] = {}  # connected elsewhere
         self.deleting = False
         self.leaving: set[str] = set()  # channels that are being deleted
         self._new_delivery = new_delivery
@@ -64,14 +66,26 @@ class Topic:
         return next((partition for partition in self.led if partition.number == number), None)
 
     def channel_names(self) -> list[str]:
-        return sorted({name for partition in self.led for name in partition.cursors.channels})
+        """Those of the record, and what the logs led here have besides: #ephemeral ones, and what is being deleted."""
+        return sorted(
+            {name for partition in self.led for name in partition.cursors.channels} | set(self.record.channels.channels)
+        )
 
     def has_channel(self, name: str) -> bool:
-        return any(name in partition.cursors.channels for partition in self.led)
+        return name in self.record.channels.channels or any(name in p.cursors.channels for p in self.led)
 
     def serves(self, name: str) -> bool:
         """Whether consumers of this channel can be attached: every partition has it, and it is to stay."""
         return name not in self.leaving and all(p.serving and name in p.deliveries for p in self.led)
+
+    def knows(self, name: str) -> bool:
+        """In a cluster: the channel is there and stays, and what is led here has it, as far as it serves at all."""
+        there = ids.is_ephemeral(name) or name in self.record.channels.channels
+        return there and name not in self.leaving and all(not p.serving or name in p.deliveries for p in self.led)
+
+    def used(self, channel: str) -> bool:
+        """Whether somebody reads it from here."""
+        return bool(self.consumers.get(channel) or self.relayed.get(channel))
 
     @property
     def paused(self) -> bool:
@@ -86,18 +100,22 @@ class Topic:
     # ---- partitions come and go with leadership
 
     def add_led(self, partition: Partition) -> None:
-        """This node leads the partition from now on."""
+        """This node leads the partition from now on; consumers get their place when its epoch has begun."""
         partition.on_effects = lambda effects: self._happened(partition, effects)
         self._sync_deliveries(partition)
         others = [led for led in self.led if led.number != partition.number]
         self.led = tuple(sorted([*others, partition], key=lambda led: led.number))
+        self._give_places(partition)
 
     def remove_led(self, partition: Partition, why: str) -> None:
-        """This node does not lead it any more: who was served from it looks for the leader anew."""
+        """This node does not lead it any more. Who came here because it did looks for the leader anew; clients of other
+        nodes are sent on; the others read on from the next leader (`relaying`)."""
         self.led = tuple(led for led in self.led if led is not partition)
+        now = partition.now()
         for delivery in partition.deliveries.values():
             for consumer in delivery.consumers:
-                consumer.wire.close()
+                delivery.detach(consumer.legs[partition.number], now)
+                consumer.moved(why)
 
     # ---- channels come and go with committed events
 
@@ -106,6 +124,12 @@ class Topic:
         for effect in effects:
             if isinstance(effect, (Created, Deleted)):
                 self._sync_deliveries(partition)
+                self._give_places(partition)
+            elif isinstance(effect, EpochStarted):
+                # The record may have changed while the epoch could not write events yet.
+                if partition.serving and partition.cursors.reconcile(self.record.channels):
+                    partition.write_events()
+                self._give_places(partition)
             elif isinstance(effect, Forgotten):
                 delivery = partition.deliveries.get(effect.channel.name)
                 if delivery is not None:
@@ -126,24 +150,50 @@ class Topic:
     # ---- consumers
 
     def attach(self, consumer: Consumer) -> None:
-        """Give the consumer its place at each partition, which has to serve the channel."""
-        self.consumers.setdefault(consumer.channel, []).append(consumer)
+        """Give the consumer its place at each partition that serves the channel; at others when they do."""
+        self._group(consumer).setdefault(consumer.channel, []).append(consumer)
         for partition in self.led:
-            partition.deliveries[consumer.channel].attach(consumer)
+            self._give_place(partition, consumer)
+        self._set_standby(consumer.channel)
 
     def detach(self, consumer: Consumer, now: Now) -> bool:
         """The consumer is gone. True if it was the last of its channel."""
         for leg in list(consumer.legs.values()):
             leg.delivery.detach(leg, now)
-        remaining = self.consumers.get(consumer.channel, [])
-        if consumer in remaining:
-            remaining.remove(consumer)
-        if remaining:
+        group = self._group(consumer)
+        remaining = group.get(consumer.channel, [])
+        if consumer not in remaining:
             return False
-        return self.consumers.pop(consumer.channel, None) is not None
+        remaining.remove(consumer)
+        if not remaining:
+            del group[consumer.channel]
+        self._set_standby(consumer.channel)
+        return not self.used(consumer.channel)
+
+    def _group(self, consumer: Consumer) -> dict[str, list[Consumer]]:
+        return self.consumers if consumer.only is None else self.relayed
+
+    def _give_places(self, partition: Partition) -> None:
+        for consumer in self.all_consumers():
+            self._give_place(partition, consumer)
+
+    def _give_place(self, partition: Partition, consumer: Consumer) -> None:
+        delivery = partition.deliveries.get(consumer.channel)
+        mine = consumer.only is None or consumer.only == partition.number
+        if mine and delivery is not None and partition.serving and partition.number not in consumer.legs:
+            delivery.attach(consumer)
+            delivery.wake()
+
+    def places_missing(self, consumer: Consumer) -> list[int]:
+        """Partitions led here that do not serve this consumer yet."""
+        return [partition.number for partition in self.led if partition.number not in consumer.legs]
+
+    def _set_standby(self, channel: str) -> None:
+        for consumer in self.relayed.get(channel, ()):
+            consumer.set_standby(channel in self.consumers)
 
     def all_consumers(self) -> list[Consumer]:
-        return [consumer for consumers in self.consumers.values() for consumer in consumers]
+        return [c for group in (self.consumers, self.relayed) for consumers in group.values() for c in consumers]
 
     # ---- the logs follow the record
 

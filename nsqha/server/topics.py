@@ -36,7 +36,10 @@ from nsqha.server.topic import NewDelivery, Topic
 
 if TYPE_CHECKING:
     from nsqha.server.cluster import Cluster
+    from nsqha.server.reconciling import Reconciler
     from nsqha.server.registrar import Registrar
+
+LEADER_RETRY_SECONDS = 0.02  # a leader whose epoch has only begun
 
 log = Log("topics")
 
@@ -73,6 +76,7 @@ class Topics(Mapping[str, Topic]):
         self._ending = ending  # the node stops or has failed: no new topics
         self._forget_targets = forget_targets  # connections have to ask again where to publish
         self.cluster: Cluster | None = None  # None: this node is alone
+        self.reconciler: Reconciler | None = None  # None: nobody else leads anything
         self._topics: dict[str, Topic] = {}
         self._creating: dict[str, asyncio.Task[Topic]] = {}
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
@@ -345,7 +349,7 @@ class Topics(Mapping[str, Topic]):
         async with self._changes.of(name):
             topic = self.topic(name)
             await self._change_channels(topic, lambda channels: channels.with_topic_paused(paused))
-            await topic.reconcile()
+            await self._all_follow(topic)
 
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings that may change while a topic lives. ValueError if they do not fit."""
@@ -388,16 +392,19 @@ class Topics(Mapping[str, Topic]):
 
     async def ensure_channel(self, topic: Topic, channel: str) -> bool:
         """Make the channel if it is not there; False if its topic is being deleted."""
-        if not topic.serves(channel):
+        if not self._has(topic, channel):
             await self._changes.whole(self._create_channel(topic, channel))
         return not topic.deleting
 
+    def _has(self, topic: Topic, channel: str) -> bool:
+        return topic.serves(channel) if self.cluster is None else topic.knows(channel)
+
     async def _create_channel(self, topic: Topic, channel: str) -> None:
         async with self._changes.of(topic.name):
-            if topic.deleting or topic.serves(channel):
+            if topic.deleting or self._has(topic, channel):
                 return
             await self._add_channel(topic, channel)
-            await topic.reconcile()
+            await self._all_follow(topic)
             log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
         if self.registrar is not None:
             self.registrar.channel_added(topic.name, channel)
@@ -405,7 +412,8 @@ class Topics(Mapping[str, Topic]):
     async def _add_channel(self, topic: Topic, channel: str) -> None:
         if ids.is_ephemeral(channel):
             for partition in topic.led:
-                partition.cursors.create_ephemeral(channel, ids.new_uid(self._rng))
+                if partition.serving:  # another leader's epoch may have only begun; it is asked again
+                    partition.cursors.create_ephemeral(channel, ids.new_uid(self._rng))
             return
         uid = ids.new_uid(self._rng)
         await self._change_channels(
@@ -423,7 +431,7 @@ class Topics(Mapping[str, Topic]):
     async def _delete_channel(self, topic: str, channel: str, *, unless_used: bool = False) -> None:
         async with self._changes.of(topic):
             found = self._existing_channel(topic, channel)
-            if unless_used and found.consumers.get(channel):
+            if unless_used and found.used(channel):
                 return
             found.leaving.add(channel)  # a SUB that comes now waits for the lock, and makes it anew
             try:
@@ -433,7 +441,7 @@ class Topics(Mapping[str, Topic]):
                     await found.commit_events()
                 else:
                     await self._change_channels(found, lambda channels: channels.without_channel(channel))
-                    await found.reconcile()
+                    await self._all_follow(found)
             finally:
                 found.leaving.discard(channel)
             log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
@@ -500,9 +508,70 @@ class Topics(Mapping[str, Topic]):
                         partition.cursors.channels[channel].paused = paused
             else:
                 await self._change_channels(found, lambda channels: channels.with_channel_paused(channel, paused))
-                await found.reconcile()
+                await self._all_follow(found)
         found.wake(channel)
 
     async def _change_channels(self, topic: Topic, change: Callable[[ChannelList], ChannelList]) -> None:
         """Change the record alone; `Topic.reconcile` has the logs follow."""
         topic.versioned = await self._metadata.change_channels(topic.versioned, change)
+
+    # ---- all leaders follow the record
+
+    async def _all_follow(self, topic: Topic) -> None:
+        """Every leader has what the record says in its log, the ones on other nodes included. Unavailable if not."""
+        if self.reconciler is None:
+            await topic.reconcile()
+        else:
+            await self._led_follow(topic)
+            await self.reconciler.others_follow(topic)
+
+    async def _led_follow(self, topic: Topic) -> list[int]:
+        """What is led here follows; an epoch that has only begun is waited for. The numbers of those partitions."""
+        deadline = self._loop_time() + self._options.publish_wait_ns / 1e9
+        while True:
+            led = topic.led
+            try:
+                await topic.reconcile()
+            except Unavailable:
+                if self._loop_time() > deadline or topic.deleting:
+                    raise
+                await asyncio.sleep(LEADER_RETRY_SECONDS)
+            else:
+                return [partition.number for partition in led if not partition.closed]
+
+    @staticmethod
+    def _loop_time() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def follow(self, name: str, uid: int, version: int) -> list[int]:
+        """Another node changed the record: which partitions are led here and follow it now. NotFound, Unavailable.
+
+        No lock is taken: whoever asks holds his, and may be asked by us at the same time.
+        """
+        topic = self.of_uid(name, uid)
+        if topic is None or topic.record.channels.version < version:
+            topic = await self._read_again(name, uid)
+        if topic.record.channels.version < version:
+            raise Unavailable(f"the record of topic {name} is not as new as version {version} of its channels")
+        return await self._led_follow(topic)
+
+    async def _read_again(self, name: str, uid: int) -> Topic:
+        """The topic with its record as it is now."""
+        fresh = await self._metadata.read(lambda: self._store.topic(name))
+        if fresh is None or fresh.record.uid != uid:
+            raise NotFound(f"there is no topic {name} any more")
+        return self.adopt(fresh)
+
+    async def ensure_channel_here(self, topic: Topic, channel: str) -> None:
+        """A client of another node reads a channel of what is led here. NotFound: the record does not have it."""
+        if ids.is_ephemeral(channel):
+            await self.ensure_channel(topic, channel)
+        elif not topic.knows(channel):
+            topic = await self._read_again(topic.name, topic.record.uid)
+            if channel not in topic.record.channels.channels:
+                raise NotFound("deleted topic/channel")
+
+    async def leave_channel(self, topic: str, channel: str) -> None:
+        """Nobody may be left who reads this #ephemeral channel."""
+        with suppress(NotFound, Unavailable):  # somebody else deleted it
+            await self.delete_channel_if_unused(topic, channel)

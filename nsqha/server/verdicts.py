@@ -1,9 +1,9 @@
 """What a consumer says of the messages that are in flight to it: FIN, REQ and TOUCH.
 
 The partition bits of a message id name the leg, which is the consumer's place at that partition; the channel there
-decides. A run of FINs is handed to the channel as one piece of the bytes that came, with no object per message; only
-what the channel does not take at once is looked at one by one. A success has no reply; a failure has one, in its turn,
-and the connection lives.
+decides. What is of a partition that another node leads is passed on to it (`Remote`). A run of FINs is handed on as one
+piece of the bytes that came, with no object per message; only what the channel does not take at once is looked at one
+by one. A success has no reply; a failure has one, in its turn, and the connection lives.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class Verdicts:
                 if new != pos:
                     pos = new
                     continue
+            elif consumer.remote is not None and (new := consumer.remote.fin_run(data, pos, end)) != pos:
+                pos = new
+                continue
             self._fin_one(consumer, data[pos + 4 : pos + 20])
             pos += 21
 
@@ -65,6 +68,8 @@ class Verdicts:
         consumer = self._consumer
         leg, offset = self._find(consumer, message_id)
         if leg is None:
+            if consumer.remote is not None and consumer.remote.req(message_id, delay_ms):
+                return
             self._reply(errors.req_failed(message_id, errors.NOT_IN_FLIGHT))
             return
         why = leg.channel.req(offset, leg.owner, delay_ms, self._now())
@@ -79,6 +84,8 @@ class Verdicts:
         consumer = self._consumer
         leg, offset = self._find(consumer, message_id)
         if leg is None:
+            if consumer.remote is not None and consumer.remote.touch(message_id):
+                return
             self._reply(errors.touch_failed(message_id, errors.NOT_IN_FLIGHT))
             return
         why = leg.channel.touch(offset, leg.owner, self._now(), consumer.msg_timeout)

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from nsqha.pb.v1 import replication_pb2 as nsqha_dot_v1_dot_replication__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16nsqha/v1/routing.proto\x12\x08nsqha.v1\x1a\x1ansqha/v1/replication.proto\"D\n\x08Greeting\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\x10\n\x08node_uid\x18\x02 \x01(\x06\x12\x12\n\ntarget_uid\x18\x03 \x01(\x06\"e\n\x0e\x46orwardRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12-\n\tpublishes\x18\x02 \x03(\x0b\x32\x1a.nsqha.v1.ForwardedPublish\"\x9f\x01\n\x10\x46orwardedPublish\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x12\x15\n\x08\x64\x65\x66\x65r_ms\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\twaited_ms\x18\x06 \x01(\rB\x0b\n\t_defer_ms\"p\n\x0c\x46orwardReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12\x0e\n\x06stored\x18\x02 \x03(\x04\x12*\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x18.nsqha.v1.ForwardFailure\"Z\n\x0e\x46orwardFailure\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.nsqha.v1.ForwardOutcome\x12\x0b\n\x03why\x18\x03 \x01(\t\"^\n\x0cRelayRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12(\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x16.nsqha.v1.RelayCommand\"\xe0\x01\n\x0cRelayCommand\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsubscribe\x18\x02 \x01(\x0b\x32\x18.nsqha.v1.RelaySubscribeH\x00\x12\x10\n\x06window\x18\x03 \x01(\rH\x00\x12\x10\n\x06\x66inish\x18\x04 \x01(\x0cH\x00\x12)\n\x07requeue\x18\x05 \x01(\x0b\x32\x16.nsqha.v1.RelayRequeueH\x00\x12\x0f\n\x05touch\x18\x06 \x01(\x0cH\x00\x12\x0f\n\x05taken\x18\x07 \x01(\x04H\x00\x12\x15\n\x0bunsubscribe\x18\x08 \x01(\x08H\x00\x42\t\n\x07\x63ommand\"\x82\x01\n\x0eRelaySubscribe\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x03 \x01(\t\x12\x16\n\x0emsg_timeout_ms\x18\x04 \x01(\x04\x12\x13\n\x0bsample_rate\x18\x05 \x01(\r\"4\n\x0cRelayRequeue\x12\x12\n\nmessage_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\x04\"X\n\nRelayReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.nsqha.v1.RelayEvent\"\x9c\x01\n\nRelayEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\x08messages\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\x0cH\x00\x12\'\n\x06status\x18\x04 \x01(\x0b\x32\x15.nsqha.v1.RelayStatusH\x00\x12\'\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x15.nsqha.v1.RelayClosedH\x00\x42\x07\n\x05\x65vent\"]\n\x0bRelayStatus\x12\x0f\n\x07standby\x18\x01 \x01(\x08\x12\x0e\n\x06hungry\x18\x02 \x01(\x08\x12\x0c\n\x04held\x18\x03 \x01(\r\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x0c\n\x04idle\x18\x05 \x01(\x08\"(\n\x0bRelayClosed\x12\x0c\n\x04gone\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\"m\n\x10ReconcileRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\ttopic_uid\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x12\n\npartitions\x18\x05 \x03(\r\"$\n\x0eReconcileReply\x12\x12\n\npartitions\x18\x01 \x03(\r*\x8b\x01\n\x0e\x46orwardOutcome\x12\x1f\n\x1b\x46ORWARD_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46ORWARD_OUTCOME_UNKNOWN\x10\x01\x12\x1e\n\x1a\x46ORWARD_OUTCOME_NOT_LEADER\x10\x02\x12\x1b\n\x17\x46ORWARD_OUTCOME_REFUSED\x10\x03\x32\xc8\x01\n\x07Routing\x12?\n\x07\x46orward\x12\x18.nsqha.v1.ForwardRequest\x1a\x16.nsqha.v1.ForwardReply(\x01\x30\x01\x12\x39\n\x05Relay\x12\x16.nsqha.v1.RelayRequest\x1a\x14.nsqha.v1.RelayReply(\x01\x30\x01\x12\x41\n\tReconcile\x12\x1a.nsqha.v1.ReconcileRequest\x1a\x18.nsqha.v1.ReconcileReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16nsqha/v1/routing.proto\x12\x08nsqha.v1\x1a\x1ansqha/v1/replication.proto\"D\n\x08Greeting\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\x10\n\x08node_uid\x18\x02 \x01(\x06\x12\x12\n\ntarget_uid\x18\x03 \x01(\x06\"e\n\x0e\x46orwardRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12-\n\tpublishes\x18\x02 \x03(\x0b\x32\x1a.nsqha.v1.ForwardedPublish\"\x9f\x01\n\x10\x46orwardedPublish\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x03 \x01(\t\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x12\x15\n\x08\x64\x65\x66\x65r_ms\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\twaited_ms\x18\x06 \x01(\rB\x0b\n\t_defer_ms\"p\n\x0c\x46orwardReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12\x0e\n\x06stored\x18\x02 \x03(\x04\x12*\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\x18.nsqha.v1.ForwardFailure\"Z\n\x0e\x46orwardFailure\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x07outcome\x18\x02 \x01(\x0e\x32\x18.nsqha.v1.ForwardOutcome\x12\x0b\n\x03why\x18\x03 \x01(\t\"^\n\x0cRelayRequest\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12(\n\x08\x63ommands\x18\x02 \x03(\x0b\x32\x16.nsqha.v1.RelayCommand\"\xf7\x01\n\x0cRelayCommand\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\tsubscribe\x18\x02 \x01(\x0b\x32\x18.nsqha.v1.RelaySubscribeH\x00\x12\'\n\x06window\x18\x03 \x01(\x0b\x32\x15.nsqha.v1.RelayWindowH\x00\x12\x10\n\x06\x66inish\x18\x04 \x01(\x0cH\x00\x12)\n\x07requeue\x18\x05 \x01(\x0b\x32\x16.nsqha.v1.RelayRequeueH\x00\x12\x0f\n\x05touch\x18\x06 \x01(\x0cH\x00\x12\x0f\n\x05taken\x18\x07 \x01(\x04H\x00\x12\x15\n\x0bunsubscribe\x18\x08 \x01(\x08H\x00\x42\t\n\x07\x63ommand\"\x82\x01\n\x0eRelaySubscribe\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.nsqha.v1.PartitionKey\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x03 \x01(\t\x12\x16\n\x0emsg_timeout_ms\x18\x04 \x01(\x04\x12\x13\n\x0bsample_rate\x18\x05 \x01(\r\"+\n\x0bRelayWindow\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0e\n\x06serial\x18\x02 \x01(\r\"4\n\x0cRelayRequeue\x12\x12\n\nmessage_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\x04\"X\n\nRelayReply\x12$\n\x08greeting\x18\x01 \x01(\x0b\x32\x12.nsqha.v1.Greeting\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.nsqha.v1.RelayEvent\"\x9c\x01\n\nRelayEvent\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\x08messages\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05\x65rror\x18\x03 \x01(\x0cH\x00\x12\'\n\x06status\x18\x04 \x01(\x0b\x32\x15.nsqha.v1.RelayStatusH\x00\x12\'\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x15.nsqha.v1.RelayClosedH\x00\x42\x07\n\x05\x65vent\"_\n\x0bRelayStatus\x12\x0e\n\x06serial\x18\x01 \x01(\r\x12\x0c\n\x04held\x18\x02 \x01(\r\x12\x0e\n\x06hungry\x18\x03 \x01(\x08\x12\x0f\n\x07standby\x18\x04 \x01(\x08\x12\x11\n\tin_flight\x18\x05 \x01(\r\"(\n\x0bRelayClosed\x12\x0c\n\x04gone\x18\x01 \x01(\x08\x12\x0b\n\x03why\x18\x02 \x01(\t\"m\n\x10ReconcileRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\x06\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\ttopic_uid\x18\x03 \x01(\x06\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x12\n\npartitions\x18\x05 \x03(\r\"$\n\x0eReconcileReply\x12\x12\n\npartitions\x18\x01 \x03(\r*\x8b\x01\n\x0e\x46orwardOutcome\x12\x1f\n\x1b\x46ORWARD_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46ORWARD_OUTCOME_UNKNOWN\x10\x01\x12\x1e\n\x1a\x46ORWARD_OUTCOME_NOT_LEADER\x10\x02\x12\x1b\n\x17\x46ORWARD_OUTCOME_REFUSED\x10\x03\x32\xc8\x01\n\x07Routing\x12?\n\x07\x46orward\x12\x18.nsqha.v1.ForwardRequest\x1a\x16.nsqha.v1.ForwardReply(\x01\x30\x01\x12\x39\n\x05Relay\x12\x16.nsqha.v1.RelayRequest\x1a\x14.nsqha.v1.RelayReply(\x01\x30\x01\x12\x41\n\tReconcile\x12\x1a.nsqha.v1.ReconcileRequest\x1a\x18.nsqha.v1.ReconcileReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nsqha.pb.v1.routing_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FORWARDOUTCOME']._serialized_start=1651
-  _globals['_FORWARDOUTCOME']._serialized_end=1790
+  _globals['_FORWARDOUTCOME']._serialized_start=1721
+  _globals['_FORWARDOUTCOME']._serialized_end=1860
   _globals['_GREETING']._serialized_start=64
   _globals['_GREETING']._serialized_end=132
   _globals['_FORWARDREQUEST']._serialized_start=134
@@ -47,23 +47,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELAYREQUEST']._serialized_start=605
   _globals['_RELAYREQUEST']._serialized_end=699
   _globals['_RELAYCOMMAND']._serialized_start=702
-  _globals['_RELAYCOMMAND']._serialized_end=926
-  _globals['_RELAYSUBSCRIBE']._serialized_start=929
-  _globals['_RELAYSUBSCRIBE']._serialized_end=1059
-  _globals['_RELAYREQUEUE']._serialized_start=1061
-  _globals['_RELAYREQUEUE']._serialized_end=1113
-  _globals['_RELAYREPLY']._serialized_start=1115
-  _globals['_RELAYREPLY']._serialized_end=1203
-  _globals['_RELAYEVENT']._serialized_start=1206
-  _globals['_RELAYEVENT']._serialized_end=1362
-  _globals['_RELAYSTATUS']._serialized_start=1364
-  _globals['_RELAYSTATUS']._serialized_end=1457
-  _globals['_RELAYCLOSED']._serialized_start=1459
-  _globals['_RELAYCLOSED']._serialized_end=1499
-  _globals['_RECONCILEREQUEST']._serialized_start=1501
-  _globals['_RECONCILEREQUEST']._serialized_end=1610
-  _globals['_RECONCILEREPLY']._serialized_start=1612
-  _globals['_RECONCILEREPLY']._serialized_end=1648
-  _globals['_ROUTING']._serialized_start=1793
-  _globals['_ROUTING']._serialized_end=1993
+  _globals['_RELAYCOMMAND']._serialized_end=949
+  _globals['_RELAYSUBSCRIBE']._serialized_start=952
+  _globals['_RELAYSUBSCRIBE']._serialized_end=1082
+  _globals['_RELAYWINDOW']._serialized_start=1084
+  _globals['_RELAYWINDOW']._serialized_end=1127
+  _globals['_RELAYREQUEUE']._serialized_start=1129
+  _globals['_RELAYREQUEUE']._serialized_end=1181
+  _globals['_RELAYREPLY']._serialized_start=1183
+  _globals['_RELAYREPLY']._serialized_end=1271
+  _globals['_RELAYEVENT']._serialized_start=1274
+  _globals['_RELAYEVENT']._serialized_end=1430
+  _globals['_RELAYSTATUS']._serialized_start=1432
+  _globals['_RELAYSTATUS']._serialized_end=1527
+  _globals['_RELAYCLOSED']._serialized_start=1529
+  _globals['_RELAYCLOSED']._serialized_end=1569
+  _globals['_RECONCILEREQUEST']._serialized_start=1571
+  _globals['_RECONCILEREQUEST']._serialized_end=1680
+  _globals['_RECONCILEREPLY']._serialized_start=1682
+  _globals['_RECONCILEREPLY']._serialized_end=1718
+  _globals['_ROUTING']._serialized_start=1863
+  _globals['_ROUTING']._serialized_end=2063
 # @@protoc_insertion_point(module_scope)

@@ -244,8 +244,6 @@ class RelayCommand(_message.Message):
     UNSUBSCRIBE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """of the subscription; the caller counts"""
-    window: _builtins.int
-    """from now on at most so many in flight"""
     finish: _builtins.bytes
     """complete FIN lines, 21 bytes each"""
     touch: _builtins.bytes
@@ -256,13 +254,15 @@ class RelayCommand(_message.Message):
     @_builtins.property
     def subscribe(self) -> Global___RelaySubscribe: ...
     @_builtins.property
+    def window(self) -> Global___RelayWindow: ...
+    @_builtins.property
     def requeue(self) -> Global___RelayRequeue: ...
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         subscribe: Global___RelaySubscribe | None = ...,
-        window: _builtins.int = ...,
+        window: Global___RelayWindow | None = ...,
         finish: _builtins.bytes = ...,
         requeue: Global___RelayRequeue | None = ...,
         touch: _builtins.bytes = ...,
@@ -310,6 +310,30 @@ class RelaySubscribe(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RelaySubscribe: _TypeAlias = RelaySubscribe  # noqa: Y015
+
+@_typing.final
+class RelayWindow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """from now on at most so many in flight"""
+    serial: _builtins.int
+    """statuses name the last one that was heard"""
+    def __init__(
+        self,
+        *,
+        size: _builtins.int = ...,
+        serial: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["serial", b"serial", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayWindow: _TypeAlias = RelayWindow  # noqa: Y015
 
 @_typing.final
 class RelayRequeue(_message.Message):
@@ -398,36 +422,37 @@ Global___RelayEvent: _TypeAlias = RelayEvent  # noqa: Y015
 
 @_typing.final
 class RelayStatus(_message.Message):
-    """after the subscription was accepted, and whenever it changes"""
+    """when the subscription has its place, and whenever this changes"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    STANDBY_FIELD_NUMBER: _builtins.int
-    HUNGRY_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    HUNGRY_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
-    IDLE_FIELD_NUMBER: _builtins.int
-    standby: _builtins.bool
-    """the leader has consumers of its own for this channel, and serves only them"""
+    serial: _builtins.int
+    """of the last window that was heard"""
+    held: _builtins.int
+    """as many may be in flight: the window, or what is in flight if that is more"""
     hungry: _builtins.bool
     """messages wait and the window is full"""
-    held: _builtins.int
-    """what the window may still be filled with: the window, or what is in flight if that is more"""
+    standby: _builtins.bool
+    """the leader has consumers of its own for this channel, and serves only them"""
     in_flight: _builtins.int
-    idle: _builtins.bool
-    """the window has room and no message waits"""
+    """may be late by a second"""
     def __init__(
         self,
         *,
-        standby: _builtins.bool = ...,
-        hungry: _builtins.bool = ...,
+        serial: _builtins.int = ...,
         held: _builtins.int = ...,
+        hungry: _builtins.bool = ...,
+        standby: _builtins.bool = ...,
         in_flight: _builtins.int = ...,
-        idle: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "hungry", b"hungry", "idle", b"idle", "in_flight", b"in_flight", "standby", b"standby"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "hungry", b"hungry", "in_flight", b"in_flight", "serial", b"serial", "standby", b"standby"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,76 @@
+"""What a node of a cluster does for clients that are connected to the wrong node, put together.
+
+    forwarding   publishes to where their partition is led
+    relaying     messages of partitions led elsewhere to consumers here, and the reverse
+    reconciling  changes of channels to every leader
+
+Made once the node is a member, before it listens; a node that is alone has none of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from nsqha.server.forward_service import ForwardService
+from nsqha.server.forwarding import Forwarder
+from nsqha.server.reconciling import Reconciler
+from nsqha.server.relay_service import RelayService
+from nsqha.server.relaying import Relaying
+
+if TYPE_CHECKING:
+    from nsqha.server.broker import Broker
+    from nsqha.server.leaders import Leaders
+    from nsqha.server.peers import Peers, PeerServer
+
+DRAIN_SECONDS_MAX = 1.0
+
+
+class Routing:
+    """The parts of one node."""
+
+    def __init__(self, broker: Broker, leaders: Leaders, peers: Peers) -> None:
+        """`peers` should be connections of their own: publishes and messages must not hold up replication."""
+        options, loop, topics = broker.options, broker.loop, broker.topics
+        wait_seconds = options.publish_wait_ns / 1e9
+        self._peers = peers
+        self.forwarder = Forwarder(
+            topics,
+            leaders,
+            peers,
+            loop=loop,
+            budget=broker.opener.budget,
+            wait_seconds=wait_seconds,
+            outcome_seconds=options.publish_outcome_wait_ns / 1e9,
+            refusal=broker.refuses_publish,
+        )
+        self.forward_service = ForwardService(topics, leaders, loop=loop, refusal=broker.refuses_publish)
+        self.relaying = Relaying(topics, leaders, peers, loop=loop, now=broker.now)
+        self.relay_service = RelayService(topics, topics, leaders, loop=loop, now=broker.now, spawn=broker.spawn)
+        self.reconciler = Reconciler(leaders, peers, loop=loop, seconds=wait_seconds, follow=topics.follow)
+        broker.publishing.forwarder = self.forwarder
+        broker.subscriptions.relaying = self.relaying
+        topics.reconciler = self.reconciler
+        self._unwatch = leaders.when_changed(broker.subscriptions.leaders_changed)
+
+    def serve(self, server: PeerServer) -> None:
+        """What other nodes may ask of this one."""
+        self.forward_service.register(server)
+        self.relay_service.register(server)
+        self.reconciler.register(server)
+
+    async def drain(self) -> None:
+        """Partitions are closed: let the answers leave that other nodes wait for, and hear those that ours wait for."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DRAIN_SECONDS_MAX
+        await self.forward_service.drain(DRAIN_SECONDS_MAX)
+        while not self.forwarder.idle and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """The node stops; after `drain`."""
+        self._unwatch()
+        self.forwarder.close()
+        self.relaying.close()
+        self.relay_service.close()
+        await self._peers.close()

@@ -1,0 +1,301 @@
+"""Nodes with real topics, partitions and deliveries that relay for each other over the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from nsqha import hot, ids
+from nsqha.clock import Now
+from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.commitlog.lookup import LogIdentity
+from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.retention import Retention
+from nsqha.commitlog.storage import MemStorage
+from nsqha.cursor.limits import Limits
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.state import PartitionState
+from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versioned
+from nsqha.errors import NotFound
+from nsqha.replication.leader import LeaderReplica
+from nsqha.server.budget import PublishBudget
+from nsqha.server.delivery import Consumer, Delivery
+from nsqha.server.measures import Measures
+from nsqha.server.partition import Partition, PartitionRuntime
+from nsqha.server.relay_service import RelayService
+from nsqha.server.relaying import Relaying
+from nsqha.server.topic import Topic
+from nsqha.server.trimming import AbandonedPolicy, Trimmer
+from nsqha.server.verdicts import Verdicts
+from tests.sim.net import Network
+from tests.unit.server.routing_rig import TOPIC_UID, FakeLeaders, Nodes
+from tests.unit.server.shell_rig import FakeWire, Outcome
+
+
+class LoopClock:
+    """The virtual loop's time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def wall_ns(self) -> int:
+        return 10**18 + round(self._loop.time() * 1e9)
+
+    def now(self) -> Now:
+        return Now(self.monotonic(), self.wall_ns())
+
+
+class NoDisk:
+    """Syncs nothing; jobs run at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def request(self, partition: Any) -> None:
+        self._loop.call_soon(self._round, partition)
+
+    def _round(self, partition: Any) -> None:
+        ticket = partition.sync_ticket()
+        if ticket is not None:
+            ticket.run()
+            partition.synced(ticket)
+
+    def run(self, job: Any) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        future.set_result(job())
+        return future
+
+
+class Store:
+    """The metadata record, and the logs, that nodes hand on."""
+
+    def __init__(self) -> None:
+        self.record = TopicRecord("t", TOPIC_UID, 3, channels=self.channels(1, "c"))
+        self.logs: dict[int, tuple[PartitionLog, PartitionState, int]] = {}
+
+    @staticmethod
+    def channels(version: int, *names: str) -> ChannelList:
+        return ChannelList(version, False, {n: ChannelInfo(uid, paused=False) for uid, n in enumerate(names, 100)})
+
+    def take(self, number: int) -> tuple[PartitionLog, PartitionState, int]:
+        if number not in self.logs:
+            identity = LogIdentity(TOPIC_UID, number)
+            log = PartitionLog.create(MemStorage(), f"t/{number}", identity, cache=BatchCache(), limits=LogLimits())
+            self.logs[number] = log, PartitionState(), 1
+        return self.logs[number]
+
+
+class Client(FakeWire):
+    """A client's socket; what it does, as `Connection` does it."""
+
+    def __init__(self, node: RelayNode, consumer_of: Any) -> None:
+        super().__init__()
+        self.node = node
+        self.errors: list[bytes] = []
+        self.most_in_flight = 0
+        self.rdy = 0
+        self.finished: set[bytes] = set()
+        self.auto = False
+        self.delay = 0.0
+        self.consumer: Consumer = consumer_of(self)
+        self.verdicts = Verdicts(self.consumer, self.reply, node.clock.now)
+
+    def send_messages(self, data: Any) -> None:
+        super().send_messages(data)
+        if self.closed:
+            return
+        self.most_in_flight = max(self.most_in_flight, len(self.unanswered))
+        if self.auto:
+            self.node.loop.call_later(self.delay, self.fin_all)
+
+    @property
+    def ids(self) -> list[bytes]:
+        return [message_id for message_id, _, _ in self.messages]
+
+    @property
+    def unanswered(self) -> list[bytes]:
+        return [message_id for message_id in self.ids if message_id not in self.finished]
+
+    def reply(self, data: bytes) -> None:
+        self.errors.append(data[8:])
+
+    def ready(self, count: int) -> None:
+        self.rdy = count
+        self.consumer.ready(count)
+
+    def fin(self, *message_ids: bytes) -> None:
+        data = b"".join(b"FIN %b\n" % message_id for message_id in message_ids)
+        self.finished.update(message_ids)
+        self.verdicts.fin_run(data, 0, len(data))
+
+    def fin_all(self) -> None:
+        if not self.closed:
+            self.fin(*self.unanswered)
+
+    def leave(self) -> None:
+        self.closed = True
+        self.writable = False
+        self.node.relaying.detach(self.consumer)
+        topic = self.node.topics["t"]
+        topic.detach(self.consumer, self.node.clock.now())
+
+
+class RelayNode:
+    """A node as far as consumers are concerned."""
+
+    store: Store
+
+    def __init__(self, net: Network, number: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.clock = LoopClock(self.loop)
+        self.number = number
+        self.rng = random.Random(number)
+        self.leaders = FakeLeaders(number)
+        self.peers = net.peers(f"n{number}")
+        self.server = net.server(f"n{number}")
+        self.budget = PublishBudget(self.loop, 1 << 20)
+        self.topics = {"t": Topic(Versioned(self.store.record, 1), (), self._delivery)}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.service = RelayService(
+            self.topics, self, self.leaders, loop=self.loop, now=self.clock.now, spawn=self.spawn
+        )
+        self.service.register(self.server)
+        self.relaying = Relaying(self.topics, self.leaders, self.peers, loop=self.loop, now=self.clock.now)
+
+    @property
+    def topic(self) -> Topic:
+        return self.topics["t"]
+
+    def spawn(self, work: Any) -> None:
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _delivery(self, partition: Partition, channel: Any) -> Delivery:
+        return Delivery(partition, channel, self.loop, self.rng, None)
+
+    # ---- what `Topics` does for the relay
+
+    async def ensure_channel_here(self, topic: Topic, channel: str) -> None:
+        topic.versioned = Versioned(self.store.record, topic.versioned.version + 1)
+        if ids.is_ephemeral(channel):
+            for partition in topic.led:
+                partition.cursors.create_ephemeral(channel, ids.new_uid(self.rng))
+        elif channel not in topic.record.channels.channels:
+            raise NotFound("deleted topic/channel")
+        await topic.reconcile()
+
+    async def leave_channel(self, topic: str, channel: str) -> None:
+        found = self.topics[topic]
+        if not found.used(channel):
+            for partition in found.led:
+                partition.cursors.delete_ephemeral(channel)
+            await found.commit_events()
+
+    # ---- leading
+
+    def lead(self, number: int = 0) -> Partition:
+        log, state, epoch = self.store.take(number)
+        runtime = PartitionRuntime(
+            loop=self.loop,
+            clock=self.clock,  # type: ignore[arg-type]
+            disk=NoDisk(self.loop),  # type: ignore[arg-type]
+            measures=Measures(),
+            budget=self.budget,
+            on_failure=lambda error: None,
+            wait_seconds_max=5,
+            written_seconds_max=30,
+            sync_every=2500,
+            sync_seconds=2,
+        )
+        base = ids.id_base(number, 3)
+        partition = Partition(
+            runtime,
+            number=number,
+            id_base=base,
+            log=log,
+            cursors=PartitionCursors(id_base=base, state=state, limits=Limits()),
+            leader=LeaderReplica(
+                node=self.number, epoch=epoch, isr=(self.number,), min_isr=1, sync_always=False, end=log.end.log_id,
+                durable=log.local_durable,
+            ),
+            trimmer=Trimmer(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            sync="none",
+            held_back_max=None,
+        )  # fmt: skip
+        self.topic.add_led(partition)
+        started = partition.start_epoch(self.store.record.channels)
+        started.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return partition
+
+    def step_down(self, number: int = 0) -> None:
+        partition = self.topic.leads(number)
+        assert partition is not None
+        self.topic.remove_led(partition, "another leader was elected")
+        partition.abandon("another leader was elected")
+        self.store.logs[number] = partition.log, partition.cursors.state, partition.leader.epoch + 1
+        self.leaders.tell("t")
+
+    def publish(self, *bodies: bytes, number: int = 0) -> Outcome:
+        partition = self.topic.leads(number)
+        assert partition is not None
+        outcome = Outcome()
+        partition.publish(b"".join(map(hot.frame, bodies)), outcome)
+        return outcome
+
+    # ---- clients
+
+    def subscribe(self, channel: str = "c", *, rdy: int = 0, timeout: float = 60.0) -> Client:
+        def consumer_of(wire: Any) -> Consumer:
+            return Consumer(wire, topic="t", channel=channel, msg_timeout=timeout, sample_rate=0)
+
+        client = Client(self, consumer_of)
+        client.consumer.direct = bool(self.topic.led)
+        self.topic.attach(client.consumer)
+        self.relaying.attach(client.consumer)
+        client.ready(rdy)
+        return client
+
+    async def stop(self) -> None:
+        for partition in self.topic.led:
+            partition.abandon("stopped")
+        self.relaying.close()
+        self.service.close()
+        for task in list(self.tasks):
+            task.cancel()
+        await self.peers.close()
+        self.server.close()
+
+
+class RelayNodes(Nodes):
+    """`elect` makes a node the leader, as everybody comes to know."""
+
+    def __init__(self, count: int = 2, seed: int = 1, partitions: int = 1) -> None:
+        super().__init__(count, seed, self._make_node)
+        self.store = Store()
+        self.partitions = partitions
+
+    def _make_node(self, net: Network, number: int) -> RelayNode:
+        kind = type("Node", (RelayNode,), {"store": self.store})
+        node: RelayNode = kind(net, number)
+        for partition in range(self.partitions):
+            node.leaders.appoint("t", partition, None)
+        return node
+
+    def elect(self, node: int, number: int = 0) -> None:
+        for each in self.all.values():
+            if each.number != node and each.topic.leads(number) is not None:
+                each.step_down(number)
+        self.all[node].lead(number)
+        epoch = self.store.take(number)[2]
+        self.appoint("t", number, node, epoch)
+
+
+async def until(condition: Any, seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
