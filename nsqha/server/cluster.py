@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.election.session import Session, View
     from nsqha.election.store import MetadataStore
-    from nsqha.server.forward_service import ForwardService
     from nsqha.server.peers import Peers, PeerServer, PeerStream
     from nsqha.server.replicas import Replicas
+    from nsqha.server.routing import Routing
     from nsqha.server.topics import Topics
 
 log = Log("cluster")
@@ -84,7 +84,7 @@ class Cluster:
         self.spawn: Callable[[Coroutine[Any, Any, None]], None] = spawner(loop)
         self.on_fatal: Callable[[str], None] = lambda why: None  # this process must end
         self.topics: Topics  # set by the broker, as they need each other
-        self.forwards: ForwardService
+        self.routing: Routing
         self.replicas: Replicas
         self._loop = loop
         self._clock = clock
@@ -179,7 +179,7 @@ class Cluster:
         server.on_call("Status", self.replicas.status)
         server.on_call("EpochEnd", self.replicas.epoch_end)
         server.on_call("Fetch", self.replicas.fetch)
-        self.forwards.register(server)
+        self.routing.serve(server)
 
     def _accept_live(self, stream: PeerStream) -> LiveStream:
         live = LiveStream(self, stream)
@@ -235,7 +235,7 @@ class Cluster:
         session = self._session = await self.run(lambda: self.store.open_session(ttl_s=self._ttl_s, lost=self._lost))
         info = self._info
         self._info = await self.run(lambda: session.register(info))
-        self.replicas.registration = self._info.registration
+        self.replicas.registered(self._info.registration)
         self.links.set_registration(self._info.registration)
         for live in self.live:
             self._tell(live)
@@ -362,7 +362,6 @@ class Cluster:
             task.cancel()
         self.links.close()
         await self.peers.close()
-        await self.routing_peers.close()
         session = self._session
         if session is not None:
             await self.run(session.close)

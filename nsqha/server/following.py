@@ -95,9 +95,15 @@ class Receiver:
         self.leader = hello.node_uid
         self._replicas.stream_found(hello.node_uid)
         self.registration = hello.registration
-        mine.target_uid = hello.node_uid
-        self._answers.hello.CopyFrom(mine)
-        self._soon()
+        self.greet()
+
+    def greet(self) -> None:
+        """Say who this node is; again after it has registered."""
+        if self.leader:
+            hello = self._replicas.hello()
+            hello.target_uid = self.leader
+            self._answers.hello.CopyFrom(hello)
+            self._soon()
 
     def on_closed(self, why: str) -> None:
         self.closed = True

@@ -216,7 +216,8 @@ class PushLink:
         """`hello` is what this node says of itself; `address` may change later."""
         self.node = node
         self.address = address
-        self.registration = 0  # of the follower's process life; 0: no stream
+        self.registration = 0  # of the follower's process life; 0: it is not registered yet, or there is no stream
+        self._greeted = False  # it has said who it is
         self._loop = loop
         self._peers = peers
         self._hello = hello
@@ -242,7 +243,7 @@ class PushLink:
         self._pushed[key] = pushed
         if self._stream is None:
             self._connect()
-        elif self.registration:
+        elif self._greeted:
             self._open([pushed])
         return pushed
 
@@ -268,7 +269,7 @@ class PushLink:
 
     def _retry(self, pushed: Pushed) -> None:
         pushed.retry = None
-        if pushed in self._pushed.values() and self.registration:
+        if pushed in self._pushed.values() and self._greeted:
             self._open([pushed])
 
     def _open(self, pushed: list[Pushed]) -> None:
@@ -289,6 +290,8 @@ class PushLink:
 
     def on_message(self, message: pb.PushReply) -> None:
         if message.HasField("hello"):
+            # Again when it registers: a node serves before that, and whoever joins the ISR is named by registration.
+            self._greeted = True
             self.registration = message.hello.registration
             self._reconnect_seconds = RETRY_SECONDS
             self._open(list(self._pushed.values()))
@@ -309,8 +312,9 @@ class PushLink:
 
     def on_closed(self, why: str) -> None:
         self._stream = None
-        if self.registration:
+        if self._greeted:
             log.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
+        self._greeted = False
         self.registration = 0
         for pushed in list(self._pushed.values()):
             pushed.state = State.IDLE

@@ -130,6 +130,7 @@ class Replicas:
         self._leaders_changed = leaders_changed
         self._stream_lost = stream_lost
         self._stream_found = stream_found
+        self._receivers: list[Receiver] = []
         self._spawn = spawn
         self._limits = limits
         self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
@@ -397,7 +398,15 @@ class Replicas:
 
     def receive(self, stream: PeerStream) -> Receiver:
         """A node opens its stream of appends to us."""
-        return Receiver(self._loop, self, stream)
+        receiver = Receiver(self._loop, self, stream)
+        self._receivers = [r for r in self._receivers if not r.ended()] + [receiver]
+        return receiver
+
+    def registered(self, registration: int) -> None:
+        """This process life has a new name: leaders need it to take us into an ISR."""
+        self.registration = registration
+        for receiver in self._receivers:
+            receiver.greet()
 
     def open(self, receiver: Receiver, opened: pb.Open) -> None:
         self._spawn(self._open(receiver, opened))
