@@ -125,14 +125,16 @@ class Broker:
             options,
             loop=loop,
             budget=opener.budget,
-            refusal=self.refuses_publish,
+            refusal=self.refuses_publish if cluster is None else self.ends,
             next_number=self.next_connection_number,
         )
-        if cluster is not None:
-            self._forward(cluster)
         self.subscriptions = Subscriptions(
             self.topics, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
         )
+        if cluster is not None:
+            from nsqha.server.routing import Routing
+
+            cluster.routing = Routing(self, cluster, cluster.routing_peers)
         self.scrubber = Scrubber(
             self._replicas,
             bytes_per_second=options.scrub_bytes_per_second,
@@ -180,23 +182,6 @@ class Broker:
             identity = replica.log.identity
             self.cluster.replicas.damaged((identity.topic_uid, identity.partition), first, end)
 
-    def _forward(self, cluster: Cluster) -> None:
-        """Publishes go to whoever leads."""
-        from nsqha.server.forward_service import ForwardService
-        from nsqha.server.forwarding import Forwarder
-
-        self.publishing.forwarder = Forwarder(
-            self.topics,
-            cluster,
-            cluster.routing_peers,
-            loop=self.loop,
-            budget=self.opener.budget,
-            refusal=self.refuses_publish,
-            wait_seconds=self.options.publish_wait_ns / 1e9,
-            outcome_seconds=self.options.publish_outcome_wait_ns / 1e9,
-        )
-        cluster.forwards = ForwardService(self.topics, cluster, loop=self.loop, refusal=self.refuses_publish)
-
     # ---- start and stop
 
     async def open_topics(self) -> None:
@@ -229,13 +214,14 @@ class Broker:
             for partition in topic.led:
                 await self._close(topic, partition)
         if self.cluster is not None:
+            await self.cluster.routing.drain()
             await self.cluster.replicas.close()
         for connection in list(self.connections.values()):
             connection.close()  # only now: publishes that were under way have had their answers
         self.changes.cancel()
         self.scrubber.close()
-        if self.publishing.forwarder is not None:
-            self.publishing.forwarder.close()
+        if self.cluster is not None:
+            await self.cluster.routing.close()
         await self.cache_writer.close(write=not self.failure)
         self.opener.close()
         if self._clean and not self.failure:
@@ -350,12 +336,17 @@ class Broker:
         for connection in self.connections.values():
             connection.forget_targets()
 
-    def refuses_publish(self) -> str | None:
-        """Why nothing can be published now; None if it can."""
+    def ends(self) -> str | None:
+        """Why this node takes nothing any more; None if it goes on."""
         if self.exiting:
             return "exiting"
-        if self.failure is not None:
-            return f"the disk failed: {self.failure}"
+        return None if self.failure is None else f"the disk failed: {self.failure}"
+
+    def refuses_publish(self) -> str | None:
+        """Why nothing can be stored on this node now; None if it can."""
+        ends = self.ends()
+        if ends is not None:
+            return ends
         if self.disk_refusing:
             return f"disk low: {self.space.free_bytes} bytes free, {self.options.disk_low_bytes} required"
         return None
