@@ -68,6 +68,11 @@ class Receiver:
 
     def on_message(self, message: pb.PushMessage) -> None:
         if message.HasField("hello"):
+            if why := self._stranger(message.hello):
+                # It asks again for as long as a record names the node that it looks for: no news for the log.
+                log.debug("push_refused", "node %016x at %s: %s", message.hello.node_uid, self._stream.peer, why)
+                self._stream.close(why)
+                return
             self._greet(message.hello)
         elif not self.leader:
             raise Unavailable("a stream begins with a hello")
@@ -84,14 +89,18 @@ class Receiver:
             if follower is not None and follower.port is self and follower.epoch == committed.epoch:
                 follower.committed_to(committed.committed)
 
-    def _greet(self, hello: pb.PushHello) -> None:
+    def _stranger(self, hello: pb.PushHello) -> str:
+        """Why this stream is not for us, or not from whom it says; empty: it is welcome."""
         mine = self._replicas.hello()
         if hello.cluster_id != mine.cluster_id:
-            raise Unavailable(f"this node belongs to cluster {mine.cluster_id:016x}, not to {hello.cluster_id:016x}")
+            return f"this node belongs to cluster {mine.cluster_id:016x}, not to {hello.cluster_id:016x}"
         if hello.target_uid != mine.node_uid:
-            raise Unavailable(f"this is node {mine.node_uid:016x}, not {hello.target_uid:016x}")
+            return f"this is node {mine.node_uid:016x}, not {hello.target_uid:016x}"
         if not self._stream.peer.may_be(hello.node_uid, self._replicas.name_of(hello.node_uid)):
-            raise Unavailable(f"{self._stream.peer} may not speak for node {hello.node_uid:016x}")
+            return f"{self._stream.peer} may not speak for node {hello.node_uid:016x}"
+        return ""
+
+    def _greet(self, hello: pb.PushHello) -> None:
         self.leader = hello.node_uid
         self._replicas.stream_found(hello.node_uid)
         self.registration = hello.registration

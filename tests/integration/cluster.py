@@ -25,8 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # members are started by fork and exec
-
 import grpc
 
 from nsqha.cli.log import Folder, folders
