@@ -25,7 +25,7 @@ from .figures import Cell, marks_of
 from .loadgen import LoadError
 from .place import Place, Scale, WrongResult, cores_for
 from .procstat import load_average
-from .servers import IMPLEMENTATIONS, CannotStart, NotForThisSubject, Server, Subject, fresh_server
+from .servers import IMPLEMENTATIONS, CannotStart, NotForThisSubject, Server, Subject, compile_modules, fresh_server
 from .workloads import Workload, tls_flags
 
 
@@ -61,6 +61,7 @@ def run(plan: Plan, workspace: Path, report: Callable[[int, int, Cell], None]) -
     """Run all cells; each is reported as it ends. A cell that fails does not end the run."""
     cells: list[Cell] = []
     todo = steps(plan)
+    compile_modules()
     server_cores, client_cores = cores_for(plan.pinned)
     if client_cores:
         os.sched_setaffinity(0, client_cores)
