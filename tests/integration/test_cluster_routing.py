@@ -1,0 +1,153 @@
+"""Clients with one fixed address on a real cluster: any node takes PUB and SUB for topics that others lead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from nsqha.cli.exits import Exit
+from nsqha.cli.v2client import Publisher, Subscriber
+from tests.integration.cluster import Cluster, pause, posted
+from tests.integration.servers import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+names = count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes and one lookup daemon; every test leaves them running."""
+    with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    cluster.start()
+    name = f"routed-{next(names)}"
+    cluster.create(name, "steady")
+    return name
+
+
+class Reader:
+    """A consumer that finishes what it gets."""
+
+    def __init__(self, node: Any, topic: str, channel: str = "steady", window: int = 50) -> None:
+        self.client = Subscriber(node.tcp, 20, topic, channel, window=window)
+        self.client.wait_at_most(0.05)
+        self.bodies: list[bytes] = []
+
+    def read(self, wanted: int, seconds: float = 20.0) -> set[bytes]:
+        """Until so many different messages have come."""
+        deadline = time.monotonic() + seconds
+        while len(set(self.bodies)) < wanted:
+            assert time.monotonic() < deadline, f"{len(set(self.bodies))} of {wanted} messages came"
+            messages = self.client.messages()
+            self.bodies += [message.body for message in messages]
+            if messages:
+                self.client.answer(messages, None, None)
+        return set(self.bodies)
+
+
+def bodies(first: int, end: int) -> list[bytes]:
+    return [b"%d" % n for n in range(first, end)]
+
+
+def test_a_publisher_and_a_consumer_at_followers(cluster: Cluster, topic: str) -> None:
+    first, second = cluster.followers(topic)
+    reader = Reader(first, topic)
+    publisher = Publisher(second.tcp, 20)
+    publisher.publish(topic, bodies(0, 500))
+    reader.read(500)
+    assert reader.bodies == bodies(0, 500), "in order, each once"
+    leader = cluster.leader(topic)
+    channel = leader.json(f"/stats?format=json&topic={topic}")["topics"][0]["channels"][0]
+    assert channel["in_flight_count"] == 0
+    stats = first.json(f"/stats?format=json&topic={topic}")["topics"][0]["channels"][0]
+    assert stats["client_count"] == 1
+    reader.client.leave()
+    publisher.close()
+
+
+def test_fixed_addresses_survive_the_death_of_the_leader(cluster: Cluster, topic: str) -> None:
+    first, second = cluster.followers(topic)
+    leader = cluster.leader(topic)
+    reader = Reader(first, topic)
+    publisher = Publisher(second.tcp, 20)
+    publisher.publish(topic, bodies(0, 100))
+    reader.read(100)
+    leader.kill()
+    begun = time.monotonic()
+    publisher.publish(topic, bodies(100, 200))
+    assert time.monotonic() - begun < 5
+    assert reader.read(200) == set(bodies(0, 200))
+    publisher.publish(topic, bodies(200, 300))
+    assert reader.read(300) == set(bodies(0, 300))
+    leader.start()
+    cluster.wait_isr(topic, 3)
+    reader.client.leave()
+    publisher.close()
+
+
+def test_a_new_channel_is_known_to_the_leader_when_sub_answers(cluster: Cluster, topic: str) -> None:
+    first, second = cluster.followers(topic)
+    for n in range(5):
+        reader = Reader(first, topic, f"new{n}")
+        publisher = Publisher(second.tcp, 20)
+        publisher.publish(topic, [b"%d" % n])
+        reader.read(1)
+        assert reader.bodies == [b"%d" % n]
+        reader.client.close()
+        publisher.close()
+
+
+def test_channels_are_changed_from_any_node(cluster: Cluster, topic: str) -> None:
+    first, second = cluster.followers(topic)
+    publisher = Publisher(second.tcp, 20)
+    assert posted(first, f"/channel/pause?topic={topic}&channel=steady")
+    reader = Reader(second, topic)
+    publisher.publish(topic, [b"a"])
+    pause(0.5)
+    assert reader.client.messages() == []
+    assert posted(second, f"/channel/unpause?topic={topic}&channel=steady")
+    reader.read(1)
+    assert posted(first, f"/channel/delete?topic={topic}&channel=steady")
+    with pytest.raises(Exit, match="closed the connection"):
+        wait_until(lambda: reader.client.messages(), "never")
+    publisher.close()
+
+
+def test_an_ephemeral_channel_at_a_follower(cluster: Cluster, topic: str) -> None:
+    first, second = cluster.followers(topic)
+    reader = Reader(first, topic, "e#ephemeral")
+    publisher = Publisher(second.tcp, 20)
+    publisher.publish(topic, bodies(0, 10))
+    reader.read(10)
+    reader.client.close()
+
+    def channels() -> set[str]:
+        topics = cluster.leader(topic).json(f"/stats?format=json&topic={topic}")["topics"]
+        return {channel["channel_name"] for channel in topics[0]["channels"]}
+
+    wait_until(lambda: channels() == {"steady"}, "the channel is gone")
+    publisher.close()
+
+
+def test_a_leader_that_stops_hands_over_and_nobody_notices(cluster: Cluster, topic: str) -> None:
+    first, second = cluster.followers(topic)
+    leader = cluster.leader(topic)
+    reader = Reader(first, topic)
+    publisher = Publisher(second.tcp, 20)
+    publisher.publish(topic, bodies(0, 10))
+    leader.stop()
+    publisher.publish(topic, bodies(10, 20))
+    assert reader.read(20) == set(bodies(0, 20))
+    leader.start()
+    cluster.wait_isr(topic, 3)
+    reader.client.leave()
+    publisher.close()
