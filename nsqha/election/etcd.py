@@ -269,8 +269,20 @@ class EtcdStore:
                 return tombstone
         raise _too_many(f"topic {name}")
 
-    def forget_tombstone(self, uid: int) -> None:
-        self._txn([], [delete(self._keys.tombstone(uid))])
+    def forget_tombstone(self, uid: int, *, node: int | None = None) -> None:
+        key = self._keys.tombstone(uid)
+        for _ in range(RETRIES):
+            kv = self._one(key)
+            if kv is None:
+                return
+            tombstone = etcd_keys.record_of(Tombstone, kv)
+            left = rules.without_node(tombstone, node)
+            if left == tombstone:
+                return
+            change = delete(key) if left is None else put(key, encode(left))
+            if self._txn([unchanged(key, kv.mod_revision)], [change]).succeeded:
+                return
+        raise _too_many(f"the tombstone of {uid:016x}")
 
     def raise_epochs(self, *, leader: int | None = None) -> dict[str, Versioned[TopicRecord]]:
         waiting = [(t.record.uid, number, meta) for t in self.topics().values() for number, meta in _partitions(t)]

@@ -25,6 +25,12 @@ def tombstone_of(record: TopicRecord) -> Tombstone:
     return Tombstone(record.name, record.uid, len(partitions), nodes)
 
 
+def without_node(tombstone: Tombstone, node: int | None) -> Tombstone | None:
+    """What is left of a tombstone when this node (None: every node) has no file of the topic any more."""
+    left = () if node is None else tuple(uid for uid in tombstone.nodes if uid != node)
+    return replace(tombstone, nodes=left) if left else None
+
+
 def new_partitions(
     name: str, settings: TopicSettings, partitions: Mapping[int, PartitionMeta] | None
 ) -> Mapping[int, PartitionMeta]:

@@ -43,6 +43,7 @@ from nsqha.election.rules import (
     new_partitions,
     next_epoch,
     tombstone_of,
+    without_node,
 )
 from nsqha.election.session import Lost, Session, StoreIdentity, View
 from nsqha.errors import ConfigError, Conflict, NotFound
@@ -120,8 +121,10 @@ class MetadataStore(Protocol):
     def tombstones(self) -> dict[int, Tombstone]:
         """Deleted topics by uid."""
 
-    def forget_tombstone(self, uid: int) -> None:
-        """No file of this topic is left anywhere; fine if it is gone already."""
+    def forget_tombstone(self, uid: int, *, node: int | None = None) -> None:
+        """No file of this topic is left anywhere; fine if it is gone already.
+
+        `node`: no file is left on that node; the tombstone goes when that is true of every node it names."""
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
         """Store a record that was put together from logs or from another cluster, uid and salt kept.
@@ -317,9 +320,10 @@ class MemoryStore:
         self._commit(Change(self.revision + 1, topics={name: None}, tombstones=buried))
         return tombstone
 
-    def forget_tombstone(self, uid: int) -> None:
-        if uid in self._state.tombstones:
-            self._commit(Change(self.revision + 1, tombstones={uid: None}))
+    def forget_tombstone(self, uid: int, *, node: int | None = None) -> None:
+        tombstone = self._state.tombstones.get(uid)
+        if tombstone is not None and (left := without_node(tombstone, node)) != tombstone:
+            self._commit(Change(self.revision + 1, tombstones={uid: left}))
 
     def raise_epochs(self, *, leader: int | None = None) -> dict[str, Versioned[TopicRecord]]:
         revision = self.revision + 1

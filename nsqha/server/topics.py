@@ -29,6 +29,7 @@ from nsqha.options import Options
 from nsqha.server.changes import Changes
 from nsqha.server.disk import DiskRounds
 from nsqha.server.journalling import JournalWriter
+from nsqha.server.leaders import Administration
 from nsqha.server.metadata import Metadata
 from nsqha.server.opening import PartitionOpener, abandoned_of
 from nsqha.server.partition import Partition
@@ -147,6 +148,8 @@ class Topics(Mapping[str, Topic]):
             await self._disk.run(lambda: self._opener.remove(tombstone.name, tombstone.uid))
             for number in numbers:
                 self._opener.forget_partition((tombstone.uid, number))
+        if self._node_uid in tombstone.nodes:
+            await self._metadata.write(lambda: self._store.forget_tombstone(tombstone.uid, node=self._node_uid))
 
     async def vanished(self, name: str) -> None:
         """The record of an #ephemeral topic is gone."""
@@ -325,8 +328,8 @@ class Topics(Mapping[str, Topic]):
         try:
             if not ids.is_ephemeral(record.name):
                 await self._disk.run(lambda: self._opener.remove(record.name, record.uid))
-            if self.cluster is None:  # else other nodes have files of it
-                await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
+            node = None if self.cluster is None else self._node_uid
+            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid, node=node))
         except (StorageError, OSError) as error:
             log.warning("files_remain", "files of the deleted topic %s are removed later: %s", record.name, error)
 
@@ -336,10 +339,7 @@ class Topics(Mapping[str, Topic]):
 
     async def _empty_topic(self, name: str) -> None:
         async with self._changes.of(name):
-            topic = self.topic(name)
-            for partition in topic.led:
-                partition.cursors.topic_empty()
-            await topic.commit_events()
+            await self._everywhere(self.topic(name), Administration.EMPTY_TOPIC)
 
     async def pause_topic(self, name: str, paused: bool) -> None:
         self.topic(name)
@@ -456,11 +456,7 @@ class Topics(Mapping[str, Topic]):
 
     async def _empty_channel(self, topic: str, channel: str) -> None:
         async with self._changes.of(topic):
-            found = self._existing_channel(topic, channel)
-            for partition in found.led:
-                if channel in partition.cursors.channels:
-                    partition.cursors.empty(channel)
-            await found.commit_events()
+            await self._everywhere(self._existing_channel(topic, channel), Administration.EMPTY_CHANNEL, channel)
 
     async def seek_channel(
         self, topic: str, channel: str, targets: Mapping[int, int | None]
@@ -503,9 +499,8 @@ class Topics(Mapping[str, Topic]):
         async with self._changes.of(topic):
             found = self._existing_channel(topic, channel)
             if ids.is_ephemeral(channel):
-                for partition in found.led:
-                    if channel in partition.cursors.channels:
-                        partition.cursors.channels[channel].paused = paused
+                what = Administration.PAUSE_CHANNEL if paused else Administration.UNPAUSE_CHANNEL
+                await self._everywhere(found, what, channel)
             else:
                 await self._change_channels(found, lambda channels: channels.with_channel_paused(channel, paused))
                 await self._all_follow(found)
@@ -575,3 +570,30 @@ class Topics(Mapping[str, Topic]):
         """Nobody may be left who reads this #ephemeral channel."""
         with suppress(NotFound, Unavailable):  # somebody else deleted it
             await self.delete_channel_if_unused(topic, channel)
+
+    # ---- what is not in the record
+
+    async def _everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
+        """Have it done in every partition, those that are led elsewhere included. Unavailable if not."""
+        await self.carry_out(topic.name, topic.record.uid, what, channel)
+        if self.reconciler is not None:
+            await self.reconciler.others_do(topic, what, channel)
+
+    async def carry_out(self, name: str, uid: int, what: Administration, channel: str) -> list[int]:
+        """Do it in what is led here; the numbers of those partitions. NotFound, Unavailable."""
+        topic = self.of_uid(name, uid)
+        if topic is None:
+            raise NotFound(f"there is no topic {name} any more")
+        led = topic.led
+        for partition in led:
+            cursors = partition.cursors
+            if what == Administration.EMPTY_TOPIC:
+                cursors.topic_empty()
+            elif channel in cursors.channels:
+                if what == Administration.EMPTY_CHANNEL:
+                    cursors.empty(channel)
+                else:
+                    cursors.channels[channel].paused = what == Administration.PAUSE_CHANNEL
+        await topic.commit_events()
+        topic.wake(channel)
+        return [partition.number for partition in led]
