@@ -319,23 +319,21 @@ class SimPool(Executor):
         self._kind = kind
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        self._loop.call_later(
-            self._loop.job_seconds(self._kind), self._loop.in_thread, lambda: fn(*args, **kwargs)
-        )
+        self._loop.call_later(self._loop.job_seconds(self._kind), self._loop.in_thread, lambda: fn(*args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         pass
 
 
 class SimClock:
-    """The clocks of one process; its wall clock may be wrong by `skew_ns`."""
+    """The clocks of one process; its wall clock may be wrong."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, skew_ns: Callable[[], int] = lambda: 0) -> None:
         self._scheduler = scheduler
-        self.skew_ns = 0
+        self._skew_ns = skew_ns
 
     def monotonic(self) -> float:
         return self._scheduler.now
 
     def wall_ns(self) -> int:
-        return WALL_NS + round((self._scheduler.now - START) * 1e9) + self.skew_ns
+        return WALL_NS + round((self._scheduler.now - START) * 1e9) + self._skew_ns()

@@ -267,9 +267,7 @@ class Handle:
         controller: int | None = None,
     ) -> PartitionMeta:
         return self.write(
-            lambda: self.store.replace_partition(
-                name, uid, number, meta, registered=registered, controller=controller
-            )
+            lambda: self.store.replace_partition(name, uid, number, meta, registered=registered, controller=controller)
         )
 
     def fence_partition(self, name: str, uid: int, number: int, version: int) -> PartitionMeta:

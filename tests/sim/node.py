@@ -83,6 +83,7 @@ class Machine:
         self.past: list[NodeLoop] = []
         self.disk_seconds = 0.001
         self.metadata_seconds = 0.001
+        self.skew_ns = 0  # of its wall clock
 
     @property
     def up(self) -> bool:
@@ -123,9 +124,7 @@ class Machine:
 class SimNode(Machine):
     """One broker node."""
 
-    def __init__(
-        self, name: str, net: Network, metadata: SimMetadata, rng: random.Random, options: Options
-    ) -> None:
+    def __init__(self, name: str, net: Network, metadata: SimMetadata, rng: random.Random, options: Options) -> None:
         super().__init__(name, net, metadata, rng)
         self.options = options
         self.storage = MachineStorage(random.Random(rng.getrandbits(64)))
@@ -163,7 +162,7 @@ class SimNode(Machine):
 
     async def _run(self, loop: NodeLoop) -> None:
         rng = random.Random(self.rng.getrandbits(64))
-        clock = SimClock(self.scheduler)
+        clock = SimClock(self.scheduler, lambda: self.skew_ns)
         journal = NodeJournal.open(self.storage, DATA, rng, boot_id=f"{self.name}-{self.boots}")
         self.journal = journal
         handle = self.metadata.handle(loop)
@@ -278,9 +277,7 @@ class SimController(Machine):
 
     shell: ControllerShell | None = None
 
-    def __init__(
-        self, name: str, net: Network, metadata: SimMetadata, rng: random.Random, limits: Limits
-    ) -> None:
+    def __init__(self, name: str, net: Network, metadata: SimMetadata, rng: random.Random, limits: Limits) -> None:
         super().__init__(name, net, metadata, rng)
         self.limits = limits
 
@@ -288,7 +285,11 @@ class SimController(Machine):
         loop = self._new_process()
         handle = self.metadata.handle(loop)
         shell = self.shell = ControllerShell(
-            handle, self.net.peers(self.name), SimClock(self.scheduler), name=self.name, limits=self.limits
+            handle,
+            self.net.peers(self.name),
+            SimClock(self.scheduler, lambda: self.skew_ns),
+            name=self.name,
+            limits=self.limits,
         )
         loop.create_task(shell.start())
 

@@ -1,0 +1,259 @@
+"""Misfortune for a simulated cluster: what happens to it, at the rates that the seed drew, until it is healed.
+
+Each kind comes as a Poisson process of its own, picks whom it hits and for how long, and ends by itself. What would
+make losses legitimate is not done: with sync=always any number of machines may lose power, but only one disk is
+replaced in a run, and nothing is replaced while another member of some ISR is the last with what was acknowledged.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.sim.metadata import Trouble
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import SimCluster
+    from tests.sim.node import Machine, SimNode
+
+DURATIONS = (0.05, 0.3, 1.0, 2.0, 4.0, 7.0)
+
+
+class Misfortune:
+    """All faults of one run."""
+
+    def __init__(self, cluster: SimCluster, rng: random.Random) -> None:
+        self.cluster = cluster
+        self._rng = rng
+        self._over = False
+        self._wiped = False
+        for kind, rate in sorted(cluster.plan.faults.items()):
+            self._next(kind, rate)
+
+    def stop(self) -> None:
+        """Nothing new happens."""
+        self._over = True
+
+    def _next(self, kind: str, rate: float) -> None:
+        self.cluster.world.call_later(self._rng.expovariate(rate), self._strike, kind, rate)
+
+    def _strike(self, kind: str, rate: float) -> None:
+        if self._over:
+            return
+        self._next(kind, rate)
+        strike: Callable[[], str | None] = getattr(self, kind)
+        what = strike()
+        if what is not None:
+            self.cluster.count(kind)
+            self.cluster.note(f"{kind} {what}")
+
+    # ---- whom, how long
+
+    def _node(self) -> SimNode:
+        return self._rng.choice(self.cluster.nodes)
+
+    def _leader(self) -> SimNode | None:
+        leaders = [n for n in self.cluster.nodes if n.joined and n.replicas is not None and n.replicas.leading]
+        return self._rng.choice(leaders) if leaders else None
+
+    def _for_a_while(self, end: Callable[[], None]) -> float:
+        seconds = self._rng.choice(DURATIONS)
+        self.cluster.world.call_later(seconds, self._unless_over, end)
+        return seconds
+
+    def _unless_over(self, end: Callable[[], None]) -> None:
+        if not self._over:
+            end()
+
+    # ---- processes and machines
+
+    def _end(self, node: SimNode | None, *, power: bool = False) -> str | None:
+        if node is None or not node.up:
+            return None
+        node.end("power loss" if power else "killed", power=power)
+        return node.name
+
+    def kill(self) -> str | None:
+        return self._end(self._node())
+
+    def kill_leader(self) -> str | None:
+        return self._end(self._leader())
+
+    def power_loss(self) -> str | None:
+        return self._end(self._node(), power=True)
+
+    def power_loss_all(self) -> str | None:
+        for node in self.cluster.nodes:
+            self._end(node, power=True)
+        return "all nodes"
+
+    def die_writing(self) -> str | None:
+        node = self._node()
+        if not node.up:
+            return None
+        n = self._rng.choice((1, 3, 10, 40))
+        node.storage.crash_after(n)
+        return f"{node.name} at the {n}-th write from now"
+
+    def stop_node(self) -> str | None:
+        node = self._node()
+        if not node.joined or node.frozen:
+            return None
+        loop = node.loop
+
+        async def stop() -> None:
+            await node.stop()
+
+        def ended() -> None:
+            if node.loop is loop and node.up:
+                node.end("stopped")
+
+        def begin() -> None:
+            loop.create_task(stop()).add_done_callback(lambda _: ended())
+
+        loop.call_soon(begin)
+        self.cluster.world.call_later(15.0, ended)
+        return node.name
+
+    def _freeze(self, machine: Machine | None) -> str | None:
+        if machine is None or not machine.up or machine.frozen:
+            return None
+        machine.freeze()
+        loop = machine.loop
+
+        def thaw() -> None:
+            if machine.loop is loop:
+                machine.thaw()
+
+        return f"{machine.name} for {self._for_a_while(thaw)} s"
+
+    def freeze(self) -> str | None:
+        return self._freeze(self._node())
+
+    def freeze_leader(self) -> str | None:
+        return self._freeze(self._leader())
+
+    def controller_kill(self) -> str | None:
+        controller = self._rng.choice(self.cluster.controllers)
+        if not controller.up:
+            return None
+        controller.end()
+        self._for_a_while(lambda: None if controller.up else controller.start())
+        return controller.name
+
+    def controller_freeze(self) -> str | None:
+        return self._freeze(self._rng.choice(self.cluster.controllers))
+
+    def wipe(self) -> str | None:
+        node = self._node()
+        if self._wiped or not node.joined or self._last_of_an_isr(node):
+            return None
+        self._wiped = True
+        node.end("its disk is replaced")
+        node.wipe()
+        return node.name
+
+    def _last_of_an_isr(self, node: SimNode) -> bool:
+        """Whether some partition would have fewer members than its floor promises with its disk."""
+        return any(node.uid in meta.isr and len(meta.isr) < 2 for _, meta in self.cluster.metas())
+
+    def clock(self) -> str | None:
+        node = self._node()
+        node.skew_ns = round(self._rng.uniform(-3600, 3600) * 1e9)
+        return f"{node.name} is {node.skew_ns / 1e9:.0f} s off"
+
+    # ---- network
+
+    def _names(self, *, controllers: bool = True) -> list[str]:
+        machines = self.cluster.machines if controllers else {node.name: node for node in self.cluster.nodes}
+        return sorted(machines)
+
+    def partition(self, *, both: bool = True) -> str | None:
+        a, b = self._rng.sample(self._names(), 2)
+        self.cluster.net.partition(a, b, both=both)
+        seconds = self._for_a_while(lambda: self.cluster.net.heal(a, b))
+        return f"{a} {'<->' if both else '->'} {b} for {seconds} s"
+
+    def partition_one_way(self) -> str | None:
+        return self.partition(both=False)
+
+    def isolate(self) -> str | None:
+        """A node from all others; half of the time from the metadata store too."""
+        net, node = self.cluster.net, self._node()
+        others = [name for name in self._names() if name != node.name]
+        for other in others:
+            net.partition(node.name, other)
+        store_too = self._rng.random() < 0.5
+        if store_too:
+            self.cluster.metadata.reach(node.name, False)
+
+        def heal() -> None:
+            for other in others:
+                net.heal(node.name, other)
+            if store_too:
+                self.cluster.metadata.reach(node.name, True)
+
+        return f"{node.name} for {self._for_a_while(heal)} s{', also from the store' if store_too else ''}"
+
+    def cut(self) -> str | None:
+        a, b = self._rng.sample(self._names(), 2)
+        return f"{a} {b}: {self.cluster.net.cut(a, b)} connections"
+
+    def slow_link(self) -> str | None:
+        a, b = self._rng.sample(self._names(), 2)
+        late = self._rng.choice((0.01, 0.05, 0.3))
+        self.cluster.net.slow(a, b, late)
+        return f"{a} -> {b} by {late} s for {self._for_a_while(lambda: self.cluster.net.slow(a, b, 0.0))} s"
+
+    # ---- disks
+
+    def slow_disk(self) -> str | None:
+        node = self._node()
+        node.disk_seconds = self._rng.choice((0.01, 0.05, 0.5))
+
+        def heal() -> None:
+            node.disk_seconds = 0.001
+
+        return f"{node.name}: {node.disk_seconds} s for {self._for_a_while(heal)} s"
+
+    def disk_full(self) -> str | None:
+        node = self._node()
+        if not node.up:
+            return None
+        storage = node.storage
+        for operation in ("pwrite", "create", "allocate"):
+            storage.fail(operation, code=errno.ENOSPC, times=1 << 30)
+        return f"{node.name} for {self._for_a_while(storage.heal)} s"
+
+    def disk_error(self) -> str | None:
+        node = self._node()
+        if not node.up:
+            return None
+        node.storage.fail("sync", code=errno.EIO)
+        return f"{node.name}: its next sync fails"
+
+    # ---- the metadata store
+
+    def metadata_trouble(self) -> str | None:
+        rng, metadata = self._rng, self.cluster.metadata
+        metadata.trouble = trouble = Trouble(
+            lost_replies=rng.choice((0.0, 0.1, 0.4)),
+            late_writes=rng.choice((0.0, 0.1, 0.4)),
+            refusals=rng.choice((0.0, 0.1, 0.5)),
+            lost_hints=rng.choice((0.0, 0.3, 1.0)),
+            hint_seconds=rng.choice((0.002, 0.1, 1.0)),
+            call_seconds=rng.choice((0.002, 0.05)),
+        )
+
+        def heal() -> None:
+            if metadata.trouble is trouble:
+                metadata.trouble = Trouble()
+
+        return f"{trouble} for {self._for_a_while(heal)} s"
+
+    def metadata_unreachable(self) -> str | None:
+        name = self._rng.choice(self._names())
+        self.cluster.metadata.reach(name, False)
+        return f"for {name} for {self._for_a_while(lambda: self.cluster.metadata.reach(name, True))} s"
