@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
+
+
+class Administration(IntEnum):
+    """What is done to a topic or channel at every leader and is not in the record; as in routing.proto."""
+
+    EMPTY_TOPIC = 1
+    EMPTY_CHANNEL = 2
+    PAUSE_CHANNEL = 3  # an #ephemeral one
+    UNPAUSE_CHANNEL = 4
 
 
 @dataclass(frozen=True, slots=True)

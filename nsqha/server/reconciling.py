@@ -3,21 +3,23 @@
     change: compare-and-set -> logs led here -> Reconcile to the other leaders -> OK
     at each of them: read the record -> append the `channels` event -> commit -> answer
 
-A leader is asked by the partitions that it is thought to lead and says which of them it does lead, so one that was
-replaced meanwhile is found and its successor asked. A partition without a leader (or whose leader has no lease) is not
-waited for: its next leader reads the record before it acknowledges anything. Who can not be reached in time fails the
-change; it stays in the record, so that trying again ends it.
+What is not in the record (empty; pause of an ephemeral channel) goes the same way as an `Administer`.
+
+A leader says which partitions it does lead, so one that was replaced meanwhile is found and its successor asked. A
+partition without a leader (or whose leader has no lease) is not waited for: its next leader reads the record before it
+acknowledges anything. Who can not be reached in time fails the change; it stays in the record, so that trying again
+ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import NotFound, NsqhaError, Unavailable
 from nsqha.pb.v1 import routing_pb2
-from nsqha.server.leaders import Leaders
+from nsqha.server.leaders import Administration, Leaders
 
 if TYPE_CHECKING:
     from nsqha.server.peers import PeerIdentity, Peers, PeerServer
@@ -26,44 +28,74 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 0.05
 
 Follow = Callable[[str, int, int], Awaitable[list[int]]]
+CarryOut = Callable[[str, int, Administration, str], Awaitable[list[int]]]
+Ask = Callable[[str, float], Awaitable[Any]]
 
 
 class Reconciler:
     """Asks the other leaders, and answers them."""
 
     def __init__(
-        self, leaders: Leaders, peers: Peers, *, loop: asyncio.AbstractEventLoop, seconds: float, follow: Follow
+        self,
+        leaders: Leaders,
+        peers: Peers,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        follow: Follow,
+        carry_out: CarryOut,
     ) -> None:
         """`seconds`: for all of them to answer; `follow(topic, uid, version)` brings what is led here in line with a
-        record of at least that version of the channel list, and says which partitions those are."""
+        record of at least that version of the channel list, `carry_out(topic, uid, what, channel)` does what is not in
+        the record; both say for which partitions."""
         self._leaders = leaders
         self._peers = peers
         self._loop = loop
         self._seconds = seconds
         self._follow = follow
+        self._carry_out = carry_out
 
     def register(self, server: PeerServer) -> None:
-        server.on_call("Reconcile", self._answer)
+        server.on_call("Reconcile", self._answer_reconcile)
+        server.on_call("Administer", self._answer_administer)
 
     async def others_follow(self, topic: Topic) -> None:
         """Returns when every leader on another node has the record's channel list in its log. Unavailable."""
-        version = topic.record.channels.version
+        request = routing_pb2.ReconcileRequest(
+            cluster_id=self._leaders.cluster_id,
+            topic=topic.name,
+            topic_uid=topic.record.uid,
+            version=topic.record.channels.version,
+        )
+        await self._ask_all(topic, lambda at, left: self._peers.call(at, "Reconcile", request, timeout=left))
+
+    async def others_do(self, topic: Topic, what: Administration, channel: str = "") -> None:
+        """Returns when every leader on another node has done it. Unavailable."""
+        request = routing_pb2.AdministerRequest(
+            cluster_id=self._leaders.cluster_id,
+            topic=topic.name,
+            topic_uid=topic.record.uid,
+            what=what,  # type: ignore[arg-type]  # the same numbers
+            channel=channel,
+        )
+        await self._ask_all(topic, lambda at, left: self._peers.call(at, "Administer", request, timeout=left))
+
+    async def _ask_all(self, topic: Topic, ask: Ask) -> None:
         deadline = self._loop.time() + self._seconds
         done: set[int] = set()
-        why = ""
+        why = "they lead something else now"
         while waiting := self._waiting(topic, done):
             left = deadline - self._loop.time()
             if left <= 0:
                 numbers = sorted(number for numbers in waiting.values() for number in numbers)
-                raise Unavailable(f"the leaders of partitions {numbers} of {topic.name} do not follow: {why}")
-            asked = [self._ask(address, topic, version, numbers, left) for address, numbers in waiting.items()]
-            for outcome in await asyncio.gather(*asked, return_exceptions=True):
+                raise Unavailable(f"the leaders of partitions {numbers} of {topic.name} did not follow in time: {why}")
+            for outcome in await asyncio.gather(*[ask(at, left) for at in waiting], return_exceptions=True):
                 if isinstance(outcome, NsqhaError):
                     why = str(outcome)
                 elif isinstance(outcome, BaseException):
                     raise outcome
                 else:
-                    done |= outcome
+                    done.update(outcome.partitions)
             if self._waiting(topic, done):
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -78,19 +110,20 @@ class Reconciler:
                 found.setdefault(leader.address, []).append(number)
         return found
 
-    async def _ask(self, address: str, topic: Topic, version: int, numbers: list[int], seconds: float) -> set[int]:
-        request = routing_pb2.ReconcileRequest(
-            cluster_id=self._leaders.cluster_id,
-            topic=topic.name,
-            topic_uid=topic.record.uid,
-            version=version,
-            partitions=numbers,
-        )
-        reply = await self._peers.call(address, "Reconcile", request, timeout=seconds)
-        return set(reply.partitions)
-
-    async def _answer(self, peer: PeerIdentity, request: routing_pb2.ReconcileRequest) -> routing_pb2.ReconcileReply:
-        if request.cluster_id != self._leaders.cluster_id:
-            raise NotFound(f"this node belongs to cluster {self._leaders.cluster_id:016x}")
+    async def _answer_reconcile(
+        self, peer: PeerIdentity, request: routing_pb2.ReconcileRequest
+    ) -> routing_pb2.ReconcileReply:
+        self._check(request.cluster_id)
         numbers = await self._follow(request.topic, request.topic_uid, request.version)
         return routing_pb2.ReconcileReply(partitions=numbers)
+
+    async def _answer_administer(
+        self, peer: PeerIdentity, request: routing_pb2.AdministerRequest
+    ) -> routing_pb2.AdministerReply:
+        self._check(request.cluster_id)
+        numbers = await self._carry_out(request.topic, request.topic_uid, Administration(request.what), request.channel)
+        return routing_pb2.AdministerReply(partitions=numbers)
+
+    def _check(self, cluster_id: int) -> None:
+        if cluster_id != self._leaders.cluster_id:
+            raise NotFound(f"this node belongs to cluster {self._leaders.cluster_id:016x}, not to {cluster_id:016x}")

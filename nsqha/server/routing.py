@@ -47,7 +47,9 @@ class Routing:
         self.forward_service = ForwardService(topics, leaders, loop=loop, refusal=broker.refuses_publish)
         self.relaying = Relaying(topics, leaders, peers, loop=loop, now=broker.now)
         self.relay_service = RelayService(topics, topics, leaders, loop=loop, now=broker.now, spawn=broker.spawn)
-        self.reconciler = Reconciler(leaders, peers, loop=loop, seconds=wait_seconds, follow=topics.follow)
+        self.reconciler = Reconciler(
+            leaders, peers, loop=loop, seconds=wait_seconds, follow=topics.follow, carry_out=topics.carry_out
+        )
         broker.publishing.forwarder = self.forwarder
         broker.subscriptions.relaying = self.relaying
         topics.reconciler = self.reconciler

@@ -116,6 +116,13 @@ def test_channels_are_changed_from_any_node(cluster: Cluster, topic: str) -> Non
     assert reader.client.messages() == []
     assert posted(second, f"/channel/unpause?topic={topic}&channel=steady")
     reader.read(1)
+    reader.client.send(b"RDY 0\n")
+    publisher.publish(topic, [b"b"])
+    assert posted(first, f"/channel/empty?topic={topic}&channel=steady")
+    reader.client.send(b"RDY 10\n")
+    publisher.publish(topic, [b"c"])
+    reader.read(2)
+    assert reader.bodies == [b"a", b"c"]
     assert posted(first, f"/channel/delete?topic={topic}&channel=steady")
     with pytest.raises(Exit, match="closed the connection"):
         wait_until(lambda: reader.client.messages(), "never")

@@ -52,6 +52,29 @@ FORWARD_OUTCOME_REFUSED: ForwardOutcome.ValueType  # 3
 """not stored, and would not be elsewhere"""
 Global___ForwardOutcome: _TypeAlias = ForwardOutcome  # noqa: Y015
 
+class _Administration:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AdministrationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Administration.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ADMINISTRATION_UNSPECIFIED: _Administration.ValueType  # 0
+    ADMINISTRATION_EMPTY_TOPIC: _Administration.ValueType  # 1
+    ADMINISTRATION_EMPTY_CHANNEL: _Administration.ValueType  # 2
+    ADMINISTRATION_PAUSE_CHANNEL: _Administration.ValueType  # 3
+    """an #ephemeral one; others are paused in the record"""
+    ADMINISTRATION_UNPAUSE_CHANNEL: _Administration.ValueType  # 4
+
+class Administration(_Administration, metaclass=_AdministrationEnumTypeWrapper): ...
+
+ADMINISTRATION_UNSPECIFIED: Administration.ValueType  # 0
+ADMINISTRATION_EMPTY_TOPIC: Administration.ValueType  # 1
+ADMINISTRATION_EMPTY_CHANNEL: Administration.ValueType  # 2
+ADMINISTRATION_PAUSE_CHANNEL: Administration.ValueType  # 3
+"""an #ephemeral one; others are paused in the record"""
+ADMINISTRATION_UNPAUSE_CHANNEL: Administration.ValueType  # 4
+Global___Administration: _TypeAlias = Administration  # noqa: Y015
+
 @_typing.final
 class Greeting(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -491,16 +514,11 @@ class ReconcileRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     TOPIC_UID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    PARTITIONS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
     topic: _builtins.str
     topic_uid: _builtins.int
     version: _builtins.int
     """of the channel list: at least this one"""
-    @_builtins.property
-    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """that the asked node is thought to lead"""
-
     def __init__(
         self,
         *,
@@ -508,11 +526,10 @@ class ReconcileRequest(_message.Message):
         topic: _builtins.str = ...,
         topic_uid: _builtins.int = ...,
         version: _builtins.int = ...,
-        partitions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "partitions", b"partitions", "topic", b"topic", "topic_uid", b"topic_uid", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "topic", b"topic", "topic_uid", b"topic_uid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -539,3 +556,56 @@ class ReconcileReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReconcileReply: _TypeAlias = ReconcileReply  # noqa: Y015
+
+@_typing.final
+class AdministerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_UID_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.int
+    topic: _builtins.str
+    topic_uid: _builtins.int
+    what: Global___Administration.ValueType
+    channel: _builtins.str
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        topic_uid: _builtins.int = ...,
+        what: Global___Administration.ValueType = ...,
+        channel: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "cluster_id", b"cluster_id", "topic", b"topic", "topic_uid", b"topic_uid", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdministerRequest: _TypeAlias = AdministerRequest  # noqa: Y015
+
+@_typing.final
+class AdministerReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that it leads, and in whose log it is done"""
+
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdministerReply: _TypeAlias = AdministerReply  # noqa: Y015

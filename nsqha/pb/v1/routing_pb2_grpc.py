@@ -49,6 +49,11 @@ class RoutingStub:
                 request_serializer=nsqha_dot_v1_dot_routing__pb2.ReconcileRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_routing__pb2.ReconcileReply.FromString,
                 _registered_method=True)
+        self.Administer = channel.unary_unary(
+                '/nsqha.v1.Routing/Administer',
+                request_serializer=nsqha_dot_v1_dot_routing__pb2.AdministerRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_routing__pb2.AdministerReply.FromString,
+                _registered_method=True)
 
 
 class RoutingServicer:
@@ -76,6 +81,13 @@ class RoutingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Administer(self, request, context):
+        """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoutingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +105,11 @@ def add_RoutingServicer_to_server(servicer, server):
                     servicer.Reconcile,
                     request_deserializer=nsqha_dot_v1_dot_routing__pb2.ReconcileRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_routing__pb2.ReconcileReply.SerializeToString,
+            ),
+            'Administer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Administer,
+                    request_deserializer=nsqha_dot_v1_dot_routing__pb2.AdministerRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_routing__pb2.AdministerReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +193,33 @@ class Routing:
             '/nsqha.v1.Routing/Reconcile',
             nsqha_dot_v1_dot_routing__pb2.ReconcileRequest.SerializeToString,
             nsqha_dot_v1_dot_routing__pb2.ReconcileReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Administer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Routing/Administer',
+            nsqha_dot_v1_dot_routing__pb2.AdministerRequest.SerializeToString,
+            nsqha_dot_v1_dot_routing__pb2.AdministerReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class RoutingStub:
     """A topic's record has changed: read it and append what follows from it to the logs led here. The answer comes when
     that is committed.
     """
+    Administer: _grpc.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]
+    """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
 
 @_typing.type_check_only
 class RoutingAsyncStub(RoutingStub):
@@ -56,6 +58,8 @@ class RoutingAsyncStub(RoutingStub):
     """A topic's record has changed: read it and append what follows from it to the logs led here. The answer comes when
     that is committed.
     """
+    Administer: _aio.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]  # type: ignore[assignment]
+    """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
 
 class RoutingServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -83,5 +87,13 @@ class RoutingServicer(metaclass=_abc_1.ABCMeta):
         """A topic's record has changed: read it and append what follows from it to the logs led here. The answer comes when
         that is committed.
         """
+
+    @_abc_1.abstractmethod
+    def Administer(
+        self,
+        request: _routing_pb2.AdministerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_routing_pb2.AdministerReply, _abc.Awaitable[_routing_pb2.AdministerReply]]:
+        """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
 
 def add_RoutingServicer_to_server(servicer: RoutingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

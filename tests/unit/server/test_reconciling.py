@@ -1,0 +1,111 @@
+"""A change of a topic is answered when every leader follows, whoever leads by then."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha.errors import NotFound, Unavailable
+from nsqha.pb.v1 import routing_pb2
+from nsqha.server.leaders import Administration
+from nsqha.server.reconciling import Reconciler
+from tests.sim.net import Network
+from tests.unit.server.routing_rig import CLUSTER, TOPIC_UID, FakeLeaders, Nodes
+
+SECONDS = 2.0
+
+
+class FollowNode:
+    """A node that follows when asked, for what it leads."""
+
+    def __init__(self, net: Network, number: int) -> None:
+        self.leaders = FakeLeaders(number)
+        self.peers = net.peers(f"n{number}")
+        self.server = net.server(f"n{number}")
+        self.leads: list[int] = []
+        self.asked: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        loop = asyncio.get_running_loop()
+        self.reconciler = Reconciler(
+            self.leaders, self.peers, loop=loop, seconds=SECONDS, follow=self.follow, carry_out=self.follow
+        )
+        self.reconciler.register(self.server)
+        channels = SimpleNamespace(version=9)
+        self.topic: Any = SimpleNamespace(name="t", record=SimpleNamespace(uid=TOPIC_UID, channels=channels))
+
+    async def follow(self, topic: str, uid: int, *what: Any) -> list[int]:
+        self.asked.append((topic, uid, *what))
+        if self.error is not None:
+            raise self.error
+        return list(self.leads)
+
+    async def stop(self) -> None:
+        await self.peers.close()
+        self.server.close()
+
+
+def nodes_of(count: int) -> Nodes:
+    return Nodes(count, make=FollowNode)
+
+
+def test_every_other_leader_is_asked_once():
+    async def story(nodes: Any) -> None:
+        for number, node in enumerate((1, 2, 3, 2)):
+            nodes.appoint("t", number, node)
+            nodes[node].leads.append(number)
+        nodes.appoint("t", 4, None)
+        await nodes[1].reconciler.others_follow(nodes[1].topic)
+        assert [nodes[n].asked for n in (1, 2, 3)] == [[], [("t", TOPIC_UID, 9)], [("t", TOPIC_UID, 9)]]
+        await nodes[1].reconciler.others_do(nodes[1].topic, Administration.EMPTY_CHANNEL, "c")
+        assert nodes[2].asked[1:] == [("t", TOPIC_UID, Administration.EMPTY_CHANNEL, "c")]
+
+    nodes_of(3).run(story)
+
+
+def test_the_successor_of_a_leader_that_was_replaced_is_asked():
+    async def story(nodes: Any) -> None:
+        nodes.appoint("t", 0, 2)
+        nodes[3].leads.append(0)
+        waiting = asyncio.ensure_future(nodes[1].reconciler.others_follow(nodes[1].topic))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        nodes[1].leaders.appoint("t", 0, 3, 2)
+        await waiting
+        assert len(nodes[3].asked) == 1
+
+    nodes_of(3).run(story)
+
+
+@pytest.mark.parametrize("trouble", ["dead", "refuses", "leads nothing"])
+def test_a_leader_that_does_not_follow_in_time_fails_the_change(trouble: str):
+    async def story(nodes: Any) -> None:
+        nodes.appoint("t", 0, 2)
+        if trouble == "dead":
+            nodes.net.crash("n2")
+        elif trouble == "refuses":
+            nodes[2].error = Unavailable("its epoch has only begun")
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(Unavailable, match=r"leaders of partitions \[0\] of t did not follow in time"):
+            await nodes[1].reconciler.others_follow(nodes[1].topic)
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(SECONDS, abs=0.2)
+
+    nodes_of(2).run(story)
+
+
+def test_another_cluster_is_refused():
+    async def story(nodes: Any) -> None:
+        request = routing_pb2.ReconcileRequest(cluster_id=CLUSTER + 1, topic="t")
+        with pytest.raises(NotFound, match="belongs to cluster"):
+            await nodes[1].peers.call("n2", "Reconcile", request, timeout=1)
+        assert nodes[2].asked == []
+
+    nodes_of(2).run(story)
+
+
+def test_the_deeds_have_the_numbers_of_the_protocol():
+    known = routing_pb2.Administration.items()
+    names = {name.removeprefix("ADMINISTRATION_"): number for name, number in known if number}
+    assert names == {deed.name: deed.value for deed in Administration}
