@@ -226,6 +226,10 @@ class Cluster:
         info = self.store.view().nodes.get(uid)
         return next((node for node in self.nodes if info is not None and node.name == info.name), None)
 
+    def uid(self, member: Member) -> int:
+        """The node uid by which a member is registered; 0: it is not."""
+        return next((uid for uid, info in self.store.view().nodes.items() if info.name == member.name), 0)
+
     def producers(self, topic: str) -> list[int]:
         """TCP ports that /lookup names for the topic."""
         try:
@@ -310,6 +314,19 @@ class Cluster:
             return int(wait_until(level, "level", seconds))
         except AssertionError:
             raise AssertionError(f"the replicas of {topic}/{number} do not meet: {self.ends(topic, number)}") from None
+
+    def check_replicas(self) -> None:
+        """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards."""
+        found = {name: topic.record for name, topic in self.store.topics().items()}
+        ends = {
+            (name, number): self.wait_level(name, replicas=len(meta.replicas), number=number)
+            for name, record in found.items()
+            for number, meta in record.partitions.items()
+        }
+        self.kill_everybody()
+        for (name, number), end in ends.items():
+            differences = self.differences(name, number, end=end)
+            assert not differences, differences
 
     def kill_everybody(self) -> None:
         """No election can follow: what they have on disk can be compared."""

@@ -19,6 +19,7 @@ names = count(1)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+        cluster.check_replicas()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three nodes and two lookup daemons; every test leaves them as it found them."""
     with Cluster.running(tmp_path_factory.mktemp("cluster"), lookupds=2) as cluster:
         yield cluster
+        cluster.check_replicas()
 
 
 @pytest.fixture

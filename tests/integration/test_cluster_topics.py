@@ -1,0 +1,81 @@
+"""Topics of a cluster from their first moment: made anywhere, used at once, deleted everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nsqha.cli.log import folders
+from nsqha.errors import NotFound
+from tests.integration.cluster import Cluster, Member, UnderLoad, posted
+from tests.integration.servers import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+TIMES = 15
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+        cluster.check_replicas()
+
+
+def published(node: Member, topic: str, body: bytes) -> bool:
+    try:
+        node.request(f"/pub?topic={topic}", body)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["where it is made", "at another node"])
+def test_a_new_topic_takes_publishes_at_every_node(cluster: Cluster, first: int) -> None:
+    """Its replicas join within the time that a publish waits, so not even the first one fails."""
+    for n in range(TIMES):
+        name = f"new-{first}-{n}"
+        made = time.monotonic()
+        assert posted(cluster.nodes[0], f"/topic/create?topic={name}")
+        for node in (cluster.nodes[first], *cluster.nodes):
+            assert published(node, name, b"hello"), (name, node)
+        print(f"{name}: four publishes OK'd {time.monotonic() - made:.3f} s after its creation began")
+
+
+def test_the_first_publish_makes_a_topic_at_any_node(cluster: Cluster) -> None:
+    for n in range(TIMES):
+        assert published(cluster.nodes[n % 3], f"unheard-{n}", b"hello")
+    for n in range(TIMES):
+        meta = cluster.wait_isr(f"unheard-{n}", 3)
+        assert cluster.member(meta.leader) is cluster.nodes[n % 3], "who is asked leads"
+
+
+def test_everybody_makes_the_same_topic_at_once(cluster: Cluster) -> None:
+    for n in range(5):
+        name = f"together-{n}"
+        with ThreadPoolExecutor(3) as at_once:
+            outcomes = list(at_once.map(published, cluster.nodes, [name] * 3, [b"hello"] * 3))
+        assert outcomes == [True, True, True], name
+        cluster.wait_isr(name, 3)
+        assert len(cluster.believing_leaders(name)) == 1
+
+
+def test_a_deleted_topic_goes_from_every_node_and_may_come_again(cluster: Cluster) -> None:
+    for n in range(3):
+        cluster.create("come-and-go", "steady", at=cluster.nodes[n])
+        with UnderLoad(cluster, "come-and-go", settle=0.2):
+            pass
+        assert posted(cluster.nodes[(n + 1) % 3], "/topic/delete?topic=come-and-go"), "a node that does not lead"
+        assert cluster.meta("come-and-go") is None
+        for node in cluster.nodes:
+            wait_until(lambda node=node: not has_files(node, "come-and-go"), f"the files go from {node}")  # type: ignore[misc]
+
+
+def has_files(node: Member, topic: str) -> bool:
+    try:
+        return bool(folders(str(node.data), topic, None))
+    except NotFound:
+        return False
