@@ -14,7 +14,7 @@ has not taken, besides the last run; that bounds what waits in the stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from nsqha import ids
@@ -263,14 +263,15 @@ class RelayStream:
                 self._events.append(routing_pb2.RelayEvent(number=number, status=status))
         runs, self._runs = self._runs, {}
         events, self._events = self._events, []
-        reply, size = routing_pb2.RelayReply(), 0
+        reply = routing_pb2.RelayReply()
+        room = MESSAGE_BYTES
         for number, pieces in runs.items():
-            data = b"".join(pieces)
-            if size and size + len(data) > MESSAGE_BYTES:
-                self._stream.send(reply)
-                reply, size = routing_pb2.RelayReply(), 0
-            reply.events.add(number=number, messages=data)
-            size += len(data)
+            for data in joined(pieces, MESSAGE_BYTES):
+                if reply.events and len(data) > room:
+                    self._stream.send(reply)
+                    reply, room = routing_pb2.RelayReply(), MESSAGE_BYTES
+                reply.events.add(number=number, messages=data)
+                room -= len(data)
         reply.events.extend(events)
         if reply.events:
             self._stream.send(reply)
@@ -279,6 +280,20 @@ class RelayStream:
         """Once a second."""
         self._looking.update(self.consumers)
         self._send(figures=True)
+
+
+def joined(pieces: Sequence[Any], bytes_max: int) -> Iterator[bytes]:
+    """The pieces in order, as few as possible of at most `bytes_max`; a larger piece stays alone."""
+    gathered: list[Any] = []
+    size = 0
+    for piece in pieces:
+        if gathered and size + len(piece) > bytes_max:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+        gathered.append(piece)
+        size += len(piece)
+    if gathered:
+        yield b"".join(gathered)
 
 
 class RelayService:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nsqha.server.relay_service import joined
 from tests.unit.server.relay_rig import RelayNodes, until
 
 
@@ -327,3 +328,10 @@ def test_a_stream_is_not_kept_for_nobody():
         await until(lambda: not nodes[2].service.streams)
 
     RelayNodes().run(story)
+
+
+def test_large_runs_are_not_joined_to_messages_that_no_stream_takes():
+    pieces = [b"a" * 400, b"b" * 500, b"c" * 200, b"d" * 5000, b"e"]
+    assert [len(data) for data in joined(pieces, 1000)] == [900, 200, 5000, 1]
+    assert b"".join(joined(pieces, 1000)) == b"".join(pieces)
+    assert list(joined([], 1000)) == []
