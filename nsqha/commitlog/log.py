@@ -46,10 +46,14 @@ class LogLimits:
 
 @dataclass(frozen=True, slots=True)
 class SyncTicket:
-    """What has to reach the disk so that everything below `log_id` is durable."""
+    """What has to reach the disk so that everything below `log_id` is durable.
+
+    It speaks of the log as it was when it was drawn: a cut makes it void, as other batches may take the log ids.
+    """
 
     log_id: int
     files: tuple[File, ...]
+    past: object = None  # of the log that drew it
 
     def run(self) -> None:
         """fdatasync; in any thread. Poisoned if it fails."""
@@ -78,6 +82,7 @@ class PartitionLog(LogReader):
         self.local_durable = local_durable
         self.poisoned: str | None = None
         self._active = pairs[-1]
+        self._past = object()  # another one after each cut
 
     @classmethod
     def create(
@@ -152,11 +157,11 @@ class PartitionLog(LogReader):
         """What to sync so that the log is durable to its present end; None if it is. Asking changes nothing."""
         if self.local_durable >= self.end.log_id:
             return None
-        return SyncTicket(self.end.log_id, (self._active.segment, self._active.commitlog))
+        return SyncTicket(self.end.log_id, (self._active.segment, self._active.commitlog), self._past)
 
     def synced(self, ticket: SyncTicket) -> int:
-        """The ticket has run. The end of what is durable here."""
-        if ticket.log_id > self.local_durable:
+        """The ticket has run. The end of what is durable here; one of before a cut, or of another log, moves nothing."""
+        if ticket.past is self._past and ticket.log_id > self.local_durable:
             self.local_durable = ticket.log_id
         return self.local_durable
 
@@ -262,6 +267,7 @@ class PartitionLog(LogReader):
         assert self.start.log_id <= log_id <= self.end.log_id, f"{log_id} is not in {self}"
         pair = self.pair_of(log_id)
         last = pair.anchor if log_id == pair.first.log_id else self.entry(log_id - 1)
+        self._past = object()
         self._shelf.cut(log_id)
         n = self._pairs.index(pair) + 1
         removed = self._pairs[n:]

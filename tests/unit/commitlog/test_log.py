@@ -86,6 +86,30 @@ def test_a_ticket_covers_what_was_written_before_it_was_drawn() -> None:
     assert log.unsynced() is None
 
 
+def test_a_ticket_of_before_a_cut_says_nothing_of_what_came_after_it() -> None:
+    storage = MemStorage()
+    log = new_log(storage)
+    for n in range(4):
+        add(log, b"old %d" % n)
+    ticket = log.unsynced()
+    assert ticket is not None
+    ticket.run()
+    log.truncate_to(2)
+    for n in range(4):
+        add(log, b"new %d" % n)
+    assert log.synced(ticket) == 1
+    again = log.unsynced()
+    assert again is not None and log.synced(again) == 6
+
+
+def test_a_ticket_of_another_log_says_nothing_of_this_one() -> None:
+    old, new = new_log(MemStorage()), new_log(MemStorage())
+    add(old, b"old")
+    add(new, b"new")
+    ticket = old.unsynced()
+    assert ticket is not None and new.synced(ticket) == 1
+
+
 def test_a_ticket_may_run_while_the_log_rolls_and_drops_its_files() -> None:
     log = new_log(SimStorage())
     add(log, b"a")
