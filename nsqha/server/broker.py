@@ -21,7 +21,7 @@ from nsqha import nsqlog
 from nsqha.clock import Clock, Now
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.store import MetadataStore
-from nsqha.errors import StorageError
+from nsqha.errors import NsqhaError, StorageError
 from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
 from nsqha.server import diskspace
@@ -262,8 +262,14 @@ class Broker:
                 partition.abandon(f"the disk failed: {self.failure}")
         if self.cluster is not None:
             self.cluster.replicas.abandon(f"the disk failed: {self.failure}")
-            self.spawn(self.cluster.update(poisoned=self.failure))
+            self.spawn(self._announce_failure(self.cluster, self.failure))
         self.on_failure(self.failure)
+
+    async def _announce_failure(self, cluster: Cluster, why: str) -> None:
+        try:
+            await cluster.update(poisoned=why)
+        except NsqhaError as error:
+            log.info("not_announced", "the cluster could not be told that the data directory is closed: %s", error)
 
     def _keep_house(self) -> None:
         """Once a second: disk space, overdue publishes, the journal, log start."""
