@@ -161,8 +161,8 @@ class Misfortune:
 
     def clock(self) -> str | None:
         node = self._node()
-        node.skew_ns = round(self._rng.uniform(-3600, 3600) * 1e9)
-        return f"{node.name} is {node.skew_ns / 1e9:.0f} s off"
+        node.skew_ns = round(self._rng.uniform(-20, 20) * 1e9)
+        return f"{node.name} is {node.skew_ns / 1e9:.1f} s off"
 
     # ---- network
 

@@ -180,9 +180,7 @@ class Oracle:
             return
         has = min(log_.local_durable, log_.end.log_id) if self.cluster.sync_always else log_.end.log_id
         if has < committed:
-            self.broken(
-                f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} with {has} of {committed} committed"
-            )
+            self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} and has {has} of {committed}")
             return
         last = committed - 1
         if last >= log_.start.log_id:
