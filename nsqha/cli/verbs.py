@@ -6,6 +6,7 @@ VERBS = {
     "dev": "run a broker, or a whole cluster, on this machine, nothing to configure",
     "broker": "run one node of a cluster",
     "lookupd": "run a lookup daemon; with an etcd also a controller of the cluster",
+    "cluster": "show a cluster; move, empty and balance nodes; elect leaders",
     "topic": "list, show, create, change, pause, empty and delete topics",
     "channel": "list, show, create, pause, empty and delete channels",
     "seek": "move a channel: replay or skip messages",

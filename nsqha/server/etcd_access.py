@@ -12,10 +12,12 @@ from typing import Protocol
 
 from nsqha.clock import Clock
 from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_client import EtcdOptions
+from nsqha.election.etcd_bridge import rpc
+from nsqha.election.etcd_client import EtcdClient, EtcdOptions
+from nsqha.election.etcd_keys import Keys
 from nsqha.election.etcd_view import Trouble
 from nsqha.election.session import StoreIdentity
-from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
+from nsqha.errors import ConfigError, NotFound, OutcomeUnknown, Unavailable
 
 PASSWORD_BYTES_MAX = 4096
 
@@ -65,14 +67,31 @@ def open_store(
     cluster_id: int = 0,
     seen: StoreIdentity = StoreIdentity(0, 0),
     trouble: Trouble = lambda text: None,
+    begin: bool = True,
 ) -> EtcdStore:
-    """The metadata of the cluster; blocks up to a few seconds. As `EtcdStore`, with errors that name the flags."""
+    """The metadata of the cluster; blocks up to a few seconds. As `EtcdStore`, with errors that name the flags.
+
+    Without `begin` a cluster that is not there is not made: NotFound."""
     options = etcd_options(flags)
     try:
+        if not begin:
+            _check_exists(options, flags.cluster_name)
         return EtcdStore(options, flags.cluster_name, clock, rng, cluster_id=cluster_id, seen=seen, trouble=trouble)
     except (Unavailable, OutcomeUnknown) as error:
         where = ", ".join(options.endpoints)
         raise Unavailable(f"etcd at {where} can not be used: {error}; start it, or correct --etcd-endpoint") from None
+
+
+def _check_exists(options: EtcdOptions, name: str) -> None:
+    key = Keys(name).cluster
+    client = EtcdClient(options)
+    try:
+        found = client.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key, keys_only=True))
+    finally:
+        client.close()
+    if not found.kvs:
+        where = ", ".join(options.endpoints)
+        raise NotFound(f"etcd at {where} has no cluster {name}; check --cluster-name, or start a broker to begin it")
 
 
 def _password(path: str) -> str:

@@ -1,0 +1,191 @@
+"""`nsqha cluster`: its verbs talk to etcd, and to nodes if need be.
+
+What takes a while is an intent in etcd, carried out by whichever lookup daemon is controller: the verb may end, or its
+terminal go away, and the work goes on. --wait shows how far it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.cluster_access import add_cluster_tls, add_etcd
+from nsqha.cli.parser import Parser, add_json, add_verb, add_yes, count, topic_and_partition
+from nsqha.cli.parser import name as topic_name
+from nsqha.cli.verbs import VERBS
+
+USUAL = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
+MOVE = '{"topic", "partition", "replicas", "wanted", "joining"}'
+DECOMMISSION = '{"node", "replicas", "leaderships", "moving"}'
+
+
+def add_parser(commands: Any) -> None:
+    noun = add_verb(commands, "cluster", None, help=VERBS["cluster"])
+    verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _add_looks(verbs)
+    _add_changes(verbs)
+
+
+def _add_looks(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "status",
+        lambda args: _shown(args, "status"),
+        help="show whether the cluster is well, and what it is busy with",
+        description="Show whether the cluster is well. Exit status 1: something can not be acknowledged, or there is "
+        "no controller; for monitoring.",
+        examples=("nsqha cluster status", "nsqha cluster status --json"),
+        shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
+        '"partitions", "leaderless", "below_min_isr", "short", "moves", "decommissions", "balance_paused", "healthy"}',
+        statuses=USUAL,
+    )
+    _finish(verb)
+    verb = add_verb(
+        verbs,
+        "nodes",
+        lambda args: _shown(args, "nodes"),
+        help="list the nodes and what they hold",
+        examples=("nsqha cluster nodes", "nsqha cluster nodes --json"),
+        shape='{"name", "uid", "state", "tcp", "http", "grpc", "host", "zone", "version", "replicas", "leaderships"} '
+        "per line",
+        statuses=USUAL,
+    )
+    _finish(verb)
+    verb = add_verb(
+        verbs,
+        "topics",
+        lambda args: _shown(args, "topics"),
+        help="list partitions: leader, in-sync replicas, state",
+        examples=("nsqha cluster topics", "nsqha cluster topics orders --json"),
+        shape='{"topic", "partition", "uid", "state", "leader", "successor", "epoch", "isr", "replicas", "min_isr", '
+        '"sync"} per line',
+        statuses=USUAL,
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=topic_name, nargs="?", help="only this one")
+    _finish(verb)
+
+
+def _add_changes(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "move",
+        lambda args: _change(args, "move"),
+        help="give a partition other replicas",
+        description="Give a partition these replicas, the one that is to lead first. New ones catch up before old ones "
+        "are given up; publishing goes on.",
+        examples=("nsqha cluster move orders/0 node-2,node-3,node-1", "nsqha cluster move orders node-1,node-2 --wait"),
+        shape=MOVE,
+        statuses=USUAL,
+    )
+    _add_partition(verb)
+    verb.add_argument("nodes", metavar="NODE,NODE", help="names or uids, see nsqha cluster nodes")
+    _finish(verb, wait=True)
+
+    verb = add_verb(
+        verbs,
+        "decommission",
+        lambda args: _change(args, "decommission"),
+        help="move everything away from a node, and give it nothing more",
+        description="Move everything away from a node; when it is empty it can be stopped for good. A node that is "
+        "away is named by its uid.",
+        examples=(
+            "nsqha cluster decommission node-3",
+            "nsqha cluster decommission node-3 --undo",
+        ),
+        shape=DECOMMISSION,
+        statuses=USUAL,
+    )
+    verb.add_argument("node", metavar="NODE", help="name or uid")
+    verb.add_argument("--undo", action="store_true", help="let it take replicas again")
+    _finish(verb, wait=True)
+
+    verb = add_verb(
+        verbs,
+        "balance",
+        lambda args: _change(args, "balance"),
+        help="even out how much each node holds",
+        description="Begin the moves that even out how many replicas each node holds. Leaderships go back to the first "
+        "replica of each partition by themselves, unless that is paused.",
+        examples=(
+            "nsqha cluster balance --dry-run",
+            "nsqha cluster balance --limit 2",
+            "nsqha cluster balance --resume",
+        ),
+        shape='{"dry_run", "paused", "transfers", "moves"}',
+        statuses=USUAL,
+    )
+    chosen = verb.add_mutually_exclusive_group()
+    chosen.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    chosen.add_argument("--pause", action="store_true", help="leaderships stay where they are")
+    chosen.add_argument("--resume", action="store_true", help="leaderships go back by themselves again")
+    verb.add_argument("--limit", type=count, default=4, metavar="N", help="at most so many moves (default 4)")
+    _finish(verb)
+
+    verb = add_verb(
+        verbs,
+        "elect",
+        lambda args: _change(args, "elect"),
+        help="hand a partition to another leader; or, at a price, give it one when nobody may lead",
+        description="Hand the leadership of a partition to a member of its in-sync replicas.\n\n"
+        "With --unclean: elect a leader although no in-sync replica can lead. What the others have more is lost, also "
+        "if it was acknowledged. Every replica is asked first, what may be lost is shown, and you are asked.",
+        examples=("nsqha cluster elect orders/0 --node node-2",),
+        shape='{"topic", "partition", "leader", "epoch", "unclean", "answers", "ahead", "unheard", "lossless", "done"}',
+        statuses=(*USUAL, exits.CONFLICT, exits.NOT_ALLOWED, exits.NOT_CONFIRMED),
+    )
+    _add_partition(verb)
+    verb.add_argument("--node", metavar="NODE", help="who is to lead (with --unclean default: the one that has most)")
+    verb.add_argument("--unclean", action="store_true", help="acknowledged messages may be lost")
+    add_yes(verb)
+    add_cluster_tls(verb)
+    _finish(verb, wait=True)
+
+
+def _add_partition(verb: Parser) -> None:
+    verb.add_argument(
+        "topic", metavar="TOPIC/PARTITION", type=topic_and_partition, help="orders/0; orders if it has one"
+    )
+
+
+def _finish(verb: Parser, *, wait: bool = False) -> None:
+    if wait:
+        verb.add_argument("--wait", action="store_true", help="until it is done, and show how far it is")
+    add_json(verb)
+    add_etcd(verb)
+
+
+def _shown(args: argparse.Namespace, what: str) -> int:
+    from nsqha.cli import cluster_show as show
+    from nsqha.cli.cluster_access import look, opened
+    from nsqha.cli.screen import print_json
+
+    with opened(args) as store:
+        picture = look(store, args)
+    if what == "status":
+        shown = show.status(picture)
+        if args.json:
+            print_json(shown)
+        else:
+            show.print_status(shown, picture.etcd)
+        return exits.OK if shown["healthy"] else exits.FAILED
+    if what == "nodes":
+        rows = show.nodes(picture)
+    else:
+        if args.topic is not None:
+            picture.topic(args.topic)
+        rows = show.partitions(picture, args.topic)
+    if args.json:
+        for row in rows:
+            print_json(row)
+    elif what == "nodes":
+        show.print_nodes(rows)
+    else:
+        show.print_partitions(rows)
+    return exits.OK
+
+
+def _change(args: argparse.Namespace, verb: str) -> int:
+    from nsqha.cli import cluster_change
+
+    return cluster_change.VERBS[verb](args)

@@ -1,0 +1,266 @@
+"""How the cluster verbs reach etcd and the nodes, and how people name what is there.
+
+Reads for decisions are linearizable; changes are compare-and-set or intents, so a verb may run next to the controller
+and to other operators. A cluster that does not exist is never begun by looking at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from nsqha.cli import exits
+from nsqha.cli.parser import Parser, did_you_mean, timeout
+from nsqha.clock import SystemClock
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.moves import Intents, read_intents
+from nsqha.election.placement import PartitionName
+from nsqha.election.store import MetadataStore
+
+ETCD_ENDPOINT = "127.0.0.1:2379"
+
+
+def add_etcd(parser: Parser) -> None:
+    """Where the cluster's metadata is."""
+    group = parser.add_argument_group("the cluster")
+    given = os.environ.get("NSQHA_ETCD_ENDPOINT", ETCD_ENDPOINT)
+    group.add_argument(
+        "--etcd-endpoint",
+        metavar="HOST:PORT",
+        action="append",
+        help=f"member of its etcd, may be repeated (default {ETCD_ENDPOINT}, $NSQHA_ETCD_ENDPOINT)",
+    )
+    group.add_argument(
+        "--cluster-name",
+        metavar="NAME",
+        default=os.environ.get("NSQHA_CLUSTER_NAME", "nsqha"),
+        help="default nsqha, $NSQHA_CLUSTER_NAME",
+    )
+    for name, what in (
+        ("etcd-ca", "certificate authority of etcd; with it TLS is used"),
+        ("etcd-cert", "certificate for etcd"),
+        ("etcd-key", "key of --etcd-cert"),
+        ("etcd-user", "user name for etcd"),
+        ("etcd-password-file", "file with the password for etcd"),
+    ):
+        variable = f"NSQHA_{name.upper().replace('-', '_')}"
+        group.add_argument(f"--{name}", metavar="NAME" if name == "etcd-user" else "PATH", help=f"{what} (${variable})")
+        parser.set_defaults(**{name.replace("-", "_"): os.environ.get(variable, "")})
+    parser.set_defaults(etcd_endpoint_default=given)
+
+
+def add_cluster_tls(parser: Parser) -> None:
+    """For verbs that ask the nodes themselves."""
+    group = parser.add_argument_group("nodes that want a certificate")
+    for name, what in (
+        ("cert", "certificate of whoever asks"),
+        ("key", "key of --cluster-tls-cert"),
+        ("ca", "certificate authority of the cluster"),
+    ):
+        variable = f"NSQHA_CLUSTER_TLS_{name.upper()}"
+        default = os.environ.get(variable, "")
+        group.add_argument(f"--cluster-tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
+    parser.add_argument("--timeout", metavar="TIME", type=timeout, default="3s", help="wait so long for a node (3s)")
+
+
+@dataclass(frozen=True)
+class EtcdFlags:
+    """As `nsqha.server.etcd_access` wants them."""
+
+    etcd_endpoints: tuple[str, ...]
+    etcd_ca: str
+    etcd_cert: str
+    etcd_key: str
+    etcd_user: str
+    etcd_password_file: str
+    cluster_name: str
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> EtcdFlags:
+        given = args.etcd_endpoint or [args.etcd_endpoint_default]
+        endpoints = tuple(part.strip() for text in given for part in text.split(",") if part.strip())
+        names = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file", "cluster_name")
+        return cls(endpoints, *(getattr(args, name) for name in names))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything at about the same time."""
+
+    cluster_name: str
+    cluster_id: int
+    etcd: str
+    revision: int
+    topics: Mapping[str, TopicRecord]
+    nodes: Mapping[int, NodeInfo]
+    intents: Intents
+    controller: Controller | None
+
+    @property
+    def metas(self) -> dict[PartitionName, PartitionMeta]:
+        return {
+            PartitionName(name, topic.uid, number): meta
+            for name, topic in sorted(self.topics.items())
+            for number, meta in sorted(topic.partitions.items())
+        }
+
+    @property
+    def away(self) -> list[int]:
+        """Nodes that records name and that are not alive."""
+        named = {uid for meta in self.metas.values() for uid in (*meta.replicas, *meta.isr)}
+        return sorted((named | self.intents.decommissions) - set(self.nodes))
+
+    def settings(self, name: PartitionName) -> TopicSettings:
+        return self.topics[name.topic].settings
+
+    def name(self, uid: int) -> str:
+        """What people call a node; one that is away has left only its uid."""
+        node = self.nodes.get(uid)
+        return f"{uid:016x}" if node is None else node.name or f"{uid:016x}"
+
+    def names(self, uids: Any) -> list[str]:
+        return [self.name(uid) for uid in uids]
+
+    def node(self, text: str, *, alive: bool = True) -> int:
+        """The uid of a node by its name or uid. Exit: there is none."""
+        found = [uid for uid, node in self.nodes.items() if text in (node.name, f"{uid:016x}")]
+        if not alive:
+            found += [uid for uid in self.away if text == f"{uid:016x}"]
+        if len(found) > 1:
+            uids = ", ".join(f"{uid:016x}" for uid in found)
+            raise exits.Exit(exits.USAGE, f"several nodes are called {text}: {uids}; name it by its uid")
+        if found:
+            return found[0]
+        if text in (f"{uid:016x}" for uid in self.away):
+            raise exits.Exit(exits.UNREACHABLE, f"node {text} is away; start it first")
+        names = [node.name for node in self.nodes.values()]
+        raise exits.Exit(
+            exits.NOT_FOUND, f"there is no node {text}{did_you_mean(text, names)}; see nsqha cluster nodes"
+        )
+
+    def topic(self, name: str) -> TopicRecord:
+        """Exit: there is none."""
+        record = self.topics.get(name)
+        if record is None:
+            raise exits.Exit(exits.NOT_FOUND, f"there is no topic {name}{did_you_mean(name, self.topics)}")
+        return record
+
+    def partition(self, topic: str, number: int | None) -> tuple[PartitionName, PartitionMeta]:
+        """Exit: there is none; a topic with several needs its number."""
+        record = self.topic(topic)
+        if number is None and len(record.partitions) > 1:
+            last = len(record.partitions) - 1
+            raise exits.Exit(
+                exits.USAGE, f"topic {topic} has several partitions; name one, {topic}/0 to {topic}/{last}"
+            )
+        meta = record.partitions.get(number or 0)
+        if meta is None:
+            raise exits.Exit(exits.NOT_FOUND, f"topic {topic} has no partition {number}")
+        return PartitionName(topic, record.uid, number or 0), meta
+
+
+@contextmanager
+def opened(args: argparse.Namespace) -> Iterator[MetadataStore]:
+    """The metadata of the cluster that the flags name; it has to exist."""
+    from nsqha.server.etcd_access import open_store
+
+    flags = EtcdFlags.of(args)
+    store = open_store(flags, SystemClock(), random.SystemRandom(), begin=False)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def look(store: MetadataStore, args: argparse.Namespace) -> Picture:
+    """Ask etcd for everything."""
+    flags = EtcdFlags.of(args)
+    topics: Mapping[str, Versioned[TopicRecord]] = store.topics()
+    intents = {name: intent.record for name, intent in store.intents().items()}
+    return Picture(
+        flags.cluster_name,
+        store.cluster().record.cluster_id,
+        ", ".join(flags.etcd_endpoints),
+        store.revision,
+        {name: topic.record for name, topic in topics.items()},
+        store.nodes(),
+        read_intents(intents),
+        store.controller(),
+    )
+
+
+def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -> dict[int, ReplicaReport | str]:
+    """What each replica of a partition says of itself, live; or why it did not."""
+    import grpc
+
+    from nsqha.pb.v1 import replication_pb2 as pb
+    from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
+
+    credentials = _credentials(args)
+    key = pb.PartitionKey(topic_uid=name.uid, partition=name.number)
+    request = pb.StatusRequest(cluster_id=picture.cluster_id, keys=[key])
+    found: dict[int, ReplicaReport | str] = {}
+    calls = {}
+    channels = []
+    try:
+        for uid in picture.metas[name].replicas:
+            node = picture.nodes.get(uid)
+            if node is None:
+                found[uid] = "away"
+                continue
+            options = [("grpc.enable_http_proxy", 0)]
+            if credentials is None:
+                channel = grpc.insecure_channel(node.grpc_address, options=options)
+            else:
+                channel = grpc.secure_channel(node.grpc_address, credentials, options=options)
+            channels.append(channel)
+            calls[uid] = ReplicationStub(channel).Status.future(request, timeout=args.timeout / 1e9)
+        for uid, call in calls.items():
+            try:
+                found[uid] = _report(call.result(), uid)
+            except grpc.RpcError as error:
+                found[uid] = f"no answer: {(error.details() or error.code().name).splitlines()[0]}"
+    finally:
+        for channel in channels:
+            channel.close()
+    return found
+
+
+def _credentials(args: argparse.Namespace) -> Any:
+    files = (args.cluster_tls_cert, args.cluster_tls_key, args.cluster_tls_ca)
+    if not any(files):
+        return None
+    if not all(files):
+        raise exits.Exit(exits.USAGE, "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+    from nsqha.server.peer_grpc import channel_credentials
+    from nsqha.server.tls import load_cluster_tls
+
+    return channel_credentials(load_cluster_tls(*files))
+
+
+def _report(reply: Any, uid: int) -> ReplicaReport | str:
+    from nsqha.pb.v1.replication_pb2 import ROLE_LEADER
+
+    if reply.node_uid != uid:
+        return f"node {reply.node_uid:016x} answers at its address"
+    if not reply.replicas:
+        return f"poisoned: {reply.poisoned}" if reply.poisoned else "does not have this partition"
+    replica = reply.replicas[0]
+    return ReplicaReport(
+        reply.registration,
+        replica.log_uid,
+        replica.last_epoch,
+        replica.end,
+        replica.promise,
+        replica.committed,
+        leading=replica.role == ROLE_LEADER,
+        poisoned=reply.poisoned,
+        cut=replica.cut,
+        corrupt=replica.corrupt,
+    )

@@ -1,0 +1,185 @@
+"""What `nsqha cluster status`, `nodes` and `topics` show, made of one `Picture`; and how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nsqha.cli.cluster_access import Picture
+from nsqha.cli.screen import table
+from nsqha.election.model import PartitionMeta
+from nsqha.election.placement import PartitionName
+from nsqha.election.planner import progress
+
+OK = "ok"
+SHORT = "short"  # fewer in sync than replicas: serves, and is nearer to standing still
+BELOW = "below min_isr"  # serves what it has, acknowledges nothing
+LEADERLESS = "no leader"
+PLACES_SHOWN = 10
+
+
+def state_of(meta: PartitionMeta, picture: Picture) -> str:
+    """How a partition is, as its record says it."""
+    if meta.leader not in picture.nodes:
+        return LEADERLESS
+    alive = sum(uid in picture.nodes for uid in meta.isr)
+    if alive < meta.min_isr:
+        return BELOW
+    return SHORT if alive < len(meta.replicas) else OK
+
+
+def status(picture: Picture) -> dict[str, Any]:
+    """One page about the cluster."""
+    metas = picture.metas
+    states: dict[str, list[str]] = {SHORT: [], BELOW: [], LEADERLESS: []}
+    for name, meta in metas.items():
+        states.setdefault(state_of(meta, picture), []).append(place(name))
+    controller, intents = picture.controller, picture.intents
+    return {
+        "cluster": picture.cluster_name,
+        "cluster_id": f"{picture.cluster_id:016x}",
+        "revision": picture.revision,
+        "controller": {"name": controller.name, "epoch": controller.epoch} if controller else None,
+        "nodes": picture.names(sorted(picture.nodes)),
+        "away": picture.names(picture.away),
+        "partitions": len(metas),
+        "leaderless": states[LEADERLESS],
+        "below_min_isr": states[BELOW],
+        "short": states[SHORT],
+        "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())],
+        "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
+        "balance_paused": intents.balance_paused,
+        "healthy": controller is not None and not states[LEADERLESS] and not states[BELOW],
+    }
+
+
+def place(name: PartitionName) -> str:
+    return f"{name.topic}/{name.number}"
+
+
+def move(name: PartitionName, wanted: Sequence[int], picture: Picture) -> dict[str, Any]:
+    """A change of replicas that is under way."""
+    meta = picture.metas.get(name)
+    return {
+        "topic": name.topic,
+        "partition": name.number,
+        "replicas": picture.names(meta.replicas if meta else ()),
+        "wanted": picture.names(wanted),
+        "joining": picture.names(uid for uid in wanted if meta is None or uid not in meta.isr),
+    }
+
+
+def decommission(uid: int, picture: Picture) -> dict[str, Any]:
+    """How far the emptying of a node is."""
+    return {"node": picture.name(uid), **progress(uid, picture.metas, picture.intents.moves)}
+
+
+def print_status(shown: dict[str, Any], etcd: str) -> None:
+    controller = shown["controller"]
+    print(f"cluster     {shown['cluster']} ({shown['cluster_id']}), etcd {etcd}, revision {shown['revision']:,}")
+    who = f"{controller['name']}, epoch {controller['epoch']}" if controller else "none: start nsqha lookupd"
+    print(f"controller  {who}")
+    away = f"; away: {', '.join(shown['away'])}" if shown["away"] else ""
+    print(f"nodes       {len(shown['nodes'])} alive: {', '.join(shown['nodes']) or 'none'}{away}")
+    print(f"partitions  {shown['partitions']:,}{_troubles(shown)}")
+    for found in shown["moves"]:
+        joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""
+        print(f"moving      {found['topic']}/{found['partition']} to {', '.join(found['wanted'])}{joining}")
+    for found in shown["decommissions"]:
+        left = f"{found['replicas']} replicas, {found['leaderships']} leaderships left"
+        print(f"emptying    {found['node']}: {left if found['replicas'] else 'empty, it can be stopped for good'}")
+    if shown["balance_paused"]:
+        print("balance     paused: leaderships stay where they are")
+
+
+def _troubles(shown: dict[str, Any]) -> str:
+    texts = []
+    for key, what in (
+        ("leaderless", "without leader"),
+        ("below_min_isr", "below min_isr"),
+        ("short", "with fewer in sync than replicas"),
+    ):
+        places = shown[key]
+        if places:
+            more = ", ..." if len(places) > PLACES_SHOWN else ""
+            texts.append(f"\n            {len(places):,} {what}: {', '.join(places[:PLACES_SHOWN])}{more}")
+    return "".join(texts) or ", all in sync on every replica"
+
+
+def nodes(picture: Picture) -> list[dict[str, Any]]:
+    """Those that are alive, and those that records still name."""
+    rows = []
+    for uid in [*sorted(picture.nodes, key=picture.name), *picture.away]:
+        node = picture.nodes.get(uid)
+        held = progress(uid, picture.metas, picture.intents.moves)
+        rows.append(
+            {
+                "name": picture.name(uid),
+                "uid": f"{uid:016x}",
+                "state": node_state(uid, picture),
+                "tcp": node.tcp_address if node else "",
+                "http": node.http_address if node else "",
+                "grpc": node.grpc_address if node else "",
+                "host": node.host if node else "",
+                "zone": node.zone if node else "",
+                "version": node.version if node else "",
+                "replicas": held["replicas"],
+                "leaderships": held["leaderships"],
+            }
+        )
+    return rows
+
+
+def node_state(uid: int, picture: Picture) -> str:
+    node = picture.nodes.get(uid)
+    if node is None:
+        return "away"
+    if node.poisoned:
+        return f"poisoned: {node.poisoned}"
+    if node.leaving:
+        return "leaving"
+    return "decommissioned" if uid in picture.intents.decommissions else OK
+
+
+def print_nodes(rows: Sequence[dict[str, Any]]) -> None:
+    keys = ("name", "uid", "state", "tcp", "grpc", "host", "zone", "replicas", "leaderships")
+    table([key.upper() for key in keys], [[row[key] for key in keys] for row in rows])
+
+
+def partitions(picture: Picture, topic: str | None = None) -> list[dict[str, Any]]:
+    """Every partition, or those of a topic."""
+    return [
+        {
+            "topic": name.topic,
+            "partition": name.number,
+            "uid": f"{name.uid:016x}",
+            "state": state_of(meta, picture),
+            "leader": picture.name(meta.leader) if meta.leader else "",
+            "successor": picture.name(meta.successor) if meta.successor else "",
+            "epoch": meta.epoch,
+            "isr": picture.names(uid for uid in meta.replicas if uid in meta.isr),
+            "replicas": picture.names(meta.replicas),
+            "min_isr": meta.min_isr,
+            "sync": meta.sync or picture.settings(name).sync or "",
+        }
+        for name, meta in picture.metas.items()
+        if topic in (None, name.topic)
+    ]
+
+
+def print_partitions(rows: Sequence[dict[str, Any]]) -> None:
+    table(
+        ("PARTITION", "STATE", "LEADER", "EPOCH", "IN SYNC", "REPLICAS", "MIN_ISR"),
+        [
+            (
+                f"{row['topic']}/{row['partition']}",
+                row["state"],
+                row["leader"],
+                row["epoch"],
+                ", ".join(row["isr"]),
+                ", ".join(row["replicas"]),
+                row["min_isr"],
+            )
+            for row in rows
+        ],
+    )

@@ -1,0 +1,66 @@
+"""An operator's election: who leads a partition when the rules of `nsqha.election.elect` let nobody lead.
+
+The best of the replicas that answered is chosen, in the ISR or not, or the one that the operator names. What it does
+not have is lost to the partition, acknowledged or not; `Unclean` says what is known of that, so that it can be shown
+before anybody decides. The new ISR is that replica alone: the others join it again and cut what they have more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import NodeInfo, PartitionMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Unclean:
+    """A choice, and what it may cost."""
+
+    meta: PartitionMeta  # to be put by compare-and-set, with the registration of its leader
+    unheard: tuple[int, ...]  # members of the ISR that did not answer: they may have acknowledged more
+    ahead: Mapping[int, int]  # replicas that answered and have more: their log end
+    vouched: bool  # the chosen one is a member of the ISR and has the whole log that the record names
+
+    @property
+    def lossless(self) -> bool:
+        """A committed message is on every member of the ISR."""
+        return self.vouched
+
+
+def elect_unclean(
+    meta: PartitionMeta, reports: Mapping[int, ReplicaReport], nodes: Mapping[int, NodeInfo], wanted: int = 0
+) -> Unclean | str:
+    """Choose among `reports`, live answers; or say why nobody can be. `wanted` 0: the one that has most.
+
+    A replica with a range that does not verify is chosen only if it is named."""
+    heard = {
+        uid: report
+        for uid, report in reports.items()
+        if uid in meta.replicas and uid in nodes and report.registration == nodes[uid].registration
+    }
+    leading = heard.get(meta.leader)
+    if leading is not None and leading.leading and leading.promise == meta.epoch:
+        return "its leader is alive and leads"
+    able = {uid: r for uid, r in heard.items() if r.log_uid and not r.poisoned and (not r.corrupt or uid == wanted)}
+    if wanted and wanted not in able:
+        return "that node did not answer, does not have the partition, or its disk is closed"
+    if not able:
+        return "no replica that can lead has answered"
+    uid = wanted or max(able, key=lambda u: (able[u].reach, u in meta.isr, -meta.replicas.index(u)))
+    chosen = able[uid]
+    new = replace(
+        meta,
+        leader=uid,
+        epoch=max([meta.epoch, *(report.promise for report in reports.values())]) + 1,
+        registration=nodes[uid].registration,
+        isr={uid: chosen.log_uid},
+        successor=0,
+    )
+    return Unclean(
+        new,
+        tuple(sorted(member for member in meta.isr if member not in heard)),
+        {other: report.end for other, report in sorted(heard.items()) if report.reach > chosen.reach},
+        meta.isr.get(uid) == chosen.log_uid and not chosen.cut and not chosen.corrupt,
+    )

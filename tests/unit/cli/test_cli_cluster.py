@@ -1,0 +1,186 @@
+"""What the cluster verbs show and refuse, from records alone; and the flags of daemons as verbs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nsqha.cli import build_parser, exits
+from nsqha.cli import cluster_show as show
+from nsqha.cli.cluster_access import Picture
+from nsqha.cli.cluster_change import cost, stays
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
+from nsqha.election.moves import Intents
+from nsqha.election.placement import PartitionName
+from nsqha.election.unclean import Unclean, elect_unclean
+
+A, B, C, GONE = 0xA, 0xB, 0xC, 0xD
+NODES = {uid: NodeInfo(uid, f"node-{uid:x}", registration=10 + uid) for uid in (A, B, C)}
+ORDERS = PartitionName("orders", 7, 0)
+
+
+def picture(*metas: PartitionMeta, intents: Intents | None = None) -> Picture:
+    settings = TopicSettings(partitions=max(1, len(metas)))
+    topic = TopicRecord("orders", 7, 0, settings, partitions=dict(enumerate(metas)))
+    none = Intents({}, frozenset())
+    return Picture("c", 1, "e:1", 5, {"orders": topic}, NODES, intents or none, Controller("l", epoch=3))
+
+
+def meta(isr: tuple[int, ...] = (A, B, C), *, leader: int = A, replicas: tuple[int, ...] = (A, B, C)) -> PartitionMeta:
+    return PartitionMeta(leader, 4, {uid: 100 + uid for uid in isr}, replicas, 2, registration=10 + leader)
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        (meta(), show.OK),
+        (meta((A, B)), show.SHORT),
+        (meta((A,)), show.BELOW),
+        (meta((A, GONE), replicas=(A, B, GONE)), show.BELOW),
+        (meta((GONE, B), leader=GONE), show.LEADERLESS),
+        (meta(leader=0), show.LEADERLESS),
+    ],
+)
+def test_the_state_of_a_partition(record: PartitionMeta, state: str) -> None:
+    assert show.state_of(record, picture(record)) == state
+
+
+def test_a_cluster_is_well_when_everything_can_be_acknowledged() -> None:
+    assert show.status(picture(meta(), meta((A, B))))["healthy"]
+    assert not show.status(picture(meta(), meta((A,))))["healthy"]
+    assert not show.status(replace(picture(meta()), controller=None))["healthy"]
+
+
+def test_a_node_that_is_away_is_shown_by_what_records_say() -> None:
+    shown = picture(meta(replicas=(A, B, GONE)))
+    assert shown.away == [GONE]
+    rows = {row["name"]: row for row in show.nodes(shown)}
+    assert rows[f"{GONE:016x}"]["state"] == "away"
+    assert (rows["node-a"]["replicas"], rows["node-a"]["leaderships"], rows["node-c"]["replicas"]) == (1, 1, 0)
+
+
+def test_nodes_are_named_by_name_or_uid() -> None:
+    shown = picture(meta(replicas=(A, B, GONE)))
+    assert shown.node("node-b") == shown.node(f"{B:016x}") == B
+    assert shown.node(f"{GONE:016x}", alive=False) == GONE
+    with pytest.raises(exits.Exit, match="away") as away:
+        shown.node(f"{GONE:016x}")
+    assert away.value.status == exits.UNREACHABLE
+    with pytest.raises(exits.Exit, match=r"did you mean node-a\?") as unknown:
+        shown.node("node-aa")
+    assert unknown.value.status == exits.NOT_FOUND
+    twins = replace(shown, nodes={**NODES, C: replace(NODES[C], name="node-b")})
+    with pytest.raises(exits.Exit, match="several nodes"):
+        twins.node("node-b")
+
+
+def test_a_topic_with_several_partitions_needs_a_number() -> None:
+    assert picture(meta()).partition("orders", None)[0] == ORDERS
+    with pytest.raises(exits.Exit, match="orders/0 to orders/1"):
+        picture(meta(), meta()).partition("orders", None)
+    with pytest.raises(exits.Exit, match="no partition 5"):
+        picture(meta()).partition("orders", 5)
+
+
+def test_what_no_other_host_can_take_is_said_before_anybody_waits() -> None:
+    assert stays(A, picture(meta())) == ["orders/0"]
+    assert stays(A, picture(meta((A, B), replicas=(A, B)))) == []
+
+
+# ---- unclean election
+
+
+def report(uid: int, end: int, epoch: int = 4, **more: bool) -> ReplicaReport:
+    return replace(ReplicaReport(10 + uid, 100 + uid, epoch, end, promise=4), **more)  # type: ignore[arg-type]
+
+
+def chosen(found: Unclean | str) -> Unclean:
+    assert isinstance(found, Unclean)
+    return found
+
+
+def test_the_replica_with_most_is_elected_in_an_epoch_above_every_promise() -> None:
+    reports = {B: replace(report(B, 50), promise=9), C: report(C, 60, 3)}
+    found = chosen(elect_unclean(meta((GONE,), leader=GONE, replicas=(GONE, B, C)), reports, NODES))
+    assert (found.meta.leader, found.meta.epoch, found.meta.registration) == (B, 10, 10 + B)
+    assert found.meta.isr == {B: 100 + B}
+    assert (found.unheard, found.vouched) == ((GONE,), False)
+
+
+def test_a_member_of_the_isr_with_its_log_loses_nothing() -> None:
+    record = meta((GONE, B), leader=GONE, replicas=(GONE, B, C))
+    found = chosen(elect_unclean(record, {B: report(B, 50), C: report(C, 40)}, NODES))
+    assert found.lossless
+    assert "nothing that was acknowledged is lost" in cost(found, {B: report(B, 50)}, picture(record))[0]
+    for flaw in ({"cut": True}, {"corrupt": True}):
+        assert not chosen(elect_unclean(record, {B: report(B, 50, **flaw)}, NODES, wanted=B)).lossless
+    renewed = {B: replace(report(B, 50), log_uid=1)}
+    assert not chosen(elect_unclean(record, renewed, NODES)).lossless
+
+
+def test_what_others_have_more_is_said() -> None:
+    record = meta((GONE,), leader=GONE, replicas=(GONE, B, C))
+    reports = {B: report(B, 50), C: report(C, 60)}
+    found = chosen(elect_unclean(record, reports, NODES, wanted=B))
+    assert found.ahead == {C: 60}
+    text = "\n".join(cost(found, reports, picture(record)))
+    assert "up to entry 50" in text
+    assert "node-c has 60" in text
+    assert f"{GONE:016x}" in text
+
+
+def test_nobody_is_elected_who_can_not_lead() -> None:
+    record = meta((A, B), replicas=(A, B, C))
+    assert elect_unclean(record, {}, NODES) == "no replica that can lead has answered"
+    leads = {A: report(A, 5, leading=True)}
+    assert elect_unclean(record, leads, NODES) == "its leader is alive and leads"
+    for bad in (
+        replace(report(B, 5), poisoned="disk"),
+        replace(report(B, 5), registration=1),
+        report(B, 5, corrupt=True),
+    ):
+        assert isinstance(elect_unclean(record, {B: bad}, NODES), str)
+    assert isinstance(elect_unclean(record, {B: report(B, 5)}, NODES, wanted=C), str)
+
+
+# ---- daemons as verbs
+
+
+def test_a_daemon_gets_the_words_that_were_given() -> None:
+    words = [
+        "broker",
+        "--etcd-endpoint",
+        "a:1",
+        "--etcd-endpoint=b:2",
+        "--deflate=false",
+        "--snappy",
+        "--retention-bytes",
+        "-1",
+    ]
+    args = build_parser("broker").parse_args(words)
+    assert args.given == [
+        "--etcd-endpoint=a:1",
+        "--etcd-endpoint=b:2",
+        "--deflate=false",
+        "--snappy=true",
+        "--retention-bytes=-1",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["broker", "lookupd"])
+def test_every_flag_of_a_daemon_is_a_flag_of_its_verb(verb: str) -> None:
+    from nsqha.options import LookupdOptions, Options, flags_of
+
+    table = flags_of(Options if verb == "broker" else LookupdOptions)
+    flags = set(build_parser(verb).verbs()[verb].flags())
+    missing = {flag.name for flag in table if f"--{flag.name}" not in flags}
+    assert missing == {"version", "verbose", "worker-id"} & {flag.name for flag in table}
+
+
+def test_a_wrong_flag_of_a_daemon_has_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        build_parser("broker").parse_args(["broker", "--etcd-endpont", "x"])
+    assert refused.value.code == exits.USAGE
+    assert "did you mean --etcd-endpoint?" in capsys.readouterr().err
