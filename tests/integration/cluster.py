@@ -25,6 +25,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # see tests/conftest.py; runs without pytest come here
+
 import grpc
 
 from nsqha.cli.log import Folder, folders
