@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 HOT := nsqha/hot/_hot.pyx
 
-.PHONY: dev install test lint fmt types proto bench crash crash-cluster mutants spec clean
+.PHONY: dev install test lint fmt types proto bench crash crash-cluster jepsen mutants spec clean
 
 dev: install  ## broker and lookup in one process, nothing to configure
 	@$(BIN)/nsqha dev $(ARGS)
@@ -40,6 +40,10 @@ crash: $(VENV)/.dev  ## kill -9 under load, KILLS times (about three seconds eac
 
 crash-cluster: $(VENV)/.dev  ## kill -9 in a cluster, KILLS times (about ten seconds each): failover times, losses; SYNC, SEED
 	@$(BIN)/python -m tests.jepsen.cluster_crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+SECONDS ?= 120
+jepsen: $(VENV)/.dev  ## random faults in a cluster under load, SECONDS long; SYNC, SEED
+	@$(BIN)/python -m tests.jepsen.swarm --seconds $(SECONDS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(VENV)/.dev  ## CPU per message and latencies; ARGS="--peer 'nsqd'", --quick, -k mpub
 	@$(BIN)/python -m benchmarks $(ARGS)

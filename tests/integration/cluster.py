@@ -264,6 +264,16 @@ class Cluster:
         meta: PartitionMeta = wait_until(enough, f"the ISR of {topic}/{number} has {size} members", seconds)
         return meta
 
+    def all_in_sync(self) -> bool:
+        """Whether every ISR is full, under a leader that is registered."""
+        metas = [meta for topic in self.store.topics().values() for meta in topic.record.partitions.values()]
+        return all(len(meta.isr) == len(meta.replicas) and self.member(meta.leader) for meta in metas)
+
+    def named_in_records(self) -> set[int]:
+        """Node uids that have, or should have, a replica."""
+        metas = [meta for topic in self.store.topics().values() for meta in topic.record.partitions.values()]
+        return {uid for meta in metas for uid in (*meta.replicas, *meta.isr)}
+
     def create(self, topic: str, *channels: str, at: Member | None = None, isr: int | None = None) -> None:
         """Make a topic with channels at one node, and wait until its replicas are in sync."""
         node = at or self.nodes[0]

@@ -150,7 +150,8 @@ def run(directory: Path, *, kills: int, seed: int, sync: str, only: str | None) 
     rng = random.Random(f"{seed} killer")
     with Cluster.running(directory, lookupds=2, sync=sync) as cluster:
         cluster.create(TOPIC, "steady", "other")
-        with UnderLoad(cluster, TOPIC, "steady", "other", seed=seed) as load, keeping(load, directory):
+        load = UnderLoad(cluster, TOPIC, "steady", "other", seed=seed)
+        with keeping(load, directory), load:
             killer = Killer(cluster, load, rng)
             for _ in range(kills):
                 killer.once(only or rng.choices(list(VICTIMS), list(VICTIMS.values()))[0])
