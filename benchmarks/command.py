@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scale = replace(scale, seconds=options.seconds)
     names = servers.IMPLEMENTATIONS if options.implementation == "both" else (options.implementation,)
     ours = [servers.our_broker(name, options.server) for name in names]
+    ours += [servers.our_cluster(nodes) for nodes in options.nodes]
     peers = [_peer(text, number) for number, text in enumerate(options.peer)]
     plan = runner.Plan(
         subjects=[*ours, *peers],
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts = [
         verdict
         for subject in ours
-        for verdict in targets.judge(summary, subject.name, relaxed=subject.name == "pure")
+        for verdict in _judged(summary, subject)
         if options.sync == "interval" and (not options.k or verdict.passed is not None)
     ]
     _print(about, cells, [subject.name for subject in ours], [subject.name for subject in peers], verdicts)
@@ -102,11 +103,24 @@ def _print(
             print(f"\nFAILED {cell.workload} {cell.subject} round {cell.round + 1}: {why}")
 
 
+def _judged(summary: targets.Summary, subject: servers.Subject) -> list[Verdict]:
+    if not subject.nodes:
+        return targets.judge(summary, subject.name, relaxed=subject.name == "pure")
+    return targets.judge_cluster(summary, subject.name) if subject.nodes == targets.CLUSTER_NODES else []
+
+
 def _peer(text: str, number: int) -> servers.Subject:
     name, separator, command = text.partition("=>")
     if not separator:
         name, command = "peer" if number == 0 else f"peer{number + 1}", text
     return servers.Subject(name.strip(), command.strip(), ours=False)
+
+
+def _node_counts(text: str) -> list[int]:
+    counts = [int(part) for part in text.split(",")]
+    if any(not 1 <= count <= 15 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text}: 1 to 15 nodes")
+    return counts
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -125,6 +139,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, help="length of a measured window")
     add("--implementation", choices=(*servers.IMPLEMENTATIONS, "both"), default="compiled", help="our hot functions")
     add("--sync", choices=("interval", "always", "none"), default="interval", help="mode of rows that do not name one")
+    add(
+        "--nodes",
+        type=_node_counts,
+        metavar="N,..",
+        default=[],
+        help="clusters of so many nodes, each topic with as many replicas (at most 3), beside the broker that is alone",
+    )
     add(
         "--peer",
         metavar="CMD",

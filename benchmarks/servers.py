@@ -11,6 +11,7 @@ import compileall
 import ctypes
 import http.client
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .client import Address
 from .procstat import ProcessTree
@@ -55,10 +57,13 @@ class Subject:
     name: str
     command: str
     ours: bool = True
+    nodes: int = 0  # of a cluster, each topic with as many replicas; 0: a server that is alone
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self, *, data: Path, tcp: str, http: str, sync: str, flags: Sequence[str]) -> list[str]:
         """The argument list. A daemon that can not sync before it answers has no sync=always cells."""
+        if self.nodes and flags:
+            raise NotForThisSubject("the rows that need flags of their own are for one server")
         if sync == "always" and "{sync" not in self.command:
             raise NotForThisSubject("put {sync_every} into the peer's command to run it with a sync per message")
         template = self.command if "{data}" in self.command else f"{self.command} {NSQD_FLAGS}"
@@ -86,6 +91,20 @@ def our_broker(implementation: str, command: str | None = None) -> Subject:
         name=implementation,
         command=f"{command or shlex.quote(str(installed))} {NSQD_FLAGS} --sync={{sync}}",
         environment={"NSQHA_NO_EXT": "1" if implementation == "pure" else ""},
+    )
+
+
+def our_cluster(nodes: int) -> Subject:
+    """So many of our brokers with etcd and a lookup daemon, as `nsqha dev --nodes` starts them.
+
+    Clients talk to the first node, which leads what they publish to; CPU and memory are those of the brokers together.
+    """
+    installed = Path(sys.executable).parent / "nsqha"
+    ports = " ".join(f"--{name}-port=0" for name in ("tcp", "http", "grpc", "etcd", "lookupd-tcp", "lookupd-http"))
+    return Subject(
+        name=f"{nodes} nodes",
+        command=f"{shlex.quote(str(installed))} dev --json --nodes={nodes} --data-dir={{data}} --sync={{sync}} {ports}",
+        nodes=nodes,
     )
 
 
@@ -136,7 +155,11 @@ class Server:
                 raise CannotStart(f"{arguments[0]}: {error.strerror}") from error
         self.tree = ProcessTree([self._process.pid])
         deadline = begun + START_TIMEOUT_S
-        if ports_known:
+        if self.subject.nodes:
+            nodes = self._nodes(deadline)
+            self.tcp, self.http = _address(nodes[0]["tcp"]), _address(nodes[0]["http"].removeprefix("http://"))
+            self.tree = ProcessTree([node["pid"] for node in nodes])
+        elif ports_known:
             self.tcp, self.http = _address(tcp), _address(web)
         else:
             self.tcp, self.http = self._announced(deadline)
@@ -199,6 +222,15 @@ class Server:
             found = parse_listening(self._log.read_text(errors="replace"))
             if "TCP" in found and "HTTP" in found:
                 return found["TCP"], found["HTTP"]
+            self._still_starting(deadline)
+
+    def _nodes(self, deadline: float) -> list[dict[str, Any]]:
+        """The nodes of a cluster, from the line of JSON that it prints when it serves."""
+        while True:
+            for line in self._log.read_text(errors="replace").splitlines():
+                if line.startswith("{"):
+                    nodes: list[dict[str, Any]] = json.loads(line)["nodes"]
+                    return nodes
             self._still_starting(deadline)
 
     def _still_starting(self, deadline: float) -> None:

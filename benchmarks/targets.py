@@ -25,6 +25,7 @@ class Target:
     unit: str
     scale: float = 1.0  # figure / scale is in `unit`
     relaxed: bool = False  # times PURE_FACTOR for the pure-Python twin
+    at_least: bool = False  # the figure is to be as high, not as low
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,24 @@ TARGETS: tuple[Target, ...] = (
     Target("memory-in-flight", "anonymous_peak_growth_bytes", 100.0, "MB", scale=MB),
     Target("memory-deferred", "anonymous_peak_growth_bytes", 100.0, "MB", scale=MB),
 )
+# Three nodes on one machine of two cores; the CPU of all three.
+CLUSTER_TARGETS: tuple[Target, ...] = (
+    Target("pub-pipelined-100", "cpu_us", 1.5, "us/msg"),
+    Target("pub-pipelined-100", "rate_per_s", 200_000, "msg/s", at_least=True),
+    Target("mpub-100", "cpu_us", 1.0, "us/msg"),
+    Target("mpub-100", "rate_per_s", 400_000, "msg/s", at_least=True),
+    Target("consume", "cpu_us", 0.5, "us/msg"),
+    Target("pub-16x1", "cpu_us", 60.0, "us/msg"),
+    Target("always-pub-pipelined-100", "cpu_us", 3.0, "us/msg"),
+    Target("always-pub-pipelined-100", "rate_per_s", 100_000, "msg/s", at_least=True),
+)
+CLUSTER_NODES = 3
 HELD_WANTED = 1_000_000
+
+
+def judge_cluster(summary: Summary, subject: str) -> list[Verdict]:
+    """The targets of a cluster of `CLUSTER_NODES`."""
+    return [_judge_one(t, summary.get((t.workload, subject), {}), subject, relaxed=False) for t in CLUSTER_TARGETS]
 
 
 def judge(summary: Summary, subject: str, *, relaxed: bool) -> list[Verdict]:
@@ -69,8 +87,9 @@ def _judge_one(target: Target, figures: Mapping[str, Spread], subject: str, rela
     if "held" in figures and figures["held"].median < HELD_WANTED:
         spread = None
     measured = spread.median / target.scale if spread else None
-    passed = None if measured is None else measured <= limit
-    return Verdict(subject, target.workload, target.figure, measured, f"<= {limit:g}", target.unit, passed)
+    passed = None if measured is None else measured >= limit if target.at_least else measured <= limit
+    wanted = f">= {limit:,.0f}" if target.at_least else f"<= {limit:g}"
+    return Verdict(subject, target.workload, target.figure, measured, wanted, target.unit, passed)
 
 
 def _judge_always(summary: Summary, subject: str) -> Verdict:

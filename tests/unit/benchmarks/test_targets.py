@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from benchmarks.figures import Spread
-from benchmarks.targets import TARGETS, Verdict, judge
+from benchmarks.targets import CLUSTER_TARGETS, TARGETS, Verdict, judge, judge_cluster
 from benchmarks.workloads import WORKLOADS, select
 
 
@@ -68,3 +68,11 @@ def test_rows_by_name() -> None:
     assert {each.name for each in select("pub-*x1")} == {"pub-16x1", "pub-200x1", "pub-1x1"}
     assert select(None) == list(WORKLOADS)
     assert select("nothing-of-this-name") == []
+
+
+def test_a_cluster_is_judged_by_its_own_targets_and_rates_have_to_be_high_enough() -> None:
+    verdicts = judge_cluster({("mpub-100", "3 nodes"): figures(cpu_us=0.9, rate_per_s=3e5)}, "3 nodes")
+    assert verdict(verdicts, "mpub-100", "cpu_us").passed is True
+    assert verdict(verdicts, "mpub-100", "rate_per_s").passed is False
+    assert verdict(verdicts, "consume", "cpu_us").passed is None
+    assert {target.workload for target in CLUSTER_TARGETS} <= {workload.name for workload in WORKLOADS}
