@@ -160,7 +160,7 @@ class PartitionLog(LogReader):
         return SyncTicket(self.end.log_id, (self._active.segment, self._active.commitlog), self._past)
 
     def synced(self, ticket: SyncTicket) -> int:
-        """The ticket has run. The end of what is durable here; one of before a cut, or of another log, moves nothing."""
+        """The ticket has run. The end of what is durable here; a ticket of before a cut, or of another log, is void."""
         if ticket.past is self._past and ticket.log_id > self.local_durable:
             self.local_durable = ticket.log_id
         return self.local_durable

@@ -112,8 +112,12 @@ class Follower:
     def left(self, port: Port) -> None:
         """The stream has ended."""
         if self._port is port:
-            self._port = None
-            self._held.clear()
+            self.fence()
+
+    def fence(self) -> None:
+        """Take nothing from anybody until the next `follow`."""
+        self._port = None
+        self._held.clear()
 
     @property
     def port(self) -> Port | None:
@@ -156,10 +160,10 @@ class Follower:
             log_.append_copy(entry, data)
             count += entry.count or 1
             self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
-        if self.sync == "always":
+        assert self._port is not None
+        if self.sync == "always" and log_.unsynced() is not None:
             self._runtime.disk.request(self)
         else:
-            assert self._port is not None
             self._port.ack(self)
             if self.sync == "interval":
                 self._sync_later(count)
@@ -187,6 +191,8 @@ class Follower:
     def caught_up(self) -> None:
         """The leader may push now."""
         self.behind = False
+        if self.sync != "none" and self.log.unsynced() is not None:
+            self._runtime.disk.request(self)  # what was pulled; the leader may wait for nothing else
         self._apply()
 
     def committed_to(self, end: int) -> None:
@@ -333,10 +339,12 @@ class Follower:
 
     async def files_free(self) -> None:
         """End what has the files for itself: catching up is given up, all else is waited for."""
-        while self._exclusive is not None:
+        while (task := self._exclusive) is not None:
             if self._interruptible:
-                self._exclusive.cancel()
-            await asyncio.wait([self._exclusive])
+                task.cancel()
+            await asyncio.wait([task])
+            if self._exclusive is task:  # cancelled before it began, so that nothing of it ever ran
+                self._exclusive = None
 
     async def close(self) -> None:
         """The node stops: sync the log and close it."""

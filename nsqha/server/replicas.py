@@ -23,7 +23,7 @@ from nsqha import ids
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import Entry
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
-from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Unavailable
+from nsqha.errors import AppendFailed, LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
@@ -34,6 +34,7 @@ from nsqha.server.leadership import Leadership
 from nsqha.server.opening import OpenedLog
 from nsqha.server.repair import Repairer
 from nsqha.server.scrub import Replica as Scrubbed
+from nsqha.server.whole import whole
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
@@ -53,6 +54,7 @@ log = Log("replicas")
 Key = tuple[int, int]  # topic uid, partition
 
 CATCH_UP_RETRY_SECONDS = 0.5
+SETTLE_RETRY_SECONDS = 0.5
 
 
 class PartitionRecords:
@@ -72,9 +74,7 @@ class PartitionRecords:
 
     async def fence(self, version: int) -> PartitionMeta:
         store = self._metadata.store
-        return await self._metadata.write(
-            lambda: store.fence_partition(self._name, self._uid, self._number, version)
-        )
+        return await self._metadata.write(lambda: store.fence_partition(self._name, self._uid, self._number, version))
 
     async def read(self) -> PartitionMeta | None:
         topic = await self._metadata.read(lambda: self._metadata.store.topic(self._name))
@@ -139,6 +139,7 @@ class Replicas:
         self._cut: set[Key] = set()  # recovery cut the end: others that have more go first
         self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
         self._locks: dict[Key, asyncio.Lock] = {}
+        self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
         self._repairer = Repairer(
             peers, cluster_id=cluster_id, log_of=self._log_of, others=self._others, mended=self._mended, spawn=spawn
         )
@@ -157,11 +158,16 @@ class Replicas:
     async def close(self) -> None:
         """The node stops. Partitions that are led have been closed by their owner."""
         self.stopping = True
+        for handle in self._again.values():
+            handle.cancel()
         for leadership in list(self.leading.values()):
             leadership.stop()
-        for follower in list(self.followers.values()):
-            await follower.close()
-            self._opener.stage_durable(follower.key, follower.log)
+        for key in list(self._locks):
+            async with self._changing(key):  # a change of role that is under way leaves a log to be closed
+                follower = self.followers.get(key)
+                if follower is not None:
+                    await follower.close()
+                    self._opener.stage_durable(key, follower.log)
 
     def abandon(self, why: str) -> None:
         """The data directory is closed: nothing is acknowledged any more."""
@@ -175,16 +181,31 @@ class Replicas:
     # ---- the record says
 
     async def settle(self, topic: Versioned[TopicRecord]) -> None:
-        """Play the roles that this record gives the node; what fails is tried again with the next record."""
+        """Play the roles that this record gives the node; what fails is tried again."""
         uid = topic.record.uid
         for number, meta in topic.record.partitions.items():
             key = (uid, number)
             if key in self.leading or key in self.followers or self._node in meta.replicas or self._node in meta.isr:
-                try:
-                    async with self._changing(key):
-                        await self._settle(topic, number)
-                except NsqhaError as error:
-                    log.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
+                await self._try_to_settle(topic, number)
+
+    async def _try_to_settle(self, topic: Versioned[TopicRecord], number: int) -> None:
+        key = (topic.record.uid, number)
+        if (handle := self._again.pop(key, None)) is not None:
+            handle.cancel()
+        try:
+            async with self._changing(key):
+                await self._settle(topic, number)
+        except NsqhaError as error:
+            log.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
+        except Exception as error:
+            log.error("role_failed", "%s/%d: trying again", topic.record.name, number, error=error)
+        else:
+            return
+        if not self.stopping and key not in self._again:
+            # The record may stay as it is for ever: an elected leader that could not read it is waited for.
+            self._again[key] = self._loop.call_later(
+                SETTLE_RETRY_SECONDS, lambda: self._spawn(self._try_to_settle(self._records.get(key, topic), number))
+            )
 
     async def _settle(self, topic: Versioned[TopicRecord], number: int) -> None:
         key, meta = (topic.record.uid, number), topic.record.partitions[number]
@@ -278,13 +299,20 @@ class Replicas:
             log.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
             return
         await follower.release()
-        del self.followers[key]
-        if not ids.is_ephemeral(name):  # whose record goes with this process: nobody else ever leads it
-            self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
-            await self._journal_writer.promise()
         state = follower.state
         assert state is not None
         opened = OpenedLog(follower.log, follower.log_uid, state, None)
+        del self.followers[key]
+        if not ids.is_ephemeral(name):  # whose record goes with this process: nobody else ever leads it
+            self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
+            try:
+                await self._journal_writer.promise()
+            except NsqhaError:
+                self._follow(fresh, number, opened, promise=follower.epoch)
+                raise
+        if self._ending():
+            self._follow(fresh, number, opened, promise=meta.epoch)
+            return
         partition = self._opener.partition(fresh.record, number, meta, opened)
         leadership = Leadership(
             partition,
@@ -311,6 +339,10 @@ class Replicas:
         started.add_done_callback(lambda done: done.cancelled() or done.exception())
         leadership.start()
         self._leaders_changed(name)
+
+    def _ending(self) -> bool:
+        """Whether the node stops; asked again after every await."""
+        return self.stopping
 
     def _unfit(self, key: Key, follower: Follower, meta: PartitionMeta) -> str:
         """Why this node can not lead although it was elected; empty: it can."""
@@ -452,11 +484,15 @@ class Replicas:
         if follower.stopped is not None:
             receiver.refused(opened.key, epoch, pb.REFUSAL_FAILED, follower.epoch, follower.stopped)
             return
-        await follower.files_free()
+        # From here on nothing is taken from an earlier leader, nor from an earlier stream of this one.
+        follower.fence()
         if isinstance(decision, PromiseNeeded):
             self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+        if isinstance(decision, PromiseNeeded) or self._journal.dirty:
+            # Also if it is only staged: the write of an earlier attempt may have failed.
             await self._journal_writer.promise()
-        if receiver.ended():
+        await follower.files_free()  # the last wait: housekeeping takes them too
+        if receiver.ended() or follower.closed:
             return
         follower.follow(receiver, epoch)
         receiver.followed_by(follower)
@@ -504,7 +540,11 @@ class Replicas:
                     log.warning("refetching", "%s: from log id %d on, which is damaged", follower.log.directory, bad)
                     await self.cut(follower, bad)
                     follower.forget_pending()
+                if self._journal.dirty:
+                    await self._journal_writer.promise()  # of a cut that is done, before anything is appended again
                 await CatchUp(follower, receiver, self, self._caller(leader.grpc_address), self._cluster_id).run()
+            except Poisoned:
+                raise  # nothing is tried twice on such a disk
             except (NsqhaError, ValueError) as error:
                 log.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
                 await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
@@ -519,15 +559,28 @@ class Replicas:
 
     # ---- catch-up: what it does to files (`catchup.Files`)
 
+    # Whole: a step without the next leaves an intent that the next start carries out on batches that were
+    # acknowledged since, or files that the log does not know of.
+
     async def cut(self, follower: Follower, log_id: int) -> None:
+        await whole(self._cut_log(follower, log_id))
+
+    async def _cut_log(self, follower: Follower, log_id: int) -> None:
         self._journal.stage_cut(follower.key, follower.log.cut_intent(log_id))
-        await self._journal_writer.promise()
+        try:
+            await self._journal_writer.promise()
+        except AppendFailed:
+            self._journal.stage_cut_done(follower.key)  # a full disk; nothing was cut, and perhaps nothing ever is
+            raise
         # On the loop: readers of other partitions share the cache that is cut too. Two fsyncs, and seldom.
         follower.log.truncate_to(log_id)
         self._journal.stage_cut_done(follower.key)
         await self._journal_writer.promise()
 
     async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
+        await whole(self._begin_anew(follower, anchor))
+
+    async def _begin_anew(self, follower: Follower, anchor: Entry) -> None:
         key, record = follower.key, self._records[follower.key].record
         follower.log.close()
         self._opener.cursor_cache.forget(key)
@@ -539,6 +592,9 @@ class Replicas:
         follower.restart_with(log_, log_uid, None)
 
     async def roll(self, follower: Follower) -> None:
+        await whole(self._roll(follower))
+
+    async def _roll(self, follower: Follower) -> None:
         follower.log.use(await self._disk.run(follower.log.next_pair))
 
     def reload(self, follower: Follower) -> None:
@@ -554,9 +610,7 @@ class Replicas:
     async def status(self, peer: PeerIdentity, request: pb.StatusRequest) -> pb.StatusReply:
         """What this node has of some partitions, or of all."""
         self._check_cluster(request.cluster_id)
-        reply = pb.StatusReply(
-            node_uid=self._node, registration=self.registration, poisoned=self._journal.poisoned
-        )
+        reply = pb.StatusReply(node_uid=self._node, registration=self.registration, poisoned=self._journal.poisoned)
         keys = [(key.topic_uid, key.partition) for key in request.keys] or [*self.leading, *self.followers]
         for key in keys:
             if (leadership := self.leading.get(key)) is not None:
@@ -589,9 +643,7 @@ class Replicas:
         """Where an epoch ends in the log of a partition that is led here."""
         leadership = self._led(request.cluster_id, request.key, request.epoch)
         found = copying.epoch_end(leadership.log, request.asked_epoch)
-        return pb.EpochEndReply(
-            epoch=found.epoch, end=found.end, chain=found.chain, start=leadership.log.start.log_id
-        )
+        return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=leadership.log.start.log_id)
 
     async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
         """Batches of a partition that is led here."""

@@ -1,0 +1,378 @@
+"""The replicas of one node over a journal and files in memory, on a loop whose time jumps; metadata and leaders are
+the test's.
+
+    rig = ReplicaRig()
+    await rig.settle(rig.record(isr={A: 5}, replicas=(A, NODE)))      what the watch brings
+    leader = rig.leader(A)                                            a stream of node A
+    answer = await leader.open(epoch=2)                               -> Opened or Refused
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from nsqha import hot
+from nsqha.clock import ManualClock
+from nsqha.commitlog.entry import Entry
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog, SyncTicket
+from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.storage import MemStorage, Storage
+from nsqha.cursor.lmdb_cache import LmdbCache
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.errors import Unavailable
+from nsqha.options import Options
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.follower import Follower
+from nsqha.server.journalling import JournalWriter
+from nsqha.server.opening import PartitionOpener
+from nsqha.server.peers import PeerIdentity
+from nsqha.server.replicas import Replicas
+from tests.unit.server.peer_rig import VirtualLoop
+
+UID = 0x51
+CLUSTER = 9
+KEY = (UID, 0)
+WIRE_KEY = pb.PartitionKey(topic_uid=UID, partition=0)
+A, B = 101, 102  # other nodes
+REGISTRATION = 40
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """A test's coroutine, on a loop of its own."""
+
+    async def main() -> None:
+        await scenario()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+async def pause(seconds: float = 0.05) -> None:
+    """Let everybody do what there is to do."""
+    await asyncio.sleep(seconds)
+
+
+class LoopDisk:
+    """Jobs one after the other, each a millisecond; `gate` holds those that come."""
+
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._lock = asyncio.Lock()
+        self.rounds_held = False
+        self.wanting: dict[Any, None] = {}
+        self.under_way: list[tuple[Any, SyncTicket]] = []
+
+    async def run(self, job: Callable[[], Any]) -> Any:
+        return await asyncio.shield(asyncio.ensure_future(self._run(job)))
+
+    async def _run(self, job: Callable[[], Any]) -> Any:
+        async with self._lock:
+            await self.gate.wait()
+            await asyncio.sleep(0.001)
+            return job()
+
+    def request(self, partition: Any, *, patient: bool = False) -> None:
+        self.wanting[partition] = None
+        if not self.rounds_held:
+            asyncio.get_running_loop().call_later(0.001, self.round)
+
+    def begin(self) -> None:
+        """Tickets are taken and run; nobody has been told."""
+        wanting, self.wanting = self.wanting, {}
+        self.under_way = [(p, t) for p in wanting if (t := p.sync_ticket()) is not None]
+        for _, ticket in self.under_way:
+            ticket.run()
+
+    def end(self) -> None:
+        ended, self.under_way = self.under_way, []
+        for partition, ticket in ended:
+            partition.synced(ticket)
+
+    def round(self) -> None:
+        self.begin()
+        self.end()
+
+
+class Store:
+    """One topic's record, as etcd has it."""
+
+    def __init__(self) -> None:
+        self.record: Versioned[TopicRecord] | None = None
+        self.down = False
+        self.revision = 1
+        self.reads = 0
+
+    def topic(self, name: str) -> Versioned[TopicRecord] | None:
+        self.reads += 1
+        if self.down:
+            raise Unavailable("etcd is away")
+        return self.record if self.record is not None and self.record.record.name == name else None
+
+
+class FakeMetadata:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def read(self, read: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0.001)
+        return read()
+
+    write = read
+
+
+class FakeTopic:
+    def __init__(self) -> None:
+        self.led: list[Any] = []
+
+    def add_led(self, partition: Any) -> None:
+        self.led.append(partition)
+
+    def remove_led(self, partition: Any, why: str) -> None:
+        self.led.remove(partition)
+
+
+class FakePeers:
+    """The leader's answers to EpochEnd and Fetch are those of `serves`."""
+
+    def __init__(self) -> None:
+        self.serves: Any = None
+        self.calls: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def call(self, address: str, method: str, request: Any, *, timeout: float) -> Any:
+        self.calls.append(method)
+        await asyncio.sleep(0.001)
+        await self.gate.wait()
+        if self.serves is None:
+            raise Unavailable("nobody there")
+        return self.serves(method, request)
+
+    def stream(self, address: str, method: str, handler: Any) -> Any:
+        raise AssertionError("no streams here")
+
+
+class FakeLinks:
+    def __init__(self) -> None:
+        self.added: list[int] = []
+
+    def add(self, leader: Any, node: int, address: str) -> Any:
+        self.added.append(node)
+        return FakePushed()
+
+    def moved(self, node: int, address: str) -> None:
+        pass
+
+
+class FakePushed:
+    def wake(self) -> None: ...
+    def committed(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class LeaderStream:
+    """A stream that another node opened to us, and what it was answered."""
+
+    def __init__(self, rig: ReplicaRig, node: int) -> None:
+        self.rig = rig
+        self.node = node
+        self.peer = PeerIdentity("somewhere")
+        self.pending = 0
+        self.replies: list[pb.PushReply] = []
+        self.receiver = rig.replicas.receive(self)
+        hello = pb.PushHello(cluster_id=CLUSTER, node_uid=node, registration=7, target_uid=rig.node)
+        self.receiver.on_message(pb.PushMessage(hello=hello))
+
+    def send(self, message: pb.PushReply) -> None:
+        copy = pb.PushReply()
+        copy.CopyFrom(message)
+        self.replies.append(copy)
+
+    def close(self, why: str = "") -> None:
+        self.receiver.on_closed(why)
+
+    def ask(self, epoch: int, log_: PartitionLog, start: int | None = None) -> None:
+        """Open with what a leader whose log this is says."""
+        at = log_.end.log_id if start is None else start
+        message = pb.PushMessage()
+        message.opens.add(
+            key=WIRE_KEY, topic="t", epoch=epoch, start=at, chain=log_.entry_before(at).chain, first=log_.start.log_id
+        )
+        self.receiver.on_message(message)
+
+    async def open(self, epoch: int, log_: PartitionLog, start: int | None = None) -> Any:
+        """Ask, and wait for the answer."""
+        self.take()
+        self.ask(epoch, log_, start)
+        for _ in range(1000):
+            await asyncio.sleep(0.005)
+            for answer in [*self.opened, *self.refused]:
+                return answer
+        raise AssertionError("no answer")
+
+    def push(self, epoch: int, log_: PartitionLog, first: int, end: int | None = None, committed: int = 0) -> None:
+        from nsqha.commitlog.copying import read_run
+
+        batch = read_run(log_, first, end or log_.end.log_id, 1 << 30)
+        message = pb.PushMessage()
+        message.appends.add(key=WIRE_KEY, epoch=epoch, entries=batch.entries, data=batch.data, committed=committed)
+        self.receiver.on_message(message)
+
+    def take(self) -> list[pb.PushReply]:
+        taken, self.replies = self.replies, []
+        return taken
+
+    @property
+    def opened(self) -> list[Any]:
+        return [opened for reply in self.replies for opened in reply.opened]
+
+    @property
+    def refused(self) -> list[Any]:
+        return [refused for reply in self.replies for refused in reply.refused]
+
+    @property
+    def acks(self) -> list[Any]:
+        return [ack for reply in self.replies for ack in reply.acks]
+
+
+class ReplicaRig:
+    """One node's replicas."""
+
+    def __init__(self, storage: Any = None, *, sync: str = "always") -> None:
+        loop = asyncio.get_running_loop()
+        self.rng = random.Random(4)
+        self.storage: Any = storage or MemStorage()
+        self.failures: list[BaseException] = []
+        self.disk = LoopDisk()
+        self.journal = NodeJournal.open(self.storage, "data", self.rng, boot_id="boot")
+        self.node = self.journal.identity.node_uid
+        self.writer = JournalWriter(self.journal, self.disk, self.failures.append)  # type: ignore[arg-type]
+        self.store = Store()
+        self.peers = FakePeers()
+        self.links = FakeLinks()
+        self.topic = FakeTopic()
+        self.nodes = {node: NodeInfo(node, grpc_address=f"n{node}") for node in (A, B)}
+        self.opener = PartitionOpener(
+            Options(data_path="data", sync=sync),
+            loop=loop,
+            clock=ManualClock(),
+            disk=self.disk,  # type: ignore[arg-type]
+            journal=self.journal,
+            rng=self.rng,
+            fail=self.failures.append,
+            storage=self.storage,
+            cursor_cache=LmdbCache("", None),
+        )
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.errors: list[BaseException] = []
+        self.lost: list[int] = []
+        self.replicas = Replicas(
+            loop=loop,
+            clock=ManualClock(),
+            node=self.node,
+            cluster_id=CLUSTER,
+            journal=self.journal,
+            journal_writer=self.writer,
+            metadata=cast(Any, FakeMetadata(self.store)),
+            opener=self.opener,
+            disk=cast(Any, self.disk),
+            peers=cast(Any, self.peers),
+            links=cast(Any, self.links),
+            nodes=lambda: self.nodes,
+            topic_of=lambda name, uid: cast(Any, self.topic),
+            leaders_changed=lambda name: None,
+            stream_lost=self.lost.append,
+            stream_found=lambda node: None,
+            spawn=self.spawn,
+            on_failure=self.failures.append,
+            sync_every=2500,
+            sync_seconds=2.0,
+        )
+        self.replicas.registered(REGISTRATION)
+        self.version = 0
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self.tasks.discard(done)
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self.errors.append(error)
+
+        task.add_done_callback(ended)
+
+    def record(self, **meta: Any) -> Versioned[TopicRecord]:
+        """The next version of the topic's record; what etcd has from now on."""
+        self.version += 1
+        meta.setdefault("replicas", (A, B, self.node))
+        meta.setdefault("min_isr", 2)
+        partition = PartitionMeta(version=self.version, **meta)
+        record = TopicRecord("t", UID, 3, TopicSettings(), partitions={0: partition})
+        self.store.record = Versioned(record, self.version)
+        return self.store.record
+
+    async def settle(self, record: Versioned[TopicRecord]) -> None:
+        await self.replicas.settle(record)
+
+    def leader(self, node: int) -> LeaderStream:
+        return LeaderStream(self, node)
+
+    @property
+    def follower(self) -> Follower:
+        return self.replicas.followers[KEY]
+
+
+def log_of(*epochs: int, storage: Storage | None = None, limits: LogLimits | None = None) -> PartitionLog:
+    """A leader's log: one batch of one message for each epoch that is named."""
+    log_ = PartitionLog.create(
+        storage or MemStorage(), "leader/0", LogIdentity(UID, 0), cache=BatchCache(), limits=limits
+    )
+    for epoch in epochs:
+        add(log_, epoch, b"m")
+    return log_
+
+
+def add(log_: PartitionLog, epoch: int, *bodies: bytes, durable: int = 0) -> Entry:
+    """One batch more."""
+    data = bytearray(b"".join(map(hot.frame, bodies)))
+    timestamp_ns = log_.next_timestamp(1000 * log_.end.log_id)
+    hot.stamp(data, 0, (3 << 30) + log_.end.offset, timestamp_ns)
+    return log_.append(data, count=len(bodies), flags=0, timestamp_ns=timestamp_ns, epoch=epoch, durable=durable)
+
+
+def copy_of(log_: PartitionLog, end: int) -> PartitionLog:
+    """Another log that has the same batches below `end`."""
+    copy = log_of()
+    for entry in log_.entries(1, end):
+        copy.append_copy(entry, log_.read(entry))
+    return copy
+
+
+def serving(log_: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str, Any], Any]:
+    """What a leader with this log answers."""
+    from nsqha.commitlog import copying
+
+    def answer(method: str, request: Any) -> Any:
+        if request.epoch != epoch:
+            raise Unavailable(f"not leading in epoch {request.epoch}")
+        if method == "EpochEnd":
+            found = copying.epoch_end(log_, request.asked_epoch)
+            return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=log_.start.log_id)
+        if request.first < log_.start.log_id:
+            anchor = log_.entry_before(log_.start.log_id)
+            return pb.FetchReply(committed=committed, end=log_.end.log_id, anchor=anchor.encode())
+        if request.first >= log_.end.log_id:
+            return pb.FetchReply(committed=committed, end=log_.end.log_id)
+        batch = copying.read_run(log_, request.first, log_.end.log_id, request.max_bytes)
+        return pb.FetchReply(entries=batch.entries, data=batch.data, committed=committed, end=log_.end.log_id)
+
+    return answer
