@@ -54,16 +54,19 @@ class Member(Node):
 
     def __init__(self, directory: Path, name: str, etcd: str, *, sync: str, flags: Sequence[str]) -> None:
         self.name = name
-        self.grpc_port = free_port()
         own = [
-            f"--grpc-address={self.grpc}",
             f"--etcd-endpoint={etcd}",
             f"--cluster-name={CLUSTER_NAME}",
             f"--node-name={name}",
             "--broadcast-address=127.0.0.1",
             f"--lease-ttl={LEASE_SECONDS:.0f}s",
         ]
-        super().__init__(directory, sync=sync, flags=[*own, *flags])
+        super().__init__(directory, sync=sync, flags=[*own, *flags, ""])  # the last is for the gRPC port
+
+    def draw_ports(self) -> None:
+        super().draw_ports()
+        self.grpc_port = free_port()
+        self.flags[-1] = f"--grpc-address={self.grpc}"
 
     @property
     def grpc(self) -> str:
@@ -157,7 +160,16 @@ class Cluster:
         for daemon in self.daemons:
             if daemon._process is None:
                 daemon.spawn()
-        self.wait_listening(self.daemons)
+        for daemon in self.daemons:
+            try:
+                self.wait_listening([daemon])
+            except CannotStart:
+                # Between drawing a port and using it others may take it; nobody knows the first one yet.
+                if daemon.starts > 1 or "Address already in use" not in daemon.log():
+                    raise
+                daemon.kill()
+                daemon.draw_ports()
+                daemon.start()
         self.wait_registered(len(self.nodes))
 
     def wait_listening(self, daemons: Iterable[Daemon]) -> None:

@@ -66,10 +66,14 @@ class Daemon:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.flags = list(flags)
-        self.tcp_port = free_port()
-        self.http_port = free_port()
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self.draw_ports()
+
+    def draw_ports(self) -> None:
+        """Ports for life; others if one turned out to be taken before anybody knew it."""
+        self.tcp_port = free_port()
+        self.http_port = free_port()
 
     @property
     def tcp(self) -> str:
