@@ -5,8 +5,11 @@ The cluster of a test takes about three seconds to start, so tests that leave it
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +21,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.devnode import ANY_PORTS, BIN, die_with_parent
+from nsqha.cli import build_parser
+from tests.integration.devnode import ANY_PORTS, BIN, DevNode, die_with_parent
+from tests.integration.test_cli import keys_of
 
 NODES = 3
 PORTS = [*ANY_PORTS, "--etcd-port=0"]
@@ -211,3 +216,185 @@ def test_flags_of_a_cluster_are_refused_without_one(tmp_path: Path, flag: str) -
     done = subprocess.run([str(BIN / "nsqha"), "dev", flag], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "needs --nodes 2 or more" in done.stderr
+
+
+# ---- the verbs of a cluster
+
+
+def nsqha(cluster: DevCluster, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BIN / "nsqha"), *words], env=environment(cluster), capture_output=True, text=True, timeout=120
+    )
+
+
+def environment(cluster: DevCluster) -> dict[str, str]:
+    first, etcd = cluster.nodes[0], cluster.description["etcd"]["endpoint"]
+    return os.environ | {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "NSQHA_ETCD_ENDPOINT": etcd,
+        "NSQHA_TCP_ADDRESS": first["tcp"],
+        "NSQHA_GRPC_ADDRESS": first["grpc"],
+    }
+
+
+def partition(cluster: DevCluster, topic: str) -> dict[str, Any]:
+    done = nsqha(cluster, "cluster", "topics", topic, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+CLUSTER_VERBS = build_parser("cluster").verbs()["cluster"].verbs()
+CLUSTER_EXAMPLES = [example for name, verb in CLUSTER_VERBS.items() for example in verb.examples if name != "import"]
+
+
+@pytest.mark.parametrize("example", CLUSTER_EXAMPLES)
+def test_every_example_of_the_cluster_verbs_runs(shared: DevCluster, example: str) -> None:
+    publish(shared.nodes[0])
+    eventually(lambda: partition(shared, "orders")["state"] == "ok")
+    words = shlex.split(example)[1:]
+    done = nsqha(shared, *words)
+    assert done.returncode == 0, done.stderr
+    if "--json" in words:
+        for line in done.stdout.splitlines():
+            assert set(json.loads(line)) == keys_of(CLUSTER_VERBS[words[1]].shape)
+
+
+def test_what_is_not_there_has_its_exit_status(shared: DevCluster) -> None:
+    publish(shared.nodes[0])
+    for words, status, said in (
+        (["topics", "ordrs"], 3, "did you mean orders?"),
+        (["move", "orders", "node-1,node-7"], 3, "there is no node node-7"),
+        (["move", "orders", "node-1"], 2, "is to have 3 replicas"),
+        (["move", "orders", "node-1,node-2,node-1"], 2, "named twice"),
+        (["elect", "orders"], 2, "--node NODE; or --unclean"),
+        (["elect", "orders", "--unclean", "--yes"], 5, "its leader is alive and leads"),
+        (["nodes", "--cluster-name", "other"], 3, "has no cluster other"),
+        (["nodes", "--etcd-endpoint", "127.0.0.1:1"], 6, "correct --etcd-endpoint"),
+    ):
+        done = nsqha(shared, "cluster", *words)
+        assert (done.returncode, said in done.stderr) == (status, True), (words, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+DAEMON_EXAMPLES = [example for verb in ("broker", "lookupd") for example in build_parser(verb).verbs()[verb].examples]
+
+
+@pytest.mark.parametrize("example", DAEMON_EXAMPLES)
+def test_every_example_of_the_daemons_serves(shared: DevCluster, tmp_path: Path, example: str) -> None:
+    words = shlex.split(example.replace("127.0.0.1:2379", shared.description["etcd"]["endpoint"]))[1:]
+    words += ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    words += ["--grpc-address=127.0.0.1:0"] if words[0] == "broker" else []
+    words += ["--cluster-name=examples"] if "--etcd-endpoint" in words else []
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(BIN / "nsqha"), *words], cwd=tmp_path, stdout=log, stderr=log, preexec_fn=die_with_parent
+        )
+    eventually(lambda: "TCP: listening" in (tmp_path / "log").read_text())
+    process.terminate()
+    assert process.wait(60) == 0, (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("verb", ["broker", "lookupd"])
+def test_an_etcd_that_can_not_be_reached_is_said_in_one_line_and_no_secret_is(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "password").write_text("s3cret")
+    words = [verb, "--etcd-endpoint=127.0.0.1:1", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    words += ["--etcd-user=nsqha", "--etcd-password-file=password"]
+    done = subprocess.run([str(BIN / "nsqha"), *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    fatal = [line for line in done.stderr.splitlines() if "FATAL" in line]
+    assert len(fatal) == 1
+    assert "127.0.0.1:1" in fatal[0]
+    assert "Traceback" not in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_an_unclean_election_says_what_it_may_lose_and_asks(tmp_path: Path) -> None:
+    cluster = DevCluster(tmp_path)
+    first, second, third = cluster.nodes
+    publish(first, b"everywhere")
+    eventually(lambda: partition(cluster, "orders")["state"] == "ok")
+    os.kill(third["pid"], signal.SIGKILL)
+    publish(first, b"not on the third")
+    eventually(lambda: partition(cluster, "orders")["isr"] == ["node-1", "node-2"])
+    for node in (first, second):
+        os.kill(node["pid"], signal.SIGKILL)
+    again = subprocess.Popen(
+        third["start"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent
+    )
+    eventually(lambda: get(f"{third['http']}/ping") == b"OK")
+    eventually(lambda: partition(cluster, "orders")["state"] == "no leader")
+    asked = nsqha(cluster, "cluster", "elect", "orders", "--unclean")
+    assert asked.returncode == 8
+    assert "whatever was acknowledged above it is lost" in asked.stderr
+    assert "not heard, may have acknowledged more" in asked.stderr
+    assert partition(cluster, "orders")["leader"] != "node-3"
+    done = nsqha(cluster, "cluster", "elect", "orders", "--unclean", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["leader"], told["lossless"], len(told["unheard"])) == ("node-3", False, 2)
+    found = partition(cluster, "orders")
+    assert (found["leader"], found["isr"]) == ("node-3", ["node-3"])
+    again.terminate()
+    again.wait(60)
+    cluster.stop()
+    assert gone([*cluster.pids, again.pid])
+
+
+def test_a_node_that_was_alone_is_imported_with_its_messages_and_channels(tmp_path: Path) -> None:
+    cluster = DevCluster(tmp_path / "cluster")
+    alone = DevNode(tmp_path)
+    alone.create("imported", "billing")
+    alone.publish("imported", "first", "second", "third")
+    assert alone.ok("sub", "imported", "billing", "-n", "1") == "first\n"
+    (example,) = CLUSTER_VERBS["import"].examples
+    command = ["sh", "-c", f"{example} --json"]
+    run = functools.partial(
+        subprocess.run, cwd=tmp_path, env=environment(cluster), capture_output=True, text=True, timeout=120
+    )
+    running = run(command)
+    assert running.returncode != 0
+    assert "Traceback" not in running.stderr
+    assert alone.stop() == 0
+    publish(cluster.nodes[0], topic="imported")
+    taken = run(command)
+    assert (taken.returncode, taken.stdout) == (4, "")
+    assert "has a topic imported already" in taken.stderr
+    get(f"{cluster.nodes[0]['http']}/topic/delete?topic=imported", b"")
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["topics"] == ["imported"]
+    assert not (tmp_path / "data" / "metadata").exists()
+    assert run(command).returncode == 3
+    start = [*cluster.nodes[0]["start"], "--data-path", str(tmp_path / "data"), "--node-name", "joined"]
+    start += ["--tcp-address", alone.tcp, "--http-address", alone.http, "--grpc-address", alone.grpc]
+    joined = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
+    eventually(lambda: partition(cluster, "imported")["leader"] == "joined")
+    eventually(lambda: get(f"{alone.http}/ping") == b"OK")
+    got = nsqha(cluster, "sub", "imported", "billing", "-n", "2", "--nsqd-tcp-address", alone.tcp)
+    assert got.stdout.split() == ["second", "third"], got.stderr
+    joined.terminate()
+    assert joined.wait(60) == 0
+    cluster.stop()
+
+
+def test_the_cluster_commands_of_the_readme_show_what_it_says(tmp_path: Path) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    commands = re.search(r"<!-- cluster commands: .*? -->\n```sh\n(.*?)```", readme, re.DOTALL)
+    assert commands
+    cluster = DevCluster(tmp_path)
+    script = commands[1].replace(".venv/bin/nsqha", "nsqha").replace("127.0.0.1:4250", cluster.nodes[1]["tcp"])
+    # Another test's cluster may run next to this one; a reader has only one.
+    script = script.replace("$(pgrep -f 'node-name node-1')", str(cluster.nodes[0]["pid"]))
+    outputs = []
+    for line in script.splitlines():
+        done = subprocess.run(
+            ["bash", "-c", line], env=environment(cluster), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        outputs.append(done.stdout)
+    assert "node-1" in outputs[1]
+    assert sorted(outputs[3].split()) == ["first", "second", "third"]
+    assert "2 alive: node-2, node-3" in outputs[4]
+    cluster.stop()
+    assert gone(cluster.pids)
