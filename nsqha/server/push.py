@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import BatchCorrupt
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 
 log = Log("push")
 
+T = TypeVar("T")
+
 MESSAGE_BYTES = 1 << 20  # of data in one message; one batch always goes whole
 WINDOW_BYTES = 4 << 20  # of a partition, sent to one follower and not acknowledged
 PENDING_MAX = 4  # messages that wait in the stream
+FULL_SECONDS = 0.002  # until a stream that took no more is looked at again
 COMMITTED_SECONDS = 0.05  # after which a silent log tells its committed point alone
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 1.0
@@ -165,15 +169,16 @@ class Pushed:
         end = log_.end.log_id
         if self.state is not State.PUSHING or self.next >= end or self._window >= WINDOW_BYTES:
             return 0
+        if self.next < log_.start.log_id:
+            self.ask_again()  # retention went past it: it has to begin anew
+            return 0
         try:
             run = copying.read_run(log_, self.next, end, min(room, WINDOW_BYTES - self._window))
         except LogCorrupt as error:
             log.error("push_stopped", "%s can not be sent on: %s", log_.directory, error)
             if isinstance(error, BatchCorrupt):
                 leader.partition.on_damage(error.first.log_id, error.end.log_id)
-            self.link.retry(self)
-            self.state = State.BEHIND
-            leader.lost(self.link.node)
+            self.failed()
             return 0
         committed = leader.committed
         message.appends.add(
@@ -185,6 +190,17 @@ class Pushed:
         self._window += size
         self.next = run.end
         return size
+
+    def ask_again(self) -> None:
+        """Send nothing more on what the follower said; it is asked where it is."""
+        self.state = State.IDLE
+        self.link.retry(self)
+
+    def failed(self) -> None:
+        """Our own log can not be read here: the others go on, and this one is tried again once it may be mended."""
+        self.leader.lost(self.link.node)
+        self._retry_seconds = RETRY_SECONDS_MAX
+        self.ask_again()
 
     def refused(self, refused: pb.Refused) -> None:
         """The follower says no."""
@@ -226,6 +242,7 @@ class PushLink:
         self._silent: dict[Pushed, None] = {}
         self._stream: PeerStream | None = None
         self._flushing = False
+        self._full: asyncio.TimerHandle | None = None  # the stream took no more: looked at again then
         self._committed_timer: asyncio.TimerHandle | None = None
         self._reconnect: asyncio.TimerHandle | None = None
         self._reconnect_seconds = RETRY_SECONDS
@@ -276,14 +293,25 @@ class PushLink:
         assert self._stream is not None
         message = pb.PushMessage()
         for one in pushed:
-            one.open(message)
+            self._guarded(one, one.open, message)
         self._stream.send(message)
+
+    def _guarded(self, pushed: Pushed, step: Callable[..., T], *args: Any) -> T | None:
+        """One partition's trouble is not that of the others on the stream."""
+        try:
+            return step(*args)
+        except Exception as error:
+            log.error("push_stopped", "%s to node %016x", pushed.leader.topic, self.node, error=error)
+            pushed.failed()
+            return None
 
     # ---- the stream
 
     def _connect(self) -> None:
-        self._reconnect = None
-        if self._closed or not self._pushed:
+        if self._reconnect is not None:
+            self._reconnect.cancel()
+            self._reconnect = None
+        if self._closed or not self._pushed or self._stream is not None:
             return
         self._stream = self._peers.stream(self.address, "Push", self)
         self._stream.send(pb.PushMessage(hello=self._hello))
@@ -297,14 +325,14 @@ class PushLink:
             self._open(list(self._pushed.values()))
         for opened in message.opened:
             if (pushed := self._of(opened.key, opened.epoch)) is not None:
-                pushed.opened(opened, self.registration)
+                self._guarded(pushed, pushed.opened, opened, self.registration)
         for ack in message.acks:
             if (pushed := self._of(ack.key, ack.epoch)) is not None:
-                pushed.acked(ack, self.registration)
+                self._guarded(pushed, pushed.acked, ack, self.registration)
         for refused in message.refused:
             if (pushed := self._of(refused.key, refused.epoch)) is not None:
                 log.debug("push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why)
-                pushed.refused(refused)
+                self._guarded(pushed, pushed.refused, refused)
 
     def _of(self, key: pb.PartitionKey, epoch: int) -> Pushed | None:
         pushed = self._pushed.get((key.topic_uid, key.partition))
@@ -334,21 +362,27 @@ class PushLink:
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._full is not None:
+            self._full.cancel()
+            self._full = None
         stream = self._stream
-        # When the stream is full its acks will wake this again: what waits there has not been acknowledged.
         while stream is not None and self._dirty and stream.pending < PENDING_MAX:
             message = pb.PushMessage()
             room = MESSAGE_BYTES
             for pushed in list(self._dirty):
-                size = pushed.fill(message, room)
+                size = self._guarded(pushed, pushed.fill, message, room)
                 if not size:
-                    del self._dirty[pushed]
+                    self._dirty.pop(pushed, None)
+                    continue
                 room -= size
                 if room <= 0:
                     break
             if not message.appends:
                 return
             stream.send(message)
+        if stream is not None and self._dirty:
+            # It is full. Acks of what it holds may wake other partitions only, or nobody.
+            self._full = self._loop.call_later(FULL_SECONDS, self._flush)
 
     def tell_committed(self, pushed: Pushed) -> None:
         """Tell the committed point soon, unless an append does."""
@@ -371,7 +405,7 @@ class PushLink:
     def close(self) -> None:
         """End the stream; nobody is led for this node any more."""
         self._closed = True
-        for handle in (self._committed_timer, self._reconnect):
+        for handle in (self._committed_timer, self._reconnect, self._full):
             if handle is not None:
                 handle.cancel()
         if self._stream is not None:

@@ -1,0 +1,381 @@
+"""What a leader sends to a follower, when, and how much; and what it makes of the answers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from nsqha.clock import ManualClock
+from nsqha.commitlog.copying import batches
+from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.errors import LogCorrupt
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server import push
+from nsqha.server.push import PushLink
+from tests.unit.server.replica_rig import add, copy_of, log_of
+from tests.unit.server.shell_rig import ManualLoop
+
+NODE = 7
+HELLO = pb.PushHello(cluster_id=1, node_uid=2, target_uid=NODE)
+
+
+class Stream:
+    def __init__(self, handler: Any) -> None:
+        self.handler = handler
+        self.sent: list[pb.PushMessage] = []
+        self.pending = 0
+        self.stuck = False
+        self.closed = False
+
+    def send(self, message: pb.PushMessage) -> None:
+        copy = pb.PushMessage()
+        copy.CopyFrom(message)
+        self.sent.append(copy)
+        self.pending += self.stuck
+
+    def close(self, why: str = "") -> None:
+        self.closed = True
+
+
+class Peers:
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+
+    def stream(self, address: str, method: str, handler: Any) -> Stream:
+        self.streams.append(Stream(handler))
+        return self.streams[-1]
+
+
+class Partition:
+    def __init__(self) -> None:
+        self.damage: list[tuple[int, int]] = []
+
+    def on_damage(self, first: int, end: int) -> None:
+        self.damage.append((first, end))
+
+
+class Leader:
+    """A leadership that remembers what it heard."""
+
+    def __init__(self, log_: PartitionLog, *, uid: int = 1, epoch: int = 1) -> None:
+        self.log = log_
+        self.epoch = epoch
+        self.topic = f"t{uid}"
+        self.epoch_start = log_.end.log_id
+        self.wire_key = pb.PartitionKey(topic_uid=uid, partition=0)
+        self.committed = 0
+        self.partition = Partition()
+        self.said: list[Any] = []
+
+    def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, opened: bool) -> None:
+        self.said.append(("opened" if opened else "ack", registration, log_uid, end, durable))
+
+    def lost(self, node: int) -> None:
+        self.said.append("lost")
+
+    def fenced(self, node: int, promised: int) -> None:
+        self.said.append(("fenced", promised))
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.loop = ManualLoop(ManualClock())
+        self.peers = Peers()
+        self.link = PushLink(cast(Any, self.loop), cast(Any, self.peers), node=NODE, address="there", hello=HELLO)
+
+    @property
+    def stream(self) -> Stream:
+        return self.peers.streams[-1]
+
+    def hello(self, registration: int = 5) -> None:
+        self.link.on_message(pb.PushReply(hello=pb.PushHello(node_uid=NODE, registration=registration)))
+        self.loop.turn()
+
+    def opened(self, leader: Leader, end: int, *, behind: bool = False, chain: int | None = None) -> None:
+        reply = pb.PushReply()
+        if chain is None:
+            chain = leader.log.entry_before(end).chain
+        reply.opened.add(
+            key=leader.wire_key, epoch=leader.epoch, log_uid=9, end=end, durable=end, chain=chain, behind=behind
+        )
+        self.link.on_message(reply)
+        self.loop.turn()
+
+    def acked(self, leader: Leader, end: int, *, epoch: int | None = None) -> None:
+        reply = pb.PushReply()
+        reply.acks.add(key=leader.wire_key, epoch=epoch or leader.epoch, log_uid=9, end=end, durable=end)
+        self.link.on_message(reply)
+        self.loop.turn()
+
+    def refused(self, leader: Leader, refusal: Any, promised: int = 0) -> None:
+        reply = pb.PushReply()
+        reply.refused.add(key=leader.wire_key, epoch=leader.epoch, refusal=refusal, promised=promised)
+        self.link.on_message(reply)
+        self.loop.turn()
+
+    def ended(self) -> None:
+        self.link.on_closed("gone")
+        self.loop.turn()
+
+    def sent_ids(self, stream: Stream | None = None, leader: Leader | None = None) -> list[int]:
+        """Log ids that were pushed, in order."""
+        found = []
+        for message in (stream or self.stream).sent:
+            for append in message.appends:
+                if leader is None or append.key == leader.wire_key:
+                    found += [entry.log_id for entry, _ in batches(append.entries, append.data)]
+        return found
+
+    def pushing(self, leader: Leader, end: int | None = None) -> Any:
+        """A follower that has everything below `end`."""
+        pushed = self.link.add(leader)
+        if not self.stream.sent or not self.link.registration:
+            self.hello()
+        self.opened(leader, end or leader.log.end.log_id)
+        return pushed
+
+
+def test_it_says_hello_then_asks_then_pushes_from_where_the_follower_is() -> None:
+    rig, leader = Rig(), Leader(log_of(1, 1, 1))
+    rig.link.add(leader)
+    assert rig.stream.sent[0].hello == HELLO and len(rig.stream.sent) == 1
+    rig.hello()
+    asked = rig.stream.sent[1].opens[0]
+    assert (asked.epoch, asked.start, asked.first) == (1, 4, 1)
+    assert asked.chain == leader.log.entry_before(4).chain
+    rig.opened(leader, 2)
+    assert rig.sent_ids() == [2, 3]
+    assert leader.said == [("opened", 5, 9, 2, 2)]
+
+
+def test_what_was_appended_in_one_tick_leaves_in_one_message() -> None:
+    rig = Rig()
+    leaders = [Leader(log_of(), uid=uid) for uid in (1, 2)]
+    pushed = [rig.pushing(leader) for leader in leaders]
+    before = len(rig.stream.sent)
+    for one, leader in zip(pushed, leaders, strict=True):
+        add(leader.log, 1, b"a")
+        one.wake()
+        add(leader.log, 1, b"b")
+        one.wake()
+    rig.loop.turn()
+    assert len(rig.stream.sent) == before + 1
+    assert rig.sent_ids(leader=leaders[0]) == rig.sent_ids(leader=leaders[1]) == [1, 2]
+
+
+def test_a_window_is_filled_and_goes_on_with_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "WINDOW_BYTES", 100)
+    rig, leader = Rig(), Leader(log_of())
+    pushed = rig.pushing(leader)
+    for _ in range(6):
+        add(leader.log, 1, b"x" * 20)  # 54 bytes each
+    pushed.wake()
+    rig.loop.turn()
+    assert rig.sent_ids() == [1, 2]
+    rig.acked(leader, 2)
+    assert rig.sent_ids() == [1, 2, 3]
+    rig.acked(leader, 4)
+    assert rig.sent_ids() == [1, 2, 3, 4, 5]
+
+
+def test_one_full_window_holds_up_no_other_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "WINDOW_BYTES", 100)
+    rig = Rig()
+    slow, quick = Leader(log_of(), uid=1), Leader(log_of(), uid=2)
+    first, second = rig.pushing(slow), rig.pushing(quick)
+    for _ in range(6):
+        add(slow.log, 1, b"x" * 20)
+    first.wake()
+    rig.loop.turn()
+    add(quick.log, 1, b"y")
+    second.wake()
+    rig.loop.turn()
+    assert rig.sent_ids(leader=quick) == [1]
+
+
+def test_what_a_full_stream_did_not_take_goes_when_it_has_room_though_nobody_acknowledges() -> None:
+    rig, leader = Rig(), Leader(log_of())
+    pushed = rig.pushing(leader)
+    rig.stream.pending = push.PENDING_MAX
+    add(leader.log, 1, b"x")
+    pushed.wake()
+    rig.loop.turn()
+    assert rig.sent_ids() == []
+    rig.loop.pass_time(1)
+    assert rig.sent_ids() == []
+    rig.stream.pending = 0
+    rig.loop.pass_time(0.01)
+    assert rig.sent_ids() == [1]
+    assert len(rig.loop.armed) <= 1, "nothing is polled when nothing waits"
+
+
+def test_after_a_lost_stream_it_asks_again_and_sends_from_the_end_it_is_told() -> None:
+    rig, leader = Rig(), Leader(log_of())
+    pushed = rig.pushing(leader)
+    for _ in range(3):
+        add(leader.log, 1, b"x")
+    pushed.wake()
+    rig.loop.turn()
+    assert rig.sent_ids() == [1, 2, 3]
+    rig.ended()
+    assert leader.said[-1] == "lost"
+    rig.acked(leader, 4)
+    assert leader.said[-1] == "lost", "an answer of a stream that is over"
+    rig.loop.pass_time(push.RETRY_SECONDS)
+    assert len(rig.peers.streams) == 2
+    rig.hello(6)
+    rig.opened(leader, 2)
+    assert rig.sent_ids() == [2, 3]
+    assert leader.said[-1] == ("opened", 6, 9, 2, 2)
+
+
+def test_there_is_never_a_second_stream_beside_the_first() -> None:
+    rig, leader = Rig(), Leader(log_of())
+    rig.pushing(leader)
+    rig.ended()
+    rig.link.add(Leader(log_of(), uid=2))
+    assert len(rig.peers.streams) == 2
+    rig.loop.pass_time(10)
+    assert len(rig.peers.streams) == 2
+
+
+def test_an_answer_of_another_epoch_counts_for_nothing() -> None:
+    rig, leader = Rig(), Leader(log_of(1))
+    rig.pushing(leader)
+    before = list(leader.said)
+    rig.acked(leader, 2, epoch=2)
+    assert leader.said == before
+
+
+def test_a_follower_that_is_behind_is_sent_nothing_until_it_is_near() -> None:
+    rig, leader = Rig(), Leader(log_of(1, 1))
+    pushed = rig.link.add(leader)
+    rig.hello()
+    rig.opened(leader, 2, behind=True)
+    pushed.wake()
+    rig.loop.turn()
+    rig.acked(leader, 3)
+    assert rig.sent_ids() == [] and leader.said == [("opened", 5, 9, 0, 0)]
+    rig.opened(leader, 2)
+    assert rig.sent_ids() == [2]
+
+
+def test_a_follower_whose_past_is_another_counts_for_nothing_and_is_asked_again() -> None:
+    rig, leader = Rig(), Leader(log_of(1, 1))
+    rig.link.add(leader)
+    rig.hello()
+    rig.opened(leader, 2, chain=12345)
+    assert leader.said == [("opened", 5, 9, 0, 0)] and rig.sent_ids() == []
+    rig.loop.pass_time(0.1)
+    assert sum(len(message.opens) for message in rig.stream.sent) == 2
+
+
+def test_a_silent_log_tells_its_committed_point_alone_and_once() -> None:
+    rig, leader = Rig(), Leader(log_of())
+    pushed = rig.pushing(leader)
+    add(leader.log, 1, b"x")
+    pushed.wake()
+    rig.loop.turn()
+    leader.committed = 2
+    pushed.committed()
+    pushed.committed()
+    rig.loop.pass_time(1)
+    told = [c.committed for message in rig.stream.sent for c in message.committed]
+    assert told == [2]
+
+
+def test_an_append_tells_it_and_then_it_is_not_told_alone() -> None:
+    rig, leader = Rig(), Leader(log_of())
+    pushed = rig.pushing(leader)
+    leader.committed = 1
+    pushed.committed()
+    add(leader.log, 1, b"x")
+    pushed.wake()
+    rig.loop.pass_time(1)
+    assert [a.committed for m in rig.stream.sent for a in m.appends] == [1]
+    assert not [c for m in rig.stream.sent for c in m.committed]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (pb.REFUSAL_FENCED, [("fenced", 4)]),
+        (pb.REFUSAL_NO_SPACE, ["lost"]),
+        (pb.REFUSAL_FAILED, ["lost"]),
+        (pb.REFUSAL_UNKNOWN, []),
+        (pb.REFUSAL_MISMATCH, []),
+    ],
+)
+def test_a_refusal_is_told_and_tried_again(refusal: Any, said: list[Any]) -> None:
+    rig, leader = Rig(), Leader(log_of(1))
+    pushed = rig.pushing(leader)
+    leader.said.clear()
+    rig.refused(leader, refusal, promised=4)
+    assert leader.said == said
+    add(leader.log, 1, b"x")
+    pushed.wake()
+    rig.loop.turn()
+    assert rig.sent_ids() == []
+    rig.loop.pass_time(0.1)
+    assert sum(len(message.opens) for message in rig.stream.sent) == 2
+
+
+def test_a_follower_that_retention_left_behind_is_asked_again_and_others_go_on() -> None:
+    rig = Rig()
+    left, other = Leader(log_of(limits=LogLimits(segment_bytes=100)), uid=1), Leader(log_of(), uid=2)
+    first, second = rig.pushing(left), rig.pushing(other)
+    for _ in range(3):
+        add(left.log, 1, b"x")
+        left.log.roll()
+    left.log.drop_pairs(left.log.pairs[1].end)
+    assert left.log.start.log_id == 3
+    add(left.log, 1, b"y")
+    add(other.log, 1, b"z")
+    first.wake()
+    second.wake()
+    rig.loop.turn()
+    assert rig.sent_ids(leader=other) == [1] and rig.sent_ids(leader=left) == []
+    rig.loop.pass_time(0.1)
+    assert rig.stream.sent[-1].opens[0].first == 3
+
+
+def test_an_entry_of_ours_that_can_not_be_read_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    bad, good = Leader(log_of(1), uid=1), Leader(log_of(), uid=2)
+    rig.pushing(good)
+    rig.link.add(bad)
+
+    def corrupt(log_id: int) -> Any:
+        raise LogCorrupt("an entry does not verify")
+
+    monkeypatch.setattr(bad.log, "entry_before", corrupt)
+    rig.opened(bad, 2, chain=1)
+    assert bad.said == ["lost"]
+    rig.acked(good, 1)
+    assert good.said[-1][0] == "ack"
+    rig.loop.pass_time(1.5)  # asking fails too, and is tried again
+    monkeypatch.undo()
+    rig.loop.pass_time(1.5)
+    rig.opened(bad, 2)
+    assert bad.said[-1] == ("opened", 5, 9, 2, 2)
+
+
+def test_a_partition_that_is_not_led_any_more_is_pushed_no_more() -> None:
+    rig, leader = Rig(), Leader(log_of())
+    pushed = rig.pushing(leader)
+    add(leader.log, 1, b"x")
+    pushed.wake()
+    pushed.stop()
+    rig.loop.pass_time(1)
+    rig.acked(leader, 2)
+    assert rig.sent_ids() == [] and all(said[0] != "ack" for said in leader.said)
+
+
+def test_a_copy_that_is_a_beginning_of_ours_is_near() -> None:
+    rig, leader = Rig(), Leader(log_of(1, 1, 2, 2))
+    rig.link.add(leader)
+    rig.hello()
+    copy = copy_of(leader.log, 4)
+    rig.opened(leader, 4, chain=copy.entry_before(4).chain)
+    assert rig.sent_ids() == [4]
