@@ -25,6 +25,7 @@ def add_parser(commands: Any) -> None:
     verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
     _add_looks(verbs)
     _add_changes(verbs)
+    _add_import(verbs)
 
 
 def _add_looks(verbs: Any) -> None:
@@ -74,7 +75,10 @@ def _add_changes(verbs: Any) -> None:
         help="give a partition other replicas",
         description="Give a partition these replicas, the one that is to lead first. New ones catch up before old ones "
         "are given up; publishing goes on.",
-        examples=("nsqha cluster move orders/0 node-2,node-3,node-1", "nsqha cluster move orders node-1,node-2 --wait"),
+        examples=(
+            "nsqha cluster move orders/0 node-2,node-3,node-1",
+            "nsqha cluster move orders node-1,node-2,node-3 --wait",
+        ),
         shape=MOVE,
         statuses=USUAL,
     )
@@ -140,6 +144,30 @@ def _add_changes(verbs: Any) -> None:
     add_yes(verb)
     add_cluster_tls(verb)
     _finish(verb, wait=True)
+
+
+def _add_import(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "import",
+        _import,
+        help="move the topics of a node that was alone into the cluster",
+        description="Move the topics of a node that was alone into the cluster; the node has to be stopped. Messages "
+        "and channels stay where they are, in its data folder: start it with --etcd-endpoint afterwards. A topic name "
+        "that the cluster has already is refused, and then nothing is changed.",
+        examples=("nsqha cluster import data --yes",),
+        shape='{"cluster", "cluster_id", "node", "topics"}',
+        statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
+    )
+    verb.add_argument("data_path", metavar="PATH", help="its data folder")
+    add_yes(verb)
+    _finish(verb)
+
+
+def _import(args: argparse.Namespace) -> int:
+    from nsqha.cli import cluster_import
+
+    return cluster_import.run(args)
 
 
 def _add_partition(verb: Parser) -> None:

@@ -395,6 +395,6 @@ def test_the_cluster_commands_of_the_readme_show_what_it_says(tmp_path: Path) ->
         outputs.append(done.stdout)
     assert "node-1" in outputs[1]
     assert sorted(outputs[3].split()) == ["first", "second", "third"]
-    assert "2 alive: node-2, node-3" in outputs[4]
+    assert "1 with fewer in sync than replicas: orders/0" in outputs[4]
     cluster.stop()
     assert gone(cluster.pids)

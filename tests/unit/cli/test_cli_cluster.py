@@ -10,6 +10,8 @@ from nsqha.cli import build_parser, exits
 from nsqha.cli import cluster_show as show
 from nsqha.cli.cluster_access import Picture
 from nsqha.cli.cluster_change import cost, stays
+from nsqha.cli.cluster_import import partition as imported_partition
+from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.moves import Intents
@@ -143,6 +145,31 @@ def test_nobody_is_elected_who_can_not_lead() -> None:
     ):
         assert isinstance(elect_unclean(record, {B: bad}, NODES), str)
     assert isinstance(elect_unclean(record, {B: report(B, 5)}, NODES, wanted=C), str)
+
+
+# ---- import
+
+
+def test_an_imported_partition_begins_above_every_promise_with_its_own_log() -> None:
+    before = PartitionMeta(5, 4, {5: 77}, (5,), 1, sync="interval", registration=9, version=3)
+    assert imported_partition(before, 5, PartitionRecord(promise=6, log_uid=88), "orders/0") == PartitionMeta(
+        0, 7, {5: 88}, (5,), 1, sync="interval"
+    )
+    assert imported_partition(before, 5, PartitionRecord(promise=2, log_uid=88), "orders/0").epoch == 5
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        PartitionRecord(promise=4),
+        PartitionRecord(promise=4, log_uid=8, log_uid_trusted=False),
+        PartitionRecord(promise=4, log_uid=8, cut=CutIntent(1, 2, 3, 4, 5)),
+    ],
+)
+def test_a_log_in_doubt_is_not_imported(record: PartitionRecord | None) -> None:
+    with pytest.raises(exits.Exit, match="start the node alone once"):
+        imported_partition(PartitionMeta(), 5, record, "orders/0")
 
 
 # ---- daemons as verbs
