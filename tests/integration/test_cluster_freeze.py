@@ -48,6 +48,28 @@ def test_a_leader_that_slept_beyond_its_lease_is_fenced(cluster: Cluster, topic:
     assert load.report.figures.ok > 200
 
 
+def test_what_only_the_leader_has_is_not_acknowledged(cluster: Cluster, topic: str) -> None:
+    with UnderLoad(cluster, topic) as load:
+        leader, followers = cluster.leader(topic), cluster.followers(topic)
+        load.clients.avoid = cluster.nodes.index(leader)
+        for follower in followers:
+            freeze(follower)
+        try:
+            pause(0.2)
+            since = load.clients.now()
+            pause(1)  # less than a lease
+            until = load.clients.now()
+            leader.kill()
+        finally:
+            for follower in followers:
+                thaw(follower)
+        cluster.wait_isr(topic, 2)
+        leader.start()
+        cluster.wait_isr(topic, 3)
+    assert load.clients.gap(since, until) >= 0.9, "what one replica has is nothing"
+    assert load.report.figures.ok > 200
+
+
 def test_a_follower_that_slept_is_left_behind_and_comes_back(cluster: Cluster, topic: str) -> None:
     epoch = cluster.wait_isr(topic, 3).epoch
     with UnderLoad(cluster, topic) as load:
