@@ -35,8 +35,9 @@ def topic(cluster: Cluster) -> Iterator[str]:
     cluster.wait_level(name)
 
 
-def test_the_leader_is_killed(cluster: Cluster, topic: str) -> None:
-    with UnderLoad(cluster, topic) as load:
+@pytest.mark.parametrize("any_node", [False, True], ids=["consumers at the leader", "consumers anywhere"])
+def test_the_leader_is_killed(cluster: Cluster, topic: str, any_node: bool) -> None:
+    with UnderLoad(cluster, topic, any_node=any_node) as load:
         epoch = cluster.wait_isr(topic, 3).epoch
         leader = cluster.leader(topic)
         load.clients.avoid = cluster.nodes.index(leader)

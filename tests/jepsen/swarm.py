@@ -172,7 +172,10 @@ def run(directory: Path, *, seconds: float, seed: int, sync: str, nodes: int) ->
             rounds += 1
             topic = f"orders-{rounds}"  # numbers of messages begin again with each load
             cluster.create(topic, "steady", "other")
-            load = UnderLoad(cluster, topic, "steady", "other", seed=rng.randrange(1 << 30))
+            anywhere = rng.random() < 0.5
+            load = UnderLoad(
+                cluster, topic, "steady", "other", seed=rng.randrange(1 << 30), any_node=anywhere, consumers=3
+            )
             with keeping(load, directory), load:
                 swarm.round(min(ROUND_SECONDS, max(5.0, until - time.monotonic())))
                 wait_until(cluster.all_in_sync, "every ISR is full again", 60)

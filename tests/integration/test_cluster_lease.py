@@ -1,0 +1,34 @@
+"""A node that is back before its lease has run out: it serves, but has to wait until it may call itself alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.cluster import Cluster, UnderLoad
+
+pytestmark = pytest.mark.timeout(180)
+
+LEASE = "6s"  # a node starts in less, also on a busy machine
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster.running(tmp_path_factory.mktemp("cluster"), flags=[f"--lease-ttl={LEASE}"]) as cluster:
+        yield cluster
+        cluster.check_replicas()
+
+
+@pytest.mark.parametrize("which", ["follower", "leader"])
+def test_a_node_that_is_back_at_once_joins_the_isr_again(cluster: Cluster, which: str) -> None:
+    topic = f"after-{which}"
+    cluster.create(topic, "steady")
+    node = cluster.leader(topic) if which == "leader" else cluster.followers(topic)[0]
+    with UnderLoad(cluster, topic) as load:
+        load.clients.avoid = cluster.nodes.index(node)
+        node.kill()
+        node.start()
+        cluster.wait_isr(topic, 2)
+        cluster.wait_isr(topic, 3, seconds=30)
+    assert load.report.figures.ok > 200
