@@ -2,7 +2,7 @@
 
     start   etcd  ->  lookupd and brokers at once  ->  every node registered, serving and linked to the controller
     run     what dies stays down and its start command is printed; with --restart it comes back
-    stop    brokers  ->  lookupd  ->  etcd, each with a deadline, then SIGKILL; a second signal kills at once
+    stop    broker after broker  ->  lookupd  ->  etcd, each with a deadline, then SIGKILL; a second signal kills all
 
 With --json one line on stdout says where everything is, for scripts; talk goes to stderr. The folder is locked, so that
 two such clusters do not share an etcd.
@@ -35,7 +35,8 @@ START_SECONDS = 60.0
 LOOK_SECONDS = 0.03  # between two looks whether something serves
 ANSWER_SECONDS = 1.0
 ANSWER_BYTES_MAX = 1 << 20
-BROKERS_STOP_SECONDS = 15.0
+BROKERS_STOP_SECONDS = 15.0  # all of them, but each gets at least
+BROKER_STOP_SECONDS_MIN = 1.0
 OTHERS_STOP_SECONDS = 5.0
 RESTART_SECONDS = (0.5, 10.0)  # pause before a restart, and the longest it grows to while deaths follow each other
 LINES_MAX = 12
@@ -113,10 +114,17 @@ class DevCluster:
         finally:
             for task in (told, *minders):
                 task.cancel()
-            await stop(self.brokers, seconds=BROKERS_STOP_SECONDS)
-            await stop([self.lookupd], seconds=OTHERS_STOP_SECONDS)
-            await stop([self.etcd], seconds=OTHERS_STOP_SECONDS)
+            await self._stop()
         return exits.OK
+
+    async def _stop(self) -> None:
+        """One broker after the other: each finds somebody to take its leaderships, which is ten times as fast."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BROKERS_STOP_SECONDS
+        for broker in self.brokers:
+            await stop([broker], seconds=max(BROKER_STOP_SECONDS_MIN, deadline - loop.time()))
+        await stop([self.lookupd], seconds=OTHERS_STOP_SECONDS)
+        await stop([self.etcd], seconds=OTHERS_STOP_SECONDS)
 
     # ---- start
 

@@ -32,10 +32,10 @@ PORTS = [*ANY_PORTS, "--etcd-port=0"]
 class DevCluster:
     """A real `nsqha dev --nodes 3`; serves once the constructor returns."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, nodes: int = NODES) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [str(BIN / "nsqha"), "dev", "--nodes", str(NODES), "--json", "--data-dir", str(folder), *PORTS, *flags],
+            [str(BIN / "nsqha"), "dev", "--nodes", str(nodes), "--json", "--data-dir", str(folder), *PORTS, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -174,17 +174,17 @@ def test_a_killed_node_stays_down_until_its_start_command_is_run(tmp_path: Path)
 
 
 def test_with_restart_a_killed_node_comes_back(tmp_path: Path) -> None:
-    cluster = DevCluster(tmp_path, "--restart")
-    os.kill(cluster.nodes[2]["pid"], signal.SIGKILL)
+    cluster = DevCluster(tmp_path, "--restart", nodes=2)
+    os.kill(cluster.nodes[1]["pid"], signal.SIGKILL)
     assert "was killed by SIGKILL; it is started again in" in cluster.talk()
     new = int(cluster.talk().rpartition("pid ")[2])
-    eventually(lambda: get(f"{cluster.nodes[2]['http']}/ping") == b"OK")
+    eventually(lambda: get(f"{cluster.nodes[1]['http']}/ping") == b"OK")
     cluster.stop()
     assert gone([*cluster.pids, new])
 
 
 def test_a_child_that_hangs_does_not_outlive_a_second_signal(tmp_path: Path) -> None:
-    cluster = DevCluster(tmp_path)
+    cluster = DevCluster(tmp_path, nodes=2)
     os.kill(cluster.nodes[1]["pid"], signal.SIGSTOP)
     cluster.process.send_signal(signal.SIGTERM)
     eventually(lambda: not lives(cluster.nodes[0]["pid"]))  # it has begun to stop
@@ -194,7 +194,7 @@ def test_a_child_that_hangs_does_not_outlive_a_second_signal(tmp_path: Path) -> 
 
 
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
-    cluster = DevCluster(tmp_path)
+    cluster = DevCluster(tmp_path, nodes=2)
     os.kill(cluster.nodes[1]["pid"], signal.SIGSTOP)
     cluster.process.kill()
     cluster.process.communicate(timeout=60)
