@@ -94,12 +94,14 @@ def recover(
         drop_files(storage, directory, found.dropping)
     unlink(storage, directory, found.leftovers, COMMITLOG, SEGMENT)
     if not found.pairs:
-        if found.unreadable:
+        if found.unreadable and replicas == 1:
             raise LogCorrupt(
                 f"{directory}: no commitlog of this partition can be read; restore the files, or move the folder away "
                 "to begin anew without what is in it"
             )
-        return _begin(storage, directory, identity, circumstances, cache, limits)
+        # Others have it: what is here is kept aside, and it begins as a new replica does.
+        set_aside(storage, directory, found.unreadable)
+        return _begin(storage, directory, identity, circumstances, cache, limits, lost=bool(found.unreadable))
     work = _Work(storage, found.pairs[-2:], found, cuts, circumstances)
     work.settle_files()
     if record is not None and record.cut is not None:
@@ -120,10 +122,12 @@ def _begin(
     circumstances: Circumstances,
     cache: BatchCache,
     limits: LogLimits,
+    *,
+    lost: bool,
 ) -> Recovery:
-    """No files: a new partition, or everything is gone."""
+    """No files: a new partition, or everything is gone; `lost`: something was here."""
     log = PartitionLog.create(storage, directory, identity, cache=cache, limits=limits)
-    gone = circumstances.local_durable > log.end.log_id
+    gone = lost or circumstances.local_durable > log.end.log_id
     verdict = Verdict(
         cut_at=None,
         bad=log.end.log_id if gone else None,

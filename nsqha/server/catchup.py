@@ -19,7 +19,7 @@ from nsqha.commitlog.entry import Entry, decode
 from nsqha.errors import Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.replication.acceptance import check_cut
+from nsqha.replication.acceptance import check_anew, check_cut
 from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Files(Protocol):
         """A new pair of files."""
 
     def reload(self, follower: Follower) -> None:
-        """The channel state that the log says, up to what is known to be committed."""
+        """The channel state that the log says, up to what is known to be committed; later, if that says nothing yet."""
 
     def may_lose_committed(self, follower: Follower) -> bool:
         """Whether the ISR does not hold this log by its name."""
@@ -124,6 +124,9 @@ class CatchUp:
         anchor = decode(reply.anchor) if reply.anchor else None
         if anchor is None:
             raise Unavailable("the leader's log can not be begun anew from")
+        state = self._follower.state
+        if state is not None and not self._files.may_lose_committed(self._follower):
+            check_anew(anchor.log_id + 1, committed=state.applied.log_id + 1)
         log.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
         await self._files.begin_anew(self._follower, anchor)
 

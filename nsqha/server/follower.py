@@ -88,6 +88,7 @@ class Follower:
         self.sync = sync
         self.epoch = epoch
         self.committed = state.applied.log_id + 1 if state is not None else 0
+        self.tried_committed = 0  # up to where the state was looked for in vain
         self.behind = True  # until a leader has said that it pushes to us
         self.closed = False
         self.stopped: str | None = None
@@ -159,7 +160,8 @@ class Follower:
         for entry, data in run:
             log_.append_copy(entry, data)
             count += entry.count or 1
-            self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
+            if self.state is not None:
+                self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
         assert self._port is not None
         if self.sync == "always" and log_.unsynced() is not None:
             self._runtime.disk.request(self)
@@ -224,6 +226,8 @@ class Follower:
         self._pending.clear()
         for entry in self.log.entries(log_id, min(self.log.end.log_id, log_id + APPLY_SLICE)):
             self._pending.append((entry, None))
+        if not self._pending or self._pending[0][0].log_id != log_id:
+            raise LogCorrupt(f"{self.log}: batch {log_id} is committed, not applied, and not here any more")
 
     # ---- durability
 
@@ -325,6 +329,13 @@ class Follower:
         self.state = state
         self.committed = state.applied.log_id + 1 if state is not None else 0
         self._pending.clear()
+
+    def know(self, state: PartitionState) -> None:
+        """The channel state was found in the log; what is committed behind it is applied."""
+        self.state = state
+        self.committed = max(self.committed, state.applied.log_id + 1)
+        self._pending.clear()
+        self._apply()
 
     def forget_pending(self) -> None:
         """The log was cut above what is applied."""

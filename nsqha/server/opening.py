@@ -20,6 +20,7 @@ from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity
+from nsqha.commitlog.pairs import drop_files, parse_name
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
 from nsqha.commitlog.retention import Retention
@@ -29,6 +30,7 @@ from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import PartitionState
 from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
+from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
@@ -37,6 +39,10 @@ from nsqha.server.disk import DiskRounds
 from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
 from nsqha.server.trimming import AbandonedPolicy, Trimmer
+
+DURABLE_ENTRIES = (
+    512  # at the end of a log, that are asked what is durable everywhere; a new leader's first know little
+)
 
 log = Log("opening")
 
@@ -47,7 +53,7 @@ class OpenedLog:
 
     log: PartitionLog
     log_uid: int
-    state: PartitionState
+    state: PartitionState | None  # None: what the log says can not be known before a leader tells what is committed
     report: Report | None  # None: new
 
 
@@ -116,7 +122,8 @@ class PartitionOpener:
         opened = {}
         for number in record.partitions if numbers is None else numbers:
             key = (record.uid, number)
-            replicas = max(len(record.partitions[number].replicas), 1)
+            meta = record.partitions[number]
+            replicas = max(len({*meta.replicas, *meta.isr}), 1)
             before = self._journal.record(key)
             recovery = recover(
                 self._storage,
@@ -133,20 +140,38 @@ class PartitionOpener:
             self._tell(f"{record.name}/{number}", recovery.report)
             new_uid = recovery.report.new_log_uid or before is None or not before.log_uid
             log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
-            # Alone, what is in the log is committed. Else the leader says so; what a batch says of others is certain.
-            last = recovery.log.last
-            committed = None if replicas == 1 else last.durable if last is not None else 0
-            if committed is not None and recovery.report.serve_end is not None:
-                committed = min(committed, recovery.report.serve_end)
-            state = self.state_of(key, recovery.log, committed=committed)
+            state: PartitionState | None
+            if replicas == 1:  # what is in the log is committed
+                state = self.state_of(key, recovery.log)
+            else:
+                state = self.state_vouched_for(key, recovery.log, below=recovery.report.serve_end)
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report)
         return opened
+
+    def state_vouched_for(
+        self, key: tuple[int, int], log_: PartitionLog, *, committed: int = 0, below: int | None = None
+    ) -> PartitionState | None:
+        """The channel state up to what is known to be committed: `committed`, or what the batches say of all replicas.
+
+        None: nothing that is known to be committed says it, as in a log that was begun anew a moment ago.
+        """
+        committed = max(committed, durable_everywhere(log_))
+        try:
+            return self.state_of(key, log_, committed=committed if below is None else min(committed, below))
+        except LogCorrupt as error:
+            log.warning("state_unknown", "%s: the channels are not known yet: %s", log_.directory, error)
+            self.cursor_cache.forget(key)
+            return None
 
     def begin_at(self, record: TopicRecord, number: int, anchor: Entry) -> PartitionLog:
         """An empty log in the place of what is there, which goes on behind `anchor`: catch-up pulls the rest."""
         directory = f"{self.folder(record.name, record.uid)}/{number}"
         storage = self._storage_of(record)
-        storage.remove_tree(directory)
+        if storage.exists(directory):
+            # Not the tree at once: what a crash leaves of that may be a log that can not be opened.
+            parsed = [parse_name(name) for name in storage.list_dir(directory)]
+            drop_files(storage, directory, sorted({found[0] for found in parsed if found is not None}))
+            storage.remove_tree(directory)
         identity = LogIdentity(record.uid, number)
         return copying.begin_at(storage, directory, identity, anchor, cache=self._cache, limits=self._limits)
 
@@ -226,6 +251,7 @@ class PartitionOpener:
             end=log_.end.log_id,
             durable=log_.local_durable,
         )
+        assert opened.state is not None, f"{log_.directory}: led without its channels"
         cursors = PartitionCursors(
             id_base=id_base,
             state=opened.state,
@@ -279,6 +305,15 @@ class PartitionOpener:
 
     def close(self) -> None:
         """Nothing is open any more."""
+
+
+def durable_everywhere(log_: PartitionLog) -> int:
+    """The end of what the last batches call durable on every replica that was in sync: it is committed."""
+    end = log_.end.log_id
+    try:
+        return max((entry.durable for entry in log_.entries(end - DURABLE_ENTRIES, end)), default=0)
+    except LogCorrupt:
+        return 0
 
 
 def abandoned_of(record: TopicRecord) -> AbandonedPolicy:

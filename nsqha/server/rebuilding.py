@@ -44,7 +44,8 @@ def _record(opener: PartitionOpener, journal: NodeJournal, name: str, uid: int, 
     bare = TopicRecord(name, uid, 0, settings, partitions={n: PartitionMeta() for n in range(partitions)})
     opened = opener.recover(bare)
     try:
-        newest = max((found.state for found in opened.values()), key=lambda state: state.version)
+        states = [found.state for found in opened.values() if found.state is not None]
+        newest = max(states, key=lambda state: state.version)
         metas = {}
         for number, found in opened.items():
             promised = journal.record((uid, number))

@@ -153,7 +153,11 @@ class Replicas:
             if self._node in meta.replicas or self._node in meta.isr:
                 async with self._changing((topic.record.uid, number)):
                     if not ids.is_ephemeral(topic.record.name):
-                        await self._make(topic, number)
+                        try:
+                            await self._make(topic, number)
+                        except LogCorrupt as error:
+                            # The others on this disk are not to blame; this replica is as if it were down.
+                            log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
 
     async def close(self) -> None:
         """The node stops. Partitions that are led have been closed by their owner."""
@@ -195,6 +199,9 @@ class Replicas:
         try:
             async with self._changing(key):
                 await self._settle(topic, number)
+        except LogCorrupt as error:
+            log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
+            return
         except NsqhaError as error:
             log.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
         except Exception as error:
@@ -598,8 +605,14 @@ class Replicas:
         follower.log.use(await self._disk.run(follower.log.next_pair))
 
     def reload(self, follower: Follower) -> None:
-        state = self._opener.state_of(follower.key, follower.log, committed=follower.committed)
-        follower.restart_with(follower.log, follower.log_uid, state)
+        # None when a log was begun anew and its leader has committed nothing yet. It may need this replica for that.
+        log_ = follower.log
+        state = self._opener.state_vouched_for(follower.key, log_, committed=min(follower.committed, log_.end.log_id))
+        follower.tried_committed = follower.committed
+        if follower.state is not None:
+            follower.restart_with(log_, follower.log_uid, state)
+        elif state is not None:
+            follower.know(state)
 
     def may_lose_committed(self, follower: Follower) -> bool:
         topic = self._records[follower.key]
@@ -615,11 +628,11 @@ class Replicas:
         for key in keys:
             if (leadership := self.leading.get(key)) is not None:
                 log_, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
-                role, stopped = pb.ROLE_LEADER, leadership.partition.stopped
+                role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
             elif (follower := self.followers.get(key)) is not None:
                 log_, log_uid, committed = follower.log, follower.log_uid, follower.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
-                stopped = follower.stopped
+                stopped, known = follower.stopped, follower.state is not None
             else:
                 continue
             last = log_.entry_before(log_.end.log_id)
@@ -634,7 +647,7 @@ class Replicas:
                 durable=min(log_.local_durable, log_.end.log_id),
                 committed=committed,
                 cut=key in self._cut,
-                corrupt=key in self._corrupt or stopped is not None,
+                corrupt=key in self._corrupt or stopped is not None or not known,
                 start=log_.start.log_id,
             )
         return reply
@@ -721,9 +734,13 @@ class Replicas:
         for key, follower in list(self.followers.items()):
             try:
                 follower.keep_house()
+                idle = not (follower.behind or follower.busy or follower.closed)
+                if follower.state is None and idle and follower.committed > follower.tried_committed:
+                    self.reload(follower)
             except LogCorrupt as error:
                 log.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
-            if not ids.is_ephemeral(self._records[key].record.name):
+            # Not while files are exchanged: the journal already speaks of the new ones.
+            if not follower.busy and not ids.is_ephemeral(self._records[key].record.name):
                 self._opener.stage_durable(key, follower.log)
 
     def followed(self) -> list[Scrubbed]:

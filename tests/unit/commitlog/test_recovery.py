@@ -510,6 +510,17 @@ def test_a_partition_of_which_no_commitlog_can_be_read_stays_closed() -> None:
         reopen(built.storage, local_durable=11, limits=built.limits)
 
 
+def test_a_replica_of_which_no_commitlog_can_be_read_begins_anew_under_another_name() -> None:
+    built = Built(limits=LogLimits(segment_bytes=800))
+    built.log.drop_pairs(built.log.end)
+    position = built.log._pairs[0].position
+    built.shorten(built.log._pairs[0].path(".commitlog"), 0)
+    recovery = reopen(built.storage, local_durable=0, limits=built.limits, replicas=2)
+    assert recovery.log.end.log_id == 1 and recovery.report.new_log_uid
+    names = built.storage.list_dir(DIRECTORY)
+    assert f"{position:020d}.segment.unreadable" in names, "the bytes are kept"
+
+
 def test_a_pair_that_can_not_be_used_is_set_aside_so_that_it_never_comes_back() -> None:
     built = Built(limits=LogLimits(segment_bytes=800), batches=8)
     before, last = built.log._pairs[-2:]

@@ -65,7 +65,7 @@ class Leader:
         self.epoch_start = log_.end.log_id
         self.wire_key = pb.PartitionKey(topic_uid=uid, partition=0)
         self.committed = 0
-        self.partition = Partition()
+        self.partition: Any = Partition()
         self.said: list[Any] = []
 
     def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, opened: bool) -> None:

@@ -1,0 +1,222 @@
+"""The way back to a leader's log: where two part, what is pulled, and a log that begins in the middle."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.cursor.checkpoint import write
+from nsqha.errors import LogCorrupt
+from nsqha.frames import HAS_CHECKPOINT, HAS_EVENTS
+from nsqha.pb.v1 import replication_pb2 as pb
+from tests.sim.storage import Crashed, SimStorage
+from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, log_of, pause, run, serving
+
+SMALL = LogLimits(segment_bytes=300)
+
+
+def trimmed() -> PartitionLog:
+    """A leader's log whose first files are gone."""
+    log_ = log_of(limits=SMALL)
+    for _ in range(4):
+        for _ in range(3):
+            add(log_, 1, b"x" * 50)
+        log_.roll()
+    log_.drop_pairs(log_.pairs[1].end)
+    add(log_, 1, b"last")
+    assert log_.start.log_id == 7
+    return log_
+
+
+async def begins_anew(rig: ReplicaRig, log_: PartitionLog, committed: int = 0) -> Any:
+    """A replica that has nothing follows a leader whose log begins in the middle."""
+    await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+    rig.peers.serves = serving(log_, 1, committed)
+    stream = rig.leader(A)
+    stream.ask(1, log_)
+    await pause(1)
+    return stream
+
+
+def same(one: PartitionLog, other: PartitionLog) -> bool:
+    chains = [[entry.chain for entry in log_.entries(1, 999)] for log_ in (one, other)]
+    return chains[0] == chains[1] and one.start.log_id == other.start.log_id
+
+
+def test_a_range_that_is_gone_begins_the_log_anew_under_another_name() -> None:
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), trimmed()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        before = rig.follower.log_uid
+        await begins_anew(rig, log_)
+        assert same(rig.follower.log, log_)
+        record = rig.journal.record(KEY)
+        assert record is not None and record.log_uid == rig.follower.log_uid != before
+
+    run(scenario)
+
+
+def test_a_leader_that_committed_nothing_yet_hears_from_a_replica_that_begins_anew() -> None:
+    """It may need just this one before it can commit anything."""
+
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), trimmed()
+        stream = await begins_anew(rig, log_)
+        assert [opened.behind for opened in stream.opened] == [True, False]
+        assert (stream.acks[-1].end, stream.acks[-1].durable) == (14, 14)
+        add(log_, 1, b"more")
+        stream.push(1, log_, 14)
+        await pause()
+        assert stream.acks[-1].durable == 15 and not rig.errors
+
+    run(scenario)
+
+
+def checkpoint(log_: PartitionLog) -> None:
+    """A complete one, as of the entry before it."""
+    from nsqha.cursor.state import Applied, PartitionState
+
+    last = log_.last
+    assert last is not None
+    state = PartitionState()
+    state.applied = Applied(last.log_id, last.epoch, last.chain, last.end_offset, last.end_position)
+    data = b"".join(write(state))
+    log_.append(
+        bytearray(data), count=0, flags=HAS_CHECKPOINT | HAS_EVENTS, timestamp_ns=last.timestamp_ns, epoch=1, durable=0
+    )
+
+
+def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), trimmed()
+        checkpoint(log_)
+        stream = await begins_anew(rig, log_)
+        assert rig.follower.state is None
+        status = await rig.replicas.status(stream.peer, pb.StatusRequest(cluster_id=9))
+        assert status.replicas[0].corrupt, "it can not lead yet"
+        add(log_, 1, b"more")
+        stream.push(1, log_, 15, committed=15)
+        await pause()
+        rig.replicas.keep_house()
+        assert rig.follower.state is not None and rig.follower.state.applied.log_id == 14
+        stream.push(1, log_, 15, committed=16)
+        assert rig.follower.state.applied.log_id == 15
+        status = await rig.replicas.status(stream.peer, pb.StatusRequest(cluster_id=9))
+        assert not status.replicas[0].corrupt
+
+    run(scenario)
+
+
+def test_a_node_starts_with_a_log_that_was_begun_anew_a_moment_ago() -> None:
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), trimmed()
+        await begins_anew(rig, log_)
+        log_uid = rig.follower.log_uid
+        await rig.replicas.close()
+        rig.journal.stop()
+        again = ReplicaRig(rig.storage)
+        await again.replicas.recover(again.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B, again.node)))
+        assert again.follower.state is None and again.follower.log_uid == log_uid
+        assert again.follower.log.start.log_id == 7
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whenever_it_dies_while_a_log_begins_anew_the_next_start_opens_a_log(seed: int) -> None:
+    async def scenario() -> None:
+        rng = random.Random(seed)
+        for steps in range(1, 60):
+            storage = SimStorage(rng)
+            rig = ReplicaRig(storage)
+            rig.opener._limits = SMALL
+            short = log_of(limits=SMALL)
+            await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+            stream = rig.leader(A)
+            await stream.open(1, short)
+            for _ in range(8):
+                add(short, 1, b"y" * 90)
+                stream.push(1, short, short.end.log_id - 1)
+                await pause(0.01)
+            assert len(rig.follower.log.pairs) > 2
+            anchor = trimmed().entry_before(7)
+            storage.crash_after(steps)
+            try:
+                await rig.replicas.begin_anew(rig.follower, anchor)
+            except Crashed:
+                pass
+            else:
+                break
+            again = ReplicaRig(storage.crash(rng))
+            again.opener._limits = SMALL
+            await again.replicas.recover(again.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B, again.node)))
+            assert KEY in again.replicas.followers, f"after {steps} steps nothing can be opened"
+        else:
+            raise AssertionError("it never ended")
+
+    run(scenario)
+
+
+def test_a_member_with_committed_batches_never_begins_anew_behind_them() -> None:
+    """Then the leader is wrong, or the metadata; a log that counts is not thrown away for it."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        mine = log_of()
+        stream = rig.leader(A)
+        await stream.open(1, mine)
+        for _ in range(20):
+            add(mine, 1, b"mine")
+        stream.push(1, mine, 1, committed=21)
+        await pause()
+        other = trimmed()  # of the same epoch, and yet another past
+        add(other, 2, b"z")
+        rig.record(leader=B, epoch=2, isr={B: 6, rig.node: rig.follower.log_uid})
+        rig.peers.serves = serving(other, 2)
+        usurper = rig.leader(B)
+        usurper.ask(2, other)
+        await pause(1)
+        assert rig.follower.stopped and rig.follower.log.end.log_id == 21
+        assert usurper.refused[-1].refusal == pb.REFUSAL_FAILED
+
+    run(scenario)
+
+
+def test_a_log_of_which_nothing_can_be_read_is_fetched_again_under_another_name() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        directory, log_uid = rig.follower.log.directory, rig.follower.log_uid
+        await rig.replicas.close()
+        rig.journal.stop()
+        for name in rig.storage.list_dir(directory):
+            rig.storage.remove(f"{directory}/{name}")
+        file = rig.storage.open(f"{directory}/00000000000000000900.segment", create=True)
+        file.pwrite(b"what nobody can read", 0)
+        again = ReplicaRig(rig.storage)
+        await again.replicas.recover(again.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B, again.node)))
+        assert again.follower.log_uid != log_uid and again.follower.log.end.log_id == 1
+
+    run(scenario)
+
+
+def test_a_log_that_can_not_be_opened_hinders_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+
+        def corrupt(*_: Any) -> Any:
+            raise LogCorrupt("restore the files")
+
+        monkeypatch.setattr(rig.opener, "recover", corrupt)
+        record = rig.record(leader=A, epoch=1, isr={A: 5})
+        await rig.replicas.recover(record)
+        await rig.settle(record)
+        assert not rig.replicas.followers
+        refused = await rig.leader(A).open(1, log_of())
+        assert refused.refusal == pb.REFUSAL_UNKNOWN and not rig.errors
+
+    run(scenario)
