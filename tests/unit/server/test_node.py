@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 from pathlib import Path
 
 import pytest
 
-from nsqha.server.node import make_data_folder
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.storage import OsStorage
+from nsqha.errors import ConfigError
+from nsqha.options import Options
+from nsqha.server.node import Node, make_data_folder
 
 
 def test_a_folder_that_is_made_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -32,3 +38,15 @@ def test_a_file_in_its_place_is_an_error(tmp_path: Path, path: str, caplog: pyte
     with pytest.raises(OSError):
         make_data_folder(str(tmp_path / path))
     assert not caplog.records
+
+
+def test_a_folder_of_a_cluster_is_not_led_by_a_node_that_is_alone(tmp_path: Path) -> None:
+    journal = NodeJournal.open(OsStorage(), str(tmp_path), random.Random(1), boot_id="")
+    journal.join(0xC1, etcd_cluster_id=0xE1)
+    journal.commit()
+    journal.close()
+    options = Options(
+        data_path=str(tmp_path), tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="127.0.0.1"
+    )
+    with pytest.raises(ConfigError, match="belongs to cluster 00000000000000c1"):
+        asyncio.run(Node(options).start())
