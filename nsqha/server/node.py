@@ -192,8 +192,8 @@ class Node:
             cluster = journal.identity.cluster_id
             journal.close()
             raise ConfigError(
-                f"--data-path={self.options.data_path} belongs to cluster {cluster:016x}: alone, this node would lead what "
-                "others lead; give --etcd-endpoint, or another folder"
+                f"--data-path={self.options.data_path} belongs to cluster {cluster:016x}: alone, this node would lead "
+                "what others lead; give --etcd-endpoint, or another folder"
             )
         store = EmbeddedStore(
             OsStorage(),
