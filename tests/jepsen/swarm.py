@@ -59,7 +59,7 @@ class Swarm:
         """Faults for a while, then everything healed."""
         rng = self._rng
         kinds = [kind for kind in KINDS if rng.random() < 0.5] or ["kill"]
-        most = rng.choice((1, 1, 2, 3, 6))
+        most = rng.choice((1, 2, 3, 6))
         low, high = sorted(rng.uniform(*BETWEEN_SECONDS) for _ in range(2))
         self._say(f"round with {', '.join(kinds)}, at most {most} at a time, every {low:.1f}-{high:.1f} s")
         until = time.monotonic() + seconds
