@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.election.model import NodeInfo, PartitionMeta
-from nsqha.errors import Conflict, NotFound, NsqhaError, StaleMetadata, Unavailable
+from nsqha.errors import Conflict, NotFound, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.isr import Applied, Effective, Fence, IsrKeeper, Propose, Refused, Reread, StepDown, Unknown
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from nsqha.replication.isr import Action, IsrLimits, Outcome
     from nsqha.server.partition import Partition
     from nsqha.server.push import Pushed, PushLinks
+
+HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
 log = Log("leadership")
 
@@ -71,6 +73,8 @@ class Leadership:
         self.epoch_start = partition.log.end.log_id
         self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])
         self.ended = False
+        self._holding_for = 0  # the node that is to lead next
+        self._holding_since = 0.0
         self._node = node
         self._clock = clock
         self._links = links
@@ -128,8 +132,19 @@ class Leadership:
 
     def tick(self) -> None:
         """Every 100 ms."""
-        if not self.ended:
-            self._step()
+        if self.ended:
+            return
+        if self._holding_for and self._clock.monotonic() - self._holding_since >= HOLD_SECONDS_MAX:
+            # Whoever was to take over did not, and nobody said that it is given up: the metadata may be away.
+            self.partition.hold(False)
+        self._step()
+
+    def _hold(self) -> None:
+        """Write nothing while somebody is to lead next, who has to reach our end: it must not move away from it."""
+        successor = self._keeper.meta.successor
+        if successor != self._holding_for:
+            self._holding_for, self._holding_since = successor, self._clock.monotonic()
+            self.partition.hold(bool(successor))
 
     # ---- followers
 
@@ -169,8 +184,7 @@ class Leadership:
             self._do(self._keeper.refreshed(meta, self._clock.monotonic()))
             self._feed(self._keeper.meta)
             self._keeper.sync_always = self.partition.leader.sync_always
-            # Whoever comes next has to reach our end, so it must not move away from it.
-            self.partition.hold(bool(self._keeper.meta.successor))
+            self._hold()
 
     def _feed(self, meta: PartitionMeta) -> None:
         """Push to every replica of the record, and to nobody else."""
@@ -229,17 +243,23 @@ class Leadership:
             outcome = Applied(await work)
         except (Conflict, NotFound):
             outcome = Refused()
-        except (Unavailable, StaleMetadata) as error:
+        except Unavailable as error:
             # Definitely not done; a fence that was not done has ended no doubt.
             log.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
             outcome = Unknown() if fence else Refused()
         except NsqhaError as error:
+            # Also StaleMetadata: the store that is not the right one, or an older state of it, may have done it.
             log.info("outcome_unknown", "%s/%d: %s", self.topic, self.key[1], error)
+            outcome = Unknown()
+        except Exception as error:
+            log.error("metadata_failed", "%s/%d", self.topic, self.key[1], error=error)
             outcome = Unknown()
         if self.ended:
             return
         self._do(self._keeper.replied(outcome, self._clock.monotonic()))
         self._feed(self._keeper.meta)
+        if not self.ended:
+            self._hold()
 
     async def _read(self) -> None:
         try:

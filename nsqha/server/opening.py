@@ -40,9 +40,7 @@ from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
 from nsqha.server.trimming import AbandonedPolicy, Trimmer
 
-DURABLE_ENTRIES = (
-    512  # at the end of a log, that are asked what is durable everywhere; a new leader's first know little
-)
+DURABLE_ENTRIES = 512  # of a log's end that are asked what is durable everywhere: a leader's first know little
 
 log = Log("opening")
 
@@ -160,7 +158,6 @@ class PartitionOpener:
             return self.state_of(key, log_, committed=committed if below is None else min(committed, below))
         except LogCorrupt as error:
             log.warning("state_unknown", "%s: the channels are not known yet: %s", log_.directory, error)
-            self.cursor_cache.forget(key)
             return None
 
     def begin_at(self, record: TopicRecord, number: int, anchor: Entry) -> PartitionLog:

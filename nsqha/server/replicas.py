@@ -609,6 +609,8 @@ class Replicas:
         log_ = follower.log
         state = self._opener.state_vouched_for(follower.key, log_, committed=min(follower.committed, log_.end.log_id))
         follower.tried_committed = follower.committed
+        if state is None:
+            self._opener.cursor_cache.forget(follower.key)
         if follower.state is not None:
             follower.restart_with(log_, follower.log_uid, state)
         elif state is not None:

@@ -94,16 +94,17 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         rig, log_ = ReplicaRig(), trimmed()
         checkpoint(log_)
         stream = await begins_anew(rig, log_)
-        assert rig.follower.state is None
+        assert not rig.follower.state
         status = await rig.replicas.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert status.replicas[0].corrupt, "it can not lead yet"
         add(log_, 1, b"more")
         stream.push(1, log_, 15, committed=15)
         await pause()
         rig.replicas.keep_house()
-        assert rig.follower.state is not None and rig.follower.state.applied.log_id == 14
+        state: Any = rig.follower.state
+        assert state is not None and state.applied.log_id == 14
         stream.push(1, log_, 15, committed=16)
-        assert rig.follower.state.applied.log_id == 15
+        assert state.applied.log_id == 15
         status = await rig.replicas.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert not status.replicas[0].corrupt
 
