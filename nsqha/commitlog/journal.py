@@ -61,6 +61,7 @@ __all__ = [
 REWRITE_BYTES = 1 << 20  # made anew when it has grown past this, or past four times the state if that is more
 SLACK_BYTES = 64 << 10  # preallocated behind that, to go on in the old file if a full disk refuses the new one
 POISON_TEXT_MAX = 400
+LATE_TAKES = 1000  # no round is written so many takes late
 
 JOURNAL = "journal"
 LOCK = "lock"
@@ -72,6 +73,7 @@ class Taken:
 
     partitions: Mapping[Key, PartitionRecord | None]
     node: NodeState
+    number: int  # in the order of the takes
 
 
 def inspect(storage: Storage, directory: str) -> JournalContents:
@@ -99,11 +101,14 @@ class NodeJournal:
         self._node = node
         self._changed: dict[Key, PartitionRecord | None] = {}
         self._taken_node = node
+        self._takes = 0
         # The worker's half.
         self._file = file
         self._written = dict(records)
         self._written_node = node
         self._owed: dict[Key, PartitionRecord | None] = {}
+        self._newest: dict[Key, int] = {}  # number of the last take that spoke of a partition
+        self._newest_node = (0, node)
         self._behind = False
         self._rewrite_at = _rewrite_at(file.end)
 
@@ -254,26 +259,37 @@ class NodeJournal:
         """Everything staged so far, to be written by a worker."""
         changed, self._changed = self._changed, {}
         self._taken_node = self._node
-        return Taken(changed, self._node)
+        self._takes += 1
+        return Taken(changed, self._node, self._takes)
 
     def write(self, taken: Taken) -> None:
-        """Make a round durable. Rounds are written in the order they were taken, one at a time.
+        """Make a round durable. One at a time; rounds should come in the order they were taken.
 
+        One that comes late, as a recovery on the disk thread wrote its own meanwhile, takes nothing newer back.
         `AppendFailed`: nothing was stored, and the next write includes this round. `Poisoned`: a sync failed; final.
         """
         # Kept until a write succeeds, so that a round that was refused is part of the next one.
-        self._owed.update(taken.partitions)
-        if not self._owed and taken.node == self._written_node:
+        newest = self._newest
+        for key, record in taken.partitions.items():
+            if taken.number > newest.get(key, 0):
+                newest[key] = taken.number
+                self._owed[key] = record
+        if len(newest) > LATE_TAKES + 2 * len(self._written):
+            self._newest = {key: number for key, number in newest.items() if number > taken.number - LATE_TAKES}
+        if taken.number > self._newest_node[0]:
+            self._newest_node = (taken.number, taken.node)
+        node = self._newest_node[1]
+        if not self._owed and node == self._written_node:
             return
         self._behind = True
-        self._store(encode(taken.node, self._owed, self._written), taken.node)
+        self._store(encode(node, self._owed, self._written), node)
         for key, record in self._owed.items():
             if record is None:
                 self._written.pop(key, None)
             else:
                 self._written[key] = record
         self._owed = {}
-        self._written_node = taken.node
+        self._written_node = node
         self._behind = False
 
     def commit(self) -> None:

@@ -37,6 +37,27 @@ def put_image(storage: Storage, data: bytes) -> None:
     file.pwrite(data, 0)
 
 
+def test_a_round_that_is_written_late_takes_back_nothing_that_was_taken_after_it() -> None:
+    """A recovery on the disk thread takes and writes while an earlier round of the loop waits for that thread."""
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, promise=5, log_uid=11)
+    journal.stage(B, promise=1)
+    journal.stage_revision(50)
+    late = journal.take()
+    journal.stage(A, promise=6)
+    journal.stage_revision(60)
+    journal.commit()
+    journal.write(late)
+    killed(journal)
+
+    journal = opened(storage)
+    first, second = journal.record(A), journal.record(B)
+    assert first is not None and first.promise == 6
+    assert second is not None and second.promise == 1
+    assert journal.identity.revision_seen == 60
+
+
 def test_what_was_written_is_there_after_a_kill() -> None:
     storage = MemStorage()
     journal = opened(storage)
