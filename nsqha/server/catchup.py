@@ -89,15 +89,17 @@ class CatchUp:
             return
         state = follower.state
         applied = state.applied.log_id + 1 if state is not None else 0
-        if common < applied:
-            text = f"{follower.log.directory}: the leader's log parts from this one at {common}, committed is {applied}"
+        committed = max(applied, follower.committed)
+        if common < committed:
+            text = f"{follower.log.directory}: the leader's log parts from this one at {common}, not at {committed}"
             if not self._files.may_lose_committed(follower):
-                check_cut(common, committed=applied)
+                check_cut(common, committed=committed)
             log.error("committed_cut", "%s; this log was given up, the leader's counts", text)
         removed = follower.log.end.log_id - common
         log.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
         await self._files.cut(follower, common)
         follower.forget_pending()
+        follower.committed = min(follower.committed, common)
         if common < applied:
             self._files.reload(follower)
 
@@ -124,9 +126,8 @@ class CatchUp:
         anchor = decode(reply.anchor) if reply.anchor else None
         if anchor is None:
             raise Unavailable("the leader's log can not be begun anew from")
-        state = self._follower.state
-        if state is not None and not self._files.may_lose_committed(self._follower):
-            check_anew(anchor.log_id + 1, committed=state.applied.log_id + 1)
+        if not self._files.may_lose_committed(self._follower):
+            check_anew(anchor.log_id + 1, committed=self._follower.committed)
         log.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
         await self._files.begin_anew(self._follower, anchor)
 

@@ -36,7 +36,7 @@ log = Log("follower")
 
 T = TypeVar("T")
 
-APPLY_SLICE = 2000  # entries read at once when the committed point jumps
+APPLY_SLICE = 2000  # entries read and applied at once when the committed point jumps
 
 
 class Port(Protocol):
@@ -94,6 +94,8 @@ class Follower:
         self.stopped: str | None = None
         self._runtime = runtime
         self._port: Port | None = None
+        self._told = 0  # the end of what the leader says is committed; it may be above our log's
+        self._applying = False  # the rest is applied in the next turns of the loop
         self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._exclusive: asyncio.Task[None] | None = None
@@ -108,6 +110,7 @@ class Follower:
         assert epoch >= self.epoch, f"{self.key}: promised {self.epoch}, now {epoch}"
         self._port = port
         self.epoch = epoch
+        self._told = 0
         self._held.clear()
 
     def left(self, port: Port) -> None:
@@ -199,7 +202,8 @@ class Follower:
 
     def committed_to(self, end: int) -> None:
         """The leader says that everything below `end` is committed."""
-        end = min(end, self.log.end.log_id)
+        self._told = max(self._told, end)  # of what is held back too; it may not be said again
+        end = min(self._told, self.log.end.log_id)
         if end <= self.committed or self.behind:
             return
         self.committed = end
@@ -207,19 +211,30 @@ class Follower:
 
     def _apply(self) -> None:
         state, pending = self.state, self._pending
-        if state is None:
+        if state is None or self._applying:
             return
+        left = APPLY_SLICE
         try:
             while (log_id := state.applied.log_id + 1) < self.committed:
+                if not left:
+                    self._applying = True  # everything else on this node has its turn
+                    self._runtime.loop.call_soon(self._apply_on)
+                    return
                 if pending and pending[0][0].log_id == log_id:
                     entry, data = pending.popleft()
                     if data is None:
                         data = self.log.read(entry) if entry.flags & NEEDS_LOOK else b""
                     state.apply(entry, data)
+                    left -= 1
                 else:
                     self._read_pending(log_id)
         except Exception as error:
             self._stop(error)
+
+    def _apply_on(self) -> None:
+        self._applying = False
+        if not self.closed and not self.behind:
+            self._apply()
 
     def _read_pending(self, log_id: int) -> None:
         """Batches that were here before, or are too many to keep: from the files."""

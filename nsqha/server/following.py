@@ -58,7 +58,7 @@ class Receiver:
         self._acks: dict[Follower, None] = {}
         self._answers = pb.PushReply()
         self._flushing = False
-        self._followers: set[Follower] = set()
+        self._followers: dict[tuple[int, int], Follower] = {}
 
     def ended(self) -> bool:
         """Whether the stream is over; asked again after every await."""
@@ -116,7 +116,7 @@ class Receiver:
 
     def on_closed(self, why: str) -> None:
         self.closed = True
-        for follower in self._followers:
+        for follower in self._followers.values():
             follower.left(self)
         if self._followers:
             self._replicas.stream_lost(self.leader)
@@ -126,7 +126,7 @@ class Receiver:
 
     def followed_by(self, follower: Follower) -> None:
         """This stream is where the partition's leader speaks."""
-        self._followers.add(follower)
+        self._followers[follower.key] = follower
 
     def opened(self, follower: Follower, *, behind: bool) -> None:
         log_ = follower.log
