@@ -227,6 +227,11 @@ class IsrKeeper:
             return log_uid != 0 and self.meta.isr[node] == log_uid
         return log_uid != 0 and self._proposal is not None and self._proposal.meta.isr.get(node) == log_uid
 
+    def end_of(self, node: int) -> int:
+        """Where a follower's log ended when it was last heard; 0: not known. For figures."""
+        follower = self._followers.get(node)
+        return 0 if follower is None else follower.end
+
     def counted(self, node: int) -> tuple[int, int]:
         """The (end, durable) of a follower that count for a commit: zeros unless its log is one that counts.
 

@@ -36,6 +36,7 @@ from nsqha.server.metadata import Metadata
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
 from nsqha.server.publishing import Publishing
+from nsqha.server.readiness import cluster_checks
 from nsqha.server.scrub import Replica, Scrubber
 from nsqha.server.snapshot import broker_stats
 from nsqha.server.subscriptions import Subscriptions
@@ -392,12 +393,13 @@ class Broker:
         return "OK" if self.failure is None else f"NOK - {self.failure}"
 
     def checks(self) -> list[Check]:
-        return [
+        checks = [
             Check("data_directory", self.failure is None, self.failure or "", live=True),
             Check("not_exiting", not self.exiting, "shutting down" if self.exiting else ""),
             Check("partitions", not (stopped := self._stopped()), stopped),
             Check("disk_space", not self.disk_refusing, self.refuses_publish() or ""),
         ]
+        return checks if self.cluster is None else [*checks, *cluster_checks(self.cluster)]
 
     def _stopped(self) -> str:
         """Partitions that a broken invariant stopped."""

@@ -11,11 +11,11 @@ effective ISR is widened before a proposal leaves. What the store answers late o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.election.model import NodeInfo, PartitionMeta
-from nsqha.errors import Conflict, NotFound, NsqhaError, Unavailable
+from nsqha.errors import Conflict, LogCorrupt, NotFound, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.isr import Applied, Effective, Fence, IsrKeeper, Propose, Refused, Reread, StepDown, Unknown
@@ -119,6 +119,18 @@ class Leadership:
     @property
     def committed(self) -> int:
         return self.partition.leader.committed
+
+    def lags(self) -> Iterator[tuple[int, int, int]]:
+        """(node, commitlog entries, bytes) that each follower has not acknowledged."""
+        log_ = self.partition.log
+        end = log_.end
+        for node in self._pushed:
+            acked = max(self._keeper.end_of(node), log_.start.log_id)
+            try:
+                position = log_.entry(acked).position if acked < end.log_id else end.position
+            except LogCorrupt:
+                position = end.position  # its channels and the scrub say so; the other figures are still wanted
+            yield node, max(end.log_id - acked, 0), end.position - position
 
     # ---- the partition
 

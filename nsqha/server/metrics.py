@@ -30,6 +30,7 @@ SERIES_MAX = 2000
 _TOPIC = ("topic",)
 _CHANNEL = ("topic", "channel")
 _PARTITION = ("topic", "partition")
+_FOLLOWER = ("follower",)
 _CURSOR = ("topic", "channel", "partition")
 
 
@@ -53,6 +54,7 @@ class _Snapshot(Collector):
         yield from _storage(self._stats)
         yield from _publishing(self._stats)
         yield from _partitions(self._stats)
+        yield from _cluster(self._stats)
         yield from _channels(self._stats)
         yield from _cursors(self._stats)
 
@@ -179,6 +181,51 @@ def _partitions(stats: BrokerStats) -> Iterator[Metric]:
         "1 for what OK means: always, interval or none.",
         (*_PARTITION, "mode"),
         [((*labels, p.sync), 1) for labels, p in rows],
+    )
+
+
+def _cluster(stats: BrokerStats) -> Iterator[Metric]:
+    """Nothing for a node that is alone."""
+    cluster = stats.node.cluster
+    if cluster is None:
+        return
+    yield _gauge(
+        "cluster_registered", "1 while the node's lease is fresh: the others count on it.", float(cluster.registered)
+    )
+    yield _gauge("cluster_nodes", "Nodes that are alive, as far as this one knows.", cluster.nodes)
+    yield _gauge("cluster_leaders", "Partitions that this node leads.", cluster.leaders)
+    yield _gauge("cluster_followers", "Partitions that this node follows.", cluster.followers)
+    yield _gauge(
+        "cluster_followers_behind",
+        "Partitions that this node follows and that catch up, or have no leader.",
+        cluster.followers_behind,
+    )
+    yield _gauge(
+        "cluster_under_replicated",
+        "Partitions led here with fewer in-sync replicas than there are to be.",
+        cluster.under_replicated,
+    )
+    rows = [((t.topic_name, str(p.partition)), p) for t in stats.topics for p in t.partitions]
+    yield _gauges("partition_isr_size", "In-sync replicas.", _PARTITION, [(labels, p.isr_size) for labels, p in rows])
+    yield _gauges("partition_replicas", "Replicas.", _PARTITION, [(labels, p.replicas) for labels, p in rows])
+    yield _gauges(
+        "partition_min_isr",
+        "Replicas that must have a message before it is acknowledged.",
+        _PARTITION,
+        [(labels, p.min_isr) for labels, p in rows],
+    )
+    lags = [((lag.name or f"{lag.node:016x}",), lag) for lag in cluster.push_lag]
+    yield _gauges(
+        "push_lag_entries",
+        "Batches that a follower node has not acknowledged, of all that is led here.",
+        _FOLLOWER,
+        [(labels, lag.entries) for labels, lag in lags],
+    )
+    yield _gauges(
+        "push_lag_bytes",
+        "Bytes that a follower node has not acknowledged, of all that is led here.",
+        _FOLLOWER,
+        [(labels, lag.bytes) for labels, lag in lags],
     )
 
 

@@ -15,19 +15,24 @@ from nsqha.server.stats import (
     BrokerStats,
     ChannelStats,
     ClientStats,
+    ClusterStats,
     CursorStats,
     DamagedRange,
     NodeStats,
     PartitionStats,
+    PushLag,
     ScrubStats,
     TopicStats,
 )
 from nsqha.server.tls import describe
 
 if TYPE_CHECKING:
+    from nsqha.election.model import PartitionMeta
     from nsqha.server.broker import Broker
+    from nsqha.server.cluster import Cluster
     from nsqha.server.connection import Connection
     from nsqha.server.delivery import Consumer
+    from nsqha.server.leadership import Leadership
     from nsqha.server.partition import Partition
     from nsqha.server.scrub import Scrubber
     from nsqha.server.topic import Topic
@@ -43,7 +48,7 @@ def broker_stats(broker: Broker, topic: str, clients: bool) -> BrokerStats:
     return BrokerStats(
         health=broker.health(),
         start_time_ns=broker.start_time_ns,
-        topics=tuple(topic_stats(t, now, clients) for t in topics),
+        topics=tuple(topic_stats(t, now, clients, broker.cluster) for t in topics),
         producers=tuple(producers),
         node=node_stats(broker),
     )
@@ -71,6 +76,7 @@ def node_stats(broker: Broker) -> NodeStats:
         publish_errors=tuple(sorted(broker.measures.publish_errors.items())),
         log_events=tuple(sorted(broker.measures.log_events.items())),
         scrub=scrub_stats(broker.scrubber),
+        cluster=None if broker.cluster is None else cluster_stats(broker.cluster),
     )
 
 
@@ -91,7 +97,46 @@ def scrub_stats(scrubber: Scrubber) -> ScrubStats:
     )
 
 
-def topic_stats(topic: Topic, now: Now, clients: bool) -> TopicStats:
+def cluster_stats(cluster: Cluster) -> ClusterStats:
+    replicas, nodes = cluster.replicas, cluster.nodes()
+    lags: dict[int, list[tuple[int, int]]] = {}
+    under = 0
+    for leadership in replicas.leading.values():
+        under += under_replicated(leadership.meta, _wanted(cluster, leadership))
+        for node, entries, size in leadership.lags():
+            lags.setdefault(node, []).append((entries, size))
+    return ClusterStats(
+        node=cluster.node,
+        registered=cluster.has_lease,
+        nodes=len(nodes),
+        leaders=len(replicas.leading),
+        followers=len(replicas.followers),
+        followers_behind=sum(f.behind or f.port is None for f in replicas.followers.values()),
+        under_replicated=under,
+        push_lag=tuple(
+            PushLag(
+                node=node,
+                name=nodes[node].name if node in nodes else "",
+                partitions=len(found),
+                entries=sum(entries for entries, _ in found),
+                bytes=sum(size for _, size in found),
+            )
+            for node, found in sorted(lags.items())
+        ),
+    )
+
+
+def _wanted(cluster: Cluster, leadership: Leadership) -> int | None:
+    topic = cluster.view().topics.get(leadership.topic)
+    return None if topic is None else topic.record.settings.replicas
+
+
+def under_replicated(meta: PartitionMeta, wanted: int | None) -> bool:
+    """Whether a partition has fewer in-sync replicas than its record, or the topic's settings, say."""
+    return len(meta.isr) < max(len(meta.replicas), wanted or 0)
+
+
+def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Cluster | None = None) -> TopicStats:
     unhanded = sum(p.log.end.offset - p.cursors.pump for p in topic.led)
     channels = tuple(channel_stats(topic, name, now, clients) for name in topic.channel_names())
     windows = [w for p in topic.led for d in p.deliveries.values() if (w := d.latency) is not None]
@@ -104,12 +149,22 @@ def topic_stats(topic: Topic, now: Now, clients: bool) -> TopicStats:
         message_bytes=sum(p.message_bytes for p in topic.led),
         paused=topic.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
-        partitions=tuple(partition_stats(p) for p in topic.led),
+        partitions=tuple(partition_stats(p, topic, cluster) for p in topic.led),
     )
 
 
-def partition_stats(partition: Partition) -> PartitionStats:
+def partition_stats(partition: Partition, topic: Topic, cluster: Cluster | None = None) -> PartitionStats:
     log = partition.log
+    members: dict[str, Any] = {}
+    leadership = cluster and cluster.replicas.leading.get((topic.record.uid, partition.number))
+    if leadership:
+        meta = leadership.meta
+        members = {
+            "isr_size": len(meta.isr),
+            "replicas": len(meta.replicas),
+            "min_isr": meta.min_isr,
+            "under_replicated": under_replicated(meta, topic.record.settings.replicas),
+        }
     return PartitionStats(
         partition=partition.number,
         leader_epoch=partition.leader.epoch,
@@ -122,12 +177,12 @@ def partition_stats(partition: Partition) -> PartitionStats:
         segments=len(log.pairs),
         waiting_bytes=partition.waiting_bytes,
         unsynced_messages=partition.unsynced_messages,
+        **members,
     )
 
 
 def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelStats:
     cursors = []
-    totals = dict.fromkeys(("message_count", "requeue_count", "timeout_count", "finished_count"), 0)
     windows = []
     paused = False
     for partition in topic.led:
@@ -136,8 +191,6 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
             continue
         channel = delivery.channel
         paused = channel.paused
-        for key in totals:
-            totals[key] += getattr(channel, key)
         if delivery.latency is not None:
             windows.append(delivery.latency)
         cursors.append(
@@ -152,6 +205,11 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 uncommitted_progress=channel.uncommitted_progress,
                 oldest_unfinished_seconds=partition.oldest_unfinished_seconds(channel, now),
                 stuck=delivery.stuck or "",
+                leader_epoch=partition.leader.epoch,
+                message_count=channel.message_count,
+                requeue_count=channel.requeue_count,
+                timeout_count=channel.timeout_count,
+                finish_count=channel.finished_count,
             )
         )
     consumers = topic.consumers.get(name, [])
@@ -162,10 +220,10 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         backend_depth=0 if name.endswith("#ephemeral") or topic.ephemeral else depth,
         in_flight_count=sum(c.in_flight_count for c in cursors),
         deferred_count=sum(c.deferred_count for c in cursors),
-        message_count=totals["message_count"],
-        requeue_count=totals["requeue_count"],
-        timeout_count=totals["timeout_count"],
-        finish_count=totals["finished_count"],
+        message_count=sum(c.message_count for c in cursors),
+        requeue_count=sum(c.requeue_count for c in cursors),
+        timeout_count=sum(c.timeout_count for c in cursors),
+        finish_count=sum(c.finish_count for c in cursors),
         client_count=len(consumers),
         clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
         paused=paused,

@@ -68,6 +68,11 @@ class CursorStats:
     uncommitted_progress: int = 0  # messages finished in memory whose progress event is not committed yet
     oldest_unfinished_seconds: float | None = None  # age by publish time; None if nothing is unfinished
     stuck: str = ""  # why nothing more can be read; empty if all is well
+    leader_epoch: int = 0
+    message_count: int = 0  # since this node leads the partition, like the following ones
+    requeue_count: int = 0
+    timeout_count: int = 0
+    finish_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,10 @@ class PartitionStats:
     segments: int = 0
     waiting_bytes: int = 0  # publishes that are not written yet
     unsynced_messages: int = 0  # written, not fdatasync'ed
+    isr_size: int = 1
+    replicas: int = 1
+    min_isr: int = 1
+    under_replicated: bool = False  # fewer in-sync replicas than there are to be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +152,31 @@ class ScrubStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PushLag:
+    """What a follower node has not acknowledged yet, of all that is led here."""
+
+    node: int  # uid
+    name: str  # empty: it is away
+    partitions: int = 0
+    entries: int = 0  # of the commitlog, so batches
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStats:
+    """This node as a member of its cluster."""
+
+    node: int  # uid
+    registered: bool = False  # its lease is fresh: the others count on it
+    nodes: int = 0  # that are alive, as far as is known here
+    leaders: int = 0  # partitions led here
+    followers: int = 0  # partitions followed here
+    followers_behind: int = 0  # of them, those that catch up or have no leader
+    under_replicated: int = 0  # partitions led here with fewer in-sync replicas than there are to be
+    push_lag: tuple[PushLag, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
     """What concerns the whole process."""
 
@@ -165,6 +199,7 @@ class NodeStats:
     publish_errors: tuple[tuple[str, int], ...] = ()  # by error code
     log_events: tuple[tuple[str, int], ...] = ()  # recovery cuts, checksum errors, possible losses: event -> count
     scrub: ScrubStats = ScrubStats()
+    cluster: ClusterStats | None = None  # None: it is alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +386,7 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
             "damaged_ranges": node.scrub.damaged_ranges,
             "damage": [_fields(damage) for damage in node.scrub.damage],
         },
+        "cluster": None if node.cluster is None else _cluster_json(node.cluster),
         "topics": [
             {
                 "topic_name": topic.topic_name,
@@ -369,7 +405,12 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
     }
 
 
-def _fields(record: PartitionStats | CursorStats | DamagedRange) -> dict[str, Any]:
+def _cluster_json(cluster: ClusterStats) -> dict[str, Any]:
+    lags = [_fields(lag) | {"node": f"{lag.node:016x}"} for lag in cluster.push_lag]
+    return _fields(cluster) | {"node": f"{cluster.node:016x}", "push_lag": lags}
+
+
+def _fields(record: PartitionStats | CursorStats | DamagedRange | ClusterStats | PushLag) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
