@@ -9,6 +9,7 @@ partition which is one loss away from standing still gets a new replica sooner.
     a node is being emptied (intent)     -> moves off it
     a node stays away                    -> moves that replace it, after `replace_after_s`
     fewer replicas than the topic wants  -> moves that add some, once the nodes have been the same for `settle_s`
+    more replicas than its settings say  -> moves that take some away, likewise
     leader is not the first replica      -> transfer, after `settle_s`
 """
 
@@ -172,6 +173,7 @@ class Planner:
             and (
                 name in self.moves
                 or len(meta.replicas) < (world.settings[name].replicas or default)
+                or len(meta.replicas) > (world.settings[name].replicas or len(meta.replicas))
                 or not suspects.isdisjoint(meta.replicas)
             )
         )
@@ -212,6 +214,8 @@ class Planner:
             return filled, "node_decommissioned" if emptied else "node_away"
         if not gone and settled and len(filled) > len(meta.replicas):
             return filled, "more_replicas"
+        if not gone and settled and wanted is None and settings.replicas and len(meta.replicas) > settings.replicas:
+            return _fewer(meta, settings.replicas, nodes)
         return None
 
     def _stays_away(self, uid: int, meta: PartitionMeta, world: World, now: float) -> bool:
@@ -249,6 +253,13 @@ class Planner:
         self._asked.add(intent)
         steps.intents.append(RemoveIntent(intent, self._versions[intent]))
         return True
+
+
+def _fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tuple[tuple[int, ...], str] | None:
+    """`count` of the replicas: the leader, and members of the ISR as they are listed; None while there are too few."""
+    fit = [uid for uid in meta.replicas if uid in meta.isr and uid in nodes]
+    kept = sorted(fit, key=lambda uid: uid != meta.leader)[:count]
+    return (tuple(uid for uid in fit if uid in kept), "fewer_replicas") if len(kept) == count else None
 
 
 def progress(node: int, metas: Mapping[PartitionName, PartitionMeta], names: Iterable[PartitionName]) -> dict[str, int]:

@@ -148,19 +148,20 @@ class Cluster:
     # ---- placement of what is made here
 
     def placed(
-        self, settings: TopicSettings, log_uids: Mapping[int, int], *, alone: bool = False
+        self, settings: TopicSettings, log_uids: Mapping[int, int], *, alone: bool = False, first: int = 0
     ) -> dict[int, PartitionMeta]:
-        """Partitions of a new topic: those in `log_uids` led by this node, the others by whom the controller elects.
+        """New partitions from `first` on: those in `log_uids` led by this node, others by whom the controller elects.
 
         `alone`: an #ephemeral topic, which nobody else has a copy of."""
         nodes = {} if alone else able(self.nodes())
         if self._info is None or not self.replicas.registration:
             raise Unavailable("this node is only just joining the cluster")
-        nodes.setdefault(self.node, self._info)
+        if log_uids:
+            nodes.setdefault(self.node, self._info)
         load = Load.of(m.replicas for t in self.view().topics.values() for m in t.record.partitions.values())
         wanted = replicas_wanted(settings, nodes)
         mine = place(sorted(log_uids), wanted, nodes, load, prefer=self.node)
-        others = place([n for n in range(settings.partitions) if n not in log_uids], wanted, nodes, load)
+        others = place([n for n in range(first, settings.partitions) if n not in log_uids], wanted, nodes, load)
         metas = {}
         for number, replicas in {**mine, **others}.items():
             meta = PartitionMeta(replicas=replicas, min_isr=min_isr_of(settings, len(replicas)))

@@ -31,8 +31,9 @@ from nsqha.server.disk import DiskRounds
 from nsqha.server.journalling import JournalWriter
 from nsqha.server.leaders import Administration
 from nsqha.server.metadata import Metadata
-from nsqha.server.opening import PartitionOpener, abandoned_of
+from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
+from nsqha.server.settings import TopicChanges
 from nsqha.server.topic import NewDelivery, Topic
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ class Topics(Mapping[str, Topic]):
         self.reconciler: Reconciler | None = None  # None: nobody else leads anything
         self._topics: dict[str, Topic] = {}
         self._creating: dict[str, asyncio.Task[Topic]] = {}
+        self._settings = TopicChanges(
+            node_uid, rng, metadata, disk, journal_writer, opener, adopt=self.adopt, forget_targets=forget_targets
+        )
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
 
     def __getitem__(self, name: str) -> Topic:
@@ -124,8 +128,11 @@ class Topics(Mapping[str, Topic]):
         topic = self._topics.get(name)
         if topic is not None and topic.record.uid == record.uid:
             if versioned.version > topic.versioned.version:
+                grown = len(record.partitions) > len(topic.record.partitions)
                 topic.versioned = versioned
-                self._apply_settings(topic)
+                self._settings.apply(topic)
+                if grown:
+                    self._forget_targets()
                 for partition in topic.led:
                     if partition.serving and partition.cursors.reconcile(record.channels):
                         partition.write_events()
@@ -352,24 +359,13 @@ class Topics(Mapping[str, Topic]):
             await self._all_follow(topic)
 
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
-        """Change settings that may change while a topic lives. ValueError if they do not fit."""
+        """Change settings that may change while a topic lives (`server.settings`). ValueError if they do not fit."""
         self.topic(name)
         await self._changes.whole(self._change_settings(name, changes))
 
     async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         async with self._changes.of(name):
-            topic = self.topic(name)
-            settings = replace(topic.record.settings, **changes)
-            versioned = topic.versioned
-            record = replace(versioned.record, settings=settings)
-            topic.versioned = await self._metadata.write(lambda: self._store.replace(name, versioned.version, record))
-            self._apply_settings(topic)
-
-    def _apply_settings(self, topic: Topic) -> None:
-        record = topic.record
-        for partition in topic.led:
-            partition.set_sync(self._opener.sync_of(record))
-            partition.trimmer.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
+            await self._settings.change(self.topic(name), changes, self.cluster)
 
     # ---- channels
 
