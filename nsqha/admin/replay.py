@@ -1,4 +1,4 @@
-"""Seek, undo and peek: from what people say (a time, an id, "start") to offsets, and what that would cost.
+"""Seek and undo: from what people say (a time, an id, "start") to offsets, and what that would cost; and damage.
 
     timestamp   the first batch at or after it, less the clock skew (below); none: the end
     message id  its partition and offset; an id that this topic never gave out is refused
@@ -6,7 +6,7 @@
     ... clamped to [log start, pump] by `nsqha.cursor.seek`
 
 A plan comes first and is a forecast; the act answers with what happened. Every partition answers for itself: one that
-can not be moved says why and does not keep the others from moving.
+can not be moved says why and does not keep the others from moving. Its leader says so (`Spread`), wherever it is.
 
 **Clock skew.** Batches carry their leader's clock. Whoever says "since 14:00" reads another clock, and with several
 leaders there are several. A second more of old messages is cheaper than a missed one, so a timestamp is taken to mean
@@ -18,86 +18,115 @@ A plan's bytes come from the commitlog: no message is read for it.
 
 from __future__ import annotations
 
-import heapq
-from asyncio import sleep
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.commitlog.control import iter_frames
+from nsqha.admin.whole_topic import WholeTopic, choice, concerned, topic_of
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor import events
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError
-from nsqha.frames import ATTRIBUTES, MESSAGE
 from nsqha.pb.v1 import admin_pb2
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.reader import Batch
     from nsqha.cursor.seek import SeekPlan
     from nsqha.server.broker import Broker
     from nsqha.server.partition import Partition
     from nsqha.server.topic import Topic
 
 CLOCK_SKEW_NS = 1_000_000_000
-PEEK_DEFAULT = 100
-PEEK_MAX = 10_000
-PEEK_TURN = 256  # messages passed over before others get their turn
 
 
 # ---- seek
 
 
-async def seek(broker: Broker, request: Any) -> Any:
+async def seek(broker: Broker, request: Any, whole: WholeTopic) -> Any:
     """Plan, and unless only that is asked for, move the channel in every partition concerned."""
-    topic = _topic(broker, request.topic, request.channel)
+    topic = _topic(broker, request)
     target = request.target
-    message_id = target.message_id if _choice(target, "to") == "message_id" else None
-    partitions, number = _concerned(topic, request, message_id)
-    targets: dict[int, int] = {}
-    answers: dict[int, Any] = {}
-    for partition in partitions:
-        try:
-            targets[partition.number] = to = _offset_of(partition, target, number)
+    message_id = target.message_id if choice(target, "to") == "message_id" else None
+    numbers, number = concerned(topic, request, message_id)
+    _check(target)
+
+    async def here(numbers: list[int]) -> dict[int, Any]:
+        targets: dict[int, int | None] = {}
+
+        def planned(partition: Partition) -> Any:
+            to = _offset_of(partition, target, number, topic.name)
             plan = partition.cursors.plan_seek(request.channel, to)
-            answers[partition.number] = _answer(partition, plan, _before_log(partition, target, plan))
-        except NsqhaError as error:
-            targets.pop(partition.number, None)
-            answers[partition.number] = _refusal(partition, error)
-    if not request.plan_only:
-        done = await broker.topics.seek_channel(request.topic, request.channel, targets)
-        _merge(topic, answers, done)
-    return admin_pb2.SeekResponse(partitions=[answers[n] for n in sorted(answers)], done=not request.plan_only)
+            targets[partition.number] = to
+            return _answer(partition, plan, _before_log(partition, target, plan))
+
+        return await _carry_out(broker, topic, request, numbers, planned, targets)
+
+    return await _answered(topic, request, whole, "Seek", numbers, here)
 
 
-async def undo(broker: Broker, request: Any) -> Any:
+async def undo(broker: Broker, request: Any, whole: WholeTopic) -> Any:
     """Go back to where the channel was before its last seek, in every partition that had one."""
-    topic = _topic(broker, request.topic, request.channel)
-    partitions, _ = _concerned(topic, request)
-    answers: dict[int, Any] = {}
-    for partition in partitions:
-        try:
+    topic = _topic(broker, request)
+    numbers, _ = concerned(topic, request)
+
+    async def here(numbers: list[int]) -> dict[int, Any]:
+        targets: dict[int, int | None] = {}
+
+        def planned(partition: Partition) -> Any:
             before = _committed(partition, request.channel).undo
             if before is None:
                 raise NotFound("there is no seek to undo")
             plan = partition.cursors.plan_seek(request.channel, before.floor)
-            answers[partition.number] = _answer(partition, plan, plan.clamped)
-        except NsqhaError as error:
-            answers[partition.number] = _refusal(partition, error)
-    if not request.plan_only:
-        moving = {n: None for n, answer in answers.items() if not answer.error}
-        _merge(topic, answers, await broker.topics.seek_channel(request.topic, request.channel, moving))
+            targets[partition.number] = None
+            return _answer(partition, plan, plan.clamped)
+
+        return await _carry_out(broker, topic, request, numbers, planned, targets)
+
+    return await _answered(topic, request, whole, "UndoSeek", numbers, here)
+
+
+async def _answered(
+    topic: Topic, request: Any, whole: WholeTopic, rpc: str, numbers: Collection[int], here: Any
+) -> Any:
+    """The answers of all leaders."""
+
+    def read(reply: Any) -> dict[int, Any]:
+        return {answer.partition: answer for answer in reply.partitions if not answer.not_led}
+
+    def failed(number: int, why: str) -> Any:
+        return admin_pb2.SeekPartition(partition=number, error=why, not_led=request.HasField("here"))
+
+    answers = await whole.answers(topic, rpc, request, numbers, here=here, read=read, failed=failed)
     return admin_pb2.SeekResponse(partitions=[answers[n] for n in sorted(answers)], done=not request.plan_only)
 
 
-def _merge(topic: Topic, answers: dict[int, Any], done: dict[int, SeekPlan | NsqhaError]) -> None:
-    """What was done instead of what was planned."""
-    for partition in topic.led:
-        outcome = done.get(partition.number)
-        if isinstance(outcome, NsqhaError):
-            answers[partition.number] = _refusal(partition, outcome)
-        elif outcome is not None:
-            clamped = answers[partition.number].clamped or outcome.clamped
-            answers[partition.number] = _answer(partition, outcome, clamped)
+async def _carry_out(
+    broker: Broker,
+    topic: Topic,
+    request: Any,
+    numbers: Collection[int],
+    planned: Callable[[Partition], Any],
+    targets: Mapping[int, int | None],
+) -> dict[int, Any]:
+    """In those of the partitions that are led here: plan, then act; `planned` notes where to go in `targets`."""
+    answers: dict[int, Any] = {}
+    led = {n: partition for n in numbers if (partition := topic.leads(n)) is not None}
+    for partition in led.values():
+        try:
+            answers[partition.number] = planned(partition)
+        except _UnknownId:
+            raise
+        except NsqhaError as error:
+            answers[partition.number] = _refusal(partition.number, error)
+    if not request.plan_only and targets:
+        done = await broker.topics.seek_channel(request.topic, request.channel, targets)
+        for number in targets:
+            outcome = done.get(number)
+            if outcome is None:
+                del answers[number]  # led elsewhere by the time of its turn: nothing was done
+            elif isinstance(outcome, NsqhaError):
+                answers[number] = _refusal(number, outcome)
+            else:
+                answers[number] = _answer(led[number], outcome, answers[number].clamped or outcome.clamped)
+    return answers
 
 
 def _answer(partition: Partition, plan: SeekPlan, clamped: bool) -> Any:
@@ -115,8 +144,8 @@ def _answer(partition: Partition, plan: SeekPlan, clamped: bool) -> Any:
     )
 
 
-def _refusal(partition: Partition, error: NsqhaError) -> Any:
-    return admin_pb2.SeekPartition(partition=partition.number, error=str(error) or type(error).__name__)
+def _refusal(number: int, error: NsqhaError) -> Any:
+    return admin_pb2.SeekPartition(partition=number, error=str(error) or type(error).__name__)
 
 
 def _committed(partition: Partition, channel: str) -> Any:
@@ -128,60 +157,48 @@ def _committed(partition: Partition, channel: str) -> Any:
 # ---- from words to offsets
 
 
-def _topic(broker: Broker, name: str, channel: str | None = None) -> Topic:
-    topic = broker.topics.topic(name)
-    if channel is not None and not topic.has_channel(channel):
-        raise NotFound(f"there is no channel {channel} of topic {name}")
+class _UnknownId(NotFound):
+    """No message has this id."""
+
+
+def _topic(broker: Broker, request: Any) -> Topic:
+    topic = topic_of(broker, request)
+    # Of an #ephemeral channel only the leaders know.
+    known = broker.cluster is not None and ids.is_ephemeral(request.channel)
+    if not known and not topic.has_channel(request.channel):
+        raise NotFound(f"there is no channel {request.channel} of topic {request.topic}")
     return topic
 
 
-def _choice(message: Any, oneof: str) -> str:
-    """Which of its alternatives a message has; "" if none."""
-    return message.WhichOneof(oneof) or ""
+def _check(target: Any) -> None:
+    """ValueError for a target that means nothing anywhere."""
+    if not choice(target, "to"):
+        raise ValueError("say where to: timestamp_ns, offset, message_id, start or end")
+    if target.clock_skew_ns < 0:
+        raise ValueError(f"clock_skew_ns is {target.clock_skew_ns}; it can not be negative")
 
 
-def _concerned(topic: Topic, request: Any, message_id: str | None = None) -> tuple[list[Partition], int]:
-    """The partitions that a request speaks of, and the number behind the message id if it names one."""
-    chosen = list(topic.led)
-    if request.HasField("partition"):
-        chosen = [p for p in chosen if p.number == request.partition]
-        if not chosen:
-            raise NotFound(f"topic {topic.name} has no partition {request.partition} here")
-    if message_id is None:
-        return chosen, 0
-    number = ids.parse_message_id(message_id.encode())
-    if number is None:
-        raise ValueError(f"{message_id!r} is not a message id: 16 lowercase hex digits")
-    named = ids.partition_of(number)
-    chosen = [p for p in chosen if p.number == named and 0 <= number - p.id_base < p.high_watermark]
-    if not chosen:
-        raise NotFound(f"message id {message_id} is not one of topic {topic.name}")
-    return chosen, number
-
-
-def _offset_of(partition: Partition, target: Any, number: int) -> int:
-    """Where a seek goes; it is clamped later."""
-    match _choice(target, "to"):
+def _offset_of(partition: Partition, target: Any, number: int, topic: str) -> int:
+    """Where a seek goes; it is clamped later. `number` stands behind the message id."""
+    match choice(target, "to"):
         case "offset":
             return min(int(target.offset), ids.OFFSET_MAX)
         case "message_id":
+            if not 0 <= number - partition.id_base < partition.high_watermark:
+                raise _UnknownId(f"message id {target.message_id} is not one of topic {topic}")
             return number - partition.id_base
         case "start":
             return partition.cursors.log_start[0]
-        case "end":
-            return events.TARGET_END
         case "timestamp_ns":
             skew_ns = target.clock_skew_ns if target.HasField("clock_skew_ns") else CLOCK_SKEW_NS
-            if skew_ns < 0:
-                raise ValueError(f"clock_skew_ns is {skew_ns}; it can not be negative")
             entry = partition.log.entry_for_time(target.timestamp_ns - skew_ns)
             return entry.first_offset if entry is not None else events.TARGET_END
-    raise ValueError("say where to: timestamp_ns, offset, message_id, start or end")
+    return events.TARGET_END
 
 
 def _before_log(partition: Partition, target: Any, plan: SeekPlan) -> bool:
     """Whether the wish was outside the log. A time before the oldest message of a shortened log is."""
-    if plan.clamped or _choice(target, "to") != "timestamp_ns":
+    if plan.clamped or choice(target, "to") != "timestamp_ns":
         return plan.clamped
     first = timestamp_of(partition, plan.target)
     return 0 < plan.target <= partition.cursors.log_start[0] and target.timestamp_ns < first
@@ -215,118 +232,54 @@ def timestamp_of(partition: Partition, offset: int) -> int:
     return entry.timestamp_ns if entry is not None else 0
 
 
-# ---- peek
-
-
-async def peek(broker: Broker, request: Any) -> AsyncIterator[Any]:
-    """Committed messages from some place on, oldest first, all partitions merged by time."""
-    topic = _topic(broker, request.topic)
-    chosen = _choice(request, "from")
-    partitions, number = _concerned(topic, request, request.message_id if chosen == "message_id" else None)
-    count_max = request.count_max or PEEK_DEFAULT
-    if count_max > PEEK_MAX or (chosen == "last" and request.last > PEEK_MAX):
-        raise ValueError(f"at most {PEEK_MAX} messages can be peeked at once")
-    places = {p.number: _peek_from(p, request, number) for p in partitions}
-    skip = 0
-    if chosen == "last":
-        skip = max(sum(p.high_watermark - places[p.number] for p in partitions) - request.last, 0)
-    runs = [_messages(p, places[p.number]) for p in partitions]
-    sent = 0
-    for n, message in enumerate(heapq.merge(*runs, key=lambda m: (m.timestamp_ns, m.partition))):
-        if n % PEEK_TURN == 0:
-            await sleep(0)
-        if n < skip:
-            continue
-        yield message
-        sent += 1
-        if sent == count_max:
-            return
-
-
-def _peek_from(partition: Partition, request: Any, number: int) -> int:
-    end = partition.high_watermark
-    match _choice(request, "from"):
-        case "offset":
-            place = int(request.offset)
-        case "message_id":
-            place = number - partition.id_base
-        case "timestamp_ns":
-            entry = partition.log.entry_for_time(request.timestamp_ns)
-            place = entry.first_offset if entry is not None else end
-        case "last":
-            place = end - request.last
-        case _:
-            place = 0
-    return min(max(place, partition.log.start.offset), end)
-
-
-def _messages(partition: Partition, offset: int) -> Iterator[Any]:
-    """What is committed from `offset` on, as long as the partition is open. LogCorrupt where it can not be read."""
-    while not partition.closed and (offset := max(offset, partition.log.start.offset)) < partition.high_watermark:
-        batch = partition.log.batch_at(offset)
-        if batch is None:
-            continue  # retention took it just now
-        for message in _of_batch(partition, batch, offset):
-            # Whoever takes these may wait in between; what was committed once stays so.
-            if message.offset >= partition.high_watermark:
-                return
-            offset = message.offset + 1
-            yield message
-
-
-def _of_batch(partition: Partition, batch: Batch, first: int) -> Iterator[Any]:
-    epoch = batch.entry.epoch
-    # A run of batches may span a change of leader; then each message is asked for.
-    same_epoch = partition.log.entry(batch.end_log_id - 1).epoch == epoch
-    offset = batch.first_offset
-    covers = deliver_at_ns = 0
-    data = memoryview(batch.data)
-    for frame in iter_frames(data):
-        if frame.type == ATTRIBUTES:
-            attributes = events.decode(frame.type, bytes(data[frame.payload_position : frame.end]))
-            assert isinstance(attributes, events.Attributes)
-            covers, deliver_at_ns = attributes.covers, attributes.deliver_at_ns
-        if frame.type != MESSAGE:
-            continue
-        if offset >= first:
-            at = frame.payload_position
-            if not same_epoch:
-                entry = partition.log.entry_for_offset(offset)
-                epoch = entry.epoch if entry is not None else 0
-            yield admin_pb2.PeekedMessage(
-                partition=partition.number,
-                offset=offset,
-                message_id=bytes(data[at + 10 : at + 26]).decode("ascii", "replace"),
-                timestamp_ns=int.from_bytes(data[at : at + 8], "big", signed=True),
-                body=bytes(data[at + 26 : frame.end]),
-                leader_epoch=epoch,
-                deliver_at_ns=deliver_at_ns if covers > 0 else 0,
-            )
-        covers -= 1
-        offset += 1
-
-
 # ---- damage
 
 
-async def skip_damage(broker: Broker, request: Any) -> Any:
+async def skip_damage(broker: Broker, request: Any, whole: WholeTopic) -> Any:
     """Let stopped channels go on behind what can not be read; returns when that is in the log."""
-    topic = broker.topics.topic(request.topic)
+    topic = topic_of(broker, request)
+    numbers, _ = concerned(topic, request)
+
+    async def here(numbers: list[int]) -> dict[int, Any]:
+        led = [partition for n in numbers if (partition := topic.leads(n)) is not None]
+        skipped = {partition.number: _skip(partition, request) for partition in led}
+        if any(skipped.values()):
+            await topic.commit_events()
+        return skipped
+
+    def read(reply: Any) -> dict[int, Any]:
+        found: dict[int, Any] = {error.partition: error.error for error in reply.errors if not error.not_led}
+        elsewhere = {error.partition for error in reply.errors if error.not_led}
+        for number in numbers:
+            if number not in found and number not in elsewhere:
+                found[number] = [one for one in reply.skipped if one.partition == number]
+        return found
+
+    def failed(number: int, why: str) -> Any:
+        return why
+
+    answers = await whole.answers(topic, "SkipDamage", request, numbers, here=here, read=read, failed=failed)
+    not_led = request.HasField("here")
+    response = admin_pb2.SkipDamageResponse()
+    for number, answer in sorted(answers.items()):
+        if isinstance(answer, str):
+            response.errors.add(partition=number, error=answer, not_led=not_led)
+        else:
+            response.skipped.extend(answer)
+    return response
+
+
+def _skip(partition: Partition, request: Any) -> list[Any]:
     skipped = []
-    for partition in topic.led:
-        if request.HasField("partition") and partition.number != request.partition:
+    for name, delivery in partition.deliveries.items():
+        if request.HasField("channel") and name != request.channel:
             continue
-        for name, delivery in partition.deliveries.items():
-            if request.HasField("channel") and name != request.channel:
-                continue
-            range_ = delivery.skip_damage()
-            if range_ is not None:
-                first, end, lost = range_
-                skipped.append(
-                    admin_pb2.SkippedDamage(
-                        channel=name, partition=partition.number, first_offset=first, end_offset=end, messages_lost=lost
-                    )
+        range_ = delivery.skip_damage()
+        if range_ is not None:
+            first, end, lost = range_
+            skipped.append(
+                admin_pb2.SkippedDamage(
+                    channel=name, partition=partition.number, first_offset=first, end_offset=end, messages_lost=lost
                 )
-    if skipped:
-        await topic.commit_events()
-    return admin_pb2.SkipDamageResponse(skipped=skipped)
+            )
+    return skipped

@@ -1,5 +1,7 @@
 """The Admin service: each RPC is one call of the broker, with our errors as gRPC status codes.
 
+In a cluster a node answers for all of it: `Describer` asks all nodes, `WholeTopic` the leaders of a topic's partitions.
+
 Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work without our .proto files.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,18 +24,20 @@ from grpc_reflection.v1alpha import reflection
 
 import nsqha
 from nsqha import hot, ids
-from nsqha.admin import replay
+from nsqha.admin import peeking, replay
+from nsqha.admin.describe import SYNC, Describer
+from nsqha.admin.others import GrpcOthers, Others
+from nsqha.admin.whole_topic import WholeTopic
 from nsqha.election.model import TopicSettings
 from nsqha.errors import Conflict, LogCorrupt, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
-from nsqha.server import peer_grpc
+from nsqha.server import peer_grpc, settings
+from nsqha.server.peers import kind_and_text
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
-    from nsqha.server.stats import ChannelStats
     from nsqha.server.tls import ClusterTls
-    from nsqha.server.topic import Topic
 
 T = TypeVar("T")
 
@@ -47,8 +52,7 @@ _STATUS = (
     (StorageError, grpc.StatusCode.INTERNAL),
     (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
 )
-_SYNC = {"always": admin_pb2.SYNC_ALWAYS, "interval": admin_pb2.SYNC_INTERVAL, "none": admin_pb2.SYNC_NONE}
-_SYNC_NAME = {number: name for name, number in _SYNC.items()}
+_SYNC_NAME = {number: name for name, number in SYNC.items()}
 
 
 Context = Any  # grpc.aio.ServicerContext, which has no usable types
@@ -72,7 +76,9 @@ async def refuse(context: Context, error: Exception) -> None:
     """End the call with the status that stands for `error`; return if none does: that is a bug of ours."""
     for kind, code in _STATUS:
         if isinstance(error, kind):
-            await context.abort(code, str(error) or type(error).__name__)
+            # Another node that asked gets the error that it was.
+            told = ((peer_grpc.ERROR_TRAILER, kind_and_text(error)[0]),)
+            await context.abort(code, str(error) or type(error).__name__, trailing_metadata=told)
     log.error("rpc_failed", "an administration call failed", error=error)
 
 
@@ -86,8 +92,11 @@ def _named(topic: str, channel: str | None = None) -> None:
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Topics, channels, replay."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, others: Others | None = None) -> None:
+        """`others`: how to ask other nodes; None for a node that is alone."""
         self._broker = broker
+        self._describer = Describer(broker, others)
+        self._whole = WholeTopic(broker.cluster, others)
 
     # ---- node and topics
 
@@ -110,11 +119,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def ListTopics(self, request: Any) -> Any:
-        return admin_pb2.ListTopicsResponse(topics=[self._topic(n) for n in self._broker.topics.topic_names()])
+        return await self._describer.topics(request)
 
     @answers
     async def DescribeTopic(self, request: Any) -> Any:
-        return admin_pb2.DescribeTopicResponse(topic=self._topic(request.topic))
+        return await self._describer.topic(request)
 
     @answers
     async def CreateTopic(self, request: Any) -> Any:
@@ -123,10 +132,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             _named(request.topic, channel)
         if request.topic in self._broker.topics:
             raise Conflict(f"topic {request.topic} exists already")
-        await self._broker.topics.create_topic(request.topic, settings_of(request.settings))
+        wanted = settings_of(request.settings)
+        await self._broker.topics.create_topic(request.topic, wanted)
         for channel in request.channels:
             await self._broker.topics.create_channel(request.topic, channel)
-        return admin_pb2.CreateTopicResponse(topic=self._topic(request.topic))
+        remarks = settings.remarks(wanted, self._broker.cluster)
+        return admin_pb2.CreateTopicResponse(topic=await self._topic(request.topic), remarks=remarks)
 
     @answers
     async def DeleteTopic(self, request: Any) -> Any:
@@ -148,31 +159,26 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         changes: dict[str, Any] = {}
         if request.HasField("sync"):
             changes["sync"] = _SYNC_NAME.get(request.sync)
-        for name in ("retention_ms", "retention_bytes", "abandoned_after_ms"):
+        for name in ("retention_ms", "retention_bytes", "abandoned_after_ms", "replicas", "min_isr"):
             if request.HasField(name):
                 changes[name] = getattr(request, name) or None
+        if request.HasField("partitions"):
+            changes["partitions"] = request.partitions
         await self._broker.topics.change_settings(request.topic, changes)
-        return admin_pb2.UpdateTopicSettingsResponse(topic=self._topic(request.topic))
+        remarks = []
+        if changes.keys() & {"partitions", "replicas", "min_isr"}:
+            remarks = settings.remarks(self._broker.topics.topic(request.topic).record.settings, self._broker.cluster)
+        return admin_pb2.UpdateTopicSettingsResponse(topic=await self._topic(request.topic), remarks=remarks)
 
     # ---- channels
 
     @answers
     async def ListChannels(self, request: Any) -> Any:
-        if request.topic:
-            self._broker.topics.topic(request.topic)
-        found = self._broker.snapshot(request.topic, clients=False)
-        return admin_pb2.ListChannelsResponse(
-            channels=[
-                channel_message(topic.topic_name, channel)
-                for topic in sorted(found.topics, key=lambda t: t.topic_name)
-                for channel in sorted(topic.channels, key=lambda c: c.channel_name)
-            ]
-        )
+        return await self._describer.channels(request)
 
     @answers
     async def DescribeChannel(self, request: Any) -> Any:
-        topic = self._existing(request.topic, request.channel)
-        return admin_pb2.DescribeChannelResponse(channel=self._channel(topic, request.channel))
+        return await self._describer.channel(request)
 
     @answers
     async def CreateChannel(self, request: Any) -> Any:
@@ -180,8 +186,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if self._broker.topics.has_channel(request.topic, request.channel):
             raise Conflict(f"channel {request.channel} of topic {request.topic} exists already")
         await self._broker.topics.create_channel(request.topic, request.channel)
-        topic = self._broker.topics.topic(request.topic)
-        return admin_pb2.CreateChannelResponse(channel=self._channel(topic, request.channel))
+        wanted = admin_pb2.DescribeChannelRequest(topic=request.topic, channel=request.channel)
+        return admin_pb2.CreateChannelResponse(channel=(await self._describer.channel(wanted)).channel)
 
     @answers
     async def DeleteChannel(self, request: Any) -> Any:
@@ -202,115 +208,43 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def Seek(self, request: Any) -> Any:
-        return await replay.seek(self._broker, request)
+        return await replay.seek(self._broker, request, self._whole)
 
     @answers
     async def UndoSeek(self, request: Any) -> Any:
-        return await replay.undo(self._broker, request)
+        return await replay.undo(self._broker, request, self._whole)
 
     @answers
     async def SkipDamage(self, request: Any) -> Any:
-        return await replay.skip_damage(self._broker, request)
+        return await replay.skip_damage(self._broker, request, self._whole)
 
     async def PeekMessages(self, request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async for message in replay.peek(self._broker, request):
-                yield message
+            async with aclosing(peeking.peek(self._broker, request, self._whole)) as messages:
+                async for message in messages:
+                    yield message
         except Exception as error:
             await refuse(context, error)
             raise
 
-    # ---- records
-
-    def _existing(self, topic: str, channel: str) -> Topic:
-        found = self._broker.topics.topic(topic)
-        if not found.has_channel(channel):
-            raise NotFound(f"there is no channel {channel} of topic {topic}")
-        return found
-
-    def _topic(self, name: str) -> Any:
-        topic = self._broker.topics.topic(name)
-        record = topic.record
-        partitions = []
-        for partition in topic.led:
-            log_ = partition.log
-            last = log_.last
-            partitions.append(
-                admin_pb2.PartitionState(
-                    partition=partition.number,
-                    log_start_offset=log_.start.offset,
-                    log_end_offset=log_.end.offset,
-                    high_watermark=partition.high_watermark,
-                    pump_offset=partition.cursors.pump,
-                    leader_epoch=partition.leader.epoch,
-                    bytes=log_.end.position - log_.start.position,
-                    first_timestamp_ns=replay.timestamp_of(partition, log_.start.offset),
-                    last_timestamp_ns=last.timestamp_ns if last else 0,
-                )
-            )
-        settings = record.settings
-        return admin_pb2.Topic(
-            name=name,
-            uid=record.uid,
-            paused=topic.paused,
-            settings=admin_pb2.TopicSettings(
-                sync=_SYNC[settings.sync or self._broker.options.sync],
-                partitions=settings.partitions,
-                retention_ms=settings.retention_ms or 0,
-                retention_bytes=settings.retention_bytes or 0,
-                abandoned_after_ms=settings.abandoned_after_ms or 0,
-                ordered=settings.ordered,
-            ),
-            partitions=partitions,
-            channels=topic.channel_names(),
-            message_count=sum(partition.message_count for partition in topic.led),
-        )
-
-    def _channel(self, topic: Topic, name: str) -> Any:
-        channels = self._broker.snapshot(topic.name, clients=False).topics[0].channels
-        return channel_message(topic.name, next(c for c in channels if c.channel_name == name))
-
-
-def channel_message(topic: str, stats: ChannelStats) -> Any:
-    ages = [c.oldest_unfinished_seconds for c in stats.cursors if c.oldest_unfinished_seconds is not None]
-    return admin_pb2.Channel(
-        topic=topic,
-        name=stats.channel_name,
-        paused=stats.paused,
-        ephemeral=ids.is_ephemeral(stats.channel_name),
-        depth=stats.depth,
-        in_flight=stats.in_flight_count,
-        deferred=stats.deferred_count,
-        consumers=stats.client_count,
-        oldest_unfinished_seconds=max(ages, default=0.0),
-        partitions=[
-            admin_pb2.ChannelPartition(
-                partition=c.partition,
-                floor=c.floor,
-                next_read=c.next_read,
-                finished_above_floor=c.finished_ranges,
-                uncommitted_progress=c.uncommitted_progress,
-                stuck=c.stuck,
-            )
-            for c in stats.cursors
-        ],
-        message_count=stats.message_count,
-        finished=stats.finish_count,
-        requeued=stats.requeue_count,
-        timed_out=stats.timeout_count,
-    )
+    async def _topic(self, name: str) -> Any:
+        return (await self._describer.topic(admin_pb2.DescribeTopicRequest(topic=name))).topic
 
 
 def settings_of(message: Any) -> TopicSettings:
     """TopicSettings of a request; zeros mean "not said". ValueError if they do not fit."""
-    return TopicSettings(
+    wanted = TopicSettings(
         sync=_SYNC_NAME.get(message.sync),  # type: ignore[arg-type]
         partitions=message.partitions or 1,
         retention_ms=message.retention_ms or None,
         retention_bytes=message.retention_bytes or None,
         abandoned_after_ms=message.abandoned_after_ms or None,
         ordered=message.ordered,
+        replicas=message.replicas or None,
+        min_isr=message.min_isr or None,
     )
+    settings.check(wanted)
+    return wanted
 
 
 class AdminServer:
@@ -334,13 +268,16 @@ class AdminServer:
         self._peers = tuple(peers)
         self._tls = tls
         self._message_bytes = message_bytes
+        self._others: GrpcOthers | None = None
         self._server: aio.Server | None = None
         self.address = ""
 
     async def start(self) -> None:
         """Listen. Unavailable if the address can not be had."""
         server = aio.server(options=peer_grpc.server_options(self._message_bytes))
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker), server)
+        if self._broker.cluster is not None:
+            self._others = GrpcOthers(tls=self._tls, message_bytes=self._message_bytes)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker, self._others), server)
         for peers in self._peers:
             peers.add_to(server)
         names = [admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name]
@@ -367,3 +304,5 @@ class AdminServer:
             peers.close()
         if self._server is not None:
             await self._server.stop(grace=0.5)
+        if self._others is not None:
+            await self._others.close()

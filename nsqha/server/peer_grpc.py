@@ -107,6 +107,11 @@ def channel_credentials(tls: ClusterTls) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
 
 
+def client_options(message_bytes: int = 0) -> list[tuple[str, int]]:
+    """Options of a connection to such a server."""
+    return [*_sizes(message_bytes or message_bytes_max()), *_PINGS, *_CONNECTING]
+
+
 def _sizes(message_bytes: int) -> list[tuple[str, int]]:
     return [("grpc.max_send_message_length", message_bytes), ("grpc.max_receive_message_length", message_bytes)]
 
@@ -298,17 +303,18 @@ class _Link:
             found = self._callables[method.name] = make(method.path)
         return found
 
-    async def connected(self, deadline: float) -> bool:
-        """Whether there is a connection before `deadline` (of the loop's clock) and before it is refused."""
-        loop = asyncio.get_running_loop()
-        while (state := self.channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-                return False
-            try:
-                await asyncio.wait_for(self.channel.wait_for_state_change(state), deadline - loop.time())
-            except (TimeoutError, aio.UsageError):
-                return False
-        return True
+
+async def connected(channel: aio.Channel, deadline: float) -> bool:
+    """Whether there is a connection before `deadline` (of the loop's clock) and before it is refused."""
+    loop = asyncio.get_running_loop()
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            return False
+        try:
+            await asyncio.wait_for(channel.wait_for_state_change(state), deadline - loop.time())
+        except (TimeoutError, aio.UsageError):
+            return False
+    return True
 
 
 class GrpcPeers:
@@ -320,7 +326,7 @@ class GrpcPeers:
         self._methods = methods_of(services)
         self._limit = message_bytes or message_bytes_max()
         self._credentials = channel_credentials(tls) if tls else None
-        self._options = [*_sizes(self._limit), *_PINGS, *_CONNECTING]
+        self._options = client_options(self._limit)
         self._links: dict[str, _Link] = {}
         self._streams: set[_ClientStream] = set()
         self._closed = False
@@ -341,13 +347,13 @@ class GrpcPeers:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         link = self._link(address)
-        if not await link.connected(deadline):
+        if not await connected(link.channel, deadline):
             raise Unavailable(f"{method} to {address}: no connection; nothing was sent")
         call = link.method(chosen)(data, timeout=max(deadline - loop.time(), 0.001), wait_for_ready=False)
         try:
             answer: bytes = await call
         except aio.AioRpcError as error:
-            raise _error_of(error, f"{method} to {address}") from None
+            raise error_of_rpc(error, f"{method} to {address}") from None
         except asyncio.CancelledError:
             if self._closed and not _cancelling():
                 raise OutcomeUnknown(f"{method} to {address}: this node stopped before the answer came") from None
@@ -391,7 +397,7 @@ def _cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _error_of(error: aio.AioRpcError, what: str) -> Exception:
+def error_of_rpc(error: aio.AioRpcError, what: str) -> Exception:
     """Ours, if the other side says so; else what gRPC's own status may mean once a request was sent."""
     text = f"{what}: {one_line(error.details() or '') or error.code().name}"
     for key, value in error.trailing_metadata() or ():

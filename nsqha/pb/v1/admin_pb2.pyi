@@ -6,6 +6,9 @@ Administration of an nsqha broker: topics, channels, replay.
 Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, channel, partition or message;
 ALREADY_EXISTS; UNAVAILABLE nothing was done, try again; UNKNOWN the outcome is not known, look before trying again;
 DATA_LOSS stored bytes do not verify; INTERNAL the disk refused. Seek and UndoSeek answer for each partition by itself.
+
+In a cluster any node answers for the whole topic: it asks the leaders of the other partitions, one hop far. What it
+could not ask is in the answer, per partition or per node.
 """
 
 from collections import abc as _abc
@@ -51,6 +54,61 @@ SYNC_INTERVAL: Sync.ValueType  # 2
 SYNC_NONE: Sync.ValueType  # 3
 """written on every in-sync replica"""
 Global___Sync: _TypeAlias = Sync  # noqa: Y015
+
+@_typing.final
+class Here(_message.Message):
+    """From a node that was asked to one that leads: answer only for what is led here, and ask nobody else."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_UID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    topic_uid: _builtins.int
+    """the life of the topic that is meant; 0: any"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """only these; empty: all that are led here"""
+
+    def __init__(
+        self,
+        *,
+        topic_uid: _builtins.int = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "topic_uid", b"topic_uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Here: _TypeAlias = Here  # noqa: Y015
+
+@_typing.final
+class Unreachable(_message.Message):
+    """A node that did not answer, so that what it alone knows is missing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    node: _builtins.int
+    name: _builtins.str
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        node: _builtins.int = ...,
+        name: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node", b"node", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unreachable: _TypeAlias = Unreachable  # noqa: Y015
 
 @_typing.final
 class GetNodeRequest(_message.Message):
@@ -138,6 +196,8 @@ class TopicSettings(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     ABANDONED_AFTER_MS_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    MIN_ISR_FIELD_NUMBER: _builtins.int
     sync: Global___Sync.ValueType
     partitions: _builtins.int
     retention_ms: _builtins.int
@@ -147,6 +207,10 @@ class TopicSettings(_message.Message):
     abandoned_after_ms: _builtins.int
     """an unread channel may be passed by retention after so long; 0: never"""
     ordered: _builtins.bool
+    replicas: _builtins.int
+    """of each partition; 0: three, or as many as there are hosts"""
+    min_isr: _builtins.int
+    """replicas that must have a message before it is OK; 0: more than half of them"""
     def __init__(
         self,
         *,
@@ -156,10 +220,12 @@ class TopicSettings(_message.Message):
         retention_bytes: _builtins.int = ...,
         abandoned_after_ms: _builtins.int = ...,
         ordered: _builtins.bool = ...,
+        replicas: _builtins.int = ...,
+        min_isr: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_after_ms", b"abandoned_after_ms", "ordered", b"ordered", "partitions", b"partitions", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "sync", b"sync"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned_after_ms", b"abandoned_after_ms", "min_isr", b"min_isr", "ordered", b"ordered", "partitions", b"partitions", "replicas", b"replicas", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "sync", b"sync"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,6 +285,13 @@ class PartitionState(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     FIRST_TIMESTAMP_NS_FIELD_NUMBER: _builtins.int
     LAST_TIMESTAMP_NS_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    LEADER_NAME_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    MIN_ISR_FIELD_NUMBER: _builtins.int
+    UNDER_REPLICATED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     log_start_offset: _builtins.int
     log_end_offset: _builtins.int
@@ -228,6 +301,20 @@ class PartitionState(_message.Message):
     bytes: _builtins.int
     first_timestamp_ns: _builtins.int
     last_timestamp_ns: _builtins.int
+    leader: _builtins.int
+    """node uid; 0: nobody leads at the moment"""
+    leader_name: _builtins.str
+    min_isr: _builtins.int
+    under_replicated: _builtins.bool
+    """fewer in-sync replicas than there are to be"""
+    error: _builtins.str
+    """the leader did not tell the figures of its log, and why; they are 0 then"""
+    message_count: _builtins.int
+    """published since its node leads it"""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]:
+        """the preferred leader first"""
+
     def __init__(
         self,
         *,
@@ -240,25 +327,66 @@ class PartitionState(_message.Message):
         bytes: _builtins.int = ...,
         first_timestamp_ns: _builtins.int = ...,
         last_timestamp_ns: _builtins.int = ...,
+        leader: _builtins.int = ...,
+        leader_name: _builtins.str = ...,
+        replicas: _abc.Iterable[Global___Replica] | None = ...,
+        min_isr: _builtins.int = ...,
+        under_replicated: _builtins.bool = ...,
+        error: _builtins.str = ...,
+        message_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "first_timestamp_ns", b"first_timestamp_ns", "high_watermark", b"high_watermark", "last_timestamp_ns", b"last_timestamp_ns", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "partition", b"partition", "pump_offset", b"pump_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "first_timestamp_ns", b"first_timestamp_ns", "high_watermark", b"high_watermark", "last_timestamp_ns", b"last_timestamp_ns", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_name", b"leader_name", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "message_count", b"message_count", "min_isr", b"min_isr", "partition", b"partition", "pump_offset", b"pump_offset", "replicas", b"replicas", "under_replicated", b"under_replicated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartitionState: _TypeAlias = PartitionState  # noqa: Y015
 
 @_typing.final
-class ListTopicsRequest(_message.Message):
+class Replica(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NODE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    node: _builtins.int
+    name: _builtins.str
+    """empty: the node is away"""
+    alive: _builtins.bool
+    in_sync: _builtins.bool
     def __init__(
         self,
+        *,
+        node: _builtins.int = ...,
+        name: _builtins.str = ...,
+        alive: _builtins.bool = ...,
+        in_sync: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "in_sync", b"in_sync", "name", b"name", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Replica: _TypeAlias = Replica  # noqa: Y015
+
+@_typing.final
+class ListTopicsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HERE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def here(self) -> Global___Here: ...
+    def __init__(
+        self,
+        *,
+        here: Global___Here | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["here", b"here"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,16 +397,20 @@ class ListTopicsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Topic]: ...
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreachable]: ...
     def __init__(
         self,
         *,
         topics: _abc.Iterable[Global___Topic] | None = ...,
+        unreachable: _abc.Iterable[Global___Unreachable] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -289,15 +421,19 @@ class DescribeTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    @_builtins.property
+    def here(self) -> Global___Here: ...
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        here: Global___Here | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["here", b"here"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,16 +444,20 @@ class DescribeTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> Global___Topic: ...
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreachable]: ...
     def __init__(
         self,
         *,
         topic: Global___Topic | None = ...,
+        unreachable: _abc.Iterable[Global___Unreachable] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,16 +497,22 @@ class CreateTopicResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    REMARKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> Global___Topic: ...
+    @_builtins.property
+    def remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what the settings mean here that is not obvious"""
+
     def __init__(
         self,
         *,
         topic: Global___Topic | None = ...,
+        remarks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remarks", b"remarks", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -488,11 +634,19 @@ class UpdateTopicSettingsRequest(_message.Message):
     RETENTION_MS_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     ABANDONED_AFTER_MS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    MIN_ISR_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     sync: Global___Sync.ValueType
     retention_ms: _builtins.int
     retention_bytes: _builtins.int
     abandoned_after_ms: _builtins.int
+    partitions: _builtins.int
+    """only more: the new ones are placed, and their leaders elected"""
+    replicas: _builtins.int
+    """the controller moves replicas until it is so"""
+    min_isr: _builtins.int
     def __init__(
         self,
         *,
@@ -501,13 +655,22 @@ class UpdateTopicSettingsRequest(_message.Message):
         retention_ms: _builtins.int | None = ...,
         retention_bytes: _builtins.int | None = ...,
         abandoned_after_ms: _builtins.int | None = ...,
+        partitions: _builtins.int | None = ...,
+        replicas: _builtins.int | None = ...,
+        min_isr: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_abandoned_after_ms", b"_abandoned_after_ms", "_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "_sync", b"_sync", "abandoned_after_ms", b"abandoned_after_ms", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "sync", b"sync"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_abandoned_after_ms", b"_abandoned_after_ms", "_min_isr", b"_min_isr", "_partitions", b"_partitions", "_replicas", b"_replicas", "_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "_sync", b"_sync", "abandoned_after_ms", b"abandoned_after_ms", "min_isr", b"min_isr", "partitions", b"partitions", "replicas", b"replicas", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "sync", b"sync"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_abandoned_after_ms", b"_abandoned_after_ms", "_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "_sync", b"_sync", "abandoned_after_ms", b"abandoned_after_ms", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "sync", b"sync", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_abandoned_after_ms", b"_abandoned_after_ms", "_min_isr", b"_min_isr", "_partitions", b"_partitions", "_replicas", b"_replicas", "_retention_bytes", b"_retention_bytes", "_retention_ms", b"_retention_ms", "_sync", b"_sync", "abandoned_after_ms", b"abandoned_after_ms", "min_isr", b"min_isr", "partitions", b"partitions", "replicas", b"replicas", "retention_bytes", b"retention_bytes", "retention_ms", b"retention_ms", "sync", b"sync", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__abandoned_after_ms: _TypeAlias = _typing.Literal["abandoned_after_ms"]  # noqa: Y015
     _WhichOneofArgType__abandoned_after_ms: _TypeAlias = _typing.Literal["_abandoned_after_ms", b"_abandoned_after_ms"]  # noqa: Y015
+    _WhichOneofReturnType__min_isr: _TypeAlias = _typing.Literal["min_isr"]  # noqa: Y015
+    _WhichOneofArgType__min_isr: _TypeAlias = _typing.Literal["_min_isr", b"_min_isr"]  # noqa: Y015
+    _WhichOneofReturnType__partitions: _TypeAlias = _typing.Literal["partitions"]  # noqa: Y015
+    _WhichOneofArgType__partitions: _TypeAlias = _typing.Literal["_partitions", b"_partitions"]  # noqa: Y015
+    _WhichOneofReturnType__replicas: _TypeAlias = _typing.Literal["replicas"]  # noqa: Y015
+    _WhichOneofArgType__replicas: _TypeAlias = _typing.Literal["_replicas", b"_replicas"]  # noqa: Y015
     _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
     _WhichOneofArgType__retention_bytes: _TypeAlias = _typing.Literal["_retention_bytes", b"_retention_bytes"]  # noqa: Y015
     _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
@@ -516,6 +679,12 @@ class UpdateTopicSettingsRequest(_message.Message):
     _WhichOneofArgType__sync: _TypeAlias = _typing.Literal["_sync", b"_sync"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__abandoned_after_ms) -> _WhichOneofReturnType__abandoned_after_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_isr) -> _WhichOneofReturnType__min_isr | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partitions) -> _WhichOneofReturnType__partitions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replicas) -> _WhichOneofReturnType__replicas | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_bytes) -> _WhichOneofReturnType__retention_bytes | None: ...
     @_typing.overload
@@ -530,16 +699,20 @@ class UpdateTopicSettingsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    REMARKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> Global___Topic: ...
+    @_builtins.property
+    def remarks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         topic: Global___Topic | None = ...,
+        remarks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remarks", b"remarks", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,6 +788,16 @@ class ChannelPartition(_message.Message):
     FINISHED_ABOVE_FLOOR_FIELD_NUMBER: _builtins.int
     UNCOMMITTED_PROGRESS_FIELD_NUMBER: _builtins.int
     STUCK_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    DEFERRED_FIELD_NUMBER: _builtins.int
+    OLDEST_UNFINISHED_SECONDS_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    REQUEUED_FIELD_NUMBER: _builtins.int
+    TIMED_OUT_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     floor: _builtins.int
     """all below is finished or deferred"""
@@ -624,6 +807,18 @@ class ChannelPartition(_message.Message):
     uncommitted_progress: _builtins.int
     stuck: _builtins.str
     """why nothing more can be read (SkipDamage goes on); empty: all is well"""
+    depth: _builtins.int
+    """What the figures of the channel are the sums of."""
+    in_flight: _builtins.int
+    deferred: _builtins.int
+    oldest_unfinished_seconds: _builtins.float
+    message_count: _builtins.int
+    finished: _builtins.int
+    requeued: _builtins.int
+    timed_out: _builtins.int
+    leader_epoch: _builtins.int
+    error: _builtins.str
+    """nobody told, and why; the figures are 0 then"""
     def __init__(
         self,
         *,
@@ -633,10 +828,20 @@ class ChannelPartition(_message.Message):
         finished_above_floor: _builtins.int = ...,
         uncommitted_progress: _builtins.int = ...,
         stuck: _builtins.str = ...,
+        depth: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        deferred: _builtins.int = ...,
+        oldest_unfinished_seconds: _builtins.float = ...,
+        message_count: _builtins.int = ...,
+        finished: _builtins.int = ...,
+        requeued: _builtins.int = ...,
+        timed_out: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_above_floor", b"finished_above_floor", "floor", b"floor", "next_read", b"next_read", "partition", b"partition", "stuck", b"stuck", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deferred", b"deferred", "depth", b"depth", "error", b"error", "finished", b"finished", "finished_above_floor", b"finished_above_floor", "floor", b"floor", "in_flight", b"in_flight", "leader_epoch", b"leader_epoch", "message_count", b"message_count", "next_read", b"next_read", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partition", b"partition", "requeued", b"requeued", "stuck", b"stuck", "timed_out", b"timed_out", "uncommitted_progress", b"uncommitted_progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -647,16 +852,20 @@ class ListChannelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """empty: of all topics"""
+    @_builtins.property
+    def here(self) -> Global___Here: ...
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        here: Global___Here | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["here", b"here"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -667,16 +876,20 @@ class ListChannelsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNELS_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Channel]: ...
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreachable]: ...
     def __init__(
         self,
         *,
         channels: _abc.Iterable[Global___Channel] | None = ...,
+        unreachable: _abc.Iterable[Global___Unreachable] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -688,17 +901,21 @@ class DescribeChannelRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
+    @_builtins.property
+    def here(self) -> Global___Here: ...
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         channel: _builtins.str = ...,
+        here: Global___Here | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["here", b"here"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "here", b"here", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -709,16 +926,20 @@ class DescribeChannelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def channel(self) -> Global___Channel: ...
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedCompositeFieldContainer[Global___Unreachable]: ...
     def __init__(
         self,
         *,
         channel: Global___Channel | None = ...,
+        unreachable: _abc.Iterable[Global___Unreachable] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -936,6 +1157,7 @@ class SeekRequest(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     PLAN_ONLY_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
     partition: _builtins.int
@@ -943,6 +1165,8 @@ class SeekRequest(_message.Message):
     plan_only: _builtins.bool
     @_builtins.property
     def target(self) -> Global___SeekTarget: ...
+    @_builtins.property
+    def here(self) -> Global___Here: ...
     def __init__(
         self,
         *,
@@ -951,10 +1175,11 @@ class SeekRequest(_message.Message):
         target: Global___SeekTarget | None = ...,
         partition: _builtins.int | None = ...,
         plan_only: _builtins.bool = ...,
+        here: Global___Here | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "here", b"here", "partition", b"partition", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "channel", b"channel", "partition", b"partition", "plan_only", b"plan_only", "target", b"target", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "channel", b"channel", "here", b"here", "partition", b"partition", "plan_only", b"plan_only", "target", b"target", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
     _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
@@ -999,6 +1224,7 @@ class SeekPartition(_message.Message):
     UNDO_REPEATS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TO_TIMESTAMP_NS_FIELD_NUMBER: _builtins.int
+    NOT_LED_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     from_offset: _builtins.int
     """the floor before"""
@@ -1015,6 +1241,8 @@ class SeekPartition(_message.Message):
     """nothing was done here, and why"""
     to_timestamp_ns: _builtins.int
     """publish time of the message at to_offset; 0: there is none yet"""
+    not_led: _builtins.bool
+    """with error, in answer to a request with `here`: another node leads it"""
     def __init__(
         self,
         *,
@@ -1027,10 +1255,11 @@ class SeekPartition(_message.Message):
         undo_repeats: _builtins.bool = ...,
         error: _builtins.str = ...,
         to_timestamp_ns: _builtins.int = ...,
+        not_led: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "clamped", b"clamped", "error", b"error", "from_offset", b"from_offset", "messages", b"messages", "partition", b"partition", "to_offset", b"to_offset", "to_timestamp_ns", b"to_timestamp_ns", "undo_repeats", b"undo_repeats"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "clamped", b"clamped", "error", b"error", "from_offset", b"from_offset", "messages", b"messages", "not_led", b"not_led", "partition", b"partition", "to_offset", b"to_offset", "to_timestamp_ns", b"to_timestamp_ns", "undo_repeats", b"undo_repeats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1044,11 +1273,14 @@ class UndoSeekRequest(_message.Message):
     CHANNEL_FIELD_NUMBER: _builtins.int
     PLAN_ONLY_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
     plan_only: _builtins.bool
     partition: _builtins.int
     """only this one"""
+    @_builtins.property
+    def here(self) -> Global___Here: ...
     def __init__(
         self,
         *,
@@ -1056,10 +1288,11 @@ class UndoSeekRequest(_message.Message):
         channel: _builtins.str = ...,
         plan_only: _builtins.bool = ...,
         partition: _builtins.int | None = ...,
+        here: Global___Here | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "partition", b"partition"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "here", b"here", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "channel", b"channel", "partition", b"partition", "plan_only", b"plan_only", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "channel", b"channel", "here", b"here", "partition", b"partition", "plan_only", b"plan_only", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
     _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
@@ -1074,21 +1307,25 @@ class SkipDamageRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     """default: all"""
     channel: _builtins.str
     """default: all"""
+    @_builtins.property
+    def here(self) -> Global___Here: ...
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         partition: _builtins.int | None = ...,
         channel: _builtins.str | None = ...,
+        here: Global___Here | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel", b"_channel", "_partition", b"_partition", "channel", b"channel", "partition", b"partition"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_channel", b"_channel", "_partition", b"_partition", "channel", b"channel", "here", b"here", "partition", b"partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel", b"_channel", "_partition", b"_partition", "channel", b"channel", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_channel", b"_channel", "_partition", b"_partition", "channel", b"channel", "here", b"here", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__channel: _TypeAlias = _typing.Literal["channel"]  # noqa: Y015
     _WhichOneofArgType__channel: _TypeAlias = _typing.Literal["_channel", b"_channel"]  # noqa: Y015
@@ -1106,22 +1343,54 @@ class SkipDamageResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SKIPPED_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def skipped(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkippedDamage]:
         """empty: no channel is stopped"""
+
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionError]:
+        """partitions where nothing was done, or perhaps"""
 
     def __init__(
         self,
         *,
         skipped: _abc.Iterable[Global___SkippedDamage] | None = ...,
+        errors: _abc.Iterable[Global___PartitionError] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["skipped", b"skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SkipDamageResponse: _TypeAlias = SkipDamageResponse  # noqa: Y015
+
+@_typing.final
+class PartitionError(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    NOT_LED_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    error: _builtins.str
+    not_led: _builtins.bool
+    """in answer to a request with `here`: another node leads it"""
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        error: _builtins.str = ...,
+        not_led: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "not_led", b"not_led", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionError: _TypeAlias = PartitionError  # noqa: Y015
 
 @_typing.final
 class SkippedDamage(_message.Message):
@@ -1167,6 +1436,7 @@ class PeekMessagesRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     COUNT_MAX_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     """default: all, merged by time"""
@@ -1180,6 +1450,10 @@ class PeekMessagesRequest(_message.Message):
     """the newest so many, of all partitions together"""
     count_max: _builtins.int
     """0: 100; at most 10,000"""
+    @_builtins.property
+    def here(self) -> Global___Here:
+        """then `last` is meant of each partition, and what comes first says how many come of each"""
+
     def __init__(
         self,
         *,
@@ -1191,10 +1465,11 @@ class PeekMessagesRequest(_message.Message):
         start: _builtins.bool = ...,
         last: _builtins.int = ...,
         count_max: _builtins.int = ...,
+        here: Global___Here | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "from", b"from", "last", b"last", "message_id", b"message_id", "offset", b"offset", "partition", b"partition", "start", b"start", "timestamp_ns", b"timestamp_ns"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "from", b"from", "here", b"here", "last", b"last", "message_id", b"message_id", "offset", b"offset", "partition", b"partition", "start", b"start", "timestamp_ns", b"timestamp_ns"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "count_max", b"count_max", "from", b"from", "last", b"last", "message_id", b"message_id", "offset", b"offset", "partition", b"partition", "start", b"start", "timestamp_ns", b"timestamp_ns", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partition", b"_partition", "count_max", b"count_max", "from", b"from", "here", b"here", "last", b"last", "message_id", b"message_id", "offset", b"offset", "partition", b"partition", "start", b"start", "timestamp_ns", b"timestamp_ns", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__partition: _TypeAlias = _typing.Literal["partition"]  # noqa: Y015
     _WhichOneofArgType__partition: _TypeAlias = _typing.Literal["_partition", b"_partition"]  # noqa: Y015
@@ -1218,6 +1493,9 @@ class PeekedMessage(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     DELIVER_AT_NS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    NOT_LED_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     offset: _builtins.int
     message_id: _builtins.str
@@ -1226,6 +1504,12 @@ class PeekedMessage(_message.Message):
     leader_epoch: _builtins.int
     deliver_at_ns: _builtins.int
     """of a deferred publish; 0: at once"""
+    error: _builtins.str
+    """no message: why there is none, or none more, of this partition"""
+    not_led: _builtins.bool
+    """with error, in answer to a request with `here`: another node leads it"""
+    count: _builtins.int
+    """no message: so many will come of this partition, in answer to a request with `here`"""
     def __init__(
         self,
         *,
@@ -1236,10 +1520,13 @@ class PeekedMessage(_message.Message):
         body: _builtins.bytes = ...,
         leader_epoch: _builtins.int = ...,
         deliver_at_ns: _builtins.int = ...,
+        error: _builtins.str = ...,
+        not_led: _builtins.bool = ...,
+        count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "deliver_at_ns", b"deliver_at_ns", "leader_epoch", b"leader_epoch", "message_id", b"message_id", "offset", b"offset", "partition", b"partition", "timestamp_ns", b"timestamp_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "count", b"count", "deliver_at_ns", b"deliver_at_ns", "error", b"error", "leader_epoch", b"leader_epoch", "message_id", b"message_id", "not_led", b"not_led", "offset", b"offset", "partition", b"partition", "timestamp_ns", b"timestamp_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

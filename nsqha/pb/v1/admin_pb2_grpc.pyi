@@ -6,6 +6,9 @@ Administration of an nsqha broker: topics, channels, replay.
 Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, channel, partition or message;
 ALREADY_EXISTS; UNAVAILABLE nothing was done, try again; UNKNOWN the outcome is not known, look before trying again;
 DATA_LOSS stored bytes do not verify; INTERNAL the disk refused. Seek and UndoSeek answer for each partition by itself.
+
+In a cluster any node answers for the whole topic: it asks the leaders of the other partitions, one hop far. What it
+could not ask is in the answer, per partition or per node.
 """
 
 from collections import abc as _abc

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -422,7 +423,7 @@ def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> N
         peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
         peers.on_call("Status", status)
         peers.on_stream("Push", Acceptor())
-        server = AdminServer(cast(Any, None), "127.0.0.1:0", [peers], tls=node)
+        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", [peers], tls=node)
         await server.start()
         try:
             await scenario(server.address)
@@ -474,7 +475,7 @@ def test_a_server_that_closes_tells_its_streams() -> None:
         acceptor = Acceptor()
         served = peer_grpc.GrpcPeerServer(SERVICES)
         served.on_stream("Push", acceptor)
-        server = AdminServer(cast(Any, None), "127.0.0.1:0", [served])
+        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", [served])
         await server.start()
         peers = peer_grpc.GrpcPeers(SERVICES)
         handler = Recorder()
