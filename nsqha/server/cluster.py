@@ -259,8 +259,8 @@ class Cluster:
             except ConfigError as error:
                 self.on_fatal(str(error))
                 return
-            except NsqhaError as error:
-                log.info("join_delayed", "%s", error)
+            except Exception as error:
+                log.info("join_delayed", "%s: %s", type(error).__name__, error)
                 await asyncio.sleep(REJOIN_SECONDS)
             else:
                 self._names.add("")
@@ -307,8 +307,12 @@ class Cluster:
             names, self._names = self._names, set()
             try:
                 await self._look_at(names)
-            except NsqhaError as error:
-                log.warning("records_delayed", "%s", error)
+            except Exception as error:
+                # Whatever it was: a node that does not follow the records any more takes no role ever again.
+                if isinstance(error, NsqhaError):
+                    log.warning("records_delayed", "%s", error)
+                else:
+                    log.error("records_failed", "trying again", error=error)
                 self._names |= names
                 self._loop.call_later(REJOIN_SECONDS, self._news.set)
 
