@@ -15,7 +15,7 @@ files go only by a tombstone, or because the record no longer names this node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -219,8 +219,10 @@ class Replicas:
         known = self._records.get(key)
         if self.stopping or (known is not None and known.record.partitions[number].version > meta.version):
             return
-        self._records[key] = topic
         leadership = self.leading.get(key)
+        if leadership is None and key not in self.followers and self._topic_of(topic.record.name, key[0]) is None:
+            return  # deleted while this waited for its turn: nothing is made that nobody would remove
+        self._records[key] = topic
         if self._node not in meta.replicas and self._node not in meta.isr:
             await self._remove(topic.record, number)
             return
@@ -403,10 +405,10 @@ class Replicas:
         self._records.pop(key, None)
         await self._disk.run(lambda: self._opener.remove_partition(record, number))
 
-    async def drop(self, record: TopicRecord) -> None:
+    async def drop(self, uid: int, numbers: Iterable[int]) -> None:
         """The topic was deleted: its tombstone was seen. Its files are the caller's business."""
-        for number in record.partitions:
-            key = (record.uid, number)
+        for number in numbers:
+            key = (uid, number)
             async with self._changing(key):
                 leadership = self.leading.pop(key, None)
                 if leadership is not None:

@@ -151,6 +151,9 @@ class Topics(Mapping[str, Topic]):
             async with self._changes.of(tombstone.name):
                 await self._end(topic)
         numbers = range(tombstone.partitions)
+        if self.cluster is not None:
+            # Also where the name has a new topic already, whose record took this one's place here.
+            await self.cluster.replicas.drop(tombstone.uid, numbers)
         if any(self._opener.knows((tombstone.uid, number)) for number in numbers):
             await self._disk.run(lambda: self._opener.remove(tombstone.name, tombstone.uid))
             for number in numbers:
@@ -172,7 +175,7 @@ class Topics(Mapping[str, Topic]):
         channels = topic.channel_names()
         self._forget(topic)
         if self.cluster is not None:
-            await self.cluster.replicas.drop(topic.record)
+            await self.cluster.replicas.drop(topic.record.uid, topic.record.partitions)
         for partition in topic.led:
             await partition.end("the topic was deleted")
         log.info("topic_deleted", "TOPIC(%s): deleted", topic.name)

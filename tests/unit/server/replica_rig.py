@@ -258,7 +258,7 @@ class ReplicaRig:
         self.store = Store()
         self.peers = FakePeers()
         self.links = FakeLinks()
-        self.topic = FakeTopic()
+        self.topic: Any = FakeTopic()
         self.nodes = {node: NodeInfo(node, grpc_address=f"n{node}") for node in (A, B)}
         self.opener = PartitionOpener(
             Options(data_path="data", sync=sync),

@@ -279,6 +279,32 @@ def test_after_catching_up_the_leader_hears_that_it_is_durable_without_another_a
     run(scenario)
 
 
+# ---- deleted topics
+
+
+def test_a_record_whose_topic_was_deleted_meanwhile_makes_no_files() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        record = rig.record(leader=A, epoch=1, isr={A: 5})
+        rig.topic = None
+        await rig.settle(record)
+        assert not rig.replicas.followers and rig.journal.record(KEY) is None
+
+    run(scenario)
+
+
+def test_a_deleted_topic_leaves_by_its_uid_whatever_has_its_name_now() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await followed(rig)
+        await rig.replicas.drop(KEY[0] + 1, range(1))
+        assert rig.replicas.followers
+        await rig.replicas.drop(KEY[0], range(1))
+        assert not rig.replicas.followers
+
+    run(scenario)
+
+
 # ---- leading
 
 
