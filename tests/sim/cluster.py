@@ -39,7 +39,7 @@ SERVICES = (
 CHANNEL = "ch"
 START_SECONDS = 15.0  # until a healthy cluster has its topics
 CONVERGE_SECONDS = 60.0  # after everything is healed, until all replicas are in sync and everything is delivered
-QUIET_SECONDS = 3.0
+QUIET_SECONDS = 2.0
 
 
 class ObservedStore(MemoryStore):
@@ -82,8 +82,8 @@ class Plan:
             segment_bytes=rng.choice((2 << 10, 8 << 10, 32 << 10, 1 << 20)),
             body_bytes=rng.choice((20, 200, 2000)),
             publishers=rng.choice((2, 3, 4)),
-            pause_seconds=rng.choice((0.02, 0.05, 0.1)),
-            seconds=rng.uniform(6.0, 20.0),
+            pause_seconds=rng.choice((0.05, 0.1, 0.2)),
+            seconds=rng.uniform(4.0, 14.0),
         )
         plan.faults = draw_faults(rng, plan)
         return plan

@@ -40,6 +40,8 @@ BROKEN = {
     "controller_failed",
     "housekeeping_failed",
     "committed_cut",
+    "role_failed",
+    "replica_unusable",
 }
 """Log events that mean a bug, whatever the faults are."""
 
