@@ -96,7 +96,7 @@ class Cluster:
         self._news = asyncio.Event()
         self._unwatch: Callable[[], None] = lambda: None
         self._watchers: list[Callable[[str], None]] = []
-        self._lost_to: set[int] = set()
+        self._lost_to: dict[int, int] = {}  # nodes whose stream to us ended -> the life in which it did
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._tick_at: asyncio.TimerHandle | None = None
@@ -201,16 +201,24 @@ class Cluster:
     def stream_lost(self, node: int) -> None:
         """A leader's stream to us ended: perhaps it is gone. The controller looks."""
         if not self._closing and node:
-            self._lost_to.add(node)
+            info = self.nodes().get(node)
+            self._lost_to[node] = info.registration if info is not None else 0
             for live in self.live:
                 self._tell(live)
 
     def stream_found(self, node: int) -> None:
         """It is there."""
         if node in self._lost_to:
-            self._lost_to.discard(node)
+            del self._lost_to[node]
             for live in self.live:
                 self._tell(live)
+
+    def _forgive(self, view: View) -> None:
+        """A node that is back, or gone for good, is blamed no more: in another life it may never push to us."""
+        for node, registration in list(self._lost_to.items()):
+            info = view.nodes.get(node)
+            if info is None or info.registration != registration:
+                self.stream_found(node)
 
     async def recover(self) -> None:
         """Open every log that this node has; nobody is led yet and nobody knows of us."""
@@ -320,6 +328,7 @@ class Cluster:
         view = self.view()
         everything = "" in names
         if everything or any(name.startswith("nodes/") for name in names):
+            self._forgive(view)
             self.replicas.nodes_changed()
             for topic_name in view.topics:
                 self.changed(topic_name)

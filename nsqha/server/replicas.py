@@ -252,13 +252,15 @@ class Replicas:
         record, key = topic.record, (topic.record.uid, number)
         meta = record.partitions[number]
         drawn = meta.isr.get(self._node, 0)
-        if drawn in self._drawn:
-            # Made by this process a moment ago: nobody can have promised anything for it.
+        if drawn in self._drawn or self._never_made(key, meta):
+            # Made by this process a moment ago, or by an earlier life that died before it made the log: its record was
+            # written, and nothing can have been promised or acknowledged.
+            promise = 0 if drawn in self._drawn else meta.epoch
             logs = await self._disk.run(lambda: self._opener.create(record, {number: drawn}))
             self._drawn.discard(drawn)
             if not ids.is_ephemeral(record.name):
-                self._opener.stage_promise(key, 0, logs[number].log, drawn)
-            self._follow(topic, number, logs[number], promise=0)
+                self._opener.stage_promise(key, promise, logs[number].log, drawn)
+            self._follow(topic, number, logs[number], promise=promise)
             return
         logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
         opened = logs[number]
@@ -275,6 +277,14 @@ class Replicas:
         if report is not None and report.serve_end is not None:
             self._corrupt[key] = report.serve_end
         self._follow(topic, number, opened, promise=promise)
+
+    def _never_made(self, key: Key, meta: PartitionMeta) -> bool:
+        """Whether the ISR names a log of this node that never was: its node died between the record and the log.
+
+        The first epoch, an ISR below its floor (so nothing was ever acknowledged), and nothing of it in the journal,
+        which is written before a log is led."""
+        alone = set(meta.isr) == {self._node} and bool(meta.isr[self._node])
+        return alone and meta.epoch == 1 and meta.min_isr > 1 and self._journal.record(key) is None
 
     def _follow(self, topic: Versioned[TopicRecord], number: int, opened: OpenedLog, *, promise: int) -> None:
         key = (topic.record.uid, number)

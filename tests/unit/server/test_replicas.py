@@ -34,6 +34,30 @@ def promised(rig: ReplicaRig) -> int:
 # ---- promises
 
 
+def test_a_log_that_the_record_names_and_nobody_made_is_made_under_that_name() -> None:
+    """Killed between the record of a new topic and its log: below the floor nothing can have been acknowledged."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=rig.node, epoch=1, isr={rig.node: 0xABC}))
+        follower = rig.replicas.followers[KEY]
+        assert follower.log_uid == 0xABC and follower.epoch == 1  # of an earlier life: only a new epoch can be led
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", [{"min_isr": 1}, {"epoch": 2}, {"others": {A: 5}}])
+def test_a_log_that_may_have_had_something_acknowledged_gets_another_name(change: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        others = change.get("others", {})
+        meta = {"leader": A, "epoch": 1} | {key: value for key, value in change.items() if key != "others"}
+        await rig.settle(rig.record(isr={rig.node: 0xABC} | others, **meta))
+        assert rig.replicas.followers[KEY].log_uid != 0xABC
+
+    run(scenario)
+
+
 def test_the_promise_is_durable_before_the_answer() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
