@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 HOT := nsqha/hot/_hot.pyx
 
-.PHONY: dev install test lint fmt types proto bench crash crash-cluster jepsen mutants spec clean
+.PHONY: dev install test lint fmt types proto bench crash crash-cluster jepsen mutants sim sim-mutants spec clean
 
 # A cluster needs an etcd beside it.
 dev: install $(if $(findstring --nodes,$(ARGS)),$(VENV)/.etcd)  ## broker and lookup in one process, nothing to configure
@@ -58,6 +58,13 @@ mutants: $(VENV)/.dev  ## every rule of the channel core, switched off on purpos
 
 spec: $(VENV)/.dev  ## the TLA+ spec of replication, its controls and its mutants: every state; needs java, takes half an hour
 	@$(BIN)/python -m tests.spec.tlc $(ARGS)
+
+SEEDS ?= 1000
+sim: $(VENV)/.dev  ## whole clusters under virtual time, SEEDS lives; SEED=n: that one, told in full with ARGS=--tell
+	@$(BIN)/python -m tests.sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+sim-mutants: $(VENV)/.dev  ## bugs planted in replication, each to be noticed within 500 lives
+	@$(BIN)/python -m tests.sim.mutants $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, the layer test
 	@$(BIN)/ruff check .

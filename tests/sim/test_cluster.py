@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from tests.sim.cluster import CHANNEL, Plan, SimCluster
 from tests.sim.mutants import MUTANTS, find
 from tests.sim.node import SimNode
