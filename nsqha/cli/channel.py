@@ -10,13 +10,15 @@ from nsqha.cli.admin import Admin, record
 from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, name
 from nsqha.cli.screen import Cell, confirm, print_json, say, table
 from nsqha.cli.times import show_duration
-from nsqha.cli.topic import USUAL, done
+from nsqha.cli.topic import USUAL, done, warn
 from nsqha.cli.verbs import VERBS
 
 SHAPE = (
     '{"topic", "name", "paused", "ephemeral", "depth", "in_flight", "deferred", "consumers", '
     '"oldest_unfinished_seconds", "partitions": [{"partition", "floor", "next_read", "finished_above_floor", '
-    '"uncommitted_progress", "stuck"}], "message_count", "finished", "requeued", "timed_out"}'
+    '"uncommitted_progress", "stuck", "depth", "in_flight", "deferred", "oldest_unfinished_seconds", "message_count", '
+    '"finished", "requeued", "timed_out", "leader_epoch", "error"}], "message_count", "finished", "requeued", '
+    '"timed_out"}'
 )
 HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "STATE")
 
@@ -99,7 +101,9 @@ def _of_channel(
 
 def run_list(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        channels = admin.call("ListChannels", topic=args.topic or "").channels
+        answer = admin.call("ListChannels", topic=args.topic or "")
+    channels = answer.channels
+    warn(args, answer)
     if args.names:
         for channel in channels:
             print(channel.name)
@@ -117,17 +121,24 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        channel = admin.call("DescribeChannel", topic=args.topic, channel=args.channel).channel
+        answer = admin.call("DescribeChannel", topic=args.topic, channel=args.channel)
+    channel = answer.channel
+    warn(args, answer)
     if args.json:
         print_json(record(channel))
         return exits.OK
     table(HEADERS, [row(channel)])
     counts = f"{channel.message_count:,} messages, {channel.finished:,} finished, {channel.requeued:,} requeued"
-    print(f"\nsince this node leads: {counts}, {channel.timed_out:,} timed out\n")
+    print(f"\nsince the leaders began: {counts}, {channel.timed_out:,} timed out\n")
     places = [
-        (p.partition, p.floor, p.next_read, p.finished_above_floor, p.uncommitted_progress) for p in channel.partitions
+        (p.partition, p.floor, p.next_read, p.finished_above_floor, p.uncommitted_progress, p.depth)
+        for p in channel.partitions
+        if not p.error
     ]
-    table(("PARTITION", "FLOOR", "NEXT", "RANGES ABOVE", "UNCOMMITTED"), places)
+    table(("PARTITION", "FLOOR", "NEXT", "RANGES ABOVE", "UNCOMMITTED", "DEPTH"), places)
+    for p in channel.partitions:
+        if p.error:
+            say(f"{args.parser.prog}: partition {p.partition}: {p.error}")
     return exits.OK
 
 
@@ -178,4 +189,6 @@ def state_of(channel: Any) -> str:
     """What keeps a channel from delivering, in a word."""
     if any(partition.stuck for partition in channel.partitions):
         return "stopped by damage: nsqha log skip"
+    if any(partition.error for partition in channel.partitions):
+        return "not all of it is known"
     return "paused" if channel.paused else ""

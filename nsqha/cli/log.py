@@ -85,7 +85,7 @@ def add_parser(commands: Any) -> None:
         ),
         examples=("nsqha log skip orders --yes", "nsqha log skip orders/0 billing --yes --json"),
         shape=SKIP_SHAPE,
-        statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.NOT_CONFIRMED),
+        statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY, exits.NOT_CONFIRMED),
     )
     verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition)
     verb.add_argument("channel", metavar="CHANNEL", nargs="?", help="only this one")
@@ -137,16 +137,19 @@ def run_skip(args: argparse.Namespace) -> int:
                 admin.call("DescribeChannel", topic=topic, channel=args.channel)
             question = f"Give up what can not be read in {topic}? Its messages are lost to the channels that wait."
             confirm(question, yes=False)
-        skipped = [record(item) for item in admin.call("SkipDamage", **chosen).skipped]
+        answer = admin.call("SkipDamage", **chosen)
+    skipped = [record(item) for item in answer.skipped]
+    for failed in answer.errors:
+        say(f"{args.parser.prog}: partition {failed.partition}: {failed.error}")
     if args.json:
         print_json({"topic": topic, "skipped": skipped})
-    elif not skipped:
+    elif not skipped and not answer.errors:
         say("no channel is stopped")
     for item in () if args.json else skipped:
         offsets = f"offsets {item['first_offset']}-{item['end_offset'] - 1}"
         lost = f"{item['messages_lost']} messages lost"
         print(f"{topic}/{item['partition']} {item['channel']}: skipped {offsets}, {lost}")
-    return exits.OK
+    return exits.PARTLY if answer.errors else exits.OK
 
 
 # ---- finding logs

@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
         ),
         shape='{"partition", "offset", "id", "timestamp_ns", "leader_epoch", "deliver_at_ns", "body"} per line; '
         '"body_base64" instead of "body" if it is not UTF-8',
-        statuses=(exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE),
+        statuses=(exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY),
         times=True,
     )
     verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition)
@@ -64,8 +64,13 @@ def run(args: argparse.Namespace) -> int:
         case _:
             fields[PLACE_FIELDS[place.kind]] = place.value
     shown = 0
+    failed = False
     with Admin.of(args) as admin:
         for message in admin.stream("PeekMessages", **fields):
+            if message.error:
+                failed = True
+                say(f"{args.parser.prog}: partition {message.partition}: {message.error}")
+                continue
             shown += 1
             if args.json:
                 print_json(json_of(message))
@@ -73,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
                 sys.stdout.buffer.write(message.body + b"\n")
             else:
                 _print(message)
-    if not shown:
+    if not shown and not failed:
         say("no messages there")
-    return exits.OK
+    return exits.PARTLY if failed else exits.OK
 
 
 def json_of(message: Any) -> dict[str, Any]:

@@ -21,7 +21,8 @@ CHROME_LINES = 5  # of a screen: what is not a row of the table
 
 SHAPE = (
     '{"node": {"version", "implementation", "data_path", "health", "node_uid", "start_time_ns", "sync", '
-    '"disk_free_bytes", "publishes_refused"}, "topics": [as `topic show`], "channels": [as `channel show`]}'
+    '"disk_free_bytes", "publishes_refused"}, "topics": [as `topic show`], "channels": [as `channel show`], '
+    '"unreachable": [{"node", "name", "why"}]}'
 )
 
 
@@ -68,9 +69,12 @@ class Look:
         self.at = time.monotonic()
         self.node = admin.call("GetNode")
         if topic:
-            self.topics = [admin.call("DescribeTopic", topic=topic).topic]
+            answer = admin.call("DescribeTopic", topic=topic)
+            self.topics = [answer.topic]
         else:
-            self.topics = list(admin.call("ListTopics").topics)
+            answer = admin.call("ListTopics")
+            self.topics = list(answer.topics)
+        self.unreachable = list(answer.unreachable)
         self.channels = list(admin.call("ListChannels", topic=topic).channels)
 
     def json(self) -> dict[str, Any]:
@@ -78,6 +82,7 @@ class Look:
             "node": record(self.node),
             "topics": [record(topic) for topic in self.topics],
             "channels": [record(channel) for channel in self.channels],
+            "unreachable": [record(node) for node in self.unreachable],
         }
 
     def show(self, before: Look | None, lines_max: int | None) -> None:
@@ -87,6 +92,8 @@ class Look:
         refused = "  PUBLISHES ARE REFUSED" if node.publishes_refused else ""
         print(f"nsqha {node.version} ({node.implementation})  {node.health}  up {up}  sync {node.sync}{refused}")
         print(f"data {node.data_path}  {show_bytes(node.disk_free_bytes)} free\n")
+        for lost in self.unreachable:
+            print(f"no answer from {lost.name}: {lost.why}\n")
         rows = self._rows(before)
         if not rows:
             print("no topics yet")

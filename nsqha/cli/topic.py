@@ -9,7 +9,7 @@ from typing import Any
 from nsqha.cli import exits
 from nsqha.cli.admin import Admin, record
 from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
-from nsqha.cli.screen import confirm, print_json, say, show_bytes, table
+from nsqha.cli.screen import Cell, confirm, print_json, say, show_bytes, table
 from nsqha.cli.times import show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
@@ -18,10 +18,12 @@ USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 SHAPE = (
     '{"name", "uid", "paused", "settings": {"sync", "partitions", "retention_ms", "retention_bytes", '
-    '"abandoned_after_ms", "ordered"}, "partitions": [{"partition", "log_start_offset", "log_end_offset", '
-    '"high_watermark", "pump_offset", "leader_epoch", "bytes", "first_timestamp_ns", "last_timestamp_ns"}], '
-    '"channels": [name], "message_count"}'
+    '"abandoned_after_ms", "ordered", "replicas", "min_isr"}, "partitions": [{"partition", "log_start_offset", '
+    '"log_end_offset", "high_watermark", "pump_offset", "leader_epoch", "bytes", "first_timestamp_ns", '
+    '"last_timestamp_ns", "leader", "leader_name", "replicas": [{"node", "name", "alive", "in_sync"}], "min_isr", '
+    '"under_replicated", "error", "message_count"}], "channels": [name], "message_count"}'
 )
+REPLICAS_MAX = 15
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +47,7 @@ def add_parser(commands: Any) -> None:
         verbs,
         "show",
         run_show,
-        "show a topic: settings, partitions, channels",
+        "show a topic: settings, partitions and who leads them, channels",
         ("nsqha topic show orders", "nsqha topic show orders --json"),
         shape=SHAPE,
     )
@@ -59,11 +61,12 @@ def add_parser(commands: Any) -> None:
         (
             "nsqha topic create payments",
             "nsqha topic create clicks --partitions 4 --sync interval --channel count --channel archive",
+            "nsqha topic create ledger --replicas 5 --min-isr 3",
         ),
         shape=SHAPE,
         statuses=(exits.USAGE, exits.CONFLICT, exits.UNREACHABLE),
     )
-    verb.add_argument("--partitions", type=count, default=1, metavar="N", help="default 1; can not be changed later")
+    verb.add_argument("--partitions", type=count, default=1, metavar="N", help="default 1; can only grow later")
     verb.add_argument("--channel", type=name, action="append", default=[], help="create it too; may be repeated")
     verb.add_argument("--ordered", action="store_true", help="deliver a message only after the one before is finished")
     _add_settings(verb)
@@ -78,9 +81,12 @@ def add_parser(commands: Any) -> None:
             "nsqha topic set orders --sync interval",
             "nsqha topic set orders --retention 7d --retention-bytes 10GB",
             "nsqha topic set orders --retention forever --abandoned-after never",
+            "nsqha topic set orders --partitions 8",
+            "nsqha topic set orders --replicas 3 --min-isr 2",
         ),
         shape=SHAPE,
     )
+    verb.add_argument("--partitions", type=count, metavar="N", help="add partitions until there are so many")
     _add_settings(verb)
     add_json(verb)
 
@@ -131,11 +137,17 @@ def _add_settings(verb: Parser) -> None:
     verb.add_argument("--retention-bytes", type=size, metavar="SIZE", help=most)
     abandoned = "retention may pass a channel that nobody used for so long: 30d, never"
     verb.add_argument("--abandoned-after", type=span, metavar="TIME", help=abandoned)
+    copies = "replicas of each partition: 3, default; may be more than there are nodes yet"
+    verb.add_argument("--replicas", type=replicas, metavar="N", help=copies)
+    floor = "replicas that must have a message before it is OK: 2, default (more than half); at most --replicas"
+    verb.add_argument("--min-isr", type=replicas, metavar="N", help=floor)
 
 
 def run_list(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        topics = admin.call("ListTopics").topics
+        answer = admin.call("ListTopics")
+    topics = answer.topics
+    warn(args, answer)
     if args.names:
         for topic in topics:
             print(topic.name)
@@ -154,7 +166,9 @@ def run_list(args: argparse.Namespace) -> int:
 
 def run_show(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        topic = admin.call("DescribeTopic", topic=args.topic).topic
+        answer = admin.call("DescribeTopic", topic=args.topic)
+        topic = answer.topic
+        warn(args, answer)
         if args.json:
             print_json(record(topic))
             return exits.OK
@@ -172,15 +186,18 @@ def run_create(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
         settings = admin.messages.TopicSettings(partitions=args.partitions, ordered=args.ordered, **_settings(args))
         fields = {"topic": args.topic, "settings": settings, "channels": args.channel}
-        return _show_changed(args, admin, admin.call("CreateTopic", **fields).topic)
+        return _show_changed(args, admin, admin.call("CreateTopic", **fields))
 
 
 def run_set(args: argparse.Namespace) -> int:
+    if not _settings(args) and args.partitions is None:
+        what = "--partitions, --replicas, --min-isr, --sync, --retention, --retention-bytes or --abandoned-after"
+        args.parser.error(f"nothing to change: give {what}")
     with Admin.of(args) as admin:
         settings = _settings(args)
-        if not settings:
-            args.parser.error("nothing to change: give --sync, --retention, --retention-bytes or --abandoned-after")
-        return _show_changed(args, admin, admin.call("UpdateTopicSettings", topic=args.topic, **settings).topic)
+        if args.partitions is not None:
+            settings["partitions"] = args.partitions
+        return _show_changed(args, admin, admin.call("UpdateTopicSettings", topic=args.topic, **settings))
 
 
 def run_pause(args: argparse.Namespace) -> int:
@@ -215,12 +232,20 @@ def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
     return exits.OK
 
 
-def _show_changed(args: argparse.Namespace, admin: Admin, topic: Any) -> int:
+def _show_changed(args: argparse.Namespace, admin: Admin, answer: Any) -> int:
+    for remark in answer.remarks:
+        say(f"{args.parser.prog}: {remark}")
     if args.json:
-        print_json(record(topic))
+        print_json(record(answer.topic))
     else:
-        _print(topic, admin.call("GetNode"))
+        _print(answer.topic, admin.call("GetNode"))
     return exits.OK
+
+
+def warn(args: argparse.Namespace, answer: Any) -> None:
+    """Name the nodes that did not answer; what only they know is missing."""
+    for node in answer.unreachable:
+        say(f"{args.parser.prog}: no answer from {node.name or f'node {node.node:016x}'}: {node.why}")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -233,6 +258,10 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         settings["retention_bytes"] = args.retention_bytes
     if args.abandoned_after is not None:
         settings["abandoned_after_ms"] = max(args.abandoned_after, 0)
+    if args.replicas is not None:
+        settings["replicas"] = args.replicas
+    if args.min_isr is not None:
+        settings["min_isr"] = args.min_isr
     return settings
 
 
@@ -240,6 +269,9 @@ def _print(topic: Any, node: Any) -> None:
     settings = topic.settings
     print(f"topic      {topic.name}{'  (paused)' if topic.paused else ''}")
     print(f"sync       {record(settings)['sync']}{'  ordered' if settings.ordered else ''}")
+    if settings.replicas or settings.min_isr:
+        copies = settings.replicas or "as many as there are hosts, up to 3"
+        print(f"replicas   {copies}; min_isr {settings.min_isr or 'more than half'}")
     by_time = _limit(settings, node, "retention_ms", "for ever", lambda ms: show_duration(ms / 1000))
     by_size = _limit(settings, node, "retention_bytes", "no limit", show_bytes)
     print(f"retention  {by_time}; by size: {by_size}")
@@ -259,6 +291,32 @@ def _print(topic: Any, node: Any) -> None:
     ]
     print()
     table(("PARTITION", "START", "END", "BYTES", "EPOCH", "OLDEST", "NEWEST"), rows)
+    if any(len(p.replicas) > 1 or p.error or p.under_replicated for p in topic.partitions):
+        print()
+        headers = ("PARTITION", "LEADER", "EPOCH", "IN SYNC", "MISSING", "LOG END", "COMMITTED", "MIN ISR", "STATE")
+        table(headers, [_replicas_row(p) for p in topic.partitions])
+
+
+def _replicas_row(partition: Any) -> tuple[Cell, ...]:
+    in_sync = [_node(replica) for replica in partition.replicas if replica.in_sync]
+    missing = [_node(replica) for replica in partition.replicas if not replica.in_sync]
+    ends: tuple[Cell, ...] = ("", "") if partition.error else (partition.log_end_offset, partition.high_watermark)
+    state = partition.error or ("under-replicated" if partition.under_replicated else "")
+    leader = partition.leader_name or (f"{partition.leader:016x}" if partition.leader else "-")
+    return (
+        partition.partition,
+        leader,
+        partition.leader_epoch,
+        " ".join(in_sync),
+        " ".join(missing) or "-",
+        *ends,
+        partition.min_isr,
+        state,
+    )
+
+
+def _node(replica: Any) -> str:
+    return (replica.name or f"{replica.node:016x}") + ("" if replica.alive else " (away)")
 
 
 def _limit(settings: Any, node: Any, field: str, unlimited: str, show: Any) -> str:
@@ -282,6 +340,15 @@ def _bytes(topic: Any) -> int:
 
 def _state(topic: Any) -> tuple[str, str]:
     return record(topic.settings)["sync"], "paused" if topic.paused else ""
+
+
+def replicas(text: str) -> int:
+    """How many replicas; 0 the default."""
+    if text == "default":
+        return 0
+    if not text.isdecimal() or not 0 < int(text[:9]) <= REPLICAS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {REPLICAS_MAX}, or default")
+    return int(text)
 
 
 def span(text: str) -> int:

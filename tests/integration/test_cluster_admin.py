@@ -1,0 +1,352 @@
+"""Administration of a real cluster at any of its nodes: whole answers, seeks, settings that change under load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import urllib.error
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import grpc
+import pytest
+
+from nsqha.cli.v2client import Publisher, Subscriber
+from nsqha.pb.v1 import admin_pb2 as pb
+from nsqha.pb.v1 import admin_pb2_grpc
+from tests.integration.cluster import Cluster, Member, posted
+from tests.integration.servers import BIN, wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+names = count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes and one lookup daemon; every test leaves them running."""
+    with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    cluster.start()
+    name = f"administered-{next(names)}"
+    cluster.create(name, "steady")
+    return name
+
+
+class Admin:
+    """The Admin service of one member."""
+
+    def __init__(self, member: Member) -> None:
+        self._channel = grpc.insecure_channel(member.grpc)
+        self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
+
+    def __call__(self, rpc: str, **fields: Any) -> Any:
+        return getattr(self._stub, rpc)(getattr(pb, f"{rpc}Request")(**fields), timeout=15)
+
+    def seek(self, topic: str, *, plan_only: bool = False, **target: Any) -> Any:
+        return self("Seek", topic=topic, channel="steady", target=pb.SeekTarget(**target), plan_only=plan_only)
+
+    def peek(self, topic: str, **where: Any) -> list[Any]:
+        return list(self("PeekMessages", topic=topic, **where))
+
+    def floors(self, topic: str) -> list[int]:
+        channel = self("DescribeChannel", topic=topic, channel="steady").channel
+        return [partition.floor for partition in channel.partitions]
+
+
+@pytest.fixture
+def admins(cluster: Cluster) -> Iterator[list[Admin]]:
+    admins = [Admin(node) for node in cluster.nodes]
+    yield admins
+    for admin in admins:
+        admin._channel.close()
+
+
+def wait_led(cluster: Cluster, topic: str, partitions: int) -> set[int]:
+    """Until each partition has a leader and a full ISR; who leads."""
+
+    def all_led() -> set[int] | None:
+        metas = [cluster.meta(topic, number) for number in range(partitions)]
+        full = all(meta is not None and meta.leader and len(meta.isr) == 3 for meta in metas)
+        return {meta.leader for meta in metas if meta is not None} if full else None
+
+    leaders: set[int] = wait_until(all_led, f"all {partitions} partitions of {topic} are led", 30)
+    return leaders
+
+
+def publish(node: Member, topic: str, *bodies: bytes) -> None:
+    publisher = Publisher(node.tcp, 20)
+    publisher.publish(topic, list(bodies))
+    publisher.close()
+
+
+def fill(cluster: Cluster, topic: str, per_node: int) -> list[bytes]:
+    """Publish at every node until each of the three partitions has something."""
+    bodies = [b"%d-%d" % (n, i) for n in range(3) for i in range(per_node)]
+    for n, node in enumerate(cluster.nodes):
+        publish(node, topic, *bodies[n * per_node : (n + 1) * per_node])
+    return bodies
+
+
+class Drain:
+    """A consumer of channel steady that finishes what it gets, in a thread."""
+
+    def __init__(self, node: Member, topic: str, channel: str = "steady") -> None:
+        self.bodies: list[bytes] = []
+        self._client = Subscriber(node.tcp, 20, topic, channel, window=100)
+        self._client.wait_at_most(0.05)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            messages = self._client.messages()
+            self.bodies += [message.body for message in messages]
+            if messages:
+                self._client.answer(messages, None, None)
+
+    def wait(self, wanted: set[bytes], seconds: float = 30) -> None:
+        wait_until(
+            lambda: wanted <= set(self.bodies), f"all of {len(wanted)} messages came: {len(self.bodies)}", seconds
+        )
+
+    def close(self) -> None:
+        self._stopping = True
+        self._thread.join()
+        self._client.leave()
+
+
+def spread_topic(cluster: Cluster, admins: list[Admin]) -> str:
+    """A topic of three partitions, led by different nodes."""
+    name = f"spread-{next(names)}"
+    admins[0]("CreateTopic", topic=name, settings=pb.TopicSettings(partitions=3), channels=["steady"])
+    leaders = wait_led(cluster, name, 3)
+    assert len(leaders) > 1, "placement puts all on one node"
+    return name
+
+
+def test_seek_and_undo_at_a_node_that_leads_nothing(cluster: Cluster, topic: str) -> None:
+    leader = cluster.leader(topic)
+    other = Admin(cluster.followers(topic)[0])
+    bodies = [b"%d" % n for n in range(50)]
+    publish(leader, topic, *bodies)
+    drain = Drain(leader, topic)
+    drain.wait(set(bodies))
+    wait_until(lambda: other.floors(topic) == [50], "all is finished")
+    plan = other.seek(topic, plan_only=True, offset=20)
+    assert not plan.done
+    assert [(p.partition, p.from_offset, p.to_offset, p.messages, p.error) for p in plan.partitions] == [
+        (0, 50, 20, 30, "")
+    ]
+    assert other.floors(topic) == [50]
+    drain.close()
+    done = other.seek(topic, offset=20)
+    assert done.done
+    assert done.partitions[0].to_offset == 20
+    # The seek is in the log: whoever leads next has it too, and can undo it.
+    leader.kill()
+    wait_until(lambda: other.floors(topic) == [20], "the next leader has the seek", 20)
+    undone = other("UndoSeek", topic=topic, channel="steady")
+    assert [(p.to_offset, p.error) for p in undone.partitions] == [(50, "")]
+    assert other.floors(topic) == [50]
+    leader.start()
+    cluster.wait_isr(topic, 3)
+
+
+def test_one_answer_for_partitions_of_several_leaders(cluster: Cluster, admins: list[Admin]) -> None:
+    topic = spread_topic(cluster, admins)
+    bodies = fill(cluster, topic, 20)
+    for admin in admins:
+        told = admin("DescribeTopic", topic=topic)
+        assert not told.unreachable
+        assert [p.partition for p in told.topic.partitions] == [0, 1, 2]
+        assert not [p.error for p in told.topic.partitions if p.error]
+        assert sum(p.high_watermark for p in told.topic.partitions) == 60
+        assert told.topic.message_count == 60
+        assert list(told.topic.channels) == ["steady"]
+        for partition in told.topic.partitions:
+            meta = cluster.meta(topic, partition.partition)
+            assert meta is not None
+            assert (partition.leader, partition.leader_epoch) == (meta.leader, meta.epoch)
+            assert [r.node for r in partition.replicas if r.in_sync] == list(meta.replicas)
+            assert (partition.under_replicated, partition.min_isr) == (False, 2)
+        channel = admin("DescribeChannel", topic=topic, channel="steady").channel
+        assert (channel.depth, len(channel.partitions)) == (60, 3)
+        listed = {t.name: t for t in admin("ListTopics").topics}
+        assert listed[topic].message_count == 60
+        assert [c.depth for c in admin("ListChannels", topic=topic).channels] == [60]
+        assert sorted(m.body for m in admin.peek(topic, start=True)) == sorted(bodies)
+        newest = admin.peek(topic, last=7)
+        assert [m.timestamp_ns for m in newest] == sorted(m.timestamp_ns for m in newest)
+        assert len(newest) == 7
+        assert {m.body for m in newest} <= set(bodies)
+    last = admins[1].peek(topic, last=1)[0]
+    assert admins[2].seek(topic, message_id=last.message_id).partitions[0].to_offset == last.offset
+    assert admins[0].peek(topic, message_id=last.message_id)[0].body == last.body
+    with pytest.raises(grpc.RpcError) as refused:
+        admins[0].peek(topic, message_id=f"{int(last.message_id, 16) + 1000:016x}")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_seek_moves_all_partitions_and_undo_goes_back(cluster: Cluster, admins: list[Admin]) -> None:
+    topic = spread_topic(cluster, admins)
+    bodies = set(fill(cluster, topic, 20))
+    drain = Drain(cluster.nodes[0], topic)
+    drain.wait(bodies)
+    ends = [p.high_watermark for p in admins[0]("DescribeTopic", topic=topic).topic.partitions]
+    wait_until(lambda: admins[1].floors(topic) == ends, "all is finished")
+    drain.bodies.clear()
+    done = admins[2].seek(topic, start=True)
+    assert [(p.partition, p.from_offset, p.to_offset, p.error) for p in done.partitions] == [
+        (n, end, 0, "") for n, end in enumerate(ends)
+    ]
+    drain.wait(bodies)
+    wait_until(lambda: admins[1].floors(topic) == ends, "all is finished again")
+    back = admins[0]("UndoSeek", topic=topic, channel="steady", plan_only=True)
+    assert sum(p.error == "" for p in back.partitions) == 3
+    drain.close()
+
+
+def test_a_leader_that_is_away_is_named(cluster: Cluster, admins: list[Admin]) -> None:
+    """Frozen: the others take it for alive until its lease is over."""
+    topic = spread_topic(cluster, admins)
+    fill(cluster, topic, 10)
+    record = cluster.meta(topic, 1)
+    assert record is not None
+    victim = cluster.member(record.leader)
+    assert victim is not None
+    asked = next(admin for admin, node in zip(admins, cluster.nodes, strict=True) if node is not victim)
+    victim.kill()
+    told = asked("DescribeTopic", topic=topic)
+    assert [p.partition for p in told.topic.partitions] == [0, 1, 2]
+    plan = asked.seek(topic, plan_only=True, start=True)
+    assert [p.partition for p in plan.partitions] == [0, 1, 2]
+    assert not [p.error for p in plan.partitions if p.error], "new leaders are waited for"
+    victim.start()
+    wait_led(cluster, topic, 3)
+
+
+def test_partitions_are_added_under_load(cluster: Cluster, topic: str, admins: list[Admin]) -> None:
+    published: list[bytes] = []
+    stop = threading.Event()
+
+    def load(node: Member, n: int) -> None:
+        serial = count()
+        while not stop.is_set():
+            # A connection keeps to its partition while it has something under way; new ones choose among all.
+            publisher = Publisher(node.tcp, 20)
+            bodies = [b"%d-%d" % (n, next(serial)) for _ in range(20)]
+            publisher.publish(topic, bodies)
+            published.extend(bodies)
+            publisher.close()
+
+    drains = [Drain(node, topic) for node in cluster.nodes[:2]]
+    threads = [threading.Thread(target=load, args=(node, n)) for n, node in enumerate(cluster.nodes)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(published) > 200, "the load runs")
+        leader = cluster.leader(topic)
+        other = next(a for a, node in zip(admins, cluster.nodes, strict=True) if node is not leader)
+        grown = other("UpdateTopicSettings", topic=topic, partitions=3)
+        assert grown.topic.settings.partitions == 3
+        wait_led(cluster, topic, 3)
+
+        def ends() -> list[int]:
+            return [p.high_watermark for p in other("DescribeTopic", topic=topic).topic.partitions]
+
+        wait_until(lambda: len(ends()) == 3 and min(ends()) > 100, "all partitions are published to", 30)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    wanted = set(published)
+    wait_until(
+        lambda: wanted <= {body for drain in drains for body in drain.bodies},
+        f"all of {len(wanted)} messages came",
+        30,
+    )
+    for drain in drains:
+        drain.close()
+    with pytest.raises(grpc.RpcError, match="can not become 2, only more"):
+        other("UpdateTopicSettings", topic=topic, partitions=2)
+
+
+def test_min_isr_and_replicas(cluster: Cluster, topic: str, admins: list[Admin]) -> None:
+    leader = cluster.leader(topic)
+    other = next(a for a, node in zip(admins, cluster.nodes, strict=True) if node is not leader)
+    changed = other("UpdateTopicSettings", topic=topic, min_isr=3)
+    assert not changed.remarks
+    record = cluster.meta(topic)
+    assert record is not None
+    assert record.min_isr == 3
+    publish(leader, topic, b"three have it")
+    wait_until(lambda: other("DescribeTopic", topic=topic).topic.partitions[0].min_isr == 3, "the leader knows")
+    with pytest.raises(grpc.RpcError, match=r"min_isr is 3; it can not be more than replicas, 2"):
+        other("UpdateTopicSettings", topic=topic, replicas=2)
+    said = other("UpdateTopicSettings", topic=topic, replicas=5, min_isr=0)
+    assert [remark for remark in said.remarks if "replicas is 5, and there are" in remark]
+    assert other("DescribeTopic", topic=topic).topic.partitions[0].under_replicated
+    other("UpdateTopicSettings", topic=topic, replicas=2)
+    fewer = wait_until(
+        lambda: (m := cluster.meta(topic)) and len(m.replicas) == 2 and len(m.isr) == 2 and m, "one goes", 40
+    )
+    assert fewer.min_isr == 2
+    publish(leader, topic, b"two have it")
+
+
+def test_readiness_and_figures(cluster: Cluster, topic: str) -> None:
+    cluster.start()
+    leader = cluster.leader(topic)
+    follower = cluster.followers(topic)[0]
+
+    def readiness(node: Member) -> str:
+        try:
+            return node.request("/readyz?verbose").decode()
+        except urllib.error.HTTPError as error:
+            return error.read().decode()
+
+    for node in cluster.nodes:
+        wait_until(lambda n=node: readiness(n).startswith("OK"), f"{node.name} is ready: {readiness(node)}")  # type: ignore[misc]
+        assert "[+] registered" in readiness(node)
+    metrics = leader.request("/metrics").decode()
+    assert "nsqha_cluster_registered 1.0" in metrics
+    assert f'nsqha_partition_isr_size{{partition="0",topic="{topic}"}} 3.0' in metrics
+    assert f'nsqha_push_lag_bytes{{follower="{follower.name}"}}' in metrics
+    figures = leader.json("/stats?format=json&include_nsqha=true")["nsqha"]["cluster"]
+    assert figures["nodes"] == 3
+    assert figures["leaders"] >= 1
+    assert {lag["name"] for lag in figures["push_lag"]} <= {node.name for node in cluster.nodes}
+    # Without etcd the lease is over after a while: clients are better off elsewhere.
+    follower.kill()
+    wait_until(lambda: "nsqha_cluster_nodes 2.0" in leader.request("/metrics").decode(), "its lease is over")
+    assert readiness(leader).startswith("OK"), "a follower that is away is no fault of the leader"
+    follower.start()
+    wait_until(lambda: readiness(follower).startswith("OK"), "it is ready when it has caught up", 30)
+
+
+def test_the_command_line_shows_who_leads(cluster: Cluster, topic: str) -> None:
+    follower = cluster.followers(topic)[0]
+
+    def nsqha(*words: str) -> Any:
+        command = [str(BIN / "nsqha"), *words, f"--grpc-address={follower.grpc}", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return json.loads(done.stdout), done.stderr
+
+    shown, _ = nsqha("topic", "show", topic)
+    assert shown["partitions"][0]["leader_name"] == cluster.leader(topic).name
+    assert all(replica["in_sync"] for replica in shown["partitions"][0]["replicas"])
+    _, said = nsqha("topic", "set", topic, "--replicas", "4")
+    assert "replicas is 4" in said
+    command = [str(BIN / "nsqha"), "topic", "show", topic, f"--grpc-address={follower.grpc}"]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert "IN SYNC" in text
+    assert "under-replicated" in text
+    assert posted(follower, f"/topic/delete?topic={topic}")
