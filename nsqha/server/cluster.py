@@ -177,9 +177,7 @@ class Cluster:
         """What other nodes may ask of this one."""
         server.on_stream("Push", self.replicas.receive)
         server.on_stream("Live", self._accept_live)
-        server.on_call("Status", self.replicas.status)
-        server.on_call("EpochEnd", self.replicas.epoch_end)
-        server.on_call("Fetch", self.replicas.fetch)
+        self.replicas.answers.register(server)
         self.routing.serve(server)
 
     def _accept_live(self, stream: PeerStream) -> LiveStream:

@@ -20,10 +20,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.commitlog import copying
-from nsqha.commitlog.entry import Entry
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
-from nsqha.errors import AppendFailed, LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
+from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
@@ -32,9 +30,11 @@ from nsqha.server.follower import Follower, FollowerRuntime
 from nsqha.server.following import Receiver
 from nsqha.server.leadership import Leadership
 from nsqha.server.opening import OpenedLog
+from nsqha.server.partition_records import PartitionRecords
 from nsqha.server.repair import Repairer
+from nsqha.server.replica_answers import ReplicaAnswers
+from nsqha.server.replica_files import ReplicaFiles
 from nsqha.server.scrub import Replica as Scrubbed
-from nsqha.server.whole import whole
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from nsqha.server.journalling import JournalWriter
     from nsqha.server.metadata import Metadata
     from nsqha.server.opening import PartitionOpener
-    from nsqha.server.peers import PeerIdentity, Peers, PeerStream
+    from nsqha.server.peers import Peers, PeerStream
     from nsqha.server.push import PushLinks
     from nsqha.server.topic import Topic
 
@@ -55,30 +55,6 @@ Key = tuple[int, int]  # topic uid, partition
 
 CATCH_UP_RETRY_SECONDS = 0.5
 SETTLE_RETRY_SECONDS = 0.5
-
-
-class PartitionRecords:
-    """One partition's record, as its leadership writes it."""
-
-    def __init__(self, metadata: Metadata, name: str, uid: int, number: int) -> None:
-        self._metadata = metadata
-        self._name = name
-        self._uid = uid
-        self._number = number
-
-    async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
-        store = self._metadata.store
-        return await self._metadata.write(
-            lambda: store.replace_partition(self._name, self._uid, self._number, meta, registered=registered)
-        )
-
-    async def fence(self, version: int) -> PartitionMeta:
-        store = self._metadata.store
-        return await self._metadata.write(lambda: store.fence_partition(self._name, self._uid, self._number, version))
-
-    async def read(self) -> PartitionMeta | None:
-        topic = await self._metadata.read(lambda: self._metadata.store.topic(self._name))
-        return None if topic is None or topic.record.uid != self._uid else topic.record.partitions.get(self._number)
 
 
 class Replicas:
@@ -140,9 +116,19 @@ class Replicas:
         self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
         self._locks: dict[Key, asyncio.Lock] = {}
         self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
-        self._repairer = Repairer(
-            peers, cluster_id=cluster_id, log_of=self._log_of, others=self._others, mended=self._mended, spawn=spawn
+        self._files = ReplicaFiles(
+            node=node,
+            journal=journal,
+            journal_writer=journal_writer,
+            opener=opener,
+            disk=disk,
+            record_of=lambda key: self._records[key].record,
+            begun_anew=lambda key: self._corrupt.pop(key, None),
         )
+        self._repairer = Repairer(
+            peers, cluster_id=cluster_id, log_of=self.log_of, others=self._others, mended=self._mended, spawn=spawn
+        )
+        self.answers = ReplicaAnswers(self, journal, node=node, cluster_id=cluster_id)
         self.stopping = False  # no role is taken any more
 
     # ---- start and end
@@ -557,11 +543,12 @@ class Replicas:
                 bad = self._corrupt.get(follower.key)
                 if bad is not None and bad < follower.log.end.log_id:
                     log.warning("refetching", "%s: from log id %d on, which is damaged", follower.log.directory, bad)
-                    await self.cut(follower, bad)
+                    await self._files.cut(follower, bad)
                     follower.forget_pending()
                 if self._journal.dirty:
                     await self._journal_writer.promise()  # of a cut that is done, before anything is appended again
-                await CatchUp(follower, receiver, self, self._caller(leader.grpc_address), self._cluster_id).run()
+                ask = self._caller(leader.grpc_address)
+                await CatchUp(follower, receiver, self._files, ask, self._cluster_id).run()
             except Poisoned:
                 raise  # nothing is tried twice on such a disk
             except (NsqhaError, ValueError) as error:
@@ -576,133 +563,13 @@ class Replicas:
     def _caller(self, address: str) -> Callable[[str, Any], Any]:
         return lambda method, request: self._peers.call(address, method, request, timeout=CALL_SECONDS)
 
-    # ---- catch-up: what it does to files (`catchup.Files`)
+    # ---- damage
 
-    # Whole: a step without the next leaves an intent that the next start carries out on batches that were
-    # acknowledged since, or files that the log does not know of.
-
-    async def cut(self, follower: Follower, log_id: int) -> None:
-        await whole(self._cut_log(follower, log_id))
-
-    async def _cut_log(self, follower: Follower, log_id: int) -> None:
-        self._journal.stage_cut(follower.key, follower.log.cut_intent(log_id))
-        try:
-            await self._journal_writer.promise()
-        except AppendFailed:
-            self._journal.stage_cut_done(follower.key)  # a full disk; nothing was cut, and perhaps nothing ever is
-            raise
-        # On the loop: readers of other partitions share the cache that is cut too. Two fsyncs, and seldom.
-        follower.log.truncate_to(log_id)
-        self._journal.stage_cut_done(follower.key)
-        await self._journal_writer.promise()
-
-    async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
-        await whole(self._begin_anew(follower, anchor))
-
-    async def _begin_anew(self, follower: Follower, anchor: Entry) -> None:
-        key, record = follower.key, self._records[follower.key].record
-        follower.log.close()
-        self._opener.cursor_cache.forget(key)
-        log_uid = self._opener.new_log_uid()
-        self._journal.stage(key, log_uid=log_uid, local_durable=anchor.log_id + 1)
-        await self._journal_writer.promise()
-        log_ = await self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor))
-        self._corrupt.pop(key, None)
-        follower.restart_with(log_, log_uid, None)
-
-    async def roll(self, follower: Follower) -> None:
-        await whole(self._roll(follower))
-
-    async def _roll(self, follower: Follower) -> None:
-        follower.log.use(await self._disk.run(follower.log.next_pair))
-
-    def reload(self, follower: Follower) -> None:
-        # None when a log was begun anew and its leader has committed nothing yet. It may need this replica for that.
-        log_ = follower.log
-        state = self._opener.state_vouched_for(follower.key, log_, committed=min(follower.committed, log_.end.log_id))
-        follower.tried_committed = follower.committed
-        if state is None:
-            self._opener.cursor_cache.forget(follower.key)
-        if follower.state is not None:
-            follower.restart_with(log_, follower.log_uid, state)
-        elif state is not None:
-            follower.know(state)
-
-    def may_lose_committed(self, follower: Follower) -> bool:
-        topic = self._records[follower.key]
-        return topic.record.partitions[follower.key[1]].isr.get(self._node) != follower.log_uid
-
-    # ---- others ask
-
-    async def status(self, peer: PeerIdentity, request: pb.StatusRequest) -> pb.StatusReply:
-        """What this node has of some partitions, or of all."""
-        self._check_cluster(request.cluster_id)
-        reply = pb.StatusReply(node_uid=self._node, registration=self.registration, poisoned=self._journal.poisoned)
-        keys = [(key.topic_uid, key.partition) for key in request.keys] or [*self.leading, *self.followers]
-        for key in keys:
-            if (leadership := self.leading.get(key)) is not None:
-                log_, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
-                role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
-            elif (follower := self.followers.get(key)) is not None:
-                log_, log_uid, committed = follower.log, follower.log_uid, follower.committed
-                role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
-                stopped, known = follower.stopped, follower.state is not None
-            else:
-                continue
-            last = log_.entry_before(log_.end.log_id)
-            reply.replicas.add(
-                key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
-                role=role if stopped is None else pb.ROLE_NONE,
-                promise=self._promise(key),
-                log_uid=log_uid,
-                end=log_.end.log_id,
-                last_epoch=last.epoch,
-                chain=last.chain,
-                durable=min(log_.local_durable, log_.end.log_id),
-                committed=committed,
-                cut=key in self._cut,
-                corrupt=key in self._corrupt or stopped is not None or not known,
-                start=log_.start.log_id,
-            )
-        return reply
-
-    async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:
-        """Where an epoch ends in the log of a partition that is led here."""
-        leadership = self._led(request.cluster_id, request.key, request.epoch)
-        found = copying.epoch_end(leadership.log, request.asked_epoch)
-        return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=leadership.log.start.log_id)
-
-    async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
-        """Batches of a partition that is led here."""
-        if not request.epoch:
-            return self._fetch_committed(request)
-        leadership = self._led(request.cluster_id, request.key, request.epoch)
-        log_ = leadership.log
-        end = log_.end.log_id
-        if request.first < log_.start.log_id:
-            anchor = log_.entry_before(log_.start.log_id)
-            return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
-        if request.first >= end:
-            return pb.FetchReply(committed=leadership.committed, end=end)
-        run = copying.read_run(log_, request.first, request.end or end, min(max(request.max_bytes, 1), 4 << 20))
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
-
-    def _fetch_committed(self, request: pb.FetchRequest) -> pb.FetchReply:
-        """What is committed is the same everywhere: any replica gives it to one that has to mend its copy."""
-        self._check_cluster(request.cluster_id)
-        key = (request.key.topic_uid, request.key.partition)
-        log_, committed = self._log_of(key), self._committed(key)
-        if log_ is None or not log_.start.log_id <= request.first < min(committed, request.end or committed):
-            raise NotFound(f"log id {request.first} is not here, or not known to be committed")
-        end = min(committed, request.end or committed)
-        run = copying.read_run(log_, request.first, end, min(max(request.max_bytes, 1), 4 << 20))
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
-
-    def _log_of(self, key: Key) -> PartitionLog | None:
+    def log_of(self, key: Key) -> PartitionLog | None:
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.log if leader is not None else follower.log if follower is not None else None
 
-    def _committed(self, key: Key) -> int:
+    def committed_of(self, key: Key) -> int:
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.committed if leader is not None else follower.committed if follower is not None else 0
 
@@ -722,19 +589,12 @@ class Replicas:
 
     def damaged(self, key: Key, first: int, end: int) -> None:
         """Batches of a replica of this node do not verify any more."""
-        if end <= self._committed(key) and self._others(key):
+        if end <= self.committed_of(key) and self._others(key):
             self._repairer.damaged(key, first, end)
 
-    def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:
-        self._check_cluster(cluster_id)
-        leadership = self.leading.get((key.topic_uid, key.partition))
-        if leadership is None or leadership.epoch != epoch:
-            raise Unavailable(f"this node does not lead the partition in epoch {epoch}")
-        return leadership
-
-    def _check_cluster(self, cluster_id: int) -> None:
-        if cluster_id != self._cluster_id:
-            raise Unavailable(f"this node belongs to cluster {self._cluster_id:016x}, not to {cluster_id:016x}")
+    def doubts(self, key: Key) -> tuple[bool, bool]:
+        """Of a replica: whether recovery cut its end, and whether a range of it does not verify."""
+        return key in self._cut, key in self._corrupt
 
     # ---- time
 
@@ -750,7 +610,7 @@ class Replicas:
                 follower.keep_house()
                 idle = not (follower.behind or follower.busy or follower.closed)
                 if follower.state is None and idle and follower.committed > follower.tried_committed:
-                    self.reload(follower)
+                    self._files.reload(follower)
             except LogCorrupt as error:
                 log.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
             # Not while files are exchanged: the journal already speaks of the new ones.

@@ -95,7 +95,7 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         checkpoint(log_)
         stream = await begins_anew(rig, log_)
         assert not rig.follower.state
-        status = await rig.replicas.status(stream.peer, pb.StatusRequest(cluster_id=9))
+        status = await rig.replicas.answers.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert status.replicas[0].corrupt, "it can not lead yet"
         add(log_, 1, b"more")
         stream.push(1, log_, 15, committed=15)
@@ -105,7 +105,7 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         assert state is not None and state.applied.log_id == 14
         stream.push(1, log_, 15, committed=16)
         assert state.applied.log_id == 15
-        status = await rig.replicas.status(stream.peer, pb.StatusRequest(cluster_id=9))
+        status = await rig.replicas.answers.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert not status.replicas[0].corrupt
 
     run(scenario)
@@ -146,7 +146,7 @@ def test_whenever_it_dies_while_a_log_begins_anew_the_next_start_opens_a_log(see
             anchor = trimmed().entry_before(7)
             storage.crash_after(steps)
             try:
-                await rig.replicas.begin_anew(rig.follower, anchor)
+                await rig.replicas._files.begin_anew(rig.follower, anchor)
             except Crashed:
                 pass
             else:

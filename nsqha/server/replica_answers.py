@@ -1,0 +1,115 @@
+"""What a node tells others of its replicas, and what it gives them: status, where epochs end, batches.
+
+Batches of a partition that is led here go to followers that catch up, committed or not; what is committed goes to any
+replica that has to mend its copy, from whoever has it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqha.commitlog import copying
+from nsqha.errors import NotFound, Unavailable
+from nsqha.pb.v1 import replication_pb2 as pb
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.server.leadership import Leadership
+    from nsqha.server.peers import PeerIdentity, PeerServer
+    from nsqha.server.replicas import Replicas
+
+FETCH_BYTES_MAX = 4 << 20
+
+
+class ReplicaAnswers:
+    """Answers for one node."""
+
+    def __init__(self, replicas: Replicas, journal: NodeJournal, *, node: int, cluster_id: int) -> None:
+        self._replicas = replicas
+        self._journal = journal
+        self._node = node
+        self._cluster_id = cluster_id
+
+    def register(self, server: PeerServer) -> None:
+        """Be asked."""
+        server.on_call("Status", self.status)
+        server.on_call("EpochEnd", self.epoch_end)
+        server.on_call("Fetch", self.fetch)
+
+    async def status(self, peer: PeerIdentity, request: pb.StatusRequest) -> pb.StatusReply:
+        """What this node has of some partitions, or of all."""
+        self._check_cluster(request.cluster_id)
+        replicas, journal = self._replicas, self._journal
+        reply = pb.StatusReply(node_uid=self._node, registration=replicas.registration, poisoned=journal.poisoned)
+        keys = [(key.topic_uid, key.partition) for key in request.keys] or [*replicas.leading, *replicas.followers]
+        for key in keys:
+            if (leadership := replicas.leading.get(key)) is not None:
+                log_, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
+                role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
+            elif (follower := replicas.followers.get(key)) is not None:
+                log_, log_uid, committed = follower.log, follower.log_uid, follower.committed
+                role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
+                stopped, known = follower.stopped, follower.state is not None
+            else:
+                continue
+            last = log_.entry_before(log_.end.log_id)
+            record = journal.record(key)
+            cut, damaged = replicas.doubts(key)
+            reply.replicas.add(
+                key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
+                role=role if stopped is None else pb.ROLE_NONE,
+                promise=0 if record is None else record.promise,
+                log_uid=log_uid,
+                end=log_.end.log_id,
+                last_epoch=last.epoch,
+                chain=last.chain,
+                durable=min(log_.local_durable, log_.end.log_id),
+                committed=committed,
+                cut=cut,
+                corrupt=damaged or stopped is not None or not known,
+                start=log_.start.log_id,
+            )
+        return reply
+
+    async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:
+        """Where an epoch ends in the log of a partition that is led here."""
+        leadership = self._led(request.cluster_id, request.key, request.epoch)
+        found = copying.epoch_end(leadership.log, request.asked_epoch)
+        return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=leadership.log.start.log_id)
+
+    async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
+        """Batches of a partition that is led here."""
+        if not request.epoch:
+            return self._fetch_committed(request)
+        leadership = self._led(request.cluster_id, request.key, request.epoch)
+        log_ = leadership.log
+        end = log_.end.log_id
+        if request.first < log_.start.log_id:
+            anchor = log_.entry_before(log_.start.log_id)
+            return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
+        if request.first >= end:
+            return pb.FetchReply(committed=leadership.committed, end=end)
+        run = copying.read_run(log_, request.first, request.end or end, min(max(request.max_bytes, 1), FETCH_BYTES_MAX))
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
+
+    def _fetch_committed(self, request: pb.FetchRequest) -> pb.FetchReply:
+        """What is committed is the same everywhere: any replica gives it to one that has to mend its copy."""
+        self._check_cluster(request.cluster_id)
+        key = (request.key.topic_uid, request.key.partition)
+        log_, committed = self._replicas.log_of(key), self._replicas.committed_of(key)
+        if log_ is None or not log_.start.log_id <= request.first < min(committed, request.end or committed):
+            raise NotFound(f"log id {request.first} is not here, or not known to be committed")
+        end = min(committed, request.end or committed)
+        run = copying.read_run(log_, request.first, end, min(max(request.max_bytes, 1), FETCH_BYTES_MAX))
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
+
+    def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:
+        self._check_cluster(cluster_id)
+        leadership = self._replicas.leading.get((key.topic_uid, key.partition))
+        if leadership is None or leadership.epoch != epoch:
+            raise Unavailable(f"this node does not lead the partition in epoch {epoch}")
+        return leadership
+
+    def _check_cluster(self, cluster_id: int) -> None:
+        if cluster_id != self._cluster_id:
+            raise Unavailable(f"this node belongs to cluster {self._cluster_id:016x}, not to {cluster_id:016x}")

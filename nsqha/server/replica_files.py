@@ -1,0 +1,99 @@
+"""What catching up does to a replica's files, with its records in the journal and the cache (`catchup.Files`).
+
+Each step is carried out whole, whoever is cancelled meanwhile: half of one leaves an intent that the next start carries
+out on batches that were acknowledged since, or files that the log does not know of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nsqha.errors import AppendFailed
+from nsqha.server.whole import whole
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.entry import Entry
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.election.model import TopicRecord
+    from nsqha.server.disk import DiskRounds
+    from nsqha.server.follower import Follower
+    from nsqha.server.journalling import JournalWriter
+    from nsqha.server.opening import PartitionOpener
+
+Key = tuple[int, int]  # topic uid, partition
+
+
+class ReplicaFiles:
+    """The files of one node's replicas, as catch-up changes them."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        journal: NodeJournal,
+        journal_writer: JournalWriter,
+        opener: PartitionOpener,
+        disk: DiskRounds,
+        record_of: Callable[[Key], TopicRecord],
+        begun_anew: Callable[[Key], object],
+    ) -> None:
+        """`begun_anew`: nothing of the old log is left."""
+        self._node = node
+        self._journal = journal
+        self._journal_writer = journal_writer
+        self._opener = opener
+        self._disk = disk
+        self._record_of = record_of
+        self._forget_doubts = begun_anew
+
+    async def cut(self, follower: Follower, log_id: int) -> None:
+        await whole(self._cut_log(follower, log_id))
+
+    async def _cut_log(self, follower: Follower, log_id: int) -> None:
+        self._journal.stage_cut(follower.key, follower.log.cut_intent(log_id))
+        try:
+            await self._journal_writer.promise()
+        except AppendFailed:
+            self._journal.stage_cut_done(follower.key)  # a full disk; nothing was cut, and perhaps nothing ever is
+            raise
+        # On the loop: readers of other partitions share the cache that is cut too. Two fsyncs, and seldom.
+        follower.log.truncate_to(log_id)
+        self._journal.stage_cut_done(follower.key)
+        await self._journal_writer.promise()
+
+    async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
+        await whole(self._begin_anew(follower, anchor))
+
+    async def _begin_anew(self, follower: Follower, anchor: Entry) -> None:
+        key, record = follower.key, self._record_of(follower.key)
+        follower.log.close()
+        self._opener.cursor_cache.forget(key)
+        log_uid = self._opener.new_log_uid()
+        self._journal.stage(key, log_uid=log_uid, local_durable=anchor.log_id + 1)
+        await self._journal_writer.promise()
+        log_ = await self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor))
+        self._forget_doubts(key)
+        follower.restart_with(log_, log_uid, None)
+
+    async def roll(self, follower: Follower) -> None:
+        await whole(self._roll(follower))
+
+    async def _roll(self, follower: Follower) -> None:
+        follower.log.use(await self._disk.run(follower.log.next_pair))
+
+    def reload(self, follower: Follower) -> None:
+        # None when a log was begun anew and its leader has committed nothing yet. It may need this replica for that.
+        log_ = follower.log
+        state = self._opener.state_vouched_for(follower.key, log_, committed=min(follower.committed, log_.end.log_id))
+        follower.tried_committed = follower.committed
+        if state is None:
+            self._opener.cursor_cache.forget(follower.key)
+        if follower.state is not None:
+            follower.restart_with(log_, follower.log_uid, state)
+        elif state is not None:
+            follower.know(state)
+
+    def may_lose_committed(self, follower: Follower) -> bool:
+        record = self._record_of(follower.key)
+        return record.partitions[follower.key[1]].isr.get(self._node) != follower.log_uid
