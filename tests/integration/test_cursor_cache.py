@@ -87,7 +87,7 @@ def channel(node: Node) -> dict[str, int]:
 def written(node: Node, folder: Path) -> None:
     """The cache has been written since now."""
     proof = folder / "proof"
+    last = proof.read_bytes() if proof.exists() else b""  # before there is something that may be written at once
     node.request("/pub?topic=other", b"so that there is something to write")
-    last = proof.read_bytes() if proof.exists() else b""
     wait_until(lambda: proof.exists() and proof.read_bytes() != last, "the cache is written")
     wait_until(lambda: NOTHING_WRITTEN in node.request("/metrics").decode(), "nothing waits")
