@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -10,7 +11,17 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from nsqha.quantile import Histogram, Result
 from nsqha.server import metrics
-from nsqha.server.stats import BrokerStats, ChannelStats, CursorStats, NodeStats, PartitionStats, ScrubStats, TopicStats
+from nsqha.server.stats import (
+    BrokerStats,
+    ChannelStats,
+    ClusterStats,
+    CursorStats,
+    NodeStats,
+    PartitionStats,
+    PushLag,
+    ScrubStats,
+    TopicStats,
+)
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -108,3 +119,26 @@ def test_too_many_cursors_become_one_per_channel(monkeypatch: pytest.MonkeyPatch
     assert found["nsqha_channel_oldest_unfinished_seconds{channel=c,partition=all,topic=t}"] == 2.5
     assert found["nsqha_metrics_cursors_merged{}"] == 2
     assert not any("partition=1" in name for name in found)
+
+
+def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    lags = (PushLag(node=2, name="n2", entries=3, bytes=300), PushLag(node=0xAB, name="", entries=9))
+    cluster = ClusterStats(node=1, registered=True, nodes=3, leaders=4, followers=5, under_replicated=1, push_lag=lags)
+    alone = stats()
+    partition = replace(alone.topics[0].partitions[0], isr_size=2, replicas=3, min_isr=2)
+    topic = replace(alone.topics[0], partitions=(partition,))
+    member = replace(alone, topics=(topic,), node=replace(alone.node, cluster=cluster))
+    assert not [name for name in samples() if "cluster" in name or "push_lag" in name], "a node that is alone"
+    monkeypatch.setattr(f"{__name__}.stats", lambda: member)
+    found = samples(OPENMETRICS)
+    assert {
+        "nsqha_cluster_registered{}": 1,
+        "nsqha_cluster_leaders{}": 4,
+        "nsqha_cluster_followers{}": 5,
+        "nsqha_cluster_under_replicated{}": 1,
+        "nsqha_partition_isr_size{partition=0,topic=t}": 2,
+        "nsqha_partition_replicas{partition=0,topic=t}": 3,
+        "nsqha_push_lag_entries{follower=n2}": 3,
+        "nsqha_push_lag_bytes{follower=n2}": 300,
+        "nsqha_push_lag_entries{follower=00000000000000ab}": 9,
+    }.items() <= found.items()
