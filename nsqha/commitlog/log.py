@@ -80,6 +80,7 @@ class PartitionLog(LogReader):
         super().__init__(storage, directory, identity, pairs, last, cache)
         self.limits = limits
         self.local_durable = local_durable
+        self.doubtful_from: int | None = None  # recovery found damage from here on: to be fetched anew
         self.poisoned: str | None = None
         self._active = pairs[-1]
         self._past = object()  # another one after each cut
@@ -164,6 +165,12 @@ class PartitionLog(LogReader):
         if ticket.past is self._past and ticket.log_id > self.local_durable:
             self.local_durable = ticket.log_id
         return self.local_durable
+
+    @property
+    def vouched_durable(self) -> int:
+        """What the journal may say is durable: below it, the next recovery does not verify data again."""
+        doubtful = self.doubtful_from
+        return self.local_durable if doubtful is None else min(self.local_durable, doubtful)
 
     @property
     def needs_roll(self) -> bool:
@@ -281,6 +288,8 @@ class PartitionLog(LogReader):
         self._last = last
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self.local_durable = min(self.local_durable, log_id)
+        if self.doubtful_from is not None and log_id <= self.doubtful_from:
+            self.doubtful_from = None
         pair.cut(self.end)
         pair.segment.sync()
         pair.commitlog.sync()

@@ -112,6 +112,9 @@ def recover(
     log = PartitionLog(
         storage, directory, identity, found.pairs, last, cache, limits=limits, local_durable=last.log_id + 1
     )  # fmt: skip
+    if work.serve_end is not None and work.serve_end < log.end.log_id:
+        # Until it is fetched anew: a process that dies before that must not leave a log that looks whole.
+        log.doubtful_from = work.serve_end
     return Recovery(log, work.report())
 
 

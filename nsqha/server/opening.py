@@ -226,7 +226,7 @@ class PartitionOpener:
 
     def stage_promise(self, key: tuple[int, int], epoch: int, log_: PartitionLog, log_uid: int) -> None:
         """Nothing of a lower epoch is taken for this log any more; the caller makes it durable."""
-        end = log_.local_durable
+        end = log_.vouched_durable
         known = self._journal.record(key)
         if known is None or known.log_uid != log_uid:
             self._journal.stage(key, promise=epoch, log_uid=log_uid, local_durable=end)
@@ -283,8 +283,8 @@ class PartitionOpener:
     def stage_durable(self, key: tuple[int, int], log_: PartitionLog) -> None:
         """Remember up to where the log is on this disk; the caller writes the journal at its leisure."""
         known = self._journal.record(key)
-        if known is not None and log_.local_durable > known.local_durable:
-            self._journal.stage(key, local_durable=log_.local_durable)
+        if known is not None and log_.vouched_durable > known.local_durable:
+            self._journal.stage(key, local_durable=log_.vouched_durable)
 
     def forget(self, record: TopicRecord) -> None:
         """The topic's files are gone."""

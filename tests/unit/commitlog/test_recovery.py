@@ -383,6 +383,24 @@ def test_corrupt_with_other_replicas(local_durable: int, alarm: bool) -> None:
     assert log.entry(6).end_position == built.entry(7).position
 
 
+def test_damage_is_not_vouched_for_until_it_was_fetched_again() -> None:
+    """A process that dies before that is followed by one that must find the damage again."""
+    built = Built(durable=8)
+    built.zero_entries(5, 7)
+    log = reopen(built.storage, local_durable=4, replicas=3, limits=ONE_PAIR).log
+    ticket = log.unsynced()
+    assert ticket is None and log.vouched_durable == 5
+    log.truncate_to(5)
+    assert log.vouched_durable == log.local_durable == 5
+    data = built.log.read(built.entry(5))
+    log.append_copy(built.entry(5), data)
+    ticket = log.unsynced()
+    assert ticket is not None
+    ticket.run()
+    log.synced(ticket)
+    assert log.vouched_durable == 6
+
+
 def test_a_missing_end_with_other_replicas_is_fetched_again() -> None:
     built = Built()
     built.shorten(COMMITLOG, 8 * ENTRY_BYTES)
