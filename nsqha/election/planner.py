@@ -215,7 +215,7 @@ class Planner:
         if not gone and settled and len(filled) > len(meta.replicas):
             return filled, "more_replicas"
         if not gone and settled and wanted is None and settings.replicas and len(meta.replicas) > settings.replicas:
-            return _fewer(meta, settings.replicas, nodes)
+            return fewer(meta, settings.replicas, nodes)
         return None
 
     def _stays_away(self, uid: int, meta: PartitionMeta, world: World, now: float) -> bool:
@@ -255,7 +255,7 @@ class Planner:
         return True
 
 
-def _fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tuple[tuple[int, ...], str] | None:
+def fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tuple[tuple[int, ...], str] | None:
     """`count` of the replicas: the leader, and members of the ISR as they are listed; None while there are too few."""
     fit = [uid for uid in meta.replicas if uid in meta.isr and uid in nodes]
     kept = sorted(fit, key=lambda uid: uid != meta.leader)[:count]

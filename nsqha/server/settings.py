@@ -125,6 +125,8 @@ class TopicChanges:
         partitions: list[Partition] = []
         try:
             log_uids = {n: record.partitions[n].isr[self._node_uid] for n in numbers}
+            for key in [key for n in numbers if self._opener.knows(key := (record.uid, n))]:
+                self._opener.forget_partition(key)  # what an earlier attempt left was used by nobody
             logs = await self._disk.run(lambda: self._create(record, log_uids))
             partitions = self._opener.lead(record, logs)
             if not topic.ephemeral:
@@ -149,7 +151,7 @@ class TopicChanges:
         log.info("partitions_added", "TOPIC(%s): partitions %s added", topic.name, numbers)
 
     def _create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Any:
-        """On the disk thread; what an earlier attempt left was used by nobody."""
+        """On the disk thread, in empty folders."""
         for number in log_uids:
             self._opener.remove_partition(record, number)
         return self._opener.create(record, log_uids)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nsqha.election.model import PartitionMeta
-from nsqha.election.planner import PlanLimits
+from nsqha.election.model import NodeInfo, PartitionMeta
+from nsqha.election.planner import PlanLimits, fewer
 from nsqha.election.rounds import Limits
 from tests.unit.election.cluster_rig import Cluster
 
@@ -61,6 +61,14 @@ def test_replicas_that_are_not_in_sync_go_first() -> None:
     fewer = c.meta("t")
     assert away not in fewer.replicas
     assert len(fewer.isr) == 2
+
+
+def test_who_is_there_and_not_in_sync_goes_first() -> None:
+    nodes = {n: NodeInfo(n) for n in (1, 2, 3, 4)}
+    meta = PartitionMeta(leader=3, replicas=(1, 2, 3, 4), isr={2: 9, 3: 9, 4: 9})
+    assert fewer(meta, 2, nodes) == ((2, 3), "fewer_replicas")
+    assert fewer(meta, 1, nodes) == ((3,), "fewer_replicas")
+    assert fewer(meta, 4, nodes) is None
 
 
 def test_nobody_goes_while_too_few_are_in_sync() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from nsqha import hot
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings
-from nsqha.errors import AppendFailed, Unavailable
+from nsqha.errors import AppendFailed, Conflict, Unavailable
 from nsqha.server import settings
 from nsqha.server.broker import Broker
 from tests.unit.server.broker_rig import Gate, running, subscribed, until
@@ -128,6 +128,63 @@ def test_a_partition_that_could_not_be_made_is_made_by_asking_again(tmp_path: Pa
             assert [p.number for p in topic.led] == [0, 1]
             await publish(broker, 4)
             assert all(p.log.end.offset for p in topic.led)
+
+    asyncio.run(story())
+
+
+def test_what_an_earlier_attempt_wrote_is_not_kept(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await publish(broker, 1)
+            topic = broker.topics.topic("t")
+            names = topic.channel_names
+
+            def failing() -> list[str]:
+                raise Unavailable("too late")
+
+            topic.channel_names = failing  # type: ignore[method-assign]
+            with pytest.raises(Unavailable, match="too late"):
+                await broker.topics.change_settings("t", {"partitions": 2})
+            topic.channel_names = names  # type: ignore[method-assign]
+            await broker.topics.change_settings("t", {"partitions": 2})
+            log = topic.led[1].log
+            assert len(list(log.entries(log.start.log_id, log.end.log_id))) == 1, "one epoch start"
+
+    asyncio.run(story())
+
+
+def test_publishers_choose_anew_among_all(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await publish(broker, 1)
+            topic = broker.topics.topic("t")
+            seen: list[int] = []
+            connection: Any = SimpleNamespace(forget_targets=lambda: seen.append(len(topic.led)))
+            broker.connections[99] = connection
+            await broker.topics.change_settings("t", {"partitions": 2})
+            del broker.connections[99]
+            assert seen[-1] == 2
+
+    asyncio.run(story())
+
+
+def test_a_lost_race_is_tried_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await publish(broker, 1)
+            put = broker.store.replace
+            races = [1, 1]
+
+            def replace_later(*args: Any, **kwargs: Any) -> Any:
+                if races:
+                    races.pop()
+                    raise Conflict("somebody was faster")
+                return put(*args, **kwargs)
+
+            broker.store.replace = replace_later  # type: ignore[method-assign]
+            await broker.topics.change_settings("t", {"partitions": 2})
+            assert len(broker.topics.topic("t").led) == 2
+            assert not races
 
     asyncio.run(story())
 
