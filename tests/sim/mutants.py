@@ -19,9 +19,8 @@ from typing import Any
 from unittest.mock import patch
 
 from nsqha.commitlog.log import SyncTicket
-from nsqha.election import elect
 from nsqha.replication.acceptance import Accepted, Fenced
-from nsqha.replication.isr import IsrKeeper, Refused
+from nsqha.replication.isr import IsrKeeper
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server import leadership, replicas
 from nsqha.server.catchup import CatchUp
@@ -31,7 +30,7 @@ from nsqha.server.following import Receiver
 from nsqha.server.journalling import JournalWriter
 from nsqha.server.publishing import PublishWaiter
 from nsqha.server.push import Pushed
-from nsqha.server.replicas import PartitionRecords, Replicas
+from nsqha.server.replicas import Replicas
 from tests.sim.run import run_seed
 from tests.sim.storage import SimFile, SimStorage
 
@@ -104,25 +103,6 @@ def epoch_resumed() -> Iterator[None]:
 
     original = Replicas._lead
     with patch.object(Replicas, "_lead", lead), patch.object(Replicas, "_unfit", unfit):
-        yield
-
-
-@mutant
-def elected_outside_the_isr() -> Iterator[None]:
-    """The controller takes any replica that answers."""
-
-    def choose(ballot: elect.Ballot) -> Any:
-        heard = ballot.answered(ballot.meta.replicas)
-        others = sorted(set(heard) - {ballot.meta.leader})
-        if not others or not ballot.meta.isr:
-            return original(ballot)
-        uid = others[0]
-        return elect.Elected(elect._led(ballot, uid, {**ballot.meta.isr, uid: heard[uid].log_uid}))
-
-    original = elect.choose
-    from nsqha.election import controller
-
-    with patch.object(controller, "choose", choose):
         yield
 
 
@@ -262,13 +242,6 @@ def effective_too_small() -> Iterator[None]:
 
 
 @mutant
-def unknown_taken_for_refused() -> Iterator[None]:
-    """A compare-and-set without an answer counts as not done."""
-    with patch.object(leadership, "Unknown", Refused), patch.object(IsrKeeper, "_checked", _unchecked):
-        yield
-
-
-@mutant
 def floor_ignored() -> Iterator[None]:
     """The ISR shrinks to whoever is there."""
     with (
@@ -306,22 +279,6 @@ def opened_anywhere() -> Iterator[None]:
 
     original = Pushed.opened
     with patch.object(Pushed, "opened", opened), patch.object(Replicas, "_in_sync", in_sync):
-        yield
-
-
-@mutant
-def compares_nothing() -> Iterator[None]:
-    """A leader's change of the record overwrites what others wrote meanwhile."""
-
-    async def propose(self: PartitionRecords, meta: Any, registered: Any) -> Any:
-        now = await self.read()
-        version = meta.version if now is None else now.version
-        from dataclasses import replace
-
-        return await original(self, replace(meta, version=version), registered)
-
-    original = PartitionRecords.propose
-    with patch.object(PartitionRecords, "propose", propose):
         yield
 
 
