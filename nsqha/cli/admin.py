@@ -20,7 +20,8 @@ CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
 class Admin:
     """One connection. Requests are named by their RPC: `call("PauseTopic", topic="orders", paused=True)`."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, certified: Any = None) -> None:
+        """`certified`: gRPC credentials, for a broker that wants a certificate."""
         probe(address, min(timeout_s, 5.0))
         # Before the first import of grpc: its own log lines are not ours.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -32,14 +33,18 @@ class Admin:
         self.address = address
         self._grpc: Any = grpc
         self._timeout_s = timeout_s
-        self._channel: Any = grpc.insecure_channel(
-            address, options=[("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        self._certified = certified is not None
+        self._channel: Any = (
+            grpc.insecure_channel(address, options=options)
+            if certified is None
+            else grpc.secure_channel(address, certified, options=options)
         )
         self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Admin:
-        return cls(args.grpc_address, args.timeout / 1e9)
+        return cls(args.grpc_address, args.timeout / 1e9, credentials(args))
 
     def __enter__(self) -> Admin:
         return self
@@ -79,6 +84,10 @@ class Admin:
             if not rpc.startswith(CHANGES_NOTHING):
                 what += "; it may or may not have been done: look before you try again, or raise --timeout"
             return exits.Exit(exits.UNREACHABLE, what)
+        if code is codes.UNAVAILABLE and not self._certified and "Socket closed" in text:
+            wanted = "if it wants a certificate, give --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca"
+            what = f"{self.address} closed the connection; {wanted}"
+            return exits.Exit(exits.UNREACHABLE, what)
         if code is codes.UNAVAILABLE and "HTTP/2" in text:
             what = f"{self.address} does not speak gRPC; is that the broker's --grpc-address?"
             return exits.Exit(exits.UNREACHABLE, what)
@@ -98,6 +107,20 @@ class Admin:
         if topic not in channels:
             return did_you_mean(topic, channels)
         return did_you_mean(channel, channels[topic]) if channel and channel not in channels[topic] else ""
+
+
+def credentials(args: argparse.Namespace) -> Any:
+    """gRPC credentials of the --cluster-tls files; None without them."""
+    files = (args.cluster_tls_cert, args.cluster_tls_key, args.cluster_tls_ca)
+    if not any(files):
+        return None
+    if not all(files):
+        raise exits.Exit(exits.USAGE, "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from nsqha.server.peer_grpc import channel_credentials
+    from nsqha.server.tls import load_cluster_tls
+
+    return channel_credentials(load_cluster_tls(*files))
 
 
 def probe(address: str, timeout_s: float) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsqha.cli import exits
-from nsqha.cli.parser import Parser, did_you_mean, timeout
+from nsqha.cli.admin import credentials
+from nsqha.cli.parser import Parser, add_certificate, did_you_mean, timeout
 from nsqha.clock import SystemClock
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
@@ -57,15 +58,7 @@ def add_etcd(parser: Parser) -> None:
 
 def add_cluster_tls(parser: Parser) -> None:
     """For verbs that ask the nodes themselves."""
-    group = parser.add_argument_group("nodes that want a certificate")
-    for name, what in (
-        ("cert", "certificate of whoever asks"),
-        ("key", "key of --cluster-tls-cert"),
-        ("ca", "certificate authority of the cluster"),
-    ):
-        variable = f"NSQHA_CLUSTER_TLS_{name.upper()}"
-        default = os.environ.get(variable, "")
-        group.add_argument(f"--cluster-tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
+    add_certificate(parser)
     parser.add_argument("--timeout", metavar="TIME", type=timeout, default="3s", help="wait so long for a node (3s)")
 
 
@@ -202,7 +195,7 @@ def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -
     from nsqha.pb.v1 import replication_pb2 as pb
     from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
 
-    credentials = _credentials(args)
+    certified = credentials(args)
     key = pb.PartitionKey(topic_uid=name.uid, partition=name.number)
     request = pb.StatusRequest(cluster_id=picture.cluster_id, keys=[key])
     found: dict[int, ReplicaReport | str] = {}
@@ -215,10 +208,10 @@ def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -
                 found[uid] = "away"
                 continue
             options = [("grpc.enable_http_proxy", 0)]
-            if credentials is None:
+            if certified is None:
                 channel = grpc.insecure_channel(node.grpc_address, options=options)
             else:
-                channel = grpc.secure_channel(node.grpc_address, credentials, options=options)
+                channel = grpc.secure_channel(node.grpc_address, certified, options=options)
             channels.append(channel)
             calls[uid] = ReplicationStub(channel).Status.future(request, timeout=args.timeout / 1e9)
         for uid, call in calls.items():
@@ -230,18 +223,6 @@ def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -
         for channel in channels:
             channel.close()
     return found
-
-
-def _credentials(args: argparse.Namespace) -> Any:
-    files = (args.cluster_tls_cert, args.cluster_tls_key, args.cluster_tls_ca)
-    if not any(files):
-        return None
-    if not all(files):
-        raise exits.Exit(exits.USAGE, "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
-    from nsqha.server.peer_grpc import channel_credentials
-    from nsqha.server.tls import load_cluster_tls
-
-    return channel_credentials(load_cluster_tls(*files))
 
 
 def _report(reply: Any, uid: int) -> ReplicaReport | str:

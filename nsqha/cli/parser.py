@@ -135,6 +135,20 @@ def add_grpc(parser: Parser) -> None:
         help=f"broker (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)",
     )
     parser.add_argument("--timeout", metavar="TIME", type=timeout, default="10s", help="wait so long (default 10s)")
+    add_certificate(parser)
+
+
+def add_certificate(parser: Parser) -> None:
+    """For brokers whose gRPC port wants a certificate of their cluster's authority."""
+    group = parser.add_argument_group("nodes that want a certificate")
+    for name, what in (
+        ("cert", "certificate of whoever asks"),
+        ("key", "key of --cluster-tls-cert"),
+        ("ca", "certificate authority of the cluster"),
+    ):
+        variable = f"NSQHA_CLUSTER_TLS_{name.upper()}"
+        default = os.environ.get(variable, "")
+        group.add_argument(f"--cluster-tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
 
 
 def add_tcp(parser: Parser) -> None:

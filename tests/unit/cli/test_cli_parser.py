@@ -7,8 +7,9 @@ import argparse
 import pytest
 
 from nsqha.cli import build_parser, exits
+from nsqha.cli.admin import credentials
 from nsqha.cli.parser import count, did_you_mean, duration, timeout, topic_and_partition
-from nsqha.cli.topic import size, span
+from nsqha.cli.topic import replicas, size, span
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, Unavailable
 
@@ -95,3 +96,26 @@ def test_every_error_has_its_status() -> None:
         (LogCorrupt("x"), 1),
     ):
         assert exits.status_of(error) == status
+
+
+def test_replicas_are_a_number_or_the_default() -> None:
+    assert [replicas(text) for text in ("1", "15", "default")] == [1, 15, 0]
+    for bad in ("0", "16", "-1", "many", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="1 to 15"):
+            replicas(bad)
+
+
+def test_a_certificate_needs_all_its_files() -> None:
+    args = build_parser("topic").parse_args(["topic", "list"])
+    assert credentials(args) is None
+    args = build_parser("topic").parse_args(["topic", "list", "--cluster-tls-cert", "me.pem"])
+    with pytest.raises(exits.Exit, match="go together"):
+        credentials(args)
+
+
+def test_nothing_to_change_is_said_before_anybody_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    args = build_parser("topic").parse_args(["topic", "set", "t", "--grpc-address", "127.0.0.1:1"])
+    with pytest.raises(SystemExit) as raised:
+        args.run(args)
+    assert raised.value.code == exits.USAGE
+    assert "--partitions" in capsys.readouterr().err
