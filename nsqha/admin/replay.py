@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.admin.whole_topic import WholeTopic, choice, concerned, topic_of
+from nsqha.admin.whole_topic import WholeTopic, choice, concerned, serving, topic_of
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor import events
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError
@@ -108,7 +108,7 @@ async def _carry_out(
 ) -> dict[int, Any]:
     """In those of the partitions that are led here: plan, then act; `planned` notes where to go in `targets`."""
     answers: dict[int, Any] = {}
-    led = {n: partition for n in numbers if (partition := topic.leads(n)) is not None}
+    led = {partition.number: partition for partition in serving(topic, numbers)}
     for partition in led.values():
         try:
             answers[partition.number] = planned(partition)
@@ -241,8 +241,7 @@ async def skip_damage(broker: Broker, request: Any, whole: WholeTopic) -> Any:
     numbers, _ = concerned(topic, request)
 
     async def here(numbers: list[int]) -> dict[int, Any]:
-        led = [partition for n in numbers if (partition := topic.leads(n)) is not None]
-        skipped = {partition.number: _skip(partition, request) for partition in led}
+        skipped = {partition.number: _skip(partition, request) for partition in serving(topic, numbers)}
         if any(skipped.values()):
             await topic.commit_events()
         return skipped

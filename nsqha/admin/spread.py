@@ -37,7 +37,7 @@ class Leader(Protocol):
 class Spread(Generic[T]):
     """How one kind of request is carried out."""
 
-    here: Callable[[list[int]], Awaitable[Mapping[int, T]]]  # in what this node leads; without an answer: it does not
+    here: Callable[[list[int]], Awaitable[Mapping[int, T]]]  # in what this node leads; no answer: not, or not yet
     ask: Callable[[str, list[int]], Awaitable[Mapping[int, T]]]  # of the node at an address; likewise
     leads: Callable[[int], bool]  # whether this node leads it
     leader: Callable[[int], Leader | None]  # as far as it is known here
@@ -59,7 +59,7 @@ class Spread(Generic[T]):
                     if leader is None:
                         why[number] = NOBODY
                     else:
-                        why[number] = f"{leader.address}, which is known as its leader, does not lead it"
+                        why[number] = f"{leader.address}, which is known as its leader, does not lead it, or not yet"
                         theirs.setdefault(leader.address, []).append(number)
             works = [self._here(mine, why)] if mine else []
             works += [self._ask(address, asked, why, alone=len(numbers) == 1) for address, asked in theirs.items()]
@@ -72,7 +72,7 @@ class Spread(Generic[T]):
         return answers
 
     async def _here(self, numbers: list[int], why: dict[int, str]) -> Mapping[int, T]:
-        why.update(dict.fromkeys(numbers, "this node does not lead it any more"))
+        why.update(dict.fromkeys(numbers, "this node does not lead it any more, or not yet"))
         return await self.here(numbers)
 
     async def _ask(self, address: str, numbers: list[int], why: dict[int, str], *, alone: bool) -> Mapping[int, T]:

@@ -18,6 +18,7 @@ from nsqha.errors import NotFound, Unavailable
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
     from nsqha.server.leaders import Leaders
+    from nsqha.server.partition import Partition
     from nsqha.server.topic import Topic
 
 LEADER_SECONDS = 2.0  # for a leader to be found, while one is elected
@@ -104,6 +105,11 @@ def _meant(topic: Topic, request: Any) -> set[int]:
     if request.HasField("here") and request.here.topic_uid not in (0, topic.record.uid):
         return set()
     return {partition.number for partition in topic.led}
+
+
+def serving(topic: Topic, numbers: Collection[int]) -> list[Partition]:
+    """Those that are led here and may write channel events: not while an epoch has only begun."""
+    return [p for n in numbers if (p := topic.leads(n)) is not None and p.serving]
 
 
 def concerned(topic: Topic, request: Any, message_id: str | None = None) -> tuple[list[int], int]:

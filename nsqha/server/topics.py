@@ -476,6 +476,8 @@ class Topics(Mapping[str, Topic]):
 
     async def _move(self, partition: Partition, channel: str, target: int | None) -> SeekPlan | NsqhaError:
         cursors = partition.cursors
+        if not partition.serving:
+            return Unavailable("the leader has only just been elected")  # before an event is queued
         try:
             plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
             await partition.commit_events()
@@ -521,21 +523,18 @@ class Topics(Mapping[str, Topic]):
 
     async def _led_follow(self, topic: Topic) -> list[int]:
         """What is led here follows; an epoch that has only begun is waited for. The numbers of those partitions."""
-        deadline = self._loop_time() + self._options.publish_wait_ns / 1e9
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._options.publish_wait_ns / 1e9
         while True:
             led = topic.led
             try:
                 await topic.reconcile()
             except Unavailable:
-                if self._loop_time() > deadline or topic.deleting:
+                if now() > deadline or topic.deleting:
                     raise
                 await asyncio.sleep(LEADER_RETRY_SECONDS)
             else:
                 return [partition.number for partition in led if not partition.closed]
-
-    @staticmethod
-    def _loop_time() -> float:
-        return asyncio.get_running_loop().time()
 
     async def follow(self, name: str, uid: int, version: int) -> list[int]:
         """Another node changed the record: which partitions are led here and follow it now. NotFound, Unavailable.

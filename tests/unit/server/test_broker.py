@@ -338,3 +338,22 @@ def test_a_log_that_can_not_be_read_does_not_keep_the_others_from_housekeeping(t
             assert kept == ["b"]
 
     asyncio.run(story())
+
+
+def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(tmp_path: Path):
+    """It says that nothing was done; before, the seek was carried out a moment later all the same."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE, 1)
+            await broker.topics.create_channel("t", "c")
+            (partition,) = broker.topics.topic("t").led
+            partition.serving = False
+            done = await broker.topics.seek_channel("t", "c", {0: 1})
+            assert isinstance(done[0], Unavailable)
+            partition.serving = True
+            await partition.commit_events()
+            channel = partition.cursors.channels["c"]
+            assert (channel.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
+
+    asyncio.run(story())
