@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 # Before the first import of grpc: nsqha.server.peer_grpc says why.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import grpc
 from grpc import aio

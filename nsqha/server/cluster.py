@@ -91,6 +91,7 @@ class Cluster:
         self._ttl_s = ttl_s
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="metadata")
         self._session: Session | None = None
+        self._life: object = None  # which session counts
         self._info: NodeInfo | None = None
         self._names: set[str] = set()  # records to look at
         self._news = asyncio.Event()
@@ -239,21 +240,25 @@ class Cluster:
 
     async def _register(self) -> None:
         assert self._info is not None
-        session = self._session = await self.run(lambda: self.store.open_session(ttl_s=self._ttl_s, lost=self._lost))
+        life = self._life = object()  # what an abandoned session says later concerns nobody
+        lost = lambda: self._call_soon(self._session_lost, life)  # noqa: E731
+        session = self._session = await self.run(lambda: self.store.open_session(ttl_s=self._ttl_s, lost=lost))
         info = self._info
-        self._info = await self.run(lambda: session.register(info))
+        try:
+            self._info = await self.run(lambda: session.register(info))
+        except BaseException:
+            self._session = None
+            await self.run(session.close)
+            raise
         self.replicas.registered(self._info.registration)
         self.links.set_registration(self._info.registration)
         for live in self.live:
             self._tell(live)
         log.info("registered", "node %016x (%s), life %d", self.node, info.name, self._info.registration)
 
-    def _lost(self) -> None:
-        """On the store's thread: the lease is gone."""
-        self._call_soon(self._session_lost)
-
-    def _session_lost(self) -> None:
-        if not self._closing:
+    def _session_lost(self, life: object) -> None:
+        """The lease is gone."""
+        if not self._closing and life is self._life:
             log.warning("lease_lost", "the others may take this node for dead; joining again")
             self._session = None
             self.spawn(self._rejoin())

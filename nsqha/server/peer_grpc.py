@@ -14,8 +14,7 @@ What grpc.aio leaves open is decided here:
 - With TLS the whole port wants a certificate of the cluster's CA, and the methods here want one that names a node
   (`nsqha.server.tls`).
 
-Before gRPC is imported, GRPC_VERBOSITY and GRPC_EXPERIMENTS are set unless they are set already (also to nothing: that
-is the way out). Without the experiments a small message costs a third less (docs/performance.md).
+Before gRPC is imported, GRPC_VERBOSITY is set unless it is set already: it writes every goaway to stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor

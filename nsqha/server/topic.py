@@ -23,6 +23,8 @@ from nsqha.election.model import TopicRecord, Versioned
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.partition import Partition
 
+BEGUN_POLL_SECONDS = 0.005
+
 NewDelivery = Callable[[Partition, Channel], Delivery]
 
 
@@ -196,6 +198,13 @@ class Topic:
         return [c for group in (self.consumers, self.relayed) for consumers in group.values() for c in consumers]
 
     # ---- the logs follow the record
+
+    async def begun(self, seconds: float) -> None:
+        """Wait until what is led here serves, but no longer than that: its epochs begin when enough replicas are in."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not all(p.serving or p.closed for p in self.led) and not self.deleting and loop.time() < deadline:
+            await asyncio.sleep(BEGUN_POLL_SECONDS)
 
     async def reconcile(self) -> None:
         """Bring the log of every led partition in line with the record; returns when that is committed."""

@@ -301,6 +301,7 @@ class Topics(Mapping[str, Topic]):
             topic = self.adopt(versioned)
             await cluster.replicas.settle(versioned)
             log.info("topic_created", "TOPIC(%s): created", name)
+        await topic.begun(self._options.publish_wait_ns / 1e9)
         return topic
 
     async def _bury_half_made(self, name: str) -> None:
@@ -583,6 +584,8 @@ class Topics(Mapping[str, Topic]):
         if topic is None:
             raise NotFound(f"there is no topic {name} any more")
         led = topic.led
+        if not all(partition.serving for partition in led):
+            raise Unavailable("a leader has only just been elected; try again")  # before any of them does it
         for partition in led:
             cursors = partition.cursors
             if what == Administration.EMPTY_TOPIC:

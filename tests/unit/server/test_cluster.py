@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from nsqha.clock import ManualClock
+from nsqha.election.model import NodeInfo
 from nsqha.errors import Unavailable
 from nsqha.server.cluster import REJOIN_SECONDS, Cluster
 from tests.unit.server.replica_rig import FakePeers, pause, run
@@ -62,5 +66,52 @@ def test_a_node_that_lost_its_lease_joins_again_though_an_attempt_fails_in_any_w
         made._register = register  # type: ignore[method-assign]
         await made._rejoin()
         assert len(tries) == 3 and made._news.is_set()
+
+    run(scenario)
+
+
+class FlakyStore:
+    """Sessions that can not register at first, and say that they are lost whenever the test wants."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.lost: list[Any] = []
+        self.closed = 0
+
+    def open_session(self, *, ttl_s: float, lost: Any) -> Any:
+        self.lost.append(lost)
+        return self
+
+    def register(self, info: NodeInfo) -> NodeInfo:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("etcd is away")
+        return replace(info, registration=len(self.lost))
+
+    def fresh(self, now: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        made.store = cast(Any, store := FlakyStore(failures=1))
+        made.run = lambda call: asyncio.sleep(0, call())  # type: ignore[assignment, method-assign, return-value]
+        made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
+        made._info = NodeInfo(1, name="n")
+        with pytest.raises(Unavailable):
+            await made._register()
+        assert store.closed == 1 and not made.has_lease
+        await made._register()
+        assert made.has_lease
+        store.lost[0]()
+        await pause()
+        assert made.has_lease and len(store.lost) == 2
+        store.lost[1]()
+        await pause()
+        assert len(store.lost) == 3 and made.has_lease  # joined again
 
     run(scenario)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -241,14 +240,6 @@ def test_a_cancelled_call_is_cancelled() -> None:
             await call
 
     GrpcWorld().run(scenario)
-
-
-def test_the_environment_decides_about_experiments() -> None:
-    command = [sys.executable, "-c", "import os, nsqha.server.peer_grpc; print([os.environ['GRPC_EXPERIMENTS']])"]
-    for given, expected in (({}, "-event_engine_client"), ({"GRPC_EXPERIMENTS": ""}, "['']")):
-        environment = {k: v for k, v in os.environ.items() if k != "GRPC_EXPERIMENTS"} | given
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-        assert expected in done.stdout
 
 
 # ---- certificates
