@@ -172,7 +172,8 @@ class DevCluster:
             started = loop.time()
             await child.ended()
             if not self.args.restart:
-                say(f"{child.name} (pid {child.pid}) {child.how_it_ended()}; it stays down. To start it again:")
+                ended = f"{child.name} (pid {child.pid}) {child.how_it_ended()}"
+                say(f"{ended}; it stays down. To start it again (and stop it yourself):")
                 say(f"  {shlex.join(child.argv)}")
                 return
             pause = shortest if loop.time() - started > longest else min(2 * pause, longest)
@@ -257,7 +258,7 @@ def summary(cluster: DevCluster) -> list[str]:
     fixed = 8 + len(notes)
     if len(nodes) > LINES_MAX - fixed:
         room = LINES_MAX - fixed - 1
-        nodes = [*nodes[:room], f"  ...      {len(nodes) - room} more, each with ports 100 higher; pids: see --json"]
+        nodes = [*nodes[:room], f"  ...      {len(nodes) - room} more: nsqha cluster nodes"]
     return [
         f"nsqha {__version__} serves a cluster of {len(plan.nodes)} nodes · hot functions: {speed}",
         *nodes,

@@ -84,6 +84,13 @@ class LeaderReplica:
         self._enough = len(recorded) >= self.min_isr
 
     @property
+    def waits_for(self) -> str:
+        """What keeps batches from being committed, for people; empty if it is only the followers' acks or the disk."""
+        if self._enough:
+            return ""
+        return f"fewer than the {self.min_isr} replicas that have to be in sync are"
+
+    @property
     def durable(self) -> int:
         """End of what is durable on every member of the effective ISR; stamped into each entry."""
         effective = self._effective

@@ -11,6 +11,7 @@ effective ISR is widened before a proposal leaves. What the store answers late o
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
 log = Log("leadership")
+
+_NODE = re.compile(r"\bnode (\d+)\b")
 
 
 class Records(Protocol):
@@ -240,7 +243,8 @@ class Leadership:
                         self.partition.committed_moved()
                 case Propose(meta, registered, change, why):
                     members = sorted(f"{node:016x}" for node in meta.isr)
-                    log.info("isr_" + change, "%s/%d: %s; proposed: %s", self.topic, self.key[1], why, members)
+                    told = _NODE.sub(lambda found: f"node {int(found[1]):016x}", why)  # as everybody else names them
+                    log.info("isr_" + change, "%s/%d: %s; proposed: %s", self.topic, self.key[1], told, members)
                     self._spawn(self._write(self._records.propose(meta, registered), fence=False))
                 case Fence(version):
                     self._spawn(self._write(self._records.fence(version), fence=True))

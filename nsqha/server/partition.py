@@ -543,11 +543,12 @@ class Partition:
             self.waiting_bytes -= size
             del self._runs[:n], self._waiters[:n]
             self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
-            self._refuse(expired, size, "not stored: the log could not be written in time")
+            why = self.leader.waits_for or "the log could not be written in time"
+            self._refuse(expired, size, f"not stored: {why}")
         for batch in self._outstanding:
             if batch.waiters and batch.written_at < now.mono - self._runtime.written_seconds_max:
                 waiters, batch.waiters = batch.waiters, []
-                self._refuse(waiters, 0, "outcome unknown: not confirmed in time")
+                self._refuse(waiters, 0, f"outcome unknown: {self.leader.waits_for or 'not confirmed in time'}")
         if self.serving:
             self.trimmer.step(self, now)
 

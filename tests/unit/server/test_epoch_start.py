@@ -126,3 +126,15 @@ def test_what_it_held_was_definitely_not_stored() -> None:
     rig.turn()
     rig.partition.abandon("another leads")
     assert outcome.answers == ["not stored: another leads"]
+
+
+def test_who_waits_for_replicas_is_told_that_it_is_replicas() -> None:
+    rig = Rig(sync="interval")
+    elected(rig)
+    rig.partition.leader.set_isr({NODE}, {NODE})
+    rig.partition.start_epoch()
+    rig.turn()
+    outcome = rig.publish(b"too few")
+    rig.pass_time(6)
+    rig.partition.keep_house(rig.partition.now())
+    assert outcome.answers == ["not stored: fewer than the 2 replicas that have to be in sync are"]
