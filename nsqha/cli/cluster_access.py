@@ -132,10 +132,11 @@ class Picture:
             return found[0]
         if text in (f"{uid:016x}" for uid in self.away):
             raise exits.Exit(exits.UNREACHABLE, f"node {text} is away; start it first")
-        names = [node.name for node in self.nodes.values()]
-        raise exits.Exit(
-            exits.NOT_FOUND, f"there is no node {text}{did_you_mean(text, names)}; see nsqha cluster nodes"
-        )
+        # No guess: the one that is meant may be away, and its neighbour's name is the closest.
+        names = ", ".join(sorted(node.name for node in self.nodes.values()))
+        away = ", ".join(f"{uid:016x}" for uid in self.away)
+        known = f"alive are {names}" + (f"; away, known by their uids only: {away}" if away else "")
+        raise exits.Exit(exits.NOT_FOUND, f"there is no node {text}; {known}")
 
     def topic(self, name: str) -> TopicRecord:
         """Exit: there is none."""
