@@ -70,7 +70,8 @@ def test_nodes_are_named_by_name_or_uid() -> None:
     with pytest.raises(exits.Exit, match="away") as away:
         shown.node(f"{GONE:016x}")
     assert away.value.status == exits.UNREACHABLE
-    with pytest.raises(exits.Exit, match=f"alive are node-a, node-b, .*away, known by their uids only: {GONE:016x}") as unknown:
+    known = f"alive are node-a, node-b, .*away, known by their uids only: {GONE:016x}"
+    with pytest.raises(exits.Exit, match=known) as unknown:
         shown.node("node-aa")
     assert unknown.value.status == exits.NOT_FOUND
     twins = replace(shown, nodes={**NODES, C: replace(NODES[C], name="node-b")})
