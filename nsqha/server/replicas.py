@@ -388,8 +388,14 @@ class Replicas:
             self.followers[key].stopped = partition.stopped
 
     async def _remove(self, record: TopicRecord, number: int) -> None:
-        """This node is not to have the partition any more."""
+        """This node is not to have the partition any more; files go by a linearizable read, not by what a watch said."""
         key = (record.uid, number)
+        if key not in self.leading and key not in self.followers:
+            return
+        fresh = await self._metadata.read(lambda: self._metadata.store.topic(record.name))
+        meta = fresh.record.partitions.get(number) if fresh is not None and fresh.record.uid == record.uid else None
+        if meta is None or self._node in meta.replicas or self._node in meta.isr:
+            return
         if (leadership := self.leading.get(key)) is not None:
             await self._step_down(leadership, "the partition was moved away")
         follower = self.followers.pop(key, None)

@@ -58,6 +58,20 @@ def test_a_log_that_may_have_had_something_acknowledged_gets_another_name(change
     run(scenario)
 
 
+def test_files_go_only_if_the_record_as_it_is_now_names_this_node_no_more() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await followed(rig)
+        old = rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B))
+        rig.record(leader=A, epoch=1, isr={A: 5})  # moved back before the watch told of the move
+        await rig.settle(old)
+        assert KEY in rig.replicas.followers
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B)))
+        assert KEY not in rig.replicas.followers
+
+    run(scenario)
+
+
 def test_the_promise_is_durable_before_the_answer() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
