@@ -388,7 +388,7 @@ class Replicas:
             self.followers[key].stopped = partition.stopped
 
     async def _remove(self, record: TopicRecord, number: int) -> None:
-        """This node is not to have the partition any more; files go by a linearizable read, not by what a watch said."""
+        """This node is not to have the partition any more, by a linearizable read: files go."""
         key = (record.uid, number)
         if key not in self.leading and key not in self.followers:
             return
