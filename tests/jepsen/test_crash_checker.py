@@ -291,6 +291,24 @@ def test_attempts_must_be_positive_and_grow_within_a_life() -> None:
     assert story.problems() == {"attempts": 1}
 
 
+def test_an_older_delivery_may_have_waited_in_the_socket_of_another_consumer() -> None:
+    story = Story()
+    story.sub(1)
+    story.sub(2)
+    (a,) = story.pub()
+    story.recv(1, again(a))
+    story.take(2, a)  # nothing had been read there before
+    assert story.problems() == {}
+    story = Story()
+    story.sub(1)
+    story.sub(2)
+    a, b = story.pub(), story.pub()
+    story.recv(1, again(a[0]))
+    story.take(2, *b)  # everything that had been sent to 2
+    story.take(2, *a)
+    assert story.problems() == {"attempts": 1}
+
+
 def test_a_fin_that_was_read_holds_for_the_rest_of_this_life() -> None:
     story = Story()
     story.sub(1)
