@@ -118,7 +118,9 @@ def test_one_line_says_where_everything_is(shared: DevCluster) -> None:
     for number, node in enumerate(shared.nodes, 1):
         assert set(node) == {"pid", "tcp", "http", "grpc", "data", "start"}
         assert node["data"] == str(shared.folder / f"node-{number}")
-        assert node["start"][:4] == [sys.executable, "-m", "nsqha", "broker"]
+        python, *rest = node["start"][:4]
+        # One environment has several names for it; the script was installed with one of them.
+        assert Path(python).parent == Path(sys.executable).parent and rest == ["-m", "nsqha", "broker"]
         assert get(f"{node['http']}/ping") == b"OK"
     assert set(shared.lookupd) == {"pid", "tcp", "http"}
     assert set(shared.description["etcd"]) == {"pid", "endpoint"}
