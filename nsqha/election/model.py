@@ -132,7 +132,11 @@ class ChannelList(Record):
 
 @dataclass(frozen=True)
 class PartitionMeta(Record):
-    """Who leads a partition and who must hold a message before it is acknowledged."""
+    """Who leads a partition and who must hold a message before it is acknowledged.
+
+    `nothing_acked` is set when a record is made whose ISR is below `min_isr`, and lost for ever with the first change
+    that brings the two together, in the same write: no leader acknowledges anything before it has read such a record.
+    So where it is still set, no log of the partition ever had a message that somebody was told of."""
 
     leader: int = 0  # node uid; 0: nobody yet
     epoch: int = 1  # of the leader
@@ -143,6 +147,11 @@ class PartitionMeta(Record):
     registration: int = 0  # the leader's process life: one life leads an epoch. 0: a node without a cluster
     successor: int = 0  # node that leads next; the leader that sees this takes no more publishes. 0: none
     version: int = 0  # revision of the last change to this partition; set by the store
+    nothing_acked: bool = False  # the ISR has been below min_isr ever since this partition was made
+
+    def __post_init__(self) -> None:
+        if self.nothing_acked and len(self.isr) >= self.min_isr:
+            object.__setattr__(self, "nothing_acked", False)  # whoever made the change: none can forget it
 
     def led_by(self, node: int, log_uid: int = 0) -> PartitionMeta:
         """The same epoch with this node alone: how a single node creates its partitions."""

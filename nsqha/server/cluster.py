@@ -168,7 +168,8 @@ class Cluster:
             meta = PartitionMeta(replicas=replicas, min_isr=min_isr_of(settings, len(replicas)))
             if number in log_uids:
                 isr = {self.node: log_uids[number]}
-                meta = replace(meta, leader=self.node, isr=isr, registration=self.replicas.registration)
+                life = self.replicas.registration
+                meta = replace(meta, leader=self.node, isr=isr, registration=life, nothing_acked=True)
             metas[number] = meta
         return metas
 

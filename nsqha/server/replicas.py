@@ -267,10 +267,11 @@ class Replicas:
     def _never_made(self, key: Key, meta: PartitionMeta) -> bool:
         """Whether the ISR names a log of this node that never was: its node died between the record and the log.
 
-        The first epoch, an ISR below its floor (so nothing was ever acknowledged), and nothing of it in the journal,
-        which is written before a log is led."""
+        Nothing of it is in the journal, which is written before a log is led. That may also be because an old copy of
+        the data directory was put back: then the log existed, and may be begun anew under its name only because, by
+        the record, nothing in it was ever acknowledged. A later epoch was begun by somebody who had seen a log."""
         alone = set(meta.isr) == {self._node} and bool(meta.isr[self._node])
-        return alone and meta.epoch == 1 and meta.min_isr > 1 and self._journal.record(key) is None
+        return alone and meta.epoch == 1 and meta.nothing_acked and self._journal.record(key) is None
 
     def _follow(self, topic: Versioned[TopicRecord], number: int, opened: OpenedLog, *, promise: int) -> None:
         key = (topic.record.uid, number)

@@ -44,6 +44,7 @@ PARTITION = st.builds(
     isr=st.dictionaries(UIDS, UIDS, max_size=3),
     replicas=st.lists(UIDS, max_size=3).map(tuple),
     version=st.integers(0, 1 << 60),
+    nothing_acked=st.booleans(),
 )
 RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(
@@ -106,6 +107,7 @@ def test_the_form_is_stable() -> None:
                 "registration": 3,
                 "successor": 0,
                 "version": 4,
+                "nothing_acked": False,
             }
             for n in range(2)
         },

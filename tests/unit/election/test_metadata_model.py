@@ -99,3 +99,14 @@ def test_every_salt_leads_back_to_its_counter() -> None:
 def test_a_partition_led_by_one_node_is_that_node_alone() -> None:
     meta = PartitionMeta(leader=1, epoch=8, isr={1: 10, 2: 20}, replicas=(1, 2), min_isr=2, version=3).led_by(2, 20)
     assert meta == PartitionMeta(leader=2, epoch=8, isr={2: 20}, replicas=(2,), min_isr=1, version=3)
+
+
+def test_what_was_never_acknowledged_is_known_until_the_isr_has_reached_its_floor() -> None:
+    made = PartitionMeta(leader=1, isr={1: 5}, replicas=(1, 2, 3), min_isr=2, nothing_acked=True)
+    assert made.nothing_acked
+    assert replace(made, epoch=2, replicas=(1, 2)).nothing_acked, "a change that lets nobody acknowledge"
+    joined = replace(made, isr={1: 5, 2: 6})
+    assert not joined.nothing_acked and not replace(joined, isr={1: 5}).nothing_acked
+    lowered = replace(made, min_isr=1)
+    assert not lowered.nothing_acked and not replace(lowered, min_isr=2).nothing_acked
+    assert not replace(PartitionMeta(), min_isr=2).nothing_acked, "a record that says nothing may have been used"

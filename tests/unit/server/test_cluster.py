@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from nsqha.clock import ManualClock
-from nsqha.election.model import NodeInfo
+from nsqha.election.model import NodeInfo, TopicSettings
 from nsqha.errors import Unavailable
 from nsqha.server.cluster import REJOIN_SECONDS, Cluster
 from tests.unit.server.replica_rig import FakePeers, pause, run
@@ -113,5 +113,20 @@ def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
         store.lost[1]()
         await pause()
         assert len(store.lost) == 3 and made.has_lease  # joined again
+
+    run(scenario)
+
+
+def test_only_a_partition_that_is_made_below_its_floor_is_known_to_have_acknowledged_nothing() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        nodes = {n: NodeInfo(n, host=f"h{n}") for n in (1, 2, 3)}
+        made.store = cast(Any, SimpleNamespace(view=lambda: SimpleNamespace(nodes=nodes, topics={})))
+        made.replicas = cast(Any, SimpleNamespace(registration=4))
+        made._info = nodes[1]
+        three = made.placed(TopicSettings(partitions=2), {0: 77})
+        assert three[0].isr == {1: 77} and three[0].nothing_acked
+        assert not three[1].nothing_acked, "led by whom the controller elects: no log is named before it exists"
+        assert not made.placed(TopicSettings(min_isr=1), {0: 77})[0].nothing_acked
 
     run(scenario)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nsqha.election.model import PartitionMeta
 from nsqha.errors import AppendFailed
 from nsqha.pb.v1 import replication_pb2 as pb
 from tests.sim.storage import SimStorage
@@ -39,19 +41,33 @@ def test_a_log_that_the_record_names_and_nobody_made_is_made_under_that_name() -
 
     async def scenario() -> None:
         rig = ReplicaRig()
-        await rig.settle(rig.record(leader=rig.node, epoch=1, isr={rig.node: 0xABC}))
+        await rig.settle(rig.record(leader=rig.node, epoch=1, isr={rig.node: 0xABC}, nothing_acked=True))
         follower = rig.replicas.followers[KEY]
         assert follower.log_uid == 0xABC and follower.epoch == 1  # of an earlier life: only a new epoch can be led
 
     run(scenario)
 
 
-@pytest.mark.parametrize("change", [{"min_isr": 1}, {"epoch": 2}, {"others": {A: 5}}])
+def test_a_floor_that_was_raised_after_messages_were_acknowledged_makes_no_log_forgettable() -> None:
+    """Acknowledged with min_isr=1, then min_isr=2, then the data directory of before the topic: they are not here."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        created = PartitionMeta(leader=rig.node, isr={rig.node: 0xABC}, min_isr=1, nothing_acked=True)
+        raised = replace(created, min_isr=2)
+        await rig.settle(rig.record(leader=rig.node, epoch=1, isr=raised.isr, nothing_acked=raised.nothing_acked))
+        assert rig.replicas.followers[KEY].log_uid != 0xABC
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", [{"nothing_acked": False}, {"min_isr": 1}, {"epoch": 2}, {"others": {A: 5}}])
 def test_a_log_that_may_have_had_something_acknowledged_gets_another_name(change: dict[str, Any]) -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         others = change.get("others", {})
-        meta = {"leader": A, "epoch": 1} | {key: value for key, value in change.items() if key != "others"}
+        meta = {"leader": A, "epoch": 1, "nothing_acked": True}
+        meta |= {key: value for key, value in change.items() if key != "others"}
         await rig.settle(rig.record(isr={rig.node: 0xABC} | others, **meta))
         assert rig.replicas.followers[KEY].log_uid != 0xABC
 
