@@ -43,7 +43,7 @@ SYNC ?= always
 crash: $(VENV)/.dev  ## kill -9 under load, KILLS times (about three seconds each); SYNC, SEED
 	@$(BIN)/python -m tests.jepsen.crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-crash-cluster: $(VENV)/.dev  ## kill -9 in a cluster, KILLS times (about ten seconds each): failover times, losses; SYNC, SEED
+crash-cluster: $(VENV)/.dev  ## faults in a cluster, KILLS of them (about ten seconds each): failover times, losses; SYNC, SEED, ARGS="--only rolling"
 	@$(BIN)/python -m tests.jepsen.cluster_crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 SECONDS ?= 120

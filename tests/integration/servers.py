@@ -135,21 +135,32 @@ class Daemon:
         """End the process in the ordinary way; its exit status."""
         return self._end(signal.SIGTERM)
 
+    def terminate(self) -> None:
+        """Ask it to end; `wait` for that."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Until a process that was told to end has ended; its exit status."""
+        return self._end(None)
+
     def restart(self) -> None:
         self.stop()
         self.start()
 
-    def _end(self, number: signal.Signals) -> int:
+    def _end(self, number: signal.Signals | None) -> int:
         process, self._process = self._process, None
         if process is None:
             return 0
-        process.send_signal(number)
+        if number is not None:
+            process.send_signal(number)
         try:
             return process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise AssertionError(f"{self.command} ignored {number.name}:\n{self.log()[-3000:]}") from None
+            raise AssertionError(
+                f"{self.command} ignored {number.name if number else 'a signal'}:\n{self.log()[-3000:]}"
+            ) from None
 
     def __enter__(self) -> Daemon:
         self.start()

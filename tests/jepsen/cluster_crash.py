@@ -1,68 +1,72 @@
-"""kill -9 in a cluster, one member after the other under load: how long nothing is OK'd, and whether anything is lost.
+"""Faults in a cluster, one after the other under load: how long nothing is OK'd, and whether anything is lost.
 
-    python -m tests.jepsen.cluster_crash --kills 30 [--seed N] [--sync always] [--only leader] [--keep DIR]
+    python -m tests.jepsen.cluster_crash --kills 30 [--seed N] [--sync always] [--only rolling] [--keep DIR]
 
-Who is killed is drawn by lot, see VICTIMS. After each kill the cluster heals before the next one. Three figures per
-kill of a leader:
+What is done is drawn by lot, see KINDS; after each fault the cluster heals before the next one.
 
-    election   from the kill to the record that names another leader, as the metadata has it
+    leader      kill -9 of the node that leads          rolling   SIGTERM of the leader, started again when it is gone
+    follower    kill -9 of another node                 freeze    SIGSTOP of the leader beyond its lease, then SIGCONT
+    controller  kill -9 of the active lookup daemon     both      kill -9 of leader and controller in the same moment
+    etcd        kill -9
+
+Three figures for each fault of a leader:
+
+    election   from the fault to the record that names another leader, as the metadata has it
     gap        the longest time in which no client had an OK
     publish    the longest that one publish to another node took, by a client that has one under way at a time
 
-The seed fixes the draws, not the machine's timing.
+The seed fixes the draws, not the machine's timing. `--tell MS` prints what every member logged around a longer gap.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
+import re
 import secrets
 import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.integration.cluster import Cluster, Member, UnderLoad, pause
+from tests.integration.cluster import Cluster, Member, UnderLoad, freeze, pause, thaw
 from tests.integration.servers import Daemon, wait_until
 from tests.jepsen import history
 from tests.jepsen.checker import Report
 
-VICTIMS = {"leader": 12, "follower": 3, "controller": 2, "leader and controller": 2, "etcd": 1}
-AFTER_SECONDS = 3.0  # after a kill: what it costs shows within this time
+KINDS = {"leader": 12, "follower": 3, "controller": 2, "both": 2, "etcd": 1, "rolling": 3, "freeze": 1}
+HIT_LEADER = ("leader", "both", "rolling", "freeze")
+LEASE_SECONDS = 3  # as a node's default
+AFTER_SECONDS = {"freeze": 8.0}  # from the fault on: what it costs shows within this time
+AFTER_SECONDS_DEFAULT = 3.0
 AWAY_SECONDS = (0.0, 2.0)  # then, before the victim is started again
 TOPIC = "orders"
 
 
 @dataclass
 class Figures:
-    """Seconds, one for each kill of the leader alone unless it says otherwise."""
+    """Seconds, by kind of fault."""
 
-    kills: Counter[str] = field(default_factory=Counter)
-    elections: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    publishes: list[float] = field(default_factory=list)
-    gaps_both: list[float] = field(default_factory=list)  # the controller was killed with it: its lease runs out first
-    gaps_others: list[float] = field(default_factory=list)  # anything but the leader was killed
+    kinds: Counter[str] = field(default_factory=Counter)
+    elections: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    gaps: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    publishes: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     rejoins: list[float] = field(default_factory=list)  # from the start of a node to the full ISR
 
     def __str__(self) -> str:
-        rows = [
-            ("election", self.elections),
-            ("gap", self.gaps),
-            ("publish", self.publishes),
-            ("gap, controller too", self.gaps_both),
-            ("gap, others killed", self.gaps_others),
-            ("rejoin", self.rejoins),
-        ]
-        kills = ", ".join(f"{name} {n}" for name, n in self.kills.most_common())
-        lines = [f"kills {self.kills.total()}: {kills}"]
-        lines += [f"{name:20s} {quantiles(values)}" for name, values in rows]
-        return "\n".join(lines)
+        lines = [f"faults {self.kinds.total()}: " + ", ".join(f"{name} {n}" for name, n in self.kinds.most_common())]
+        for kind in self.kinds:
+            for name, values in (("election", self.elections), ("gap", self.gaps), ("publish", self.publishes)):
+                if kind in values:
+                    lines.append(f"{kind + ', ' + name:20s} {quantiles(values[kind])}")
+        return "\n".join([*lines, f"{'rejoin':20s} {quantiles(self.rejoins)}"])
 
 
 def quantiles(values: Sequence[float]) -> str:
@@ -76,17 +80,19 @@ def quantiles(values: Sequence[float]) -> str:
     return f"p50 {at(0.5)}, p90 {at(0.9)}, p99 {at(0.99)}, worst {at(1.0)}, of {len(ordered)}"
 
 
-class Killer:
-    """Kills, measures, heals."""
+class Breaker:
+    """Breaks, measures, heals."""
 
-    def __init__(self, cluster: Cluster, load: UnderLoad, rng: random.Random) -> None:
+    def __init__(self, cluster: Cluster, load: UnderLoad, rng: random.Random, *, tell_above: float) -> None:
+        """`tell_above`: of a gap that is longer, in seconds, the logs are printed."""
         self.figures = Figures()
         self._cluster = cluster
         self._load = load
         self._rng = rng
+        self._tell_above = tell_above
 
     def once(self, kind: str) -> None:
-        """One kill, and everything well again."""
+        """One fault, and everything well again."""
         cluster, clients, figures = self._cluster, self._load.clients, self.figures
         before = cluster.wait_isr(TOPIC, 3)
         leader = cluster.member(before.leader)
@@ -95,49 +101,64 @@ class Killer:
         pause(self._rng.uniform(0.3, 1.0))
         clients.avoid = cluster.nodes.index(leader) if leader in victims else None
         pause(0.1)
-        figures.kills[kind] += 1
-        killed, at = time.monotonic(), clients.now()
-        for victim in victims:
-            victim.kill()
-        if kind == "etcd":
-            cluster.etcd.kill()
+        figures.kinds[kind] += 1
+        began, at, wall = time.monotonic(), clients.now(), datetime.now(UTC)
+        self._break(kind, victims)
         if leader in victims:
             wait_until(lambda: self._led_anew(before.epoch), "another node leads", 30)
-            if kind == "leader":
-                figures.elections.append(time.monotonic() - killed)
-        pause(max(0.0, AFTER_SECONDS - (time.monotonic() - killed)))
+            figures.elections[kind].append(time.monotonic() - began)
+        if kind == "rolling":
+            assert leader.wait() == 0, f"{leader} did not stop well: {leader.log()[-2000:]}"
+        pause(max(0.0, AFTER_SECONDS.get(kind, AFTER_SECONDS_DEFAULT) - (time.monotonic() - began)))
         until = clients.now()
         gap = clients.gap(at, until)
-        if kind == "leader":
-            figures.gaps.append(gap)
-            figures.publishes.append(clients.worst_probe(at, until))
-        else:
-            (figures.gaps_both if leader in victims else figures.gaps_others).append(gap)
-        print(f"{figures.kills.total():4d} {kind:22s} gap {gap * 1000:5.0f} ms", flush=True)
-        pause(self._rng.uniform(*AWAY_SECONDS))
-        self._heal(victims)
+        figures.gaps[kind].append(gap)
+        if leader in victims:
+            figures.publishes[kind].append(clients.worst_probe(at, until))
+        print(
+            f"{figures.kinds.total():4d} {kind:10s} gap {gap * 1000:5.0f} ms, load {os.getloadavg()[0]:.1f}", flush=True
+        )
+        if gap > self._tell_above:
+            tell(cluster, wall)
+        if kind != "freeze":
+            pause(self._rng.uniform(*AWAY_SECONDS))
+        self._heal(kind, victims)
 
     def _victims(self, kind: str, leader: Member) -> list[Daemon]:
         victims: list[Daemon] = []
-        if "leader" in kind:
+        if kind in HIT_LEADER:
             victims.append(leader)
         if kind == "follower":
             victims.append(self._rng.choice([node for node in self._cluster.nodes if node is not leader]))
-        if "controller" in kind:
+        if kind in ("controller", "both"):
             victims.append(wait_until(self._cluster.active_lookupd, "there is a controller"))
         return victims
+
+    def _break(self, kind: str, victims: Sequence[Daemon]) -> None:
+        for victim in victims:
+            if kind == "freeze":
+                freeze(victim)
+            elif kind == "rolling":
+                victim.terminate()
+            else:
+                victim.kill()
+        if kind == "etcd":
+            self._cluster.etcd.kill()
 
     def _led_anew(self, epoch: int) -> bool:
         meta = self._cluster.store.view().topics[TOPIC].record.partitions[0]
         return meta.epoch > epoch and meta.leader in self._cluster.store.view().nodes
 
-    def _heal(self, victims: Sequence[Daemon]) -> None:
+    def _heal(self, kind: str, victims: Sequence[Daemon]) -> None:
         cluster = self._cluster
         began = time.monotonic()
-        if cluster.etcd._process is None:
+        if kind == "etcd":
             cluster.etcd.start()
         for victim in victims:
-            victim.spawn()
+            if kind == "freeze":
+                thaw(victim)
+            else:
+                victim.spawn()
         cluster.wait_listening(victims)
         cluster.wait_registered(len(cluster.nodes))
         cluster.wait_isr(TOPIC, 3, seconds=60)
@@ -145,18 +166,39 @@ class Killer:
             self.figures.rejoins.append(time.monotonic() - began)
 
 
-def run(directory: Path, *, kills: int, seed: int, sync: str, only: str | None) -> tuple[Figures, Report]:
+TOLD_BEFORE, TOLD_AFTER = 0.05, 4.0  # seconds around a fault
+_LINE = re.compile(r"^\[\w+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+) (.*)$")
+
+
+def tell(cluster: Cluster, since: datetime) -> None:
+    """What all members logged around a moment, in order, with milliseconds from there."""
+    lines = []
+    for daemon in cluster.daemons:
+        for text in daemon.log().splitlines():
+            if found := _LINE.match(text):
+                at = datetime.strptime(found[1], "%Y/%m/%d %H:%M:%S.%f").astimezone(UTC)
+                seconds = (at - since).total_seconds()
+                if -TOLD_BEFORE <= seconds <= TOLD_AFTER:
+                    lines.append((seconds, daemon.directory.name, found[2]))
+    for seconds, name, text in sorted(lines):
+        print(f"     {seconds * 1000:8.1f} {name:9s} {text}", flush=True)
+
+
+def run(
+    directory: Path, *, kills: int, seed: int, sync: str, only: str | None, tell_above: float
+) -> tuple[Figures, Report]:
     """AssertionError with everything that is known, if something is wrong."""
     rng = random.Random(f"{seed} killer")
-    with Cluster.running(directory, lookupds=2, sync=sync) as cluster:
+    flags = [f"--lease-ttl={LEASE_SECONDS}s"]
+    with Cluster.running(directory, lookupds=2, sync=sync, flags=flags) as cluster:
         cluster.create(TOPIC, "steady", "other")
         load = UnderLoad(cluster, TOPIC, "steady", "other", seed=seed)
         with keeping(load, directory), load:
-            killer = Killer(cluster, load, rng)
+            breaker = Breaker(cluster, load, rng, tell_above=tell_above)
             for _ in range(kills):
-                killer.once(only or rng.choices(list(VICTIMS), list(VICTIMS.values()))[0])
+                breaker.once(only or rng.choices(list(KINDS), list(KINDS.values()))[0])
         cluster.check_replicas()
-    return killer.figures, load.report
+    return breaker.figures, load.report
 
 
 @contextlib.contextmanager
@@ -174,14 +216,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--sync", choices=("always", "interval", "none"), default="always")
-    parser.add_argument("--only", choices=list(VICTIMS), help="kill nobody else")
+    parser.add_argument("--only", choices=list(KINDS), help="no other kind of fault")
+    parser.add_argument("--tell", type=float, metavar="MS", help="print the logs around a gap that is longer")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and the history (default: temporary)")
     args = parser.parse_args()
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     directory = args.keep or Path(tempfile.mkdtemp(prefix="nsqha-cluster-"))
-    print(f"seed {seed}, {args.kills} kills, sync={args.sync}, in {directory}", flush=True)
+    print(f"seed {seed}, {args.kills} faults, sync={args.sync}, in {directory}", flush=True)
     try:
-        figures, report = run(directory, kills=args.kills, seed=seed, sync=args.sync, only=args.only)
+        above = float("inf") if args.tell is None else args.tell / 1000
+        figures, report = run(directory, kills=args.kills, seed=seed, sync=args.sync, only=args.only, tell_above=above)
     except AssertionError as error:
         print(f"FAILED: {error}\nseed {seed}; everything is in {directory}")
         return 1
