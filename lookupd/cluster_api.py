@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from lookupd.changes import Changes
 from lookupd.controller import ControllerShell
 from lookupd.directory import Directory
+from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.election.moves import Intents, read_intents
 from nsqha.election.placement import PartitionName, able, balance, host_of, spread
@@ -249,9 +250,7 @@ class _Snapshot(Collector):
     def collect(self) -> list[Metric]:
         counts, term = self._shell.counts, self._shell.term
         metas = _metas(self._view).values()
-        short = sum(len(meta.isr) < len(meta.replicas) for meta in metas)
-        below = sum(len(meta.isr) < meta.min_isr for meta in metas)
-        leaderless = sum(meta.leader not in self._view.nodes for meta in metas)
+        states = health.counts(metas, self._view.nodes)
         elections = CounterMetricFamily("nsqha_elections", "Leaders elected by this process.", labels=("why",))
         for why, count in sorted(counts.elections.items()):
             elections.add_metric([why], count)
@@ -262,9 +261,17 @@ class _Snapshot(Collector):
             _gauge("controller", "1 if this process is the controller.", float(term is not None)),
             _gauge("cluster_nodes", "Nodes that hold a lease.", len(self._view.nodes)),
             _gauge("cluster_partitions", "Partitions.", len(metas)),
-            _gauge("cluster_partitions_leaderless", "Partitions whose leader has no lease, or is none.", leaderless),
-            _gauge("cluster_partitions_short", "Partitions with fewer members of the ISR than replicas.", short),
-            _gauge("cluster_partitions_below_min_isr", "Partitions that can not acknowledge.", below),
+            _gauge("cluster_partitions_leaderless", "Partitions that nobody leads.", states[health.LEADERLESS]),
+            _gauge(
+                "cluster_partitions_short",
+                "Partitions that serve with fewer in-sync replicas than they have replicas.",
+                states[health.SHORT],
+            ),
+            _gauge(
+                "cluster_partitions_below_min_isr",
+                "Partitions that have a leader and acknowledge nothing, for want of in-sync replicas.",
+                states[health.BELOW],
+            ),
             _gauge("controller_rounds", "Partitions that wait for a leader.", len(term.machine.rounds) if term else 0),
             CounterMetricFamily("nsqha_controller_terms", "Times this process became controller.", value=counts.terms),
             CounterMetricFamily(

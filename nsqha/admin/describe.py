@@ -269,7 +269,7 @@ def membership(number: int, meta: PartitionMeta, nodes: Mapping[int, NodeInfo], 
             for node in listed
         ],
         min_isr=meta.min_isr,
-        under_replicated=under_replicated(meta, wanted),
+        under_replicated=under_replicated(meta, nodes, wanted),
     )
 
 

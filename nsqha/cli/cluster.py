@@ -17,7 +17,7 @@ from nsqha.cli.verbs import VERBS
 
 USUAL = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
 MOVE = '{"topic", "partition", "replicas", "wanted", "joining"}'
-DECOMMISSION = '{"node", "replicas", "leaderships", "moving"}'
+DECOMMISSION = '{"node", "replicas", "leaderships", "moving", "stuck": {"topic/partition": why}}'
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +38,8 @@ def _add_looks(verbs: Any) -> None:
         "no controller; for monitoring.",
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
-        '"partitions", "leaderless", "below_min_isr", "short", "moves", "decommissions", "balance_paused", "healthy"}',
+        '"partitions", "leaderless", "below_min_isr", "short", "owed": {"topic/partition": replicas}, "moves", '
+        '"decommissions", "balance_paused", "healthy"}',
         statuses=USUAL,
     )
     _finish(verb)
@@ -59,8 +60,8 @@ def _add_looks(verbs: Any) -> None:
         lambda args: _shown(args, "topics"),
         help="list partitions: leader, in-sync replicas, state",
         examples=("nsqha cluster topics", "nsqha cluster topics orders --json"),
-        shape='{"topic", "partition", "uid", "state", "leader", "successor", "epoch", "isr", "replicas", "min_isr", '
-        '"sync"} per line',
+        shape='{"topic", "partition", "uid", "state", "leader", "successor", "epoch", "isr", "replicas", "owed", '
+        '"min_isr", "sync"} per line',
         statuses=USUAL,
     )
     verb.add_argument("topic", metavar="TOPIC", type=topic_name, nargs="?", help="only this one")
@@ -91,14 +92,15 @@ def _add_changes(verbs: Any) -> None:
         "decommission",
         lambda args: _change(args, "decommission"),
         help="move everything away from a node, and give it nothing more",
-        description="Move everything away from a node; when it is empty it can be stopped for good. A node that is "
-        "away is named by its uid.",
+        description="Move everything away from a node; when it is empty it can be stopped for good. Partitions that "
+        "no other node can take are named, with the reason; exit status 7 says that there are some. --wait ends when "
+        "only such are left.",
         examples=(
             "nsqha cluster decommission node-3",
             "nsqha cluster decommission node-3 --undo",
         ),
         shape=DECOMMISSION,
-        statuses=USUAL,
+        statuses=(*USUAL, exits.PARTLY),
     )
     verb.add_argument("node", metavar="NODE", help="name or uid")
     verb.add_argument("--undo", action="store_true", help="let it take replicas again")

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from nsqha.cli import exits
@@ -21,7 +22,7 @@ from nsqha.clock import SystemClock
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import Intents, read_intents
-from nsqha.election.placement import PartitionName
+from nsqha.election.placement import PartitionName, able
 from nsqha.election.store import MetadataStore
 
 ETCD_ENDPOINT = "127.0.0.1:2379"
@@ -95,7 +96,7 @@ class Picture:
     intents: Intents
     controller: Controller | None
 
-    @property
+    @cached_property
     def metas(self) -> dict[PartitionName, PartitionMeta]:
         return {
             PartitionName(name, topic.uid, number): meta
@@ -103,19 +104,27 @@ class Picture:
             for number, meta in sorted(topic.partitions.items())
         }
 
-    @property
+    @cached_property
     def away(self) -> list[int]:
         """Nodes that records name and that are not alive."""
         named = {uid for meta in self.metas.values() for uid in (*meta.replicas, *meta.isr)}
         return sorted((named | self.intents.decommissions) - set(self.nodes))
 
+    @cached_property
+    def able(self) -> dict[int, NodeInfo]:
+        """The nodes that may get replicas."""
+        return able(self.nodes, self.intents.decommissions)
+
     def settings(self, name: PartitionName) -> TopicSettings:
         return self.topics[name.topic].settings
 
     def name(self, uid: int) -> str:
-        """What people call a node; one that is away has left only its uid."""
+        """What people call a node, or called it before it went; else its uid."""
         node = self.nodes.get(uid)
-        return f"{uid:016x}" if node is None else node.name or f"{uid:016x}"
+        last = self.intents.names.get(uid, "")
+        if node is None and any(last == other.name for other in self.nodes.values()):
+            last = ""  # somebody else is called so now
+        return (last if node is None else node.name) or f"{uid:016x}"
 
     def names(self, uids: Any) -> list[str]:
         return [self.name(uid) for uid in uids]
@@ -123,19 +132,19 @@ class Picture:
     def node(self, text: str, *, alive: bool = True) -> int:
         """The uid of a node by its name or uid. Exit: there is none."""
         found = [uid for uid, node in self.nodes.items() if text in (node.name, f"{uid:016x}")]
+        away = [uid for uid in self.away if text in (self.name(uid), f"{uid:016x}")]
         if not alive:
-            found += [uid for uid in self.away if text == f"{uid:016x}"]
+            found += away
         if len(found) > 1:
             uids = ", ".join(f"{uid:016x}" for uid in found)
             raise exits.Exit(exits.USAGE, f"several nodes are called {text}: {uids}; name it by its uid")
         if found:
             return found[0]
-        if text in (f"{uid:016x}" for uid in self.away):
+        if away:
             raise exits.Exit(exits.UNREACHABLE, f"node {text} is away; start it first")
         # No guess: the one that is meant may be away, and its neighbour's name is the closest.
         names = ", ".join(sorted(node.name for node in self.nodes.values()))
-        away = ", ".join(f"{uid:016x}" for uid in self.away)
-        known = f"alive are {names}" + (f"; away, known by their uids only: {away}" if away else "")
+        known = f"alive are {names}" + (f"; away: {', '.join(self.names(self.away))}" if self.away else "")
         raise exits.Exit(exits.NOT_FOUND, f"there is no node {text}; {known}")
 
     def topic(self, name: str) -> TopicRecord:

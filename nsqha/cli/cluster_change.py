@@ -16,7 +16,7 @@ from nsqha.cli.cluster_access import Picture, ask_nodes, look, opened
 from nsqha.cli.screen import confirm, print_json, say, table
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
-from nsqha.election.placement import PartitionName, able, balance, host_of, replicas_wanted, spread
+from nsqha.election.placement import PartitionName, balance, host_of, replicas_wanted, spread
 from nsqha.election.store import MetadataStore
 from nsqha.election.unclean import Unclean, elect_unclean
 
@@ -30,7 +30,7 @@ def move(args: argparse.Namespace) -> int:
         name, meta = picture.partition(*args.topic)
         wanted = [picture.node(text.strip()) for text in args.nodes.split(",") if text.strip()]
         _check_replicas(wanted, picture)
-        enough = replicas_wanted(picture.settings(name), able(picture.nodes, picture.intents.decommissions))
+        enough = replicas_wanted(picture.settings(name), picture.able)
         if len(wanted) < enough:
             text = (
                 f"{name.topic} is to have {enough} replicas and the controller would add the rest again; name {enough}"
@@ -79,18 +79,18 @@ def decommission(args: argparse.Namespace) -> int:
         else:
             changes.decommission(uid)
             _warn(picture)
-            if stuck := stays(uid, picture):
-                say(
-                    f"{len(stuck):,} partitions have a replica on every other host and can not be moved: "
-                    f"{', '.join(stuck[: show.PLACES_SHOWN])}; start another node"
-                )
 
         def left(now: Picture) -> str:
             found = show.decommission(uid, now)
-            return f"{found['replicas']} replicas left, {found['moving']} under way" if found["replicas"] else ""
+            if len(found["stuck"]) == found["replicas"]:
+                return ""  # nothing is left that could be waited for
+            lines = [f"can not be moved: {line}" for line in show.stuck_lines(found["stuck"])]
+            return "\n".join([f"{found['replicas']} replicas left, {found['moving']} under way", *lines])
 
         now = _wait(store, args, left) if args.wait and not args.undo else look(store, args)
         shown = show.decommission(uid, now)
+    if args.undo:
+        shown["stuck"] = {}
     if args.json:
         print_json(shown)
     elif args.undo:
@@ -99,18 +99,12 @@ def decommission(args: argparse.Namespace) -> int:
         print(f"{shown['node']} is being emptied, {shown['replicas']} replicas left; see nsqha cluster status")
     else:
         print(f"{shown['node']} is empty; it can be stopped for good")
-    return exits.OK
-
-
-def stays(uid: int, picture: Picture) -> list[str]:
-    """Partitions of a node that no other host can take."""
-    others = able(picture.nodes, {*picture.intents.decommissions, uid})
-    hosts = {host_of(node) for node in others.values()}
-    return [
-        show.place(name)
-        for name, meta in picture.metas.items()
-        if uid in meta.replicas and len(meta.replicas) > len(hosts)
-    ]
+    for line in show.stuck_lines(shown["stuck"]):
+        say(f"{args.parser.prog}: can not be moved: {line}")
+    if not shown["stuck"]:
+        return exits.OK
+    say("to go on: start a node on another host, or choose fewer replicas with nsqha topic set; or --undo")
+    return exits.PARTLY
 
 
 def balance_(args: argparse.Namespace) -> int:
@@ -119,7 +113,7 @@ def balance_(args: argparse.Namespace) -> int:
         if args.pause or args.resume:
             changes.pause_balance(args.pause)
         picture = look(store, args)
-        nodes = able(picture.nodes, picture.intents.decommissions)
+        nodes = picture.able
         metas = {name: meta for name, meta in picture.metas.items() if name not in picture.intents.moves}
         found = [] if args.pause or args.resume else spread(metas, nodes, args.limit)
         if found and not args.dry_run:

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsqha.cli.cluster_access import Picture
-from nsqha.cli.screen import table
-from nsqha.election.model import PartitionMeta
+from nsqha.cli.screen import some, table
+from nsqha.election.health import BELOW, LEADERLESS, OK, SHORT, owed, state_of, stays
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import progress
-
-OK = "ok"
-SHORT = "short"  # fewer in sync than replicas: serves, and is nearer to standing still
-BELOW = "below min_isr"  # serves what it has, acknowledges nothing
-LEADERLESS = "no leader"
-PLACES_SHOWN = 10
-
-
-def state_of(meta: PartitionMeta, picture: Picture) -> str:
-    """How a partition is, as its record says it."""
-    if meta.leader not in picture.nodes:
-        return LEADERLESS
-    alive = sum(uid in picture.nodes for uid in meta.isr)
-    if alive < meta.min_isr:
-        return BELOW
-    return SHORT if alive < len(meta.replicas) else OK
+from nsqha.ids import is_ephemeral
 
 
 def status(picture: Picture) -> dict[str, Any]:
     """One page about the cluster."""
     metas = picture.metas
     states: dict[str, list[str]] = {SHORT: [], BELOW: [], LEADERLESS: []}
+    without_node: dict[str, int] = {}
     for name, meta in metas.items():
-        states.setdefault(state_of(meta, picture), []).append(place(name))
+        states.setdefault(state_of(meta, picture.nodes), []).append(place(name))
+        if missing := unplaced(name, picture):
+            without_node[place(name)] = missing
     controller, intents = picture.controller, picture.intents
     return {
         "cluster": picture.cluster_name,
@@ -46,6 +34,7 @@ def status(picture: Picture) -> dict[str, Any]:
         "leaderless": states[LEADERLESS],
         "below_min_isr": states[BELOW],
         "short": states[SHORT],
+        "owed": without_node,
         "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())],
         "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
         "balance_paused": intents.balance_paused,
@@ -55,6 +44,13 @@ def status(picture: Picture) -> dict[str, Any]:
 
 def place(name: PartitionName) -> str:
     return f"{name.topic}/{name.number}"
+
+
+def unplaced(name: PartitionName, picture: Picture) -> int:
+    """Replicas that a partition is to have and no node was found for. An #ephemeral topic has the one of its node."""
+    if is_ephemeral(name.topic):
+        return 0
+    return owed(picture.metas[name], picture.settings(name), picture.able)
 
 
 def move(name: PartitionName, wanted: Sequence[int], picture: Picture) -> dict[str, Any]:
@@ -70,8 +66,22 @@ def move(name: PartitionName, wanted: Sequence[int], picture: Picture) -> dict[s
 
 
 def decommission(uid: int, picture: Picture) -> dict[str, Any]:
-    """How far the emptying of a node is."""
-    return {"node": picture.name(uid), **progress(uid, picture.metas, picture.intents.moves)}
+    """How far the emptying of a node is. An #ephemeral topic is not waited for: it ends with its node anyway."""
+    lasting = {name: meta for name, meta in picture.metas.items() if not is_ephemeral(name.topic)}
+    return {
+        "node": picture.name(uid),
+        **progress(uid, lasting, picture.intents.moves),
+        "stuck": {place(name): why for name, why in stuck(uid, picture).items()},
+    }
+
+
+def stuck(uid: int, picture: Picture) -> dict[PartitionName, str]:
+    """The partitions that can not be moved off a node as things are, and why."""
+    leaving = {name for name, wanted in picture.intents.moves.items() if uid not in wanted}
+    metas = {n: meta for n, meta in picture.metas.items() if n not in leaving and not is_ephemeral(n.topic)}
+    settings = {name: picture.settings(name) for name in metas}
+    able = {node: info for node, info in picture.able.items() if node != uid}
+    return stays(uid, metas, settings, picture.nodes, able)
 
 
 def print_status(shown: dict[str, Any], etcd: str) -> None:
@@ -88,8 +98,18 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
     for found in shown["decommissions"]:
         left = f"{found['replicas']} replicas, {found['leaderships']} leaderships left"
         print(f"emptying    {found['node']}: {left if found['replicas'] else 'empty, it can be stopped for good'}")
+        for line in stuck_lines(found["stuck"]):
+            print(f"            can not be moved: {line}")
     if shown["balance_paused"]:
         print("balance     paused: leaderships stay where they are")
+
+
+def stuck_lines(stuck: Mapping[str, str]) -> list[str]:
+    """`orders/0, orders/1: why`, one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for where, why in stuck.items():
+        by_reason.setdefault(why, []).append(where)
+    return [f"{some(places)}: {why}" for why, places in by_reason.items()]
 
 
 def _troubles(shown: dict[str, Any]) -> str:
@@ -101,9 +121,12 @@ def _troubles(shown: dict[str, Any]) -> str:
     ):
         places = shown[key]
         if places:
-            more = ", ..." if len(places) > PLACES_SHOWN else ""
-            texts.append(f"\n            {len(places):,} {what}: {', '.join(places[:PLACES_SHOWN])}{more}")
-    return "".join(texts) or ", all in sync on every replica"
+            texts.append(f"\n            {len(places):,} {what}: {some(places)}")
+    text = "".join(texts) or ", all in sync on every replica"
+    if shown["owed"]:
+        missing = [f"{where} ({count})" for where, count in shown["owed"].items()]
+        text += f"\n            {len(missing):,} with replicas that no node was found for: {some(missing)}"
+    return text
 
 
 def nodes(picture: Picture) -> list[dict[str, Any]]:
@@ -153,12 +176,13 @@ def partitions(picture: Picture, topic: str | None = None) -> list[dict[str, Any
             "topic": name.topic,
             "partition": name.number,
             "uid": f"{name.uid:016x}",
-            "state": state_of(meta, picture),
+            "state": state_of(meta, picture.nodes),
             "leader": picture.name(meta.leader) if meta.leader else "",
             "successor": picture.name(meta.successor) if meta.successor else "",
             "epoch": meta.epoch,
             "isr": picture.names(uid for uid in meta.replicas if uid in meta.isr),
             "replicas": picture.names(meta.replicas),
+            "owed": unplaced(name, picture),
             "min_isr": meta.min_isr,
             "sync": meta.sync or picture.settings(name).sync or "",
         }
@@ -177,7 +201,7 @@ def print_partitions(rows: Sequence[dict[str, Any]]) -> None:
                 row["leader"],
                 row["epoch"],
                 ", ".join(row["isr"]),
-                ", ".join(row["replicas"]),
+                ", ".join(row["replicas"]) + (f" and {row['owed']} more" if row["owed"] else ""),
                 row["min_isr"],
             )
             for row in rows

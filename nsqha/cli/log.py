@@ -25,7 +25,7 @@ from nsqha.cli.parser import (
     topic_and_partition,
 )
 from nsqha.cli.peek import body_json, body_line
-from nsqha.cli.screen import Progress, bold, confirm, print_json, say, show_bytes, table
+from nsqha.cli.screen import Progress, bold, confirm, print_json, say, show_bytes, show_count, table
 from nsqha.cli.times import show_time
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import LogCorrupt, NotFound
@@ -245,7 +245,7 @@ def run_verify(args: argparse.Namespace) -> int:
         say(WHAT_NOW)
     else:
         total = sum(v.size for _, v in results)
-        say(f"everything verifies: {len(results)} partition{'s' if len(results) != 1 else ''}, {show_bytes(total)}")
+        say(f"everything verifies: {show_count(len(results), 'partition')}, {show_bytes(total)}")
     return exits.FAILED if bad else exits.OK
 
 

@@ -15,6 +15,7 @@ from nsqha.cli import exits
 from nsqha.cli.times import show_duration
 
 Cell = str | int | float
+NAMES_SHOWN = 10
 PROGRESS_SECONDS = 0.2  # between two looks of a progress line
 
 
@@ -67,9 +68,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def show_count(messages: int) -> str:
+def show_count(count: int, what: str = "message") -> str:
     """`1 message`, `1,000 messages`."""
-    return f"{messages:,} message{'s' if messages != 1 else ''}"
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def show_bytes(n: int) -> str:

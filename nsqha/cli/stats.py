@@ -12,10 +12,16 @@ from nsqha.cli import exits
 from nsqha.cli.admin import Admin, record
 from nsqha.cli.channel import state_of
 from nsqha.cli.parser import add_grpc, add_json, add_verb, duration, name
-from nsqha.cli.screen import Cell, print_json, show_bytes, table
+from nsqha.cli.screen import Cell, print_json, show_bytes, show_count, some, table
 from nsqha.cli.times import show_duration
+from nsqha.cli.topic import BELOW_MIN_ISR, NO_LEADER, UNDER_REPLICATED, replication
 from nsqha.cli.verbs import VERBS
 
+TROUBLES = {
+    NO_LEADER: "without leader",
+    BELOW_MIN_ISR: "below min_isr, so that nothing is acknowledged",
+    UNDER_REPLICATED: "under-replicated",
+}
 CLEAR = "\x1b[H\x1b[J"
 CHROME_LINES = 5  # of a screen: what is not a row of the table
 
@@ -92,6 +98,8 @@ class Look:
         refused = "  PUBLISHES ARE REFUSED" if node.publishes_refused else ""
         print(f"nsqha {node.version} ({node.implementation})  {node.health}  up {up}  sync {node.sync}{refused}")
         print(f"data {node.data_path}  {show_bytes(node.disk_free_bytes)} free\n")
+        for trouble in self.troubles():
+            print(f"{trouble}\n")
         for lost in self.unreachable:
             print(f"no answer from {lost.name}: {lost.why}\n")
         rows = self._rows(before)
@@ -106,6 +114,18 @@ class Look:
         table(headers, rows[: len(rows) - cut])
         if cut:
             print(f"and {cut} more lines")
+
+    def troubles(self) -> list[str]:
+        """Partitions that nobody leads, that acknowledge nothing, or that have too few replicas."""
+        found: dict[str, list[str]] = {}
+        for topic in self.topics:
+            for partition in topic.partitions:
+                if state := replication(partition):
+                    found.setdefault(state, []).append(f"{topic.name}/{partition.partition}")
+        return [
+            f"{show_count(len(places), 'partition')} {TROUBLES[state]}: {some(places)}"
+            for state, places in found.items()
+        ]
 
     def _rows(self, before: Look | None) -> list[list[Cell]]:
         seconds = self.at - before.at if before else 0.0

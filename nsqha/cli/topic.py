@@ -24,6 +24,7 @@ SHAPE = (
     '"under_replicated", "error", "message_count"}], "channels": [name], "message_count"}'
 )
 REPLICAS_MAX = 15
+NO_LEADER, BELOW_MIN_ISR, UNDER_REPLICATED = "no leader", "below min_isr", "under-replicated"
 
 
 def add_parser(commands: Any) -> None:
@@ -301,7 +302,6 @@ def _replicas_row(partition: Any) -> tuple[Cell, ...]:
     in_sync = [_node(replica) for replica in partition.replicas if replica.in_sync]
     missing = [_node(replica) for replica in partition.replicas if not replica.in_sync]
     ends: tuple[Cell, ...] = ("", "") if partition.error else (partition.log_end_offset, partition.high_watermark)
-    state = partition.error or ("under-replicated" if partition.under_replicated else "")
     leader = partition.leader_name or (f"{partition.leader:016x}" if partition.leader else "-")
     return (
         partition.partition,
@@ -311,8 +311,17 @@ def _replicas_row(partition: Any) -> tuple[Cell, ...]:
         " ".join(missing) or "-",
         *ends,
         partition.min_isr,
-        state,
+        partition.error or replication(partition),
     )
+
+
+def replication(partition: Any) -> str:
+    """What is wrong with the replicas of a partition; empty: nothing."""
+    if not partition.leader:
+        return NO_LEADER
+    if sum(replica.alive and replica.in_sync for replica in partition.replicas) < partition.min_isr:
+        return BELOW_MIN_ISR
+    return UNDER_REPLICATED if partition.under_replicated else ""
 
 
 def _node(replica: Any) -> str:

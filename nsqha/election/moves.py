@@ -11,14 +11,16 @@ Until the last step nothing that counted before has been given up. Intents are J
     moves/<topic uid>.<partition>   {"topic": "t", "uid": 7, "partition": 0, "replicas": [1, 2, 3], "why": "operator"}
     decommissions/<node uid>        {"node": 7}
     settings/balance                {"paused": true}
+    names/<node uid>                {"node": 7, "name": "node-7"}
 
 uids in names are 16 hex digits. A decommission stays until an operator takes it back: the node gets no new replicas.
+A name is no wish: it is what a node that holds something was last called, kept for when it is away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsqha.election.model import PartitionMeta, TopicSettings
@@ -78,12 +80,14 @@ class Intents:
     moves: Mapping[PartitionName, tuple[int, ...]]
     decommissions: frozenset[int]
     balance_paused: bool = False
+    names: Mapping[int, str] = field(default_factory=dict)  # what nodes that hold something were last called
 
 
 def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
     """Those that this version knows; others, and what does not have the right form, are left alone."""
     moves: dict[PartitionName, tuple[int, ...]] = {}
     nodes: set[int] = set()
+    names: dict[int, str] = {}
     for name, intent in intents.items():
         kind = name.partition("/")[0]
         try:
@@ -92,9 +96,11 @@ def read_intents(intents: Mapping[str, Mapping[str, Any]]) -> Intents:
                 moves[key] = tuple(int(uid) for uid in intent["replicas"])
             elif kind == "decommissions":
                 nodes.add(int(intent["node"]))
+            elif kind == "names":
+                names[int(intent["node"])] = str(intent["name"])
         except (KeyError, TypeError, ValueError):
             continue
-    return Intents(moves, frozenset(nodes), bool(intents.get(BALANCE, {}).get("paused")))
+    return Intents(moves, frozenset(nodes), bool(intents.get(BALANCE, {}).get("paused")), names)
 
 
 def move_name(name: PartitionName) -> str:
@@ -114,3 +120,7 @@ def move_intent(move: Move, why: str) -> dict[str, Any]:
 
 def decommission_name(node: int) -> str:
     return f"decommissions/{node:016x}"
+
+
+def node_name(node: int) -> str:
+    return f"names/{node:016x}"

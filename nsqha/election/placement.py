@@ -88,6 +88,11 @@ def replicas_wanted(settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> i
     return settings.replicas or max(1, min(DEFAULT_REPLICAS, len({host_of(node) for node in nodes.values()})))
 
 
+def replicas_due(meta: PartitionMeta, settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:
+    """The same for a partition that has some: without a setting it keeps up to three, also when hosts go."""
+    return settings.replicas or max(replicas_wanted(settings, nodes), min(len(meta.replicas), DEFAULT_REPLICAS))
+
+
 def min_isr_of(settings: TopicSettings, replicas: int) -> int:
     """What the topic asks for, else a majority."""
     return min(settings.min_isr or replicas // 2 + 1, max(replicas, settings.replicas or 0, 1))

@@ -11,6 +11,8 @@ partition which is one loss away from standing still gets a new replica sooner.
     fewer replicas than the topic wants  -> moves that add some, once the nodes have been the same for `settle_s`
     more replicas than its settings say  -> moves that take some away, likewise
     leader is not the first replica      -> transfer, after `settle_s`
+
+It also keeps the names of the nodes that hold something, so that one that is away can be called what people know it by.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from nsqha.election import moves
 from nsqha.election.events import PutIntent, RemoveIntent, Say
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import (
-    DEFAULT_REPLICAS,
     Load,
     Move,
     PartitionName,
@@ -33,6 +34,7 @@ from nsqha.election.placement import (
     fill,
     min_isr_of,
     place,
+    replicas_due,
     replicas_wanted,
 )
 
@@ -85,6 +87,7 @@ class Planner:
         self.moves: Mapping[PartitionName, tuple[int, ...]] = {}
         self.decommissions: frozenset[int] = frozenset()
         self.balance_paused = False
+        self._names: Mapping[int, str] = {}  # of nodes, as they are kept
         self._versions: dict[str, int] = {}
         self._asked: set[str] = set()  # intents that are being written
         self._away: dict[int, float] = {}
@@ -99,6 +102,7 @@ class Planner:
         """The picture changed."""
         read = moves.read_intents(intents)
         self.moves, self.decommissions, self.balance_paused = read.moves, read.decommissions, read.balance_paused
+        self._names = read.names
         self._versions = dict(versions)
         lives = {uid: node.registration for uid, node in world.nodes.items()}
         if lives != self._known:
@@ -135,6 +139,7 @@ class Planner:
             self._continue_moves(world, steps)
             self._begin_moves(world, steps, now)
             self._balance(world, steps, now)
+            self._keep_names(world, steps)
         return steps
 
     def _continue_moves(self, world: World, steps: Steps) -> None:
@@ -207,7 +212,7 @@ class Planner:
         gone = away | emptied
         settings = world.settings[name]
         settled = now - self._changed >= self.limits.settle_s
-        count = settings.replicas or max(replicas_wanted(settings, nodes), min(len(meta.replicas), DEFAULT_REPLICAS))
+        count = replicas_due(meta, settings, nodes)
         keep = [uid for uid in (wanted or meta.replicas) if uid not in gone]
         filled = fill(keep, count, nodes, load)
         if gone and len(filled) >= min(len(wanted or meta.replicas), count):
@@ -234,6 +239,17 @@ class Planner:
         nodes = able(world.nodes, self.decommissions)
         still = {name: meta for name, meta in world.metas.items() if name not in self.moves}
         steps.transfers += balance(still, nodes, self.limits.transfers_max - under_way)
+
+    def _keep_names(self, world: World, steps: Steps) -> None:
+        """What each node that holds replicas, or is to be emptied, is called; forgotten when it is away and neither."""
+        named = self.decommissions.union(*(meta.replicas for meta in world.metas.values()))
+        for uid in sorted(named & world.nodes.keys()):
+            name, key = world.nodes[uid].name, moves.node_name(uid)
+            if name and name != self._names.get(uid) and key not in self._asked:
+                self._asked.add(key)
+                steps.intents.append(PutIntent(key, {"node": uid, "name": name}, self._versions.get(key, 0)))
+        for uid in sorted(self._names.keys() - named - world.nodes.keys()):
+            self._remove(moves.node_name(uid), steps)
 
     def _put(self, name: PartitionName, replicas: tuple[int, ...], why: str, steps: Steps) -> bool:
         intent = moves.move_name(name)

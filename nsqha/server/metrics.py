@@ -205,14 +205,30 @@ def _cluster(stats: BrokerStats) -> Iterator[Metric]:
         "Partitions led here with fewer in-sync replicas than there are to be.",
         cluster.under_replicated,
     )
+    yield _gauge(
+        "cluster_below_min_isr",
+        "Partitions led here with fewer in-sync replicas than min_isr: they acknowledge nothing.",
+        cluster.below_min_isr,
+    )
     rows = [((t.topic_name, str(p.partition)), p) for t in stats.topics for p in t.partitions]
-    yield _gauges("partition_isr_size", "In-sync replicas.", _PARTITION, [(labels, p.isr_size) for labels, p in rows])
+    yield _gauges(
+        "partition_isr_size",
+        "Members of the ISR by its record; one that is away may still be among them.",
+        _PARTITION,
+        [(labels, p.isr_size) for labels, p in rows],
+    )
     yield _gauges("partition_replicas", "Replicas.", _PARTITION, [(labels, p.replicas) for labels, p in rows])
     yield _gauges(
         "partition_min_isr",
         "Replicas that must have a message before it is acknowledged.",
         _PARTITION,
         [(labels, p.min_isr) for labels, p in rows],
+    )
+    yield _gauges(
+        "partition_below_min_isr",
+        "1 while the partition acknowledges nothing for want of in-sync replicas.",
+        _PARTITION,
+        [(labels, p.below_min_isr) for labels, p in rows],
     )
     lags = [((lag.name or f"{lag.node:016x}",), lag) for lag in cluster.push_lag]
     yield _gauges(

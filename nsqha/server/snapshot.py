@@ -5,11 +5,13 @@ Taken only when somebody asks. Figures of a channel are the sums over the partit
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import nsqha
 from nsqha import hot
 from nsqha.clock import Now
+from nsqha.election.health import below_min_isr, in_sync
 from nsqha.quantile import NOTHING, merged
 from nsqha.server.stats import (
     BrokerStats,
@@ -100,9 +102,10 @@ def scrub_stats(scrubber: Scrubber) -> ScrubStats:
 def cluster_stats(cluster: Cluster) -> ClusterStats:
     replicas, nodes = cluster.replicas, cluster.nodes()
     lags: dict[int, list[tuple[int, int]]] = {}
-    under = 0
+    under = below = 0
     for leadership in replicas.leading.values():
-        under += under_replicated(leadership.meta, _wanted(cluster, leadership))
+        under += under_replicated(leadership.meta, nodes, _wanted(cluster, leadership))
+        below += below_min_isr(leadership.meta, nodes)
         for node, entries, size in leadership.lags():
             lags.setdefault(node, []).append((entries, size))
     return ClusterStats(
@@ -113,6 +116,7 @@ def cluster_stats(cluster: Cluster) -> ClusterStats:
         followers=len(replicas.followers),
         followers_behind=sum(f.behind or f.port is None for f in replicas.followers.values()),
         under_replicated=under,
+        below_min_isr=below,
         push_lag=tuple(
             PushLag(
                 node=node,
@@ -131,9 +135,9 @@ def _wanted(cluster: Cluster, leadership: Leadership) -> int | None:
     return None if topic is None else topic.record.settings.replicas
 
 
-def under_replicated(meta: PartitionMeta, wanted: int | None) -> bool:
+def under_replicated(meta: PartitionMeta, alive: Container[int], wanted: int | None) -> bool:
     """Whether a partition has fewer in-sync replicas than its record, or the topic's settings, say."""
-    return len(meta.isr) < max(len(meta.replicas), wanted or 0)
+    return in_sync(meta, alive) < max(len(meta.replicas), wanted or 0)
 
 
 def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Cluster | None = None) -> TopicStats:
@@ -158,12 +162,13 @@ def partition_stats(partition: Partition, topic: Topic, cluster: Cluster | None 
     members: dict[str, Any] = {}
     leadership = cluster and cluster.replicas.leading.get((topic.record.uid, partition.number))
     if leadership:
-        meta = leadership.meta
+        meta, nodes = leadership.meta, cluster.nodes() if cluster else {}
         members = {
             "isr_size": len(meta.isr),
             "replicas": len(meta.replicas),
             "min_isr": meta.min_isr,
-            "under_replicated": under_replicated(meta, topic.record.settings.replicas),
+            "under_replicated": under_replicated(meta, nodes, topic.record.settings.replicas),
+            "below_min_isr": below_min_isr(meta, nodes),
         }
     return PartitionStats(
         partition=partition.number,

@@ -115,6 +115,7 @@ class PartitionStats:
     replicas: int = 1
     min_isr: int = 1
     under_replicated: bool = False  # fewer in-sync replicas than there are to be
+    below_min_isr: bool = False  # ... and than min_isr: nothing is acknowledged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,7 @@ class ClusterStats:
     followers: int = 0  # partitions followed here
     followers_behind: int = 0  # of them, those that catch up or have no leader
     under_replicated: int = 0  # partitions led here with fewer in-sync replicas than there are to be
+    below_min_isr: int = 0  # of them, those that acknowledge nothing
     push_lag: tuple[PushLag, ...] = ()
 
 

@@ -112,5 +112,9 @@ def _human(nanoseconds: int) -> str:
 
 
 def _node(node: NodeStats) -> str:
-    refusing = ", publishes refused: disk low" if node.disk_refusing else ""
-    return f"nsqha v{node.version}: {node.hot} hot path, sync={node.sync}, {node.connections} connections{refusing}"
+    troubles = ", publishes refused: disk low" if node.disk_refusing else ""
+    if node.cluster is not None and node.cluster.below_min_isr:
+        troubles += f", {node.cluster.below_min_isr} partitions below min_isr: they acknowledge nothing"
+    if node.cluster is not None and node.cluster.under_replicated:
+        troubles += f", {node.cluster.under_replicated} partitions under-replicated"
+    return f"nsqha v{node.version}: {node.hot} hot path, sync={node.sync}, {node.connections} connections{troubles}"

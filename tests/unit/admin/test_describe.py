@@ -68,6 +68,8 @@ def test_membership_says_who_is_missing() -> None:
     state = membership(0, full, nodes, wanted=None)
     assert (state.leader, state.under_replicated) == (0, False), "its leader is away"
     assert membership(0, full, nodes, wanted=3).under_replicated
+    floor = PartitionMeta(leader=1, isr={1: 10, 3: 30}, replicas=(1, 3), min_isr=2)
+    assert membership(0, floor, nodes, wanted=None).under_replicated, "the member at the floor is away"
 
 
 def test_nodes_that_do_not_answer_are_named() -> None:

@@ -23,7 +23,7 @@ from nsqha.election.events import (
     TopicRead,
 )
 from nsqha.election.model import PartitionMeta
-from nsqha.election.moves import BALANCE, decommission_name
+from nsqha.election.moves import BALANCE, decommission_name, read_intents
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import PlanLimits
 from nsqha.election.rounds import Limits
@@ -120,6 +120,26 @@ def test_a_decommissioned_node_is_emptied(seed: int) -> None:
     assert all(2 not in meta.replicas and 2 not in meta.isr for meta in metas.values())
     assert all(len(meta.replicas) == 3 and c.healthy(name, meta) for name, meta in metas.items())
     assert not [name for name in c.store.intents() if name.startswith("moves/")]
+
+
+def test_the_name_of_a_node_is_kept_while_it_is_away_and_holds_something() -> None:
+    c = cluster(nodes=4)
+    gone = c.meta("t").replicas[1]
+    holders = set(c.meta("t").replicas)
+
+    def names() -> dict[int, str]:
+        return dict(read_intents({name: found.record for name, found in c.store.intents().items()}).names)
+
+    assert names() == {uid: c.nodes[uid].info.name for uid in holders}, "of nodes that hold something"
+    node = c.nodes[gone]
+    node.info = node.session.update(replace(node.info, name="renamed"))
+    c.run(3.0)
+    assert names()[gone] == "renamed"
+    c.kill(gone)
+    c.run(10.0)
+    assert names()[gone] == "renamed"
+    c.run(50.0)
+    assert gone not in c.meta("t").replicas and gone not in names()
 
 
 def test_a_node_that_stays_away_is_replaced() -> None:

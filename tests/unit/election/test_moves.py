@@ -18,6 +18,7 @@ from nsqha.election.moves import (
     move_intent,
     move_name,
     next_step,
+    node_name,
     read_intents,
 )
 from nsqha.election.placement import Move, PartitionName
@@ -90,8 +91,11 @@ def test_intents_are_read_back_and_others_left_alone() -> None:
             move_name(name): move_intent(Move(name, (1, 2)), "operator"),
             decommission_name(9): {"node": 9},
             BALANCE: {"paused": True},
+            node_name(9): {"node": 9, "name": "node-9"},
+            "names/broken": {"node": 9},
             "moves/broken": {"topic": "t"},
             "other/thing": {"x": 1},
         }
     )
     assert found.moves == {name: (1, 2)} and found.decommissions == {9} and found.balance_paused
+    assert found.names == {9: "node-9"}

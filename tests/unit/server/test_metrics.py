@@ -123,9 +123,11 @@ def test_too_many_cursors_become_one_per_channel(monkeypatch: pytest.MonkeyPatch
 
 def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     lags = (PushLag(node=2, name="n2", entries=3, bytes=300), PushLag(node=0xAB, name="", entries=9))
-    cluster = ClusterStats(node=1, registered=True, nodes=3, leaders=4, followers=5, under_replicated=1, push_lag=lags)
+    cluster = ClusterStats(
+        node=1, registered=True, nodes=3, leaders=4, followers=5, under_replicated=3, below_min_isr=2, push_lag=lags
+    )
     alone = stats()
-    partition = replace(alone.topics[0].partitions[0], isr_size=2, replicas=3, min_isr=2)
+    partition = replace(alone.topics[0].partitions[0], isr_size=2, replicas=3, min_isr=2, below_min_isr=True)
     topic = replace(alone.topics[0], partitions=(partition,))
     member = replace(alone, topics=(topic,), node=replace(alone.node, cluster=cluster))
     assert not [name for name in samples() if "cluster" in name or "push_lag" in name], "a node that is alone"
@@ -135,7 +137,9 @@ def test_a_member_of_a_cluster_shows_its_replicas(monkeypatch: pytest.MonkeyPatc
         "nsqha_cluster_registered{}": 1,
         "nsqha_cluster_leaders{}": 4,
         "nsqha_cluster_followers{}": 5,
-        "nsqha_cluster_under_replicated{}": 1,
+        "nsqha_cluster_under_replicated{}": 3,
+        "nsqha_cluster_below_min_isr{}": 2,
+        "nsqha_partition_below_min_isr{partition=0,topic=t}": 1,
         "nsqha_partition_isr_size{partition=0,topic=t}": 2,
         "nsqha_partition_replicas{partition=0,topic=t}": 3,
         "nsqha_push_lag_entries{follower=n2}": 3,

@@ -12,6 +12,7 @@ from nsqha.server.process import MemoryStats, memory_stats
 from nsqha.server.stats import (
     BrokerStats,
     ChannelStats,
+    ClusterStats,
     CursorStats,
     NodeStats,
     PartitionStats,
@@ -214,6 +215,13 @@ def test_the_text_of_an_empty_broker() -> None:
         "nsqha v0.1.0: pure hot path, sync=always, 0 connections",
         "",
     ]
+
+
+def test_the_text_says_which_partitions_are_not_well() -> None:
+    cluster = ClusterStats(node=1, under_replicated=3, below_min_isr=2)
+    line = stats_text(broker_of(node=NodeStats(cluster=cluster)), Selection(), None, START).split("\n")[-2]
+    assert line.endswith(", 2 partitions below min_isr: they acknowledge nothing, 3 partitions under-replicated")
+    assert "partitions" not in stats_text(broker_of(), Selection(), None, START)
 
 
 def test_the_text_of_memory() -> None:

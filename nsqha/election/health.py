@@ -1,0 +1,81 @@
+"""How a partition is, by its record and by who is alive: the same words in the command line, on pages and in metrics.
+
+    ok             every replica is in sync
+    short          serves with fewer in sync than it has replicas: nearer to standing still
+    below min_isr  delivers what it has, acknowledges nothing
+    no leader      serves nobody
+
+An ISR that has reached min_isr never gets smaller than that, so that no leader acknowledges with fewer: who dies last
+stays a member. What counts is therefore how many members are alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.placement import Load, PartitionName, fill, host_of, replicas_due
+
+OK = "ok"
+SHORT = "short"
+BELOW = "below min_isr"
+LEADERLESS = "no leader"
+
+
+def state_of(meta: PartitionMeta, alive: Container[int]) -> str:
+    """One of the words above; `alive`: the nodes with a lease."""
+    if meta.leader not in alive:
+        return LEADERLESS
+    if below_min_isr(meta, alive):
+        return BELOW
+    return SHORT if in_sync(meta, alive) < len(meta.replicas) else OK
+
+
+def in_sync(meta: PartitionMeta, alive: Container[int]) -> int:
+    """Members of the ISR that are alive."""
+    return sum(uid in alive for uid in meta.isr)
+
+
+def below_min_isr(meta: PartitionMeta, alive: Container[int]) -> bool:
+    return in_sync(meta, alive) < meta.min_isr
+
+
+def owed(meta: PartitionMeta, settings: TopicSettings, nodes: Mapping[int, NodeInfo]) -> int:
+    """Replicas that a partition is to have and no node was found for yet. `nodes`: those that may get replicas."""
+    return max(replicas_due(meta, settings, nodes) - len(meta.replicas), 0)
+
+
+def stays(
+    uid: int,
+    metas: Mapping[PartitionName, PartitionMeta],
+    settings: Mapping[PartitionName, TopicSettings],
+    alive: Mapping[int, NodeInfo],
+    able: Mapping[int, NodeInfo],
+) -> dict[PartitionName, str]:
+    """The partitions that can not be moved away from a node as things are, and why; as the planner goes about it.
+
+    `able`: the nodes that may get replicas; it is not among them."""
+    found = {}
+    hosts = len({host_of(node) for node in able.values()})
+    for name, meta in metas.items():
+        if uid not in meta.replicas:
+            continue
+        keep = [replica for replica in meta.replicas if replica != uid]
+        wanted = min(len(meta.replicas), replicas_due(meta, settings[name], able))
+        if len(fill(keep, wanted, able, Load())) < wanted:
+            found[name] = f"it has {wanted} replicas, and {_hosts(hosts)} can have them"
+        elif not any(member in alive for member in meta.isr):
+            found[name] = "none of its in-sync replicas is alive"
+    return found
+
+
+def _hosts(count: int) -> str:
+    return f"{count} other host{'s' if count != 1 else ''}"
+
+
+def counts(metas: Iterable[PartitionMeta], alive: Container[int]) -> dict[str, int]:
+    """How many partitions are in each state."""
+    found = dict.fromkeys((OK, SHORT, BELOW, LEADERLESS), 0)
+    for meta in metas:
+        found[state_of(meta, alive)] += 1
+    return found

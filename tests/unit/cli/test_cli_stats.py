@@ -1,0 +1,44 @@
+"""What `nsqha stats` and `topic show` say of partitions that are not well, from what a node answers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha.cli.stats import Look
+from nsqha.cli.topic import BELOW_MIN_ISR, NO_LEADER, UNDER_REPLICATED, replication
+from nsqha.pb.v1 import admin_pb2 as pb
+
+
+def partition(number: int, *alive: bool, leader: int = 1, under: bool = False) -> Any:
+    replicas = [pb.Replica(node=n, alive=up, in_sync=True) for n, up in enumerate(alive, 1)]
+    return pb.PartitionState(partition=number, leader=leader, replicas=replicas, min_isr=2, under_replicated=under)
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        (partition(0, True, True, True), ""),
+        (partition(0, True, True, False, under=True), UNDER_REPLICATED),
+        (partition(0, True, False, False, under=True), BELOW_MIN_ISR),
+        (partition(0, False, True, True, leader=0), NO_LEADER),
+    ],
+)
+def test_the_replication_of_a_partition_in_words(state: Any, what: str) -> None:
+    assert replication(state) == what
+
+
+def test_a_node_that_is_well_still_says_which_partitions_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    topic = pb.Topic(name="orders", partitions=[partition(n, True, n > 1, under=n < 2) for n in range(3)])
+    answers: dict[str, Any] = {
+        "GetNode": pb.GetNodeResponse(health="OK"),
+        "ListTopics": pb.ListTopicsResponse(topics=[topic]),
+        "ListChannels": pb.ListChannelsResponse(),
+    }
+    look = Look(SimpleNamespace(call=lambda rpc, **_: answers[rpc]), "")  # type: ignore[arg-type]
+    look.show(None, None)
+    shown = capsys.readouterr().out
+    assert "2 partitions below min_isr, so that nothing is acknowledged: orders/0, orders/1\n" in shown
+    assert "orders/2" not in shown
