@@ -188,6 +188,20 @@ def same_batch(one: Entry, other: Entry) -> bool:
     return one.chain == other.chain and one.crc == other.crc and one.log_id == other.log_id and one.epoch == other.epoch
 
 
+def first_difference(entries: Sequence[E], *, last: E, own: Callable[[int], E | None]) -> int | None:
+    """Of a run that was not accepted: our first entry that is another than the sender's, if the run shows one.
+
+    `last` and `own` as for `decide_append`. What is wrong with the run itself says nothing about our log.
+    """
+    for entry in entries:
+        if entry.log_id > last.log_id:
+            return last.log_id if entry.log_id == last.log_id + 1 and not entry.chained_to(last) else None
+        here = last if entry.log_id == last.log_id else own(entry.log_id)
+        if here is not None and not same_batch(here, entry):
+            return entry.log_id
+    return None
+
+
 # ---- the leader's side
 
 

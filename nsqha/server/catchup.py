@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import Entry, decode
-from nsqha.errors import Unavailable
+from nsqha.errors import LogCorrupt, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import check_anew, check_cut
@@ -86,6 +86,7 @@ class CatchUp:
         follower = self._follower
         common = await self._common_end()
         if common is None or common >= follower.log.end.log_id:
+            follower.differs_at = None
             return
         state = follower.state
         applied = state.applied.log_id + 1 if state is not None else 0
@@ -98,6 +99,7 @@ class CatchUp:
         removed = follower.log.end.log_id - common
         log.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
         await self._files.cut(follower, common)
+        follower.differs_at = None
         follower.forget_pending()
         follower.committed = min(follower.committed, common)
         if common < applied:
@@ -107,7 +109,9 @@ class CatchUp:
         """The end of what both logs have. None: the leader's files begin behind it, and ours was begun anew."""
         log_ = self._follower.log
         search = Divergence(
-            own=lambda epoch: _epoch_end(log_, epoch), chain_before=lambda log_id: log_.entry_before(log_id).chain
+            own=lambda epoch: _epoch_end(log_, epoch),
+            chain_before=lambda log_id: log_.entry_before(log_id).chain,
+            differs_at=self._follower.differs_at,
         )
         while search.outcome is None:
             reply = await self._call("EpochEnd", self._request(pb.EpochEndRequest(asked_epoch=search.asked)))
@@ -145,7 +149,12 @@ class CatchUp:
                 await self._begin_anew(log_.end.log_id)
                 continue
             for entry, data in copying.batches(reply.entries, reply.data):
-                log_.append_copy(entry, data)
+                last = log_.last
+                try:
+                    log_.append_copy(entry, data)
+                except LogCorrupt:
+                    follower.compare([entry], last)
+                    raise
                 if log_.needs_roll:
                     await self._files.roll(follower)
                     self._check()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ from nsqha.cursor.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.replication.acceptance import Append, Duplicate, decide_append
+from nsqha.replication.acceptance import Append, Duplicate, decide_append, first_difference
 
 if TYPE_CHECKING:
     from nsqha.server.disk import DiskRounds
@@ -89,12 +89,14 @@ class Follower:
         self.epoch = epoch
         self.committed = state.applied.log_id + 1 if state is not None else 0
         self.tried_committed = 0  # up to where the state was looked for in vain
+        self.differs_at: int | None = None  # our batch that the leader of this epoch has another one for
         self.behind = True  # until a leader has said that it pushes to us
         self.closed = False
         self.stopped: str | None = None
         self._runtime = runtime
         self._port: Port | None = None
         self._told = 0  # the end of what the leader says is committed; it may be above our log's
+        self._needed = 0  # its end when its epoch began: everything that was committed before is below
         self._applying = False  # the rest is applied in the next turns of the loop
         self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
@@ -105,12 +107,15 @@ class Follower:
 
     # ---- the leader
 
-    def follow(self, port: Port, epoch: int) -> None:
-        """This leader's batches count from now on; the promise of its epoch is durable."""
+    def follow(self, port: Port, epoch: int, start: int) -> None:
+        """This leader's batches count from now on; the promise of its epoch is durable. `start`: its end back then."""
         assert epoch >= self.epoch, f"{self.key}: promised {self.epoch}, now {epoch}"
+        if epoch != self.epoch:
+            self.differs_at = None
         self._port = port
         self.epoch = epoch
         self._told = 0
+        self._needed = start
         self._held.clear()
 
     def left(self, port: Port) -> None:
@@ -127,6 +132,12 @@ class Follower:
     def port(self) -> Port | None:
         """The stream of the leader that this partition follows now."""
         return self._port
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is here that was committed when its last leader last pushed to it; whatever was lost
+        before has come again."""
+        return 0 < self._told <= self.log.end.log_id and self._needed <= self.log.end.log_id
 
     # ---- batches
 
@@ -155,16 +166,20 @@ class Follower:
 
     def _append(self, message: pb.Append) -> None:
         """LogCorrupt: they do not follow what is here, or are not what their entries say."""
-        log_ = self.log
+        log_, last = self.log, self.log.last
         run = list(copying.batches(message.entries, message.data))
-        if run and run[0][0].log_id != log_.end.log_id:
-            run = run[self._new_in([entry for entry, _ in run]) :]
         count = 0
-        for entry, data in run:
-            log_.append_copy(entry, data)
-            count += entry.count or 1
-            if self.state is not None:
-                self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
+        try:
+            if run and run[0][0].log_id != log_.end.log_id:
+                run = run[self._new_in([entry for entry, _ in run]) :]
+            for entry, data in run:
+                log_.append_copy(entry, data)
+                count += entry.count or 1
+                if self.state is not None:
+                    self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
+        except LogCorrupt:
+            self.compare([entry for entry, _ in run], last)
+            raise
         assert self._port is not None
         if self.sync == "always" and log_.unsynced() is not None:
             self._runtime.disk.request(self)
@@ -190,6 +205,14 @@ class Follower:
             case Duplicate():
                 return len(entries)
         raise LogCorrupt(f"sent to {log_}: {verdict}")
+
+    def compare(self, entries: Sequence[Entry], last: Entry | None) -> None:
+        """These, of the leader, did not fit a log whose last entry was `last`: if that shows where our log is another
+        one, the search that begins with the next Open begins there."""
+        start = self.log.start.log_id
+        own = lambda log_id: self.log.entry(log_id) if log_id >= start else None  # noqa: E731
+        if last is not None and (log_id := first_difference(entries, last=last, own=own)) is not None:
+            self.differs_at = log_id
 
     # ---- committed
 

@@ -112,7 +112,7 @@ class Replicas:
         self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
         self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
         self._drawn: set[int] = set()  # names of logs that are about to be made
-        self._cut: set[Key] = set()  # recovery cut the end: others that have more go first
+        self._cut: set[Key] = set()  # recovery cut the end, and it has not come again: others that have more go first
         self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
         self._locks: dict[Key, asyncio.Lock] = {}
         self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
@@ -336,6 +336,7 @@ class Replicas:
             limits=self._limits,
         )
         self.leading[key] = leadership
+        self._cut.discard(key)  # what it has is the truth from now on
         self._records[key] = fresh
         end = opened.log.end.log_id
         log.info("leading", "%s/%d: leading in epoch %d from log id %d", name, number, meta.epoch, end)
@@ -506,7 +507,7 @@ class Replicas:
         await follower.files_free()  # the last wait: housekeeping takes them too
         if receiver.ended() or follower.closed:
             return
-        follower.follow(receiver, epoch)
+        follower.follow(receiver, epoch, opened.start)
         receiver.followed_by(follower)
         if self._in_sync(key, follower, opened):
             follower.caught_up()
@@ -534,7 +535,7 @@ class Replicas:
         """Whether our log is the beginning of the leader's, without asking."""
         log_ = follower.log
         end = log_.end.log_id
-        if key in self._corrupt or follower.state is None or end < opened.first:
+        if key in self._corrupt or follower.state is None or end < opened.first or follower.differs_at is not None:
             return False
         last = log_.entry_before(end)
         # What we have of this epoch came from this leader, who takes nothing back.
@@ -563,7 +564,6 @@ class Replicas:
                 await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
             else:
                 self._corrupt.pop(follower.key, None)
-                self._cut.discard(follower.key)
                 receiver.opened(follower, behind=False)
                 return
 
@@ -606,6 +606,9 @@ class Replicas:
     # ---- time
 
     def tick(self) -> None:
+        follower = self.followers.get(key)
+        if key in self._cut and follower is not None and follower.complete:
+            self._cut.discard(key)  # what was cut has come again, as far as it counts
         """Every 100 ms."""
         for leadership in list(self.leading.values()):
             leadership.tick()

@@ -25,6 +25,7 @@ from nsqha.replication.acceptance import (
     check_cut,
     decide_append,
     decide_open,
+    first_difference,
     same_past,
 )
 
@@ -166,6 +167,25 @@ def test_a_run_is_taken_only_if_the_logs_become_equal(ours: list[str], theirs: l
             assert log[: log_id + 1] != other[: log_id + 1]
         case other_verdict:
             pytest.fail(f"{other_verdict}")
+
+
+def differs(entries: Sequence[Entry], *, log: Sequence[Entry] = OURS, start: int = 1) -> int | None:
+    return first_difference(entries, last=log[-1], own=lambda i: log[i] if i >= start else None)
+
+
+def test_where_our_log_is_another_one_is_known_from_what_did_not_fit() -> None:
+    theirs = log_of((1, "a"), (1, "x"), (2, "c"), (2, "d"))
+    assert differs(theirs[1:]) == 2
+    assert differs(theirs[3:]) == 3, "the chain tells of what came before"
+    assert differs(theirs[4:]) == 3
+    assert differs(theirs[1:], start=3) == 3, "what retention removed is not compared"
+
+
+def test_a_run_that_is_wrong_in_itself_says_nothing_about_our_log() -> None:
+    theirs = log_of((1, "a"), (1, "b"), (2, "c"), (2, "d"), (2, "e"))
+    assert differs(theirs[5:]) is None, "a hole"
+    assert differs([theirs[4], theirs[4]]) is None
+    assert differs(OURS[1:]) is None
 
 
 # ---- the leader's side

@@ -13,7 +13,7 @@ from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_CHECKPOINT, HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
 from tests.sim.storage import Crashed, SimStorage
-from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, log_of, pause, run, serving
+from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, copy_of, log_of, pause, run, serving
 
 SMALL = LogLimits(segment_bytes=300)
 
@@ -183,6 +183,54 @@ def test_a_member_with_committed_batches_never_begins_anew_behind_them() -> None
         await pause(1)
         assert rig.follower.stopped and rig.follower.log.end.log_id == 21
         assert usurper.refused[-1].refusal == pb.REFUSAL_FAILED
+
+    run(scenario)
+
+
+async def another_past(rig: ReplicaRig) -> tuple[Any, PartitionLog]:
+    """A follower with a batch of epoch 2 for which the next leader has another one, and more behind it."""
+    await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+    mine = log_of(1, 2)
+    stream = rig.leader(A)
+    await stream.open(2, log_of())
+    stream.push(2, mine, 1)
+    await pause()
+    assert rig.follower.log.end.log_id == 3
+    other = copy_of(mine, 2)
+    add(other, 2, b"x")
+    add(other, 2, b"y")
+    return stream, other
+
+
+def test_a_shorter_part_of_an_epoch_that_is_another_one_is_cut_when_the_first_batch_shows_it() -> None:
+    """Where an epoch ends can not show it: the chain behind our shorter part is nobody's but ours."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        _, other = await another_past(rig)
+        add(other, 3, b"z")
+        rig.record(leader=B, epoch=3, isr={B: 6})
+        rig.peers.serves = serving(other, 3)
+        stream = rig.leader(B)
+        stream.ask(3, other, start=4)
+        await pause(5)
+        assert same(rig.follower.log, other) and rig.follower.differs_at is None
+        assert not stream.opened[-1].behind and not rig.errors
+
+    run(scenario)
+
+
+def test_a_batch_that_is_refused_as_another_one_is_looked_for_at_the_next_open() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, other = await another_past(rig)
+        rig.peers.serves = serving(other, 2)
+        stream.push(2, other, 3)
+        await pause()
+        assert stream.refused[-1].refusal == pb.REFUSAL_MISMATCH
+        stream.ask(2, other, start=1)
+        await pause(1)
+        assert same(rig.follower.log, other)
 
     run(scenario)
 

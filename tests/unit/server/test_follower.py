@@ -51,7 +51,7 @@ class Rig:
         self.state = PartitionState()
         self.follower: Any = Follower(runtime, key=KEY, log_=self.log, log_uid=9, state=self.state, sync=sync, epoch=1)
         self.port = Port()
-        self.follower.follow(self.port, 1)
+        self.follower.follow(self.port, 1, 1)
         self.follower.caught_up()
 
     def write(self, *bodies: bytes) -> None:
