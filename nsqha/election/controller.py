@@ -7,7 +7,8 @@ enough. Rounds have three kinds.
     doubt      the leader's stream ended, or others blame it: it is asked once more, with a short deadline, and in the
                same breath the rest of the ISR, so that its silence can be followed by an election at once
     elect      the leader is gone, restarted, silent, has a closed disk, does not lead, or there never was one
-    transfer   the record names a successor: when that one has all that the leader has, it is elected
+    transfer   the record names a successor: when that one has all that the leader has, it is elected. The leader sees
+               that first and writes it itself (`nsqha.replication.isr`); here it is done if it does not
 
 A suspicion that is wrong costs an epoch, never a message: the new leader needs the promises of the ISR, and the
 compare-and-set names the version that was read, the registration of the new leader and the epoch of the controller.
@@ -74,6 +75,7 @@ class ControllerMachine:
         self._asked: dict[tuple[int, bool], Asked] = {}
         self._blocked: defaultdict[tuple[int, bool], set[PartitionName]] = defaultdict(set)  # ask when it has answered
         self._idle: dict[PartitionName, Idle] = {}
+        self._leaving: dict[int, float] = {}  # nodes that shut down, and since when
         self._transfer_after: dict[PartitionName, float] = {}
         self._next_audit = now + self.limits.audit_s
         self._next_scan = now
@@ -104,7 +106,7 @@ class ControllerMachine:
                 return self._metadata(event, now)
             case TopicRead(name, topic):
                 self._reading.discard(name)
-                return self._topic(name, topic)
+                return self._topic(name, topic, now)
             case Suspect(node, why):
                 return self._suspect(node, why, now)
             case Blamed(by, nodes):
@@ -125,16 +127,16 @@ class ControllerMachine:
         dirty: set[PartitionName] = set()
         topics = {name: topic for name, topic in event.topics.items() if not is_ephemeral(name)}
         for name in [name for name in self._topics if name not in topics]:
-            dirty.update(self._topic(name, None))
+            dirty.update(self._topic(name, None, now))
         for name, topic in topics.items():
             if topic is not self._topics.get(name):
-                dirty.update(self._topic(name, topic))
+                dirty.update(self._topic(name, topic, now))
         before, self.nodes = self.nodes, event.nodes
         if before != event.nodes:
             self._picture = None
         for uid in set(before) | set(event.nodes):
             if before.get(uid) != event.nodes.get(uid):
-                dirty.update(self._node_changed(uid, before.get(uid), event.nodes.get(uid)))
+                dirty.update(self._node_changed(uid, before.get(uid), event.nodes.get(uid), now))
         intents = {name: intent.record for name, intent in event.intents.items()}
         versions = {name: intent.version for name, intent in event.intents.items()}
         self.planner.metadata(self._world(), intents, versions, now)
@@ -143,7 +145,7 @@ class ControllerMachine:
             dirty.update(self.rounds)
         return dirty
 
-    def _topic(self, name: str, topic: Versioned[TopicRecord] | None) -> list[PartitionName]:
+    def _topic(self, name: str, topic: Versioned[TopicRecord] | None, now: float) -> list[PartitionName]:
         """Take the partitions of a topic as they are now, unless we know better."""
         old = self._topics.pop(name, None)
         if old is not None and (topic is None or old.record.uid != topic.record.uid):
@@ -164,6 +166,9 @@ class ControllerMachine:
             else:
                 known.settings = record.settings
                 if meta.version > known.meta.version:
+                    if meta.epoch > known.meta.epoch and key not in self._puts:
+                        began = self.rounds[key].since if key in self.rounds else now
+                        self._elected(known, meta, "handed over", now - began, "")
                     self._set_meta(known, meta)
             changed.append(key)
         return changed
@@ -186,7 +191,12 @@ class ControllerMachine:
         self._picture = None
         self._led[meta.leader].add(part.name)
 
-    def _node_changed(self, uid: int, old: NodeInfo | None, new: NodeInfo | None) -> set[PartitionName]:
+    def _node_changed(self, uid: int, old: NodeInfo | None, new: NodeInfo | None, now: float) -> set[PartitionName]:
+        if new is None or not new.leaving:
+            self._leaving.pop(uid, None)
+        elif uid not in self._leaving:
+            self._leaving[uid] = now
+            self._wake_at(now + self.limits.handover_s)
         if old is None or new is None or old.registration != new.registration:
             # Another life, or none: what was thought of the last one does not apply.
             for held in (self.silent, self._suspects, self._blame, self._lives):
@@ -315,7 +325,7 @@ class ControllerMachine:
 
     def _tick(self, now: float) -> Iterable[PartitionName]:
         self._wake = now + self.limits.scan_s
-        dirty = set(self.rounds)
+        dirty = set(self.rounds).union(*(self._led[node] for node in self._leaving))
         if now >= self._next_audit:
             self._next_audit = now + self.limits.audit_s
             self._audit_all(now)
@@ -479,10 +489,14 @@ class ControllerMachine:
         self._wake_at(now + self.limits.transfer_ask_s)
 
     def _leave(self, part: Part, now: float) -> None:
-        """A leader that shuts down hands over at once."""
+        """A leader that shuts down and has not handed over by itself."""
         meta = part.meta
-        node = self.nodes.get(meta.leader)
-        if node is None or not node.leaving:
+        since = self._leaving.get(meta.leader)
+        if since is None:
+            return
+        due = since + self.limits.handover_s
+        if now < due:
+            self._wake_at(due)
             return
         avoided = self.planner.avoided(self.nodes)
         for uid in meta.replicas:
@@ -519,6 +533,10 @@ class ControllerMachine:
         for name in names:
             round_, part = self.rounds[name], self.parts[name]
             if name in self._puts:
+                continue
+            due = round_.since + self.limits.handover_s
+            if round_.kind == "transfer" and now < due:
+                self._wake_at(due)
                 continue
             again = self.limits.transfer_ask_s if round_.kind == "transfer" else self.limits.ask_again_s
             if not part.meta.isr and now - round_.since < 1.0:

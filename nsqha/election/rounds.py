@@ -23,6 +23,7 @@ class Limits:
     ask_again_s: float = 0.25
     begin_ask_s: float = 0.05  # replicas of a new partition, while they begin their logs
     transfer_ask_s: float = 0.02
+    handover_s: float = 0.25  # a leader that is to go names the next one itself; else it is done here after this
     transfer_s: float = 1.0  # then a planned change of leader is given up, or forced if the leader leaves
     transfer_pause_s: float = 30.0  # before it is tried again
     blamed_s: float = 2.0  # a leader that so many members lost that it can not commit is replaced after this

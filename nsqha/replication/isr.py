@@ -20,6 +20,9 @@ EtcdApply happens in the store, at any time after Propose, and the keeper may ne
 - Floor: no proposal leaves fewer than `min_isr` members, or fewer than there are where there are fewer already. At the
   floor a member that is gone can only be swapped.
 - A replica that left for being late joins only after it has kept up for a while, longer each time.
+- A node that says that it shuts down leaves the set before its stream ends, so that nothing waits for it. A leader that
+  has a successor, or shuts down itself, names the next leader in the record as soon as everything it has is committed:
+  the controller's election (Elect in the spec), written by the one who knows best that the successor lacks nothing.
 
 Invariants, asserted after each call: at most one proposal may be in force; effective is a superset of recorded and of
 that proposal; this node is a member of all of them; nothing is proposed below the floor.
@@ -78,7 +81,7 @@ class Propose:
 
     meta: PartitionMeta
     registered: Mapping[int, int]
-    change: str  # shrink, expand, swap
+    change: str  # shrink, expand, swap, transfer
     why: str
 
 
@@ -161,7 +164,7 @@ class _Proposal:
     """A compare-and-set that may be in force, or be applied later."""
 
     meta: PartitionMeta  # `version` is the one it compares
-    joiner: int | None
+    joiner: int | None  # or heir: whose registration it compares
     doubted: bool = False  # its reply was Unknown; what is waited for is a fence's
 
 
@@ -196,6 +199,7 @@ class IsrKeeper:
         self._awaiting = False  # a compare-and-set of ours has no reply yet
         self._unread = False  # the record is to be read before anything is proposed
         self._retry_at = now
+        self._departing: frozenset[int] = frozenset()
         self._followers = {n: _Follower(now) for n in meta.isr if n != node}
         self._ends = deque([(now, epoch_start)])  # (time, our end then), back to `replica_timeout` ago
         self._told = self._counting()
@@ -242,7 +246,22 @@ class IsrKeeper:
             return NOTHING
         return follower.end, follower.durable
 
+    @property
+    def heir(self) -> int:
+        """Who is to lead next: whom the record names or, if this node shuts down, the first that may lead; 0: none."""
+        if self.meta.successor:
+            return self.meta.successor
+        if self.node not in self._departing:
+            return 0
+        members = [*self.meta.replicas, *(node for node in sorted(self.meta.isr) if node not in self.meta.replicas)]
+        return next((node for node in members if self._may_lead(node)), 0)
+
     # ---- what happens
+
+    def depart(self, nodes: frozenset[int], now: float) -> None:
+        """These nodes, and no others, say that they shut down; this one may be among them."""
+        self._watch(now)
+        self._departing = nodes
 
     def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, now: float) -> None:
         """An Opened or an Ack, of a member or not. The newest one is the truth, also when it says less.
@@ -383,6 +402,9 @@ class IsrKeeper:
         """One proposal, if one is called for: the most urgent."""
         isr = self.meta.isr
         floor = self._floor
+        heir = self.heir
+        if heir and self._committed == self._end and self._may_lead(heir):
+            return self._transfer(heir)
         joiner = next((node for node in self.meta.replicas if node not in isr and self._may_join(node)), None)
         if joiner is not None and len(isr) < floor:
             return self._propose("expand", joins=joiner, why=f"node {joiner} caught up; nothing commits without it")
@@ -411,9 +433,31 @@ class IsrKeeper:
         self._retry_at = self._time
         return [*self._changed(), Propose(meta, registered, change, why)]
 
+    def _transfer(self, heir: int) -> list[Action]:
+        """Elect: it has all that we have, as that is committed. If we shut down, nobody is to wait for us any more."""
+        isr = dict(self.meta.isr)
+        if self.node in self._departing and len(isr) > self._floor:
+            del isr[self.node]
+        registration = self._followers[heir].registration
+        meta = replace(self.meta, leader=heir, epoch=self.epoch + 1, registration=registration, successor=0, isr=isr)
+        self._proposal = _Proposal(meta, heir)
+        self._awaiting = True
+        self._retry_at = self._time
+        return [Propose(meta, {heir: registration}, "transfer", f"node {heir} is to lead")]
+
+    def _may_lead(self, node: int) -> bool:
+        """A member that is there, with the log that the record names, and did not just lose its registration."""
+        follower = self._followers.get(node)
+        if follower is None or node in self._departing or follower.gone_at is not None or not follower.registration:
+            return False
+        return self.countable(node, follower.log_uid) and node in self.meta.isr and not self._refused(follower)
+
     def _leaver(self) -> tuple[int | None, str]:
         """The member that should leave first, and why."""
         members = [node for node in sorted(self.meta.isr) if node != self.node]
+        for node in members:
+            if node in self._departing:
+                return node, f"node {node} shuts down"
         for node in members:
             gone_at = self._followers[node].gone_at
             if gone_at is not None and self._time - gone_at >= self.limits.lost_seconds:
@@ -445,13 +489,18 @@ class IsrKeeper:
         follower = self._followers.get(node)
         if follower is None or follower.gone_at is not None or not follower.registration or not follower.log_uid:
             return False
+        if node in self._departing:
+            return False
         acked = self._acked(follower)
         if acked < self._committed or acked < self._epoch_start or follower.near_since is None:
             return False
-        if follower.refused_at is not None and self._time - follower.refused_at < self.limits.refused_seconds:
+        if self._refused(follower):
             return False
         needed = len(self.meta.isr) < self.meta.min_isr
         return needed or self._time - follower.near_since >= self._settle_seconds(follower)
+
+    def _refused(self, follower: _Follower) -> bool:
+        return follower.refused_at is not None and self._time - follower.refused_at < self.limits.refused_seconds
 
     def _settle_seconds(self, follower: _Follower) -> float:
         if not follower.removals:
@@ -501,7 +550,7 @@ class IsrKeeper:
         if proposal is not None:
             proposed = proposal.meta.isr
             assert proposal.meta.version == self.meta.version, f"{proposal} is outlived by {self.meta}"
-            assert self.node in proposed, f"the leader {self.node} proposes to leave: {dict(proposed)}"
+            assert proposal.meta.leader in proposed, f"the leader would not be in the ISR: {dict(proposed)}"
             assert self.effective >= set(proposed), f"{sorted(self.effective)} lacks members of {dict(proposed)}"
             assert len(proposed) >= min(self.meta.min_isr, len(isr)), (
                 f"below the floor: {dict(isr)} -> {dict(proposed)}"

@@ -356,19 +356,33 @@ class Cluster:
     # ---- leaving
 
     async def leave(self, seconds: float) -> None:
-        """Hand leaderships over, as far as there is somebody to take them in time."""
-        if not self.replicas.leading or self._session is None or len(self.nodes()) < 2:
+        """Say that this node shuts down; hand over what it leads, and wait for nobody to wait for its acks any more.
+
+        Returns after `seconds` at the latest, and at once when nobody can take over."""
+        replicas = self.replicas
+        if not (replicas.leading or replicas.followers) or self._session is None or len(self.nodes()) < 2:
             return
         try:
             await self.update(leaving=True)
         except NsqhaError as error:
             log.warning("not_announced", "the cluster could not be told that this node leaves: %s", error)
             return
+        replicas.retire()
         deadline = self._loop.time() + seconds
-        while self._loop.time() < deadline and any(
-            len(leadership.meta.isr) > 1 for leadership in self.replicas.leading.values()
-        ):
-            await asyncio.sleep(0.02)
+        while self._loop.time() < deadline and self._needed():
+            await asyncio.sleep(0.01)
+
+    def _needed(self) -> bool:
+        """Whether there is something that others should take over before this node goes."""
+        if any(len(leadership.meta.isr) > 1 for leadership in self.replicas.leading.values()):
+            return True
+        view = self.view()
+        metas = (meta for topic in view.topics.values() for meta in topic.record.partitions.values())
+        return any(
+            self.node in meta.isr and len(meta.isr) > meta.min_isr and meta.leader in view.nodes
+            for meta in metas
+            if meta.leader != self.node
+        )
 
     async def close(self) -> None:
         """Leave the cluster; nothing is led or followed any more."""

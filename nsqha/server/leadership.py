@@ -77,6 +77,7 @@ class Leadership:
         self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])
         self.ended = False
         self._holding_for = 0  # the node that is to lead next
+        self._retiring = False  # this node shuts down
         self._holding_since = 0.0
         self._node = node
         self._clock = clock
@@ -99,8 +100,7 @@ class Leadership:
 
     def start(self) -> None:
         """Push to everybody who has a replica."""
-        self._feed(self._keeper.meta)
-        self._step()
+        self.nodes_changed()
 
     def stop(self) -> None:
         """This node does not lead any more, or ends."""
@@ -144,6 +144,8 @@ class Leadership:
     def _committed(self) -> None:
         for pushed in self._pushed.values():
             pushed.committed()
+        if self._holding_for:
+            self._step()  # perhaps that was the last batch before the next leader's
 
     def tick(self) -> None:
         """Every 100 ms."""
@@ -152,11 +154,12 @@ class Leadership:
         if self._holding_for and self._clock.monotonic() - self._holding_since >= HOLD_SECONDS_MAX:
             # Whoever was to take over did not, and nobody said that it is given up: the metadata may be away.
             self.partition.hold(False)
+        self._hold()
         self._step()
 
     def _hold(self) -> None:
         """Write nothing while somebody is to lead next, who has to reach our end: it must not move away from it."""
-        successor = self._keeper.meta.successor
+        successor = self._keeper.heir
         if successor != self._holding_for:
             self._holding_for, self._holding_since = successor, self._clock.monotonic()
             self.partition.hold(bool(successor))
@@ -183,6 +186,7 @@ class Leadership:
     def lost(self, node: int) -> None:
         if not self.ended:
             self._keeper.lost(node, self._clock.monotonic())
+            self._hold()
             self._step()
 
     def fenced(self, node: int, promised: int) -> None:
@@ -216,8 +220,21 @@ class Leadership:
                 self._pushed[node] = self._links.add(self, node, info.grpc_address)
 
     def nodes_changed(self) -> None:
-        """A node came, went or moved."""
+        """A node came, went, moved or shuts down."""
+        if self.ended:
+            return
+        departing = {node for node, info in self._nodes().items() if info.leaving}
+        if self._retiring:
+            departing.add(self._node)
+        self._keeper.depart(frozenset(departing), self._clock.monotonic())
         self._feed(self._keeper.meta)
+        self._hold()
+        self._step()
+
+    def retire(self) -> None:
+        """This node shuts down: another one is to lead, as soon as it has everything."""
+        self._retiring = True
+        self.nodes_changed()
 
     # ---- what the keeper wants
 
@@ -241,6 +258,12 @@ class Leadership:
                 case Effective(nodes, recorded, min_isr, acked):
                     if self.partition.leader.set_isr(recorded, nodes, min_isr=min_isr, acked=acked):
                         self.partition.committed_moved()
+                case Propose(meta, registered, "transfer"):
+                    text = "%s/%d: node %016x has everything up to log id %d and is to lead epoch %d"
+                    log.info(
+                        "handing_over", text, self.topic, self.key[1], meta.leader, self.log.end.log_id, meta.epoch
+                    )
+                    self._spawn(self._write(self._records.propose(meta, registered), fence=False))
                 case Propose(meta, registered, change, why):
                     members = sorted(f"{node:016x}" for node in meta.isr)
                     told = _NODE.sub(lambda found: f"node {int(found[1]):016x}", why)  # as everybody else names them

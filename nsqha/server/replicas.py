@@ -423,6 +423,11 @@ class Replicas:
                     await follower.close()
                 self._records.pop(key, None)
 
+    def retire(self) -> None:
+        """The node shuts down soon: others are to lead what it leads."""
+        for leadership in list(self.leading.values()):
+            leadership.retire()
+
     # ---- a leader speaks
 
     def hello(self) -> pb.PushHello:
@@ -601,14 +606,14 @@ class Replicas:
 
     def doubts(self, key: Key) -> tuple[bool, bool]:
         """Of a replica: whether recovery cut its end, and whether a range of it does not verify."""
+        follower = self.followers.get(key)
+        if key in self._cut and follower is not None and follower.complete:
+            self._cut.discard(key)  # what was cut has come again, as far as it counts
         return key in self._cut, key in self._corrupt
 
     # ---- time
 
     def tick(self) -> None:
-        follower = self.followers.get(key)
-        if key in self._cut and follower is not None and follower.complete:
-            self._cut.discard(key)  # what was cut has come again, as far as it counts
         """Every 100 ms."""
         for leadership in list(self.leading.values()):
             leadership.tick()

@@ -18,6 +18,7 @@ from nsqha.election.events import (
     PutDone,
     PutPartition,
     ReadTopic,
+    Say,
     Suspect,
     Tick,
     TopicRead,
@@ -101,12 +102,14 @@ def test_leaderships_come_back_to_the_first_replica() -> None:
     assert c.events("leader_elected")[-1]["why"] == "transfer"
 
 
-def test_a_node_that_leaves_hands_over_first() -> None:
+def test_a_node_that_leaves_and_does_not_hand_over_by_itself_is_relieved() -> None:
     c = cluster()
     before = c.meta("t")
     node = c.nodes[before.leader]
     node.info = node.session.update(replace(node.info, leaving=True))
-    c.run(0.3)
+    c.run(0.9 * QUICK.handover_s)
+    assert c.meta("t") == before  # it knows best when the next leader lacks nothing
+    c.run(1.0)
     after = c.meta("t")
     assert after.leader != before.leader and after.isr == before.isr and after.successor == 0
 
@@ -341,15 +344,33 @@ def test_a_transfer_waits_until_the_successor_has_everything() -> None:
     c.store.replace_partition("t", name.uid, 0, replace(meta, successor=target))
     meta = c.meta("t")
     m = ControllerMachine(c.now, QUICK)
-    asked = probes(m.step(metadata(c), c.now))
-    m.step(answer(c, asked[meta.leader]), c.now + 0.01)
-    assert not puts(m.step(answer(c, asked[target], end=0), c.now + 0.01))
-    asked = probes(m.step(Tick(), c.now + 0.05))
-    m.step(answer(c, asked[meta.leader]), c.now + 0.06)
-    (put,) = puts(m.step(answer(c, asked[target]), c.now + 0.06))
+    assert not probes(m.step(metadata(c), c.now))
+    now = c.now + QUICK.handover_s  # the leader had its time to do it itself
+    asked = probes(m.step(Tick(), now))
+    m.step(answer(c, asked[meta.leader]), now + 0.01)
+    assert not puts(m.step(answer(c, asked[target], end=0), now + 0.01))
+    asked = probes(m.step(Tick(), now + 0.05))
+    m.step(answer(c, asked[meta.leader]), now + 0.06)
+    (put,) = puts(m.step(answer(c, asked[target]), now + 0.06))
     assert put.meta == replace(
         meta, leader=target, epoch=meta.epoch + 1, successor=0, registration=c.nodes[target].info.registration
     )
+
+
+def test_a_leader_that_hands_over_by_itself_is_an_election_to_tell_of() -> None:
+    c = cluster()
+    name = next(iter(c.parts()))
+    meta = c.meta("t")
+    m = ControllerMachine(c.now, QUICK)
+    m.step(metadata(c), c.now)
+    target = meta.replicas[1]
+    registration = c.nodes[target].info.registration
+    new = replace(meta, leader=target, epoch=meta.epoch + 1, registration=registration)
+    c.store.replace_partition("t", name.uid, 0, new)
+    said = [action for action in m.step(metadata(c), c.now) if isinstance(action, Say)]
+    assert [(say.event, say.fields["why"], say.fields["epoch"]) for say in said] == [
+        ("leader_elected", "handed over", meta.epoch + 1)
+    ]
 
 
 def test_a_transfer_that_takes_too_long_is_given_up() -> None:

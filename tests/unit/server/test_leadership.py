@@ -229,3 +229,31 @@ def test_after_its_end_nothing_counts() -> None:
     leading.heard(A, 71)
     leading.passes(1)
     assert not outcome.answers and not leading.records.proposed
+
+
+def test_a_leader_that_shuts_down_writes_nothing_more_and_hands_over_when_all_is_committed() -> None:
+    leading = Leading()
+    leading.heard(A, 71)
+    before = leading.rig.publish(b"before")
+    leading.rig.turn()
+    leading.leadership.retire()
+    after = leading.rig.publish(b"after")
+    leading.rig.turn()
+    assert not before.answers and not leading.records.proposed
+    leading.heard(A, 71)
+    assert before.answers == ["OK"]
+    assert not after.answers  # it is the next leader's
+    (meta,) = leading.records.proposed
+    assert (meta.leader, meta.epoch, meta.registration) == (A, META.epoch + 1, 3)
+    assert leading.ended
+
+
+def test_a_leader_that_shuts_down_and_has_nobody_to_hand_over_to_goes_on() -> None:
+    leading = Leading()
+    leading.heard(A, 71)
+    leading.leadership.retire()
+    leading.leadership.lost(A)
+    outcome = leading.rig.publish(b"m")
+    leading.rig.turn()
+    leading.leadership.heard(A, registration=0, log_uid=71, end=leading.end, durable=0, opened=False)
+    assert outcome.answers == ["OK"]
