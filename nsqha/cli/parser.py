@@ -161,6 +161,24 @@ def add_tcp(parser: Parser) -> None:
         help=f"broker or nsqd (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)",
     )
     parser.add_argument("--timeout", metavar="TIME", type=timeout, default="10s", help="wait so long (default 10s)")
+    _add_security(parser)
+
+
+def _add_security(parser: Parser) -> None:
+    """For brokers and nsqds with --tls-required or --auth-http-address; `nsqha.cli.v2security` reads them."""
+    group = parser.add_argument_group("brokers with TLS or AUTH")
+    group.add_argument("--tls", action="store_true", help="use TLS; each of the following flags means it too")
+    for name, what in (
+        ("root-ca-file", "certificate authority of the broker (default: those of this system)"),
+        ("cert", "certificate of whoever connects"),
+        ("key", "key of --tls-cert"),
+    ):
+        variable = f"NSQHA_TLS_{name.upper().replace('-', '_')}"
+        default = os.environ.get(variable, "")
+        group.add_argument(f"--tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
+    group.add_argument("--tls-insecure-skip-verify", action="store_true", help="take any certificate")
+    group.add_argument("--auth-secret", metavar="SECRET", default="", help="for AUTH ($NSQHA_AUTH_SECRET)")
+    group.add_argument("--auth-secret-file", metavar="PATH", default="", help="file with it: others can not see it")
 
 
 # ---- types of arguments: ValueError would lose the reason

@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
             "nsqha pub orders --file orders.jsonl --json",
         ),
         shape='{"topic", "published", "bytes", "skipped_empty", "seconds"}',
-        statuses=(exits.FAILED, exits.USAGE, exits.UNREACHABLE, exits.PARTLY, exits.INTERRUPTED),
+        statuses=(exits.FAILED, exits.USAGE, exits.NOT_ALLOWED, exits.UNREACHABLE, exits.PARTLY, exits.INTERRUPTED),
     )
     verb.add_argument("topic", metavar="TOPIC", type=name)
     verb.add_argument("messages", metavar="MESSAGE", nargs="*", default=[], help="put -- before one that begins with -")
@@ -70,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
     if "" in args.messages:
         args.parser.error(f"message {args.messages.index('') + 1} is empty, and brokers refuse empty messages")
     from nsqha.cli.v2client import Publisher
+    from nsqha.cli.v2security import Security
 
     delay_ms = -(-args.delay // 10**6)
-    publisher = Publisher(args.nsqd_tcp_address, args.timeout / 1e9)
+    publisher = Publisher(args.nsqd_tcp_address, args.timeout / 1e9, security=Security.of(args))
     started = time.monotonic()
     tally = Tally(args, publisher, started)
     try:

@@ -24,7 +24,7 @@ topic are created if need be. Runs until Ctrl-C, or -n messages, or --idle witho
 
 --requeue gives every message back after printing, with a delay, instead of finishing it."""
 SHAPE = '{"id", "timestamp_ns", "attempts", "body"} per line; "body_base64" instead of "body" if it is not UTF-8'
-STATUSES = (exits.FAILED, exits.USAGE, exits.UNREACHABLE, exits.INTERRUPTED)
+STATUSES = (exits.FAILED, exits.USAGE, exits.NOT_ALLOWED, exits.UNREACHABLE, exits.INTERRUPTED)
 
 
 def add_parser(commands: Any) -> None:
@@ -65,10 +65,13 @@ def run(args: argparse.Namespace) -> int:
 def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int | None) -> int:
     """Print until there is a reason to end. A message is answered only after its line left this process."""
     from nsqha.cli.v2client import Subscriber
+    from nsqha.cli.v2security import Security
 
     wanted: int | None = args.count
     window = WINDOW if wanted is None else min(WINDOW, wanted)
-    subscriber = Subscriber(args.nsqd_tcp_address, args.timeout / 1e9, topic, channel, window=window)
+    subscriber = Subscriber(
+        args.nsqd_tcp_address, args.timeout / 1e9, topic, channel, window=window, security=Security.of(args)
+    )
     idle_s = None if args.idle is None else args.idle / 1e9
     last = time.monotonic()
     try:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsqha import __version__
 from nsqha.cli import exits
 from nsqha.cli.admin import host_and_port, unreachable
 from nsqha.cli.screen import show_count
+from nsqha.cli.v2security import PLAIN, Security, words
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 FRAME_BYTES_MAX = 256 << 20
@@ -27,12 +29,16 @@ _HEAD = struct.Struct(">II")
 _MESSAGE = struct.Struct(">qH16s")
 _SIZE = struct.Struct(">I")
 IS_IT_NSQD = "; is that the TCP port of nsqd?"
-BOUNDS = {
+HINTS = {
     b"E_INVALID DPUB timeout": "nsqd's --max-req-timeout bounds delays",
     b"E_BAD_MESSAGE PUB message too big": "nsqd's --max-msg-size bounds messages",
     b"E_BAD_MESSAGE DPUB message too big": "nsqd's --max-msg-size bounds messages",
+    b"E_AUTH_FAILED": "--auth-secret is not right, or the auth server does not answer",
+    b"E_AUTH_FIRST": "the broker wants AUTH: give --auth-secret or --auth-secret-file",
+    b"E_AUTH_DISABLED": "the broker asks nobody for a secret: leave --auth-secret out",
+    b"E_UNAUTHORIZED": "--auth-secret does not allow it",
 }
-"""What to change when the server refuses something as too much."""
+"""What to change when the server refuses something."""
 
 
 class Message(NamedTuple):
@@ -46,20 +52,34 @@ class Refused(exits.Exit):
     """The server answered with an error frame."""
 
     def __init__(self, data: bytes) -> None:
-        hint = next((f" ({hint})" for start, hint in BOUNDS.items() if data.startswith(start)), "")
-        super().__init__(exits.FAILED, data.decode("utf-8", "replace") + hint)
+        hint = next((f" ({hint})" for start, hint in HINTS.items() if data.startswith(start)), "")
+        if b"TLS required" in data:
+            hint = " (the broker wants TLS: give --tls, and --tls-root-ca-file if its authority is one of your own)"
+        denied = data.startswith((b"E_AUTH", b"E_UNAUTHORIZED"))
+        super().__init__(exits.NOT_ALLOWED if denied else exits.FAILED, data.decode("utf-8", "replace") + hint)
+
+
+def _agreed(answer: bytes) -> dict[str, Any]:
+    """What a server says to IDENTIFY; one that negotiates nothing says OK."""
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Connection:
-    """A socket that has identified itself."""
+    """A socket that has identified itself, with TLS and AUTH as `security` says."""
 
-    def __init__(self, address: str, timeout_s: float, *, heartbeat_ms: int = 30_000) -> None:
+    def __init__(
+        self, address: str, timeout_s: float, *, heartbeat_ms: int = 30_000, security: Security = PLAIN
+    ) -> None:
         self._address = address
         self._data = bytearray()
         self._spoke = False
         host, port = host_and_port(address, "--nsqd-tcp-address")
         try:
-            self._socket = socket.create_connection((host, port), timeout_s)
+            self._socket: socket.socket = socket.create_connection((host, port), timeout_s)
         except OSError as error:
             raise unreachable(address, error, "--nsqd-tcp-address or NSQHA_TCP_ADDRESS") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -68,10 +88,36 @@ class Connection:
             "hostname": socket.gethostname(),
             "user_agent": f"nsqha-cli/{__version__}",
             "heartbeat_interval": heartbeat_ms,
+            "feature_negotiation": True,
+            "tls_v1": security.tls,
         }
+        try:
+            self._identify(identity, security, host)
+        except BaseException:
+            self.close()
+            raise
+
+    def _identify(self, identity: dict[str, object], security: Security, host: str) -> None:
         body = json.dumps(identity).encode()
-        self.send(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body)
-        self.expect_ok()
+        agreed = _agreed(self.ask(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body))
+        if security.tls:
+            if not agreed.get("tls_v1"):
+                raise exits.Exit(exits.NOT_ALLOWED, f"{self._address} has no TLS; leave the --tls flags out")
+            self._socket = security.wrap(self._socket, host, self._address)
+            self.expect_ok()
+        if security.auth_secret:
+            self.ask(b"AUTH\n" + _SIZE.pack(len(security.auth_secret)) + security.auth_secret)
+
+    def ask(self, command: bytes) -> bytes:
+        """Send it and read its answer. Refused."""
+        self.send(command)
+        frames = self.frames()
+        if not frames:
+            raise exits.Exit(exits.UNREACHABLE, f"{self._address} did not answer in time")
+        kind, data = frames[0]
+        if kind == ERROR:
+            raise Refused(data)
+        return data
 
     def send(self, data: bytes) -> None:
         try:
@@ -141,15 +187,17 @@ class Connection:
     def _gone(self, error: OSError | None) -> exits.Exit:
         closed = f"the broker closed the connection{'' if self._spoke else IS_IT_NSQD}"
         why = "timed out" if isinstance(error, TimeoutError) else closed
+        if isinstance(error, ssl.SSLError):
+            why = words(error)  # under TLS 1.3 the broker looks at our certificate after the handshake
         return exits.Exit(exits.UNREACHABLE, f"{self._address}: {why}")
 
 
 class Publisher(Connection):
     """Publishes runs of messages; `published` counts what was answered with OK."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, *, security: Security = PLAIN) -> None:
         # Without heartbeats: a publisher that waits for its next line would not answer them.
-        super().__init__(address, timeout_s, heartbeat_ms=-1)
+        super().__init__(address, timeout_s, heartbeat_ms=-1, security=security)
         self.published = 0
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int = 0) -> None:
@@ -184,8 +232,10 @@ class Publisher(Connection):
 class Subscriber(Connection):
     """A consumer. At most `window` messages are in flight, and never more than are still wanted."""
 
-    def __init__(self, address: str, timeout_s: float, topic: str, channel: str, *, window: int) -> None:
-        super().__init__(address, timeout_s)
+    def __init__(
+        self, address: str, timeout_s: float, topic: str, channel: str, *, window: int, security: Security = PLAIN
+    ) -> None:
+        super().__init__(address, timeout_s, security=security)
         self.send(f"SUB {topic} {channel}\n".encode())
         self.expect_ok()
         self._window = window
