@@ -21,7 +21,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from nsqha.election.model import PartitionMeta
 from nsqha.errors import NsqhaError
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
-from tests.etcd_server import EtcdServer
+from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.servers import CannotStart, Daemon, Lookupd, Node, free_port, wait_until
 from tests.jepsen.checker import Report
 from tests.jepsen.cluster_load import Background, ClusterLoad, Endpoint, summary
@@ -48,14 +48,16 @@ LEASE_SECONDS = 2.0  # the shortest that a node takes
 LOG_TAIL = 4000  # bytes of each member's log that a failed test shows
 CLUSTER_NAME = "nsqha"
 
+Flags = Sequence[str] | Callable[[str], Sequence[str]]  # of all members, or of the one with this name
+
 
 class Member(Node):
     """One broker of the cluster."""
 
-    def __init__(self, directory: Path, name: str, etcd: str, *, sync: str, flags: Sequence[str]) -> None:
+    def __init__(self, directory: Path, name: str, etcd: Iterable[str], *, sync: str, flags: Sequence[str]) -> None:
         self.name = name
         own = [
-            f"--etcd-endpoint={etcd}",
+            *(f"--etcd-endpoint={endpoint}" for endpoint in etcd),
             f"--cluster-name={CLUSTER_NAME}",
             f"--node-name={name}",
             "--broadcast-address=127.0.0.1",
@@ -108,44 +110,67 @@ class Cluster:
     """Owner of all members. Use `running`."""
 
     def __init__(
-        self, folder: Path, etcd: EtcdServer, *, nodes: int, lookupds: int, sync: str, flags: Sequence[str]
-    ) -> None:
-        self.folder = folder
-        self.etcd = etcd
-        self._make = lambda name: Member(folder / name, name, etcd.endpoint, sync=sync, flags=flags)
-        self.nodes = [self._make(f"n{n}") for n in range(1, nodes + 1)]
-        own = [f"--etcd-endpoint={etcd.endpoint}", "--broadcast-address=127.0.0.1"]
-        self.lookupds = [Lookupd(folder / f"lookupd{n}", own) for n in range(1, lookupds + 1)]
-        self._store: EtcdStore | None = None
-
-    @classmethod
-    @contextlib.contextmanager
-    def running(
-        cls,
+        self,
         folder: Path,
+        etcd: EtcdServer | EtcdMembers,
         *,
         nodes: int = 3,
         lookupds: int = 1,
         sync: str = "always",
-        flags: Sequence[str] = (),
-    ) -> Iterator[Cluster]:
-        """Everything serves and is known to the controller; nothing is left when the block ends."""
+        flags: Flags = (),
+        lookupd_flags: Sequence[str] = (),
+        access: EtcdOptions | None = None,
+    ) -> None:
+        """`access`: how this test reaches etcd, if that takes more than its endpoints."""
+        self.folder = folder
+        self.etcds = etcd
+        self.access = access or EtcdOptions(etcd.endpoints)
+        self._sync = sync
+        self._flags = flags
+        self._lookupd_flags = lookupd_flags
+        self.nodes = [self.make(f"n{n}") for n in range(1, nodes + 1)]
+        self.lookupds = [self.make_lookupd(f"lookupd{n}") for n in range(1, lookupds + 1)]
+        self._store: EtcdStore | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, folder: Path, **options: Any) -> Iterator[Cluster]:
+        """Everything serves and is known to the controller, on an etcd of one member; nothing is left when the block
+        ends. `options` are those of the class."""
         (folder / "etcd").mkdir(parents=True, exist_ok=True)
-        with EtcdServer.running(folder / "etcd") as etcd:
-            cluster = cls(folder, etcd, nodes=nodes, lookupds=lookupds, sync=sync, flags=flags)
-            try:
-                cluster.start()
-                yield cluster
-            except BaseException:
-                cluster.show_logs()
-                raise
-            finally:
-                cluster.close()
+        with EtcdServer.running(folder / "etcd") as etcd, cls(folder, etcd, **options).started() as cluster:
+            yield cluster
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[Cluster]:
+        """As `running`, on the etcd that there is."""
+        try:
+            self.start()
+            yield self
+        except BaseException:
+            self.show_logs()
+            raise
+        finally:
+            self.close()
+
+    @property
+    def etcd(self) -> EtcdServer:
+        """The only member of its etcd."""
+        assert isinstance(self.etcds, EtcdServer)
+        return self.etcds
+
+    def make(self, name: str) -> Member:
+        flags = self._flags(name) if callable(self._flags) else self._flags
+        return Member(self.folder / name, name, self.etcds.endpoints, sync=self._sync, flags=flags)
+
+    def make_lookupd(self, name: str) -> Lookupd:
+        own = [*(f"--etcd-endpoint={endpoint}" for endpoint in self.etcds.endpoints), "--broadcast-address=127.0.0.1"]
+        return Lookupd(self.folder / name, [*own, *self._lookupd_flags])
 
     @contextlib.contextmanager
     def another(self, name: str) -> Iterator[Member]:
         """One more member, which is not started and not counted."""
-        member = self._make(name)
+        member = self.make(name)
         try:
             yield member
         finally:
@@ -221,9 +246,7 @@ class Cluster:
     def store(self) -> EtcdStore:
         """The metadata, to look at."""
         if self._store is None:
-            self._store = EtcdStore(
-                EtcdOptions((self.etcd.endpoint,)), CLUSTER_NAME, SystemClock(), random.Random(), cluster_id=0
-            )
+            self._store = EtcdStore(self.access, CLUSTER_NAME, SystemClock(), random.Random(), cluster_id=0)
         return self._store
 
     @property

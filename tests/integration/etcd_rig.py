@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nsqha.election.etcd import EtcdStore
+from nsqha.election.etcd_bridge import rpc
+from nsqha.election.etcd_client import EtcdClient, EtcdOptions
 from nsqha.errors import OutcomeUnknown, Unavailable
 
 Open = Callable[..., EtcdStore]
@@ -38,3 +40,20 @@ def raises(kind: type[Exception], call: Callable[[], object]) -> bool:
     except OutcomeUnknown:
         pass
     return False
+
+
+def guard(options: EtcdOptions, password: str) -> None:
+    """Let in only users root (all) and nsqha (/nsqha/ only), both with this password."""
+    client = EtcdClient(options)
+    permission = {"permType": 2, "key": b"/nsqha/", "range_end": b"/nsqha0"}
+    for call, request in [
+        ("UserAdd", rpc.AuthUserAddRequest(name="root", password=password)),
+        ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root")),
+        ("UserAdd", rpc.AuthUserAddRequest(name="nsqha", password=password)),
+        ("RoleAdd", rpc.AuthRoleAddRequest(name="broker")),
+        ("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="broker", perm=permission)),
+        ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="nsqha", role="broker")),
+        ("AuthEnable", rpc.AuthEnableRequest()),
+    ]:
+        client.lease_call(lambda stubs, call=call: getattr(stubs.auth, call), request)  # type: ignore[misc]
+    client.close()

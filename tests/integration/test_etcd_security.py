@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,9 @@ from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_client import EtcdClient, EtcdOptions
 from nsqha.election.model import NodeInfo, TopicSettings
 from nsqha.errors import ConfigError, Unavailable
+from tests.certificates import Certificates
 from tests.etcd_server import EtcdServer, eventually
+from tests.integration.etcd_rig import guard
 
 PASSWORD = "correct-horse"
 TOKEN_TTL_S = 2
@@ -33,21 +34,10 @@ def store_on(options: EtcdOptions, trouble: list[str] | None = None) -> EtcdStor
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ca, server and client, each .crt and .key; stranger.crt is a CA that signed nothing."""
-    folder = tmp_path_factory.mktemp("certificates")
-    for name in ("ca", "stranger"):
-        openssl(folder, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                "-keyout", f"{name}.key", "-out", f"{name}.crt", "-days", "2", "-subj", f"/CN={name}")  # fmt: skip
+    made = Certificates(tmp_path_factory.mktemp("certificates"), "stranger")
     for name in ("server", "client"):
-        (folder / f"{name}.ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-        openssl(folder, "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")  # fmt: skip
-        openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-                "-out", f"{name}.crt", "-days", "2", "-extfile", f"{name}.ext")  # fmt: skip
-    return folder
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+        made.issue(name, "IP:127.0.0.1", "DNS:localhost")
+    return made.folder
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +84,7 @@ def guarded_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServe
     """Users root (all) and nsqha (/nsqha/ only), both with PASSWORD."""
     extra = ("--auth-token", "simple", "--auth-token-ttl", str(TOKEN_TTL_S))
     with EtcdServer.running(tmp_path_factory.mktemp("guarded"), *extra) as server:
-        client = EtcdClient(EtcdOptions((server.endpoint,)))
-        permission = {"permType": 2, "key": b"/nsqha/", "range_end": b"/nsqha0"}
-        for call, request in [
-            ("UserAdd", rpc.AuthUserAddRequest(name="root", password=PASSWORD)),
-            ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root")),
-            ("UserAdd", rpc.AuthUserAddRequest(name="nsqha", password=PASSWORD)),
-            ("RoleAdd", rpc.AuthRoleAddRequest(name="broker")),
-            ("RoleGrantPermission", rpc.AuthRoleGrantPermissionRequest(name="broker", perm=permission)),
-            ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="nsqha", role="broker")),
-            ("AuthEnable", rpc.AuthEnableRequest()),
-        ]:
-            client.lease_call(lambda stubs, call=call: getattr(stubs.auth, call), request)  # type: ignore[misc]
-        client.close()
+        guard(EtcdOptions((server.endpoint,)), PASSWORD)
         yield server
 
 
