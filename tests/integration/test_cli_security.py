@@ -1,4 +1,4 @@
-"""`pub`, `sub` and `tail` at a broker that wants TLS, a certificate, and AUTH; and what they say where they do not fit."""
+"""`pub`, `sub` and `tail` at a broker that wants TLS, a certificate and AUTH; what they say where that does not fit."""
 
 from __future__ import annotations
 
