@@ -142,7 +142,7 @@ def balance_(args: argparse.Namespace) -> int:
 
 
 def _print_balance(shown: dict[str, Any]) -> None:
-    would = "would go" if shown["dry_run"] or shown["paused"] else "go"
+    would = "would go" if shown["dry_run"] or shown["paused"] else "goes"
     for found in shown["transfers"]:
         print(f"{found['topic']}/{found['partition']}: the lead {would} from {found['from']} to {found['to']}")
     for found in shown["moves"]:
@@ -152,7 +152,7 @@ def _print_balance(shown: dict[str, Any]) -> None:
     if not shown["transfers"] and not shown["moves"]:
         print("nothing to even out")
     if shown["paused"]:
-        print("leaderships stay where they are until nsqha cluster balance --resume")
+        print("balancing is paused: leaderships stay where they are until nsqha cluster balance --resume")
 
 
 def elect(args: argparse.Namespace) -> int:

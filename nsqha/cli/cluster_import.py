@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
         print_json(shown)
     else:
         told = ", ".join(shown["topics"]) or "no topic"
-        print(f"imported {told}; now start the node with --etcd-endpoint and the same --data-path")
+        print(f"imported {told}; node {shown['node']} has all of it. Start it as a member, called what you like:")
+        etcd = " ".join(f"--etcd-endpoint {endpoint}" for endpoint in EtcdFlags.of(args).etcd_endpoints)
+        cluster = "" if shown["cluster"] == "nsqha" else f" --cluster-name {shown['cluster']}"
+        print(f"  nsqha broker {etcd}{cluster} --data-path {shlex.quote(folder)} --node-name NAME")
     return exits.OK
 
 

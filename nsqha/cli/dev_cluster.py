@@ -26,7 +26,7 @@ from typing import Any
 from nsqha import __version__, hot
 from nsqha.cli import exits
 from nsqha.cli.children import Child, stop
-from nsqha.cli.dev import ETCD_PORT, OK_MEANS, PORTS, command
+from nsqha.cli.dev import ETCD_PORT, LOOPBACK, OK_MEANS, PORTS, command
 from nsqha.cli.dev_plan import Plan, Ports, make_plan
 from nsqha.cli.screen import print_json, say
 from nsqha.election.etcd_binary import find_etcd
@@ -39,7 +39,8 @@ BROKERS_STOP_SECONDS = 15.0  # all of them, but each gets at least
 BROKER_STOP_SECONDS_MIN = 1.0
 OTHERS_STOP_SECONDS = 5.0
 RESTART_SECONDS = (0.5, 10.0)  # pause before a restart, and the longest it grows to while deaths follow each other
-LINES_MAX = 12
+LINES_MAX = 16
+ETCD_ENDPOINT = f"{LOOPBACK}:{ETCD_PORT}"  # where the cluster verbs look by themselves
 
 
 def run(args: argparse.Namespace) -> int:
@@ -246,7 +247,7 @@ def description(cluster: DevCluster) -> dict[str, Any]:
 
 
 def summary(cluster: DevCluster) -> list[str]:
-    """The first screen: at most 12 lines."""
+    """The first screen: at most LINES_MAX lines."""
     plan, (first, second, *_) = cluster.plan, cluster.plan.nodes
     speed = "compiled" if hot.ACTIVE == "compiled" else "pure Python (no compiler was found: slower)"
     free = shutil.disk_usage(plan.folder).free / 1e9
@@ -255,10 +256,11 @@ def summary(cluster: DevCluster) -> list[str]:
         f"  {node.name:8} tcp {node.tcp}   http http://{node.http}   grpc {node.grpc}   pid {child.pid}"
         for node, child in zip(plan.nodes, cluster.brokers, strict=True)
     ]
-    fixed = 8 + len(notes)
+    etcd = "" if plan.etcd.endpoint == ETCD_ENDPOINT else f" --etcd-endpoint {plan.etcd.endpoint}"
+    fixed = 9 + len(notes)
     if len(nodes) > LINES_MAX - fixed:
         room = LINES_MAX - fixed - 1
-        nodes = [*nodes[:room], f"  ...      {len(nodes) - room} more: nsqha cluster nodes"]
+        nodes = [*nodes[:room], f"  ...      {len(nodes) - room} more: {command()} cluster nodes{etcd}"]
     return [
         f"nsqha {__version__} serves a cluster of {len(plan.nodes)} nodes · hot functions: {speed}",
         *nodes,
@@ -268,6 +270,7 @@ def summary(cluster: DevCluster) -> list[str]:
         *notes,
         "try, in another terminal:",
         f"  curl -d 'hello' 'http://{first.http}/pub?topic=orders'",
+        f"  {command()} cluster status{etcd}",
         f"  kill -9 {cluster.brokers[0].pid}; {command()} sub --nsqd-tcp-address {second.tcp} orders billing",
         "Ctrl-C stops; data is kept.",
     ]

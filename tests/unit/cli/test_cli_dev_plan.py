@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 
 from nsqha.cli.dev import ETCD_PORT, PORTS
-from nsqha.cli.dev_cluster import all_joined
+from nsqha.cli.dev_cluster import LINES_MAX, all_joined, summary
 from nsqha.cli.dev_plan import Plan, Ports, make_plan
 from nsqha.options import load_nsqd, load_nsqlookupd
 
@@ -56,6 +57,19 @@ def test_a_taken_port_is_replaced_and_named(tmp_path: Path) -> None:
     assert made.nodes[0].tcp == "127.0.0.1:4150"
     assert made.nodes[1].tcp == "127.0.0.1:50000"
     assert made.notes == ("ports taken, others are used instead: 4250 (tcp of node-2), 2379 (etcd)",)
+
+
+def test_the_first_screen_says_where_etcd_is_if_it_is_not_at_its_usual_port(tmp_path: Path) -> None:
+    def screen(made: Plan) -> list[str]:
+        children = [SimpleNamespace(pid=n) for n in range(len(made.nodes))]
+        return summary(SimpleNamespace(plan=made, brokers=children, args=SimpleNamespace(sync="none")))  # type: ignore
+
+    assert any(line.endswith(" cluster status") for line in screen(plan(tmp_path)))
+    moved = screen(plan(tmp_path, taken=(2379,)))
+    assert any(line.endswith(" cluster status --etcd-endpoint 127.0.0.1:50000") for line in moved)
+    many = screen(plan(tmp_path, nodes=15, taken=(2379,)))
+    assert len(many) == LINES_MAX
+    assert any(line.endswith("10 more: nsqha cluster nodes --etcd-endpoint 127.0.0.1:50000") for line in many)
 
 
 def test_zero_means_any_port_for_every_node(tmp_path: Path) -> None:
