@@ -16,7 +16,7 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -218,6 +218,11 @@ class PartitionLog(LogReader):
         LogCorrupt if they are not the ones that were here: they have to be chained to the entry before and to the one
         behind, which verify. Blocks for two fsyncs of each pair of files.
         """
+        self.mending(batches)()
+
+    def mending(self, batches: Sequence[tuple[Entry, bytes]]) -> Callable[[], None]:
+        """The quick half of `mend`: they are the ones. What is returned blocks, and may run in another thread: whoever
+        reads the range meanwhile finds it damaged still."""
         first, last = batches[0][0], batches[-1][0]
         assert self.start.log_id <= first.log_id and last.log_id < self.end.log_id, f"{first} is not in {self}"
         before = self.entry_before(first.log_id)
@@ -228,14 +233,19 @@ class PartitionLog(LogReader):
         behind = self.entry(last.log_id + 1) if last.log_id + 1 < self.end.log_id else None
         if behind is not None and not (behind.follows(last) and behind.chained_to(last)):
             raise LogCorrupt(f"{last} is not what comes before {behind} in {self}")
-        files: dict[File, None] = {}
+        writes: list[tuple[File, bytes, int]] = []
         for entry, data in batches:
             pair = self.pair_of(entry.log_id)
-            pair.segment.pwrite(data, entry.position - pair.position)
-            pair.commitlog.pwrite(entry.encode(), pair.slot(entry.log_id))
-            files[pair.segment] = files[pair.commitlog] = None
-        for file in files:
-            file.sync()
+            writes.append((pair.segment, data, entry.position - pair.position))
+            writes.append((pair.commitlog, entry.encode(), pair.slot(entry.log_id)))
+
+        def write() -> None:
+            for file, data, position in writes:
+                file.pwrite(data, position)
+            for file in dict.fromkeys(file for file, _, _ in writes):
+                file.sync()
+
+        return write
 
     # ---- shortening
 

@@ -144,6 +144,8 @@ class Broker:
             rng=random.Random(rng.getrandbits(64)),
         )
         self.scrubber.on_damage = self._found_damage
+        if cluster is not None:
+            cluster.replicas.on_mended = self.scrubber.mended
 
     def _join_parts(self, cluster: Cluster, metadata: Metadata) -> None:
         """Topics, replicas and membership know each other."""

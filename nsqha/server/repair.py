@@ -2,19 +2,20 @@
 
 Who finds damage (the scrub, a reader, a push) tells `damaged`; what is committed is the same everywhere, so any replica
 may give it. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that they
-are the ones that were there (`PartitionLog.mend`). Channels that stopped in front of the range go on.
+are the ones that were there (`PartitionLog.mend`). Channels that stopped in front of the range go on, and the scrub
+counts it no longer.
 
-One repair of a partition at a time; one that finds nobody who has the range is tried again as long as it is damaged.
+One range of a partition at a time; what nobody has now is asked for again as long as the partition is here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from nsqha.commitlog import copying
-from nsqha.errors import LogCorrupt, NsqhaError
+from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 
@@ -41,39 +42,63 @@ class Repairer:
         cluster_id: int,
         log_of: Callable[[Key], PartitionLog | None],
         others: Callable[[Key], Iterable[str]],
-        mended: Callable[[Key], None],
+        mended: Callable[[Key, int, int], None],
+        run: Callable[[Callable[[], None]], Awaitable[None]],
+        on_failure: Callable[[BaseException], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """`others`: where the other replicas are, the best first. `mended`: readers may go on."""
+        """`others`: where the other replicas are, the best first. `mended`: readers may go on. `run`: a blocking job,
+        off the loop. `on_failure`: the disk failed."""
         self._peers = peers
         self._cluster_id = cluster_id
         self._log_of = log_of
         self._others = others
         self._mended = mended
+        self._run = run
+        self._on_failure = on_failure
         self._spawn = spawn
-        self._running: set[Key] = set()
+        self._wanted: dict[Key, list[tuple[int, int]]] = {}  # ranges to be mended, of partitions under way
 
     def damaged(self, key: Key, first: int, end: int) -> None:
         """The batches [first, end) of a partition that is committed there do not verify."""
-        if key not in self._running:
-            self._running.add(key)
-            self._spawn(self._repair(key, first, end))
+        ranges = self._wanted.get(key)
+        if ranges is None:
+            self._wanted[key] = [(first, end)]
+            self._spawn(self._repair(key))
+        elif not any(known_first <= first and end <= known_end for known_first, known_end in ranges):
+            ranges.append((first, end))
 
-    async def _repair(self, key: Key, first: int, end: int) -> None:
+    async def _repair(self, key: Key) -> None:
+        ranges = self._wanted[key]
         try:
-            while (log_ := self._log_of(key)) is not None:
-                for address in self._others(key):
-                    try:
-                        await self._fetch(key, log_, address, first, end)
-                    except (NsqhaError, ValueError) as error:
-                        log.info("repair_delayed", "%s: %s", log_.directory, error)
-                    else:
-                        log.warning("repaired", "%s: log ids [%d, %d) from %s", log_.directory, first, end, address)
-                        self._mended(key)
+            while ranges:
+                for first, end in list(ranges):
+                    if (log_ := self._log_of(key)) is None:
                         return
-                await asyncio.sleep(RETRY_SECONDS)
+                    if await self._mend(key, log_, first, end):
+                        ranges.remove((first, end))
+                if ranges:
+                    await asyncio.sleep(RETRY_SECONDS)
         finally:
-            self._running.discard(key)
+            del self._wanted[key]
+
+    async def _mend(self, key: Key, log_: PartitionLog, first: int, end: int) -> bool:
+        """Whether somebody had the range, or it is not of this log any more."""
+        if not _holds(log_, first, end):
+            return True
+        for address in self._others(key):
+            try:
+                await self._fetch(key, log_, address, first, end)
+            except (OSError, Poisoned) as error:
+                self._on_failure(error)  # of our own disk: nothing is tried there twice
+                return True
+            except (NsqhaError, ValueError) as error:
+                log.info("repair_delayed", "%s: %s", log_.directory, error)
+            else:
+                log.warning("repaired", "%s: log ids [%d, %d) from %s", log_.directory, first, end, address)
+                self._mended(key, first, end)
+                return True
+        return False
 
     async def _fetch(self, key: Key, log_: PartitionLog, address: str, first: int, end: int) -> None:
         batches = []
@@ -92,5 +117,11 @@ class Repairer:
                 raise LogCorrupt(f"{address} does not have log id {at} either")
             batches += run
             at = run[-1][0].log_id + 1
-        if self._log_of(key) is log_:
-            log_.mend(batches)
+        if self._log_of(key) is not log_ or not _holds(log_, first, end):
+            raise NotFound(f"log ids [{first}, {end}) are not in {log_} any more")
+        # Jobs come one after the other: a cut that is decided from here on is carried out after this.
+        await self._run(log_.mending(batches))
+
+
+def _holds(log_: PartitionLog, first: int, end: int) -> bool:
+    return log_.start.log_id <= first < end <= log_.end.log_id

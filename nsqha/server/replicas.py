@@ -125,8 +125,16 @@ class Replicas:
             record_of=lambda key: self._records[key].record,
             begun_anew=lambda key: self._corrupt.pop(key, None),
         )
+        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
         self._repairer = Repairer(
-            peers, cluster_id=cluster_id, log_of=self.log_of, others=self._others, mended=self._mended, spawn=spawn
+            peers,
+            cluster_id=cluster_id,
+            log_of=self.log_of,
+            others=self._others,
+            mended=self._mended,
+            run=disk.run,
+            on_failure=on_failure,
+            spawn=spawn,
         )
         self.answers = ReplicaAnswers(self, journal, node=node, cluster_id=cluster_id)
         self.stopping = False  # no role is taken any more
@@ -594,7 +602,9 @@ class Replicas:
         order = [*meta.isr, *(node for node in meta.replicas if node not in meta.isr)]
         return [nodes[node].grpc_address for node in order if node != self._node and node in nodes]
 
-    def _mended(self, key: Key) -> None:
+    def _mended(self, key: Key, first: int, end: int) -> None:
+        if (log_ := self.log_of(key)) is not None:
+            self.on_mended(log_, first, end)
         if (leadership := self.leading.get(key)) is not None:
             for delivery in leadership.partition.deliveries.values():
                 delivery.mended()

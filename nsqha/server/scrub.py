@@ -13,8 +13,8 @@ counts as `BATCH_BYTES_MIN`, because checking it costs more processor than disk.
 
 What is found is judged on the loop, after the pair was read: if its replica was closed or retention took the pair
 meanwhile, what was missing is no damage. Damage changes nothing here: the event `scrub_damage` tells people,
-`on_damage` whoever can repair the range, figures are in /stats and /metrics. A range counts as damaged until its pair
-was found good, or went.
+`on_damage` whoever can repair the range, figures are in /stats and /metrics. A range counts as damaged until it was
+`mended`, its pair was found good, or went.
 """
 
 from __future__ import annotations
@@ -129,6 +129,15 @@ class Scrubber:
             self._damage = {key: found for key, found in self._damage.items() if key in here}
         return self._damage
 
+    def mended(self, log_: PartitionLog, first: int, end: int) -> None:
+        """Log ids [first, end) of this log verify again: they are damaged no more."""
+        for key in [key for key in self._damage if key.directory == log_.directory]:
+            left = [part for damage in self._damage[key] for part in _without(damage, log_, first, end)]
+            if left:
+                self._damage[key] = left
+            else:
+                del self._damage[key]
+
     def _pairs(self) -> list[tuple[PairKey, Replica]]:
         return [
             (PairKey(replica.topic, replica.partition, replica.log.directory, pair.first.position), replica)
@@ -233,6 +242,20 @@ def _join(found: list[Damage], problems: Iterable[BatchCorrupt]) -> None:
             found[-1].end = max(found[-1].end, problem.end)
         else:
             found.append(Damage(problem.first, problem.end, problem.why))
+
+
+def _without(damage: Damage, log_: PartitionLog, first: int, end: int) -> list[Damage]:
+    """What is left of a range when [first, end) of it is good; it ends and begins at batches that verify now."""
+    if end <= damage.first.log_id or damage.end.log_id <= first:
+        return [damage]
+    left = []
+    if damage.first.log_id < first:
+        entry = log_.entry(first)
+        left.append(Damage(damage.first, Place(first, entry.first_offset, entry.position), damage.why))
+    if end < damage.end.log_id:
+        entry = log_.entry(end - 1)
+        left.append(Damage(Place(end, entry.end_offset, entry.end_position), damage.end, damage.why))
+    return left
 
 
 def _gone(replica: Replica, key: PairKey) -> bool:

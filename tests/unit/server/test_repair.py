@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nsqha.commitlog import copying
@@ -10,7 +11,7 @@ from nsqha.errors import LogCorrupt, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.repair import RETRY_SECONDS, Repairer
 from tests.unit.commitlog.test_mend import damage, replica
-from tests.unit.server.shell_rig import ManualClock, ManualLoop
+from tests.unit.server.shell_rig import HeldDisk, ManualClock, ManualLoop
 
 KEY = (9, 2)
 
@@ -21,6 +22,7 @@ class Others:
     def __init__(self, **logs: PartitionLog | None) -> None:
         self.logs = logs
         self.asked: list[str] = []
+        self.meanwhile: Callable[[], None] = lambda: None
 
     async def call(self, address: str, method: str, request: pb.FetchRequest, *, timeout: float) -> Any:
         assert (method, request.epoch, request.cluster_id) == ("Fetch", 0, 77)
@@ -28,6 +30,7 @@ class Others:
         log = self.logs[address]
         if log is None:
             raise Unavailable("no connection")
+        self.meanwhile()
         run = copying.read_run(log, request.first, request.end, 150)  # small answers: several are needed
         return pb.FetchReply(entries=run.entries, data=run.data)
 
@@ -37,20 +40,28 @@ class Rig:
         self.loop = ManualLoop(ManualClock())
         self.others = Others(**logs)
         self.mended: list[tuple[int, int]] = []
+        self.failures: list[BaseException] = []
+        self.disk = HeldDisk(self.loop, self.failures.append)
         self.mine = mine
         self.repairer = Repairer(
             self.others,  # type: ignore[arg-type]
             cluster_id=77,
             log_of=lambda key: self.mine,
             others=lambda key: list(logs),
-            mended=self.mended.append,
+            mended=lambda key, *range_: self.mended.append(range_),
+            run=self.disk.run,
+            on_failure=self.failures.append,
             spawn=lambda work: self.tasks.append(self.loop.create_task(work)),
         )
         self.tasks: list[Any] = []
 
     def damaged(self, first: int, end: int) -> None:
         self.repairer.damaged(KEY, first, end)
-        self.loop.turn()
+        self.disk.work()
+
+    def pass_time(self) -> None:
+        self.loop.pass_time(RETRY_SECONDS + 1)
+        self.disk.work()
 
 
 def verifies(log: PartitionLog) -> bool:
@@ -66,7 +77,7 @@ def test_a_range_is_fetched_in_pieces_and_written_where_it_was() -> None:
         damage(mine, log_id)
     rig = Rig(mine, a=replica())
     rig.damaged(4, 8)
-    assert verifies(mine) and rig.mended == [KEY] and len(rig.others.asked) == 4
+    assert verifies(mine) and rig.mended == [(4, 8)] and len(rig.others.asked) == 4
 
 
 def test_who_has_another_log_or_the_same_damage_or_is_away_is_passed_over() -> None:
@@ -75,7 +86,7 @@ def test_who_has_another_log_or_the_same_damage_or_is_away_is_passed_over() -> N
     damage(same, 5)
     rig = Rig(mine, away=None, other=replica(seed=2), same=same, good=replica())
     rig.damaged(5, 6)
-    assert verifies(mine) and rig.mended == [KEY]
+    assert verifies(mine) and rig.mended == [(5, 6)]
     assert rig.others.asked == ["away", "other", "same", "good"]
 
 
@@ -87,8 +98,8 @@ def test_it_is_tried_again_until_somebody_has_it() -> None:
     rig.damaged(5, 6)  # found again meanwhile: one repair at a time
     assert rig.others.asked == ["a"] and not rig.mended
     rig.others.logs["a"] = replica()
-    rig.loop.pass_time(RETRY_SECONDS + 1)
-    assert verifies(mine) and rig.mended == [KEY] and rig.others.asked == ["a", "a"]
+    rig.pass_time()
+    assert verifies(mine) and rig.mended == [(5, 6)] and rig.others.asked == ["a", "a"]
 
 
 def test_it_ends_when_the_partition_is_gone() -> None:
@@ -97,5 +108,45 @@ def test_it_ends_when_the_partition_is_gone() -> None:
     rig = Rig(mine, a=None)
     rig.damaged(5, 6)
     rig.mine = None
-    rig.loop.pass_time(RETRY_SECONDS + 1)
+    rig.pass_time()
     assert rig.others.asked == ["a"] and rig.tasks[0].done() and not rig.loop.errors
+
+
+def test_ranges_that_are_found_while_one_is_mended_are_mended_too() -> None:
+    mine = replica()
+    damage(mine, 3)
+    damage(mine, 6)
+    rig = Rig(mine, a=None)
+    rig.damaged(3, 4)
+    rig.damaged(6, 7)
+    rig.others.logs["a"] = replica()
+    rig.pass_time()
+    assert verifies(mine) and rig.mended == [(3, 4), (6, 7)] and rig.tasks[0].done()
+
+
+def test_nothing_is_written_on_the_loop_nor_behind_a_cut_that_came_meanwhile() -> None:
+    mine = replica()
+    damage(mine, 5)
+    rig = Rig(mine, a=replica())
+    rig.repairer.damaged(KEY, 5, 6)
+    rig.loop.turn()
+    assert len(rig.disk.jobs) == 1 and not verifies(mine) and not rig.mended
+    rig.disk.work()
+    assert verifies(mine)
+    damage(mine, 6)
+    rig.others.meanwhile = lambda: mine.truncate_to(4)
+    rig.damaged(6, 7)
+    assert not rig.disk.jobs and not rig.loop.errors and rig.mended == [(5, 6)]
+
+
+def test_a_disk_that_fails_is_told() -> None:
+    mine = replica()
+    damage(mine, 5)
+    rig = Rig(mine, a=replica())
+    mine.mending = lambda batches: failing  # type: ignore[method-assign]
+    rig.damaged(5, 6)
+    assert [str(error) for error in rig.failures] == ["fsync"] and not rig.mended
+
+
+def failing() -> None:
+    raise OSError("fsync")

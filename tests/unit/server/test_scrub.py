@@ -178,6 +178,36 @@ def test_neighbours_are_one_range() -> None:
     assert sorted(told[1:] for told in rig.told) == rig.found
 
 
+@pytest.mark.parametrize(
+    ("mended", "left"),
+    [
+        ((4, 9), []),
+        ((5, 8), []),
+        ((1, 5), [(5, 8)]),
+        ((8, 9), [(5, 8)]),
+        ((5, 6), [(6, 8)]),
+        ((7, 9), [(5, 7)]),
+        ((6, 7), [(5, 6), (7, 8)]),
+    ],
+)
+def test_what_was_mended_is_damaged_no_more(mended: tuple[int, int], left: list[tuple[int, int]]) -> None:
+    rig = Rig()
+    rig.partition.fill(18)
+    other = FakePartition(rig.storage, 1)
+    other.fill(18)
+    rig.partitions.append(other)
+    for log_id in (5, 6, 7):
+        rig.flip(log_id)
+    rig.flip(6, partition=other)
+    rig.round()
+    rig.scrubber.mended(rig.partition.log, *mended)
+    assert rig.found == sorted([*left, (6, 7)]), "another partition's damage stays"
+    places = [(d.first, d.end) for damage in rig.scrubber.damage.values() for d in damage]
+    log = rig.partition.log
+    for first, end in places:
+        assert first.offset == log.entry(first.log_id).first_offset and end.position == log.entry(end.log_id).position
+
+
 def test_what_is_not_committed_is_not_looked_at() -> None:
     rig = Rig()
     rig.partition.fill(18)
