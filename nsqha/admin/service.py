@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection
 import nsqha
 from nsqha import hot, ids
 from nsqha.admin import peeking, replay
+from nsqha.admin.access import AdministratorsOnly
 from nsqha.admin.describe import SYNC, Describer
 from nsqha.admin.others import GrpcOthers, Others
 from nsqha.admin.whole_topic import WholeTopic
@@ -273,8 +274,10 @@ class AdminServer:
 
     async def start(self) -> None:
         """Listen. Unavailable if the address can not be had."""
-        server = aio.server(options=peer_grpc.server_options(self._message_bytes))
-        if self._broker.cluster is not None:
+        cluster = self._broker.cluster
+        guards = [] if cluster is None else [AdministratorsOnly(cluster.view)]
+        server = aio.server(interceptors=guards, options=peer_grpc.server_options(self._message_bytes))
+        if cluster is not None:
             self._others = GrpcOthers(tls=self._tls, message_bytes=self._message_bytes)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker, self._others), server)
         for peers in self._peers:

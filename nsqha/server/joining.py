@@ -19,12 +19,15 @@ from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server import tls
 from nsqha.server.cluster import Cluster
 from nsqha.server.etcd_access import open_store
+from nsqha.server.members import MembersOnly
 from nsqha.server.peer_grpc import GrpcPeers, GrpcPeerServer
 from nsqha.server.peers import message_bytes_max
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
+
+__all__ = ["MembersOnly", "message_bytes", "node_info", "open_cluster", "peer_server"]
 
 SERVICES = (
     replication_pb2.DESCRIPTOR.services_by_name["Replication"],

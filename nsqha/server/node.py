@@ -286,7 +286,7 @@ class Node:
         if broker.cluster is not None:
             joining = importlib.import_module("nsqha.server.joining")
             peers.append(joining.peer_server(self.options))
-            broker.cluster.serve(peers[0])
+            broker.cluster.serve(joining.MembersOnly(peers[0], broker.cluster.view))
             message_bytes = joining.message_bytes(self.options)
         admin = service.AdminServer(
             broker, self.options.grpc_address, peers, tls=cluster_tls, message_bytes=message_bytes

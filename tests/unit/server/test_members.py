@@ -1,0 +1,85 @@
+"""Who may ask what: nodes of the cluster, lookup daemons, administrators, and strangers with the right CA."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
+from nsqha.election.session import View
+from nsqha.errors import Unavailable
+from nsqha.server.members import MembersOnly, is_member, may_administrate, may_call
+from nsqha.server.peers import PeerIdentity
+
+NODES = {1: NodeInfo(1, broadcast_address="one"), 2: NodeInfo(2, broadcast_address="two")}
+AWAY = PartitionMeta(leader=1, isr={1: 11, 3: 33}, replicas=(1, 3, 4))
+VIEW = View(nodes=NODES, topics={"t": Versioned(TopicRecord("t", 7, 0, partitions={0: AWAY}), 1)})
+
+NODE = PeerIdentity("a", 1, (), True)
+NAMED = PeerIdentity("a", 0, ("other", "two"), True)
+AWAY_NODE = PeerIdentity("a", 3, (), True)
+JOINING = PeerIdentity("a", 4, (), True)
+LOOKUPD = PeerIdentity("a", 0, ("lookup1",), True)
+FOREIGN = PeerIdentity("a", 99, ("one",), True)
+ADMINISTRATOR = PeerIdentity("a")
+
+
+@pytest.mark.parametrize("peer", [NODE, NAMED, AWAY_NODE, JOINING])
+def test_nodes_of_the_cluster_may_do_everything(peer: PeerIdentity) -> None:
+    assert is_member(VIEW, peer) and may_administrate(VIEW, peer)
+    assert all(may_call(VIEW, peer, method) for method in ("Push", "Fetch", "Status", "Administer"))
+
+
+@pytest.mark.parametrize("peer", [LOOKUPD, FOREIGN])
+def test_others_with_a_certificate_may_not(peer: PeerIdentity) -> None:
+    assert not is_member(VIEW, peer) and not may_administrate(VIEW, peer)
+    for method in ("Push", "Fetch", "EpochEnd", "Forward", "Relay", "Reconcile", "Administer"):
+        assert not may_call(VIEW, peer, method)
+
+
+def test_a_lookup_daemon_may_ask_how_nodes_are_and_a_foreign_node_may_not() -> None:
+    assert may_call(VIEW, LOOKUPD, "Status") and may_call(VIEW, LOOKUPD, "Live")
+    assert not may_call(VIEW, FOREIGN, "Status") and not may_call(VIEW, FOREIGN, "Live")
+
+
+def test_a_uid_decides_alone() -> None:
+    assert not is_member(VIEW, FOREIGN), "its DNS name is one of ours, its uid is not"
+
+
+def test_nobody_is_asked_for_more_than_a_certificate_that_names_nobody() -> None:
+    assert may_administrate(VIEW, ADMINISTRATOR)
+
+
+class Server:
+    """Where methods are registered."""
+
+    def __init__(self) -> None:
+        self.methods: dict[str, Any] = {}
+
+    def on_stream(self, method: str, accept: Any) -> None:
+        self.methods[method] = accept
+
+    on_call = on_stream
+
+
+def test_strangers_do_not_reach_a_method() -> None:
+    server, reached = Server(), []
+
+    async def answer(peer: PeerIdentity, request: Any) -> Any:
+        reached.append(peer)
+        return request
+
+    guarded = MembersOnly(cast(Any, server), lambda: VIEW)
+    guarded.on_call("Fetch", answer)
+    guarded.on_stream("Push", lambda stream: cast(Any, reached.append(stream.peer)))
+    with pytest.raises(Unavailable, match="for nodes of this cluster"):
+        asyncio.run(server.methods["Fetch"](FOREIGN, "?"))
+    with pytest.raises(Unavailable, match="for nodes of this cluster"):
+        server.methods["Push"](SimpleNamespace(peer=LOOKUPD))
+    assert reached == []
+    assert asyncio.run(server.methods["Fetch"](NODE, "?")) == "?"
+    server.methods["Push"](SimpleNamespace(peer=NAMED))
+    assert reached == [NODE, NAMED]
