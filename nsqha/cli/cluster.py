@@ -26,6 +26,7 @@ def add_parser(commands: Any) -> None:
     _add_looks(verbs)
     _add_changes(verbs)
     _add_import(verbs)
+    _add_accept(verbs)
 
 
 def _add_looks(verbs: Any) -> None:
@@ -93,8 +94,8 @@ def _add_changes(verbs: Any) -> None:
         lambda args: _change(args, "decommission"),
         help="move everything away from a node, and give it nothing more",
         description="Move everything away from a node; when it is empty it can be stopped for good. Partitions that "
-        "no other node can take are named, with the reason; exit status 7 says that there are some. --wait ends when "
-        "only such are left.",
+        "no other node can take are named, with the reason. --wait also ends when only such are left, with exit "
+        "status 7.",
         examples=(
             "nsqha cluster decommission node-3",
             "nsqha cluster decommission node-3 --undo",
@@ -164,6 +165,38 @@ def _add_import(verbs: Any) -> None:
     verb.add_argument("data_path", metavar="PATH", help="its data folder")
     add_yes(verb)
     _finish(verb)
+
+
+def _add_accept(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "accept-metadata",
+        _accept,
+        help="let an etcd that was put back to an older state follow the nodes again",
+        description="After etcd was restored from a backup its nodes do not believe it: they elect nobody and change no "
+        "replicas until this command. It asks every node what it has, shows what would change and what may be lost, and "
+        "asks. Then every epoch rises above all that nodes have promised, the replicas that have most are in sync, and "
+        "topics that etcd has forgotten come back. All nodes stop for some seconds meanwhile. It can be run again at "
+        "any time; where no node waits it does nothing.",
+        examples=("nsqha cluster accept-metadata", "nsqha cluster accept-metadata --yes --json"),
+        shape='{"done", "generation", "nodes", "unheard", "restored", "deleted", "partitions"}',
+        statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
+    )
+    verb.add_argument(
+        "--without",
+        metavar="UID",
+        action="append",
+        help="decide although this node is not heard; what it alone has may be lost. May be repeated",
+    )
+    add_yes(verb)
+    add_cluster_tls(verb)
+    _finish(verb)
+
+
+def _accept(args: argparse.Namespace) -> int:
+    from nsqha.cli import cluster_accept
+
+    return cluster_accept.run(args)
 
 
 def _import(args: argparse.Namespace) -> int:

@@ -104,7 +104,7 @@ def decommission(args: argparse.Namespace) -> int:
     if not shown["stuck"]:
         return exits.OK
     say("to go on: start a node on another host, or choose fewer replicas with nsqha topic set; or --undo")
-    return exits.PARTLY
+    return exits.PARTLY if args.wait else exits.OK
 
 
 def balance_(args: argparse.Namespace) -> int:

@@ -262,6 +262,18 @@ def test_every_example_of_the_cluster_verbs_runs(shared: DevCluster, example: st
             assert set(json.loads(line)) == keys_of(CLUSTER_VERBS[words[1]].shape)
 
 
+def test_a_node_that_can_not_be_emptied_is_not_waited_for(shared: DevCluster) -> None:
+    publish(shared.nodes[0])
+    eventually(lambda: partition(shared, "orders")["state"] == "ok")
+    done = nsqha(shared, "cluster", "decommission", "node-3", "--wait", "--json")
+    status = nsqha(shared, "cluster", "status")
+    assert nsqha(shared, "cluster", "decommission", "node-3", "--undo").returncode == 0
+    why = "it has 3 replicas, and 2 other hosts can have them"
+    assert (done.returncode, json.loads(done.stdout)["stuck"]["orders/0"]) == (7, why), done.stderr
+    assert f"can not be moved: orders/0: {why}" in done.stderr and "or --undo" in done.stderr
+    assert f"can not be moved: orders/0: {why}" in status.stdout
+
+
 def test_what_is_not_there_has_its_exit_status(shared: DevCluster) -> None:
     publish(shared.nodes[0])
     for words, status, said in (
