@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from nsqha.cli import exits
 from nsqha.cli.admin import Admin, record
 from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
-from nsqha.cli.screen import Cell, confirm, print_json, say, show_bytes, table
+from nsqha.cli.screen import Cell, confirm, print_json, say, show_bytes, show_count, some, table
 from nsqha.cli.times import show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
@@ -24,6 +26,7 @@ SHAPE = (
     '"under_replicated", "error", "message_count"}], "channels": [name], "message_count"}'
 )
 REPLICAS_MAX = 15
+LOOK_SECONDS = 0.1
 NO_LEADER, BELOW_MIN_ISR, UNDER_REPLICATED = "no leader", "below min_isr", "under-replicated"
 
 
@@ -65,8 +68,11 @@ def add_parser(commands: Any) -> None:
             "nsqha topic create ledger --replicas 5 --min-isr 3",
         ),
         shape=SHAPE,
-        statuses=(exits.USAGE, exits.CONFLICT, exits.UNREACHABLE),
+        statuses=(exits.USAGE, exits.CONFLICT, exits.UNREACHABLE, exits.PARTLY),
+        description="Create a topic (publishing to one creates it too). Returns when every partition acknowledges "
+        "messages; if --timeout is over before, or there are too few nodes for that, exit status 7 says so.",
     )
+    verb.add_argument("--no-wait", action="store_true", help="return as soon as it is created")
     verb.add_argument("--partitions", type=count, default=1, metavar="N", help="default 1; can only grow later")
     verb.add_argument("--channel", type=name, action="append", default=[], help="create it too; may be repeated")
     verb.add_argument("--ordered", action="store_true", help="deliver a message only after the one before is finished")
@@ -122,9 +128,19 @@ def add_parser(commands: Any) -> None:
 
 
 def _of_topic(
-    verbs: Any, word: str, run: Any, help: str, examples: tuple[str, ...], *, shape: str, statuses: Any = USUAL
+    verbs: Any,
+    word: str,
+    run: Any,
+    help: str,
+    examples: tuple[str, ...],
+    *,
+    shape: str,
+    statuses: Any = USUAL,
+    description: str = "",
 ) -> Parser:
-    verb = add_verb(verbs, word, run, help=help, examples=examples, shape=shape, statuses=statuses)
+    verb = add_verb(
+        verbs, word, run, help=help, description=description, examples=examples, shape=shape, statuses=statuses
+    )
     verb.add_argument("topic", metavar="TOPIC", type=name)
     add_grpc(verb)
     return verb
@@ -187,7 +203,38 @@ def run_create(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
         settings = admin.messages.TopicSettings(partitions=args.partitions, ordered=args.ordered, **_settings(args))
         fields = {"topic": args.topic, "settings": settings, "channels": args.channel}
-        return _show_changed(args, admin, admin.call("CreateTopic", **fields))
+        answer = admin.call("CreateTopic", **fields)
+        topic = answer.topic if args.no_wait else wait_served(admin, answer.topic, args.timeout / 1e9)
+        _show_changed(args, admin, topic, answer.remarks)
+    idle = {p.partition: _unserved(p) for p in topic.partitions if _unserved(p)}
+    if args.no_wait or not idle:
+        return exits.OK
+    why = ", ".join(sorted(set(idle.values())))
+    places = some([f"{args.topic}/{number}" for number in idle])
+    raise exits.Exit(exits.PARTLY, f"{args.topic} exists, but {places} can not acknowledge messages yet: {why}")
+
+
+def wait_served(admin: Admin, topic: Any, seconds: float) -> Any:
+    """The topic when each partition acknowledges messages, or when it is no use to wait, or after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(_unserved(partition) for partition in topic.partitions) and all(map(_hopeful, topic.partitions)):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_SECONDS)
+        topic = admin.call("DescribeTopic", topic=topic.name).topic
+    return topic
+
+
+def _unserved(partition: Any) -> str:
+    """Why a partition acknowledges nothing; empty: it does."""
+    state = replication(partition)
+    return state if state in (NO_LEADER, BELOW_MIN_ISR) else str(partition.error)
+
+
+def _hopeful(partition: Any) -> bool:
+    """Whether time alone may help: it is not placed yet, or enough of its nodes are alive."""
+    alive = sum(replica.alive for replica in partition.replicas)
+    return not partition.replicas or alive >= partition.min_isr
 
 
 def run_set(args: argparse.Namespace) -> int:
@@ -198,7 +245,9 @@ def run_set(args: argparse.Namespace) -> int:
         settings = _settings(args)
         if args.partitions is not None:
             settings["partitions"] = args.partitions
-        return _show_changed(args, admin, admin.call("UpdateTopicSettings", topic=args.topic, **settings))
+        answer = admin.call("UpdateTopicSettings", topic=args.topic, **settings)
+        _show_changed(args, admin, answer.topic, answer.remarks)
+    return exits.OK
 
 
 def run_pause(args: argparse.Namespace) -> int:
@@ -233,14 +282,13 @@ def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
     return exits.OK
 
 
-def _show_changed(args: argparse.Namespace, admin: Admin, answer: Any) -> int:
-    for remark in answer.remarks:
+def _show_changed(args: argparse.Namespace, admin: Admin, topic: Any, remarks: Iterable[str]) -> None:
+    for remark in remarks:
         say(f"{args.parser.prog}: {remark}")
     if args.json:
-        print_json(record(answer.topic))
+        print_json(record(topic))
     else:
-        _print(answer.topic, admin.call("GetNode"))
-    return exits.OK
+        _print(topic, admin.call("GetNode"))
 
 
 def warn(args: argparse.Namespace, answer: Any) -> None:
@@ -272,7 +320,7 @@ def _print(topic: Any, node: Any) -> None:
     print(f"sync       {record(settings)['sync']}{'  ordered' if settings.ordered else ''}")
     if settings.replicas or settings.min_isr:
         copies = settings.replicas or "as many as there are hosts, up to 3"
-        print(f"replicas   {copies}; min_isr {settings.min_isr or 'more than half'}")
+        print(f"replicas   {copies}{_owed(topic)}; min_isr {settings.min_isr or 'more than half'}")
     by_time = _limit(settings, node, "retention_ms", "for ever", lambda ms: show_duration(ms / 1000))
     by_size = _limit(settings, node, "retention_bytes", "no limit", show_bytes)
     print(f"retention  {by_time}; by size: {by_size}")
@@ -296,6 +344,12 @@ def _print(topic: Any, node: Any) -> None:
         print()
         headers = ("PARTITION", "LEADER", "EPOCH", "IN SYNC", "MISSING", "LOG END", "COMMITTED", "MIN ISR", "STATE")
         table(headers, [_replicas_row(p) for p in topic.partitions])
+
+
+def _owed(topic: Any) -> str:
+    """How many of the replicas that were asked for no node was found for."""
+    owed = sum(max(topic.settings.replicas - len(p.replicas), 0) for p in topic.partitions if p.replicas)
+    return f" ({show_count(owed, 'replica')} still without a node)" if owed else ""
 
 
 def _replicas_row(partition: Any) -> tuple[Cell, ...]:
