@@ -178,6 +178,7 @@ class Broker:
             limits=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
         )
         self.topics.cluster = cluster
+        cluster.when_changed(self.topics.announce)
 
     def _found_damage(self, replica: Replica, first: int, end: int) -> None:
         """The scrub found batches that do not verify: another replica has them."""

@@ -40,7 +40,7 @@ CHANNELS_BYTES_MAX = 5 << 20
 _ACCEPT = "application/vnd.nsq; version=1.0"
 
 Registrations = Callable[[], Mapping[str, Sequence[str]]]
-"""All topics of this node and their channels, now."""
+"""All topics that this node has and their channels, now; of a cluster's, those of which it leads a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ class Registrar:
         self._answer_bytes_max = answer_bytes_max
         self._seconds = (connect_seconds, request_seconds)
         self._peers: dict[str, _Peer] = {}
+        self._told = {topic: set(channels) for topic, channels in registrations().items()}
         self._session: aiohttp.ClientSession | None = None
         self._log = Log("lookupd")
 
@@ -125,17 +126,20 @@ class Registrar:
 
     # ---- what happens on this node
 
-    def topic_added(self, topic: str) -> None:
-        self._tell(f"REGISTER {topic}\n")
-
-    def topic_removed(self, topic: str) -> None:
-        self._tell(f"UNREGISTER {topic}\n")
-
-    def channel_added(self, topic: str, channel: str) -> None:
-        self._tell(f"REGISTER {topic} {channel}\n")
-
-    def channel_removed(self, topic: str, channel: str) -> None:
-        self._tell(f"UNREGISTER {topic} {channel}\n")
+    def changed(self, topic: str, channels: Iterable[str] | None) -> None:
+        """What this node has of a topic now, None: nothing; whatever is new about that is told."""
+        before, now = self._told.get(topic), None if channels is None else set(channels)
+        if before is None and now is not None:
+            self._tell(f"REGISTER {topic}\n")
+        for channel in sorted((now or set()) - (before or set())):
+            self._tell(f"REGISTER {topic} {channel}\n")
+        for channel in sorted((before or set()) - (now or set())):
+            self._tell(f"UNREGISTER {topic} {channel}\n")
+        if now is not None:
+            self._told[topic] = now
+        elif before is not None:
+            self._tell(f"UNREGISTER {topic}\n")
+            del self._told[topic]
 
     def _tell(self, line: str) -> None:
         for peer in self._peers.values():

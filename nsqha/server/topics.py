@@ -136,12 +136,12 @@ class Topics(Mapping[str, Topic]):
                 for partition in topic.led:
                     if partition.serving and partition.cursors.reconcile(record.channels):
                         partition.write_events()
+                self.announce(name)
             return topic
         if topic is not None:  # deleted and made anew; the tombstone takes care of the old one's files
             self._forget(topic)
         topic = self._topics[name] = Topic(versioned, (), self._new_delivery)
-        if self.registrar is not None:
-            self.registrar.topic_added(name)
+        self.announce(name)
         return topic
 
     async def dropped(self, tombstone: Tombstone) -> None:
@@ -172,17 +172,13 @@ class Topics(Mapping[str, Topic]):
         """Nobody is served from the topic any more and its logs are closed; the files stay."""
         if self._topics.get(topic.name) is not topic:
             return
-        channels = topic.channel_names()
         self._forget(topic)
         if self.cluster is not None:
             await self.cluster.replicas.drop(topic.record.uid, topic.record.partitions)
         for partition in topic.led:
             await partition.end("the topic was deleted")
         log.info("topic_deleted", "TOPIC(%s): deleted", topic.name)
-        if self.registrar is not None:
-            for channel in channels:
-                self.registrar.channel_removed(topic.name, channel)
-            self.registrar.topic_removed(topic.name)
+        self.announce(topic.name)
 
     def _forget(self, topic: Topic) -> None:
         topic.deleting = True
@@ -203,8 +199,14 @@ class Topics(Mapping[str, Topic]):
         return found
 
     def registrations(self) -> dict[str, list[str]]:
-        """All topics and their channels, for the lookup daemons."""
-        return {name: topic.channel_names() for name, topic in self._topics.items()}
+        """All topics that clients find here, with their channels, for the lookup daemons."""
+        return {name: topic.channel_names() for name, topic in self._topics.items() if topic.led}
+
+    def announce(self, name: str) -> None:
+        """The topic, its channels, or whether a part of it is led here may have changed: the lookup daemons hear."""
+        topic = self._topics.get(name)
+        if self.registrar is not None:
+            self.registrar.changed(name, topic.channel_names() if topic is not None and topic.led else None)
 
     def of_uid(self, name: str, uid: int) -> Topic | None:
         """The topic, if this life of it is here."""
@@ -272,10 +274,7 @@ class Topics(Mapping[str, Topic]):
                 raise Unavailable(f"topic {name} could not be made: {error}") from error
             self._topics[name] = topic
             log.info("topic_created", "TOPIC(%s): created", name)
-        if self.registrar is not None:
-            self.registrar.topic_added(name)
-            for channel in topic.channel_names():
-                self.registrar.channel_added(name, channel)
+        self.announce(name)
         return topic
 
     async def _create_on(self, cluster: Cluster, name: str, settings: TopicSettings) -> Topic:
@@ -406,8 +405,7 @@ class Topics(Mapping[str, Topic]):
             await self._add_channel(topic, channel)
             await self._all_follow(topic)
             log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
-        if self.registrar is not None:
-            self.registrar.channel_added(topic.name, channel)
+        self.announce(topic.name)
 
     async def _add_channel(self, topic: Topic, channel: str) -> None:
         if ids.is_ephemeral(channel):
@@ -445,8 +443,7 @@ class Topics(Mapping[str, Topic]):
             finally:
                 found.leaving.discard(channel)
             log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
-            if self.registrar is not None:
-                self.registrar.channel_removed(topic, channel)
+            self.announce(topic)
             if found.ephemeral and not found.channel_names():
                 await self._bury(found)
 

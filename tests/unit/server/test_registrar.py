@@ -126,14 +126,30 @@ def test_changes_are_told_as_they_happen() -> None:
     async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
         registrar.set_peers([address])
         await lookupd.until_heard("REGISTER a")
-        registrar.topic_added("t")
-        registrar.channel_added("t", "c")
+        registrar.changed("t", [])
+        registrar.changed("t", ["c"])
         await lookupd.until_heard("REGISTER t", "REGISTER t c")
-        registrar.channel_removed("t", "c")
-        registrar.topic_removed("t")
+        registrar.changed("t", [])
+        registrar.changed("t", None)
         await lookupd.until_heard("UNREGISTER t c", "UNREGISTER t")
 
     run(conversation, lambda: {"a": []})
+
+
+def test_only_what_is_new_is_told() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a old")
+        registrar.changed("a", ["old"])  # that was told when the connection was made
+        registrar.changed("a", ["new"])
+        registrar.changed("a", ["new"])
+        registrar.changed("b", None)
+        await lookupd.until_heard("REGISTER a new", "UNREGISTER a old")
+        registrar.changed("a", None)
+        await lookupd.until_heard("UNREGISTER a new", "UNREGISTER a")
+        assert lookupd.heard == []
+
+    run(conversation, lambda: {"a": ["old"]})
 
 
 def test_a_lost_connection_is_made_anew_with_everything_there_is_then() -> None:
@@ -210,7 +226,7 @@ def test_the_list_of_daemons_can_change() -> None:
         await lookupd.until_heard("REGISTER a")
         registrar.set_peers([other_address, "not an address", "127.0.0.1:1"])
         await other.until_heard("REGISTER a")
-        registrar.topic_added("t")
+        registrar.changed("t", [])
         await other.until_heard("REGISTER t")
         await lookupd.until_left(1)
         assert lookupd.heard == []

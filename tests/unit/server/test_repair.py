@@ -136,7 +136,9 @@ def test_nothing_is_written_on_the_loop_nor_behind_a_cut_that_came_meanwhile() -
     damage(mine, 6)
     rig.others.meanwhile = lambda: mine.truncate_to(4)
     rig.damaged(6, 7)
-    assert not rig.disk.jobs and not rig.loop.errors and rig.mended == [(5, 6)]
+    assert not rig.disk.jobs and not rig.tasks[-1].done()
+    rig.pass_time()
+    assert rig.tasks[-1].done() and not rig.tasks[-1].exception() and rig.mended == [(5, 6)]
 
 
 def test_a_disk_that_fails_is_told() -> None:
