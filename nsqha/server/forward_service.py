@@ -1,6 +1,8 @@
 """The leader's side of forwarded publishes: they go into the local partition, and what came of them goes back.
 
-A publish for a partition that is not led here is refused, never passed on. Outcomes of one tick leave in one message.
+A publish for a partition that is not led here is refused, never passed on. One that comes in the moment between the
+election of this node and the start of its epoch waits for that, in order, for PARK_SECONDS at most: the sender would
+only ask again and again. Outcomes of one tick leave in one message.
 Messages are handled one at a time, and the sender bounds what it has under way (`forwarding.WINDOW_BYTES`); so a node
 that serves `n` others holds at most `n` windows more than its own budget.
 """
@@ -20,6 +22,7 @@ from nsqha.server.peers import PeerServer, PeerStream
 from nsqha.server.topic import Topic
 
 DRAIN_SECONDS = 0.01
+PARK_SECONDS = 0.5
 
 
 def check_greeting(greeting: routing_pb2.Greeting, leaders: Leaders, stream: PeerStream) -> None:
@@ -65,6 +68,7 @@ class ForwardStream:
         self._answers = routing_pb2.ForwardReply()
         self._scheduled = False
         self.under_way = 0
+        self._parked: dict[tuple[int, int], list[routing_pb2.ForwardedPublish]] = {}  # topic uid, partition
 
     def on_message(self, message: routing_pb2.ForwardRequest) -> None:
         if message.HasField("greeting"):
@@ -87,7 +91,35 @@ class ForwardStream:
         end, count = hot.walk(frames, 0, len(frames), len(frames))
         if not count or end != len(frames):
             raise ValueError(f"publish {sequence} to {publish.topic} is not a run of message frames")
-        partition = self._service.partition(publish.key.topic_uid, publish.topic, publish.key.partition)
+        key = (publish.key.topic_uid, publish.key.partition)
+        partition = self._service.partition(*key, publish.topic)
+        if key in self._parked or (partition is None and self._service.elected(*key, publish.topic)):
+            self._park(key, publish)
+        else:
+            self._store(partition, publish)
+
+    def _park(self, key: tuple[int, int], publish: routing_pb2.ForwardedPublish) -> None:
+        """It, and all that come after it, until this node leads or it has taken too long."""
+        if key not in self._parked:
+            self._parked[key] = []
+            self._service.loop.call_later(PARK_SECONDS, self._unpark, key, self._parked[key])
+        self._parked[key].append(publish)
+
+    def leaders_changed(self, topic: str) -> None:
+        """This node may lead one of its partitions now, or is not to lead it any more."""
+        service = self._service
+        for key, parked in list(self._parked.items()):
+            if parked[0].topic == topic and (service.partition(*key, topic) or not service.elected(*key, topic)):
+                self._unpark(key, parked)
+
+    def _unpark(self, key: tuple[int, int], parked: list[routing_pb2.ForwardedPublish]) -> None:
+        if self._parked.get(key) is parked:
+            del self._parked[key]
+            for publish in parked:
+                self._store(self._service.partition(*key, publish.topic), publish)
+
+    def _store(self, partition: Partition | None, publish: routing_pb2.ForwardedPublish) -> None:
+        sequence, frames = publish.sequence, publish.frames
         if partition is None:
             why = f"{publish.topic}/{publish.key.partition} is not led by this node"
             self.failed(sequence, routing_pb2.FORWARD_OUTCOME_NOT_LEADER, why)
@@ -128,7 +160,8 @@ class ForwardStream:
         return not self.under_way and not self._scheduled and not self._stream.pending
 
     def on_closed(self, why: str) -> None:
-        """What is under way goes on; nobody hears of it."""
+        """What is under way goes on; nobody hears of it. What is parked is dropped: to the sender it is unknown."""
+        self._parked.clear()
         self._service.streams.discard(self)
 
 
@@ -149,6 +182,7 @@ class ForwardService:
         self.refusal = refusal
         self.streams: set[ForwardStream] = set()
         self._topics = topics
+        leaders.when_changed(self._leaders_changed)
 
     def register(self, server: PeerServer) -> None:
         server.on_stream("Forward", self._accept)
@@ -158,7 +192,16 @@ class ForwardService:
         self.streams.add(handler)
         return handler
 
-    def partition(self, topic_uid: int, topic: str, number: int) -> Partition | None:
+    def _leaders_changed(self, topic: str) -> None:
+        for stream in list(self.streams):
+            stream.leaders_changed(topic)
+
+    def elected(self, topic_uid: int, number: int, topic: str) -> bool:
+        """Whether the record names this node as leader, which does not lead yet."""
+        leader = self.leaders.leader(topic, number)
+        return leader is not None and leader.node == self.leaders.node and leader.topic_uid == topic_uid
+
+    def partition(self, topic_uid: int, number: int, topic: str) -> Partition | None:
         """The partition, if this node leads it and takes publishes for it."""
         found = self._topics.get(topic)
         if found is None or found.deleting or found.record.uid != topic_uid:

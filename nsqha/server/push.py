@@ -233,6 +233,7 @@ class PushLink:
         self.node = node
         self.address = address
         self.registration = 0  # of the follower's process life; 0: it is not registered yet, or there is no stream
+        self.wanted = False  # also without partitions, until the stream ends
         self._greeted = False  # it has said who it is
         self._loop = loop
         self._peers = peers
@@ -259,7 +260,7 @@ class PushLink:
             self.remove(before)
         self._pushed[key] = pushed
         if self._stream is None:
-            self._connect()
+            self.connect()
         elif self._greeted:
             self._open([pushed])
         return pushed
@@ -307,11 +308,12 @@ class PushLink:
 
     # ---- the stream
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Have a stream, if it is of use."""
         if self._reconnect is not None:
             self._reconnect.cancel()
             self._reconnect = None
-        if self._closed or not self._pushed or self._stream is not None:
+        if self._closed or not (self._pushed or self.wanted) or self._stream is not None:
             return
         self._stream = self._peers.stream(self.address, "Push", self)
         self._stream.send(pb.PushMessage(hello=self._hello))
@@ -322,7 +324,8 @@ class PushLink:
             self._greeted = True
             self.registration = message.hello.registration
             self._reconnect_seconds = RETRY_SECONDS
-            self._open(list(self._pushed.values()))
+            if self._pushed:
+                self._open(list(self._pushed.values()))
         for opened in message.opened:
             if (pushed := self._of(opened.key, opened.epoch)) is not None:
                 self._guarded(pushed, pushed.opened, opened, self.registration)
@@ -340,6 +343,7 @@ class PushLink:
 
     def on_closed(self, why: str) -> None:
         self._stream = None
+        self.wanted = False
         if self._greeted:
             log.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
         self._greeted = False
@@ -348,7 +352,7 @@ class PushLink:
             pushed.state = State.IDLE
             pushed.leader.lost(self.node)
         if not self._closed and self._reconnect is None:
-            self._reconnect = self._loop.call_later(self._reconnect_seconds, self._connect)
+            self._reconnect = self._loop.call_later(self._reconnect_seconds, self.connect)
             self._reconnect_seconds = min(2 * self._reconnect_seconds, RETRY_SECONDS_MAX)
 
     # ---- batches
@@ -424,13 +428,22 @@ class PushLinks:
 
     def add(self, leader: Leader, node: int, address: str) -> Pushed:
         """Push a partition to a node."""
+        return self._link(node, address).add(leader)
+
+    def prepare(self, node: int, address: str) -> None:
+        """Have a stream to a node, so that a partition can be pushed there at once."""
+        link = self._link(node, address)
+        link.wanted = True
+        link.connect()
+
+    def _link(self, node: int, address: str) -> PushLink:
         link = self._links.get(node)
         if link is None:
             hello = pb.PushHello()
             hello.CopyFrom(self._hello)
             hello.target_uid = node
             link = self._links[node] = PushLink(self._loop, self._peers, node=node, address=address, hello=hello)
-        return link.add(leader)
+        return link
 
     def moved(self, node: int, address: str) -> None:
         """The node is reached there from now on."""

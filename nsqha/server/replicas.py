@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
@@ -230,6 +231,15 @@ class Replicas:
         self.followers[key].set_sync(self._sync_of(topic.record, meta))
         if meta.leader == self._node:
             await self._lead(topic.record, number)
+        else:
+            self._prepare(meta)
+
+    def _prepare(self, meta: PartitionMeta) -> None:
+        """Whoever follows may have to lead at once: streams to the other replicas are open by then."""
+        nodes = self._nodes()
+        for node in {*meta.replicas, *meta.isr} - {self._node, meta.leader}:
+            if node in nodes and nodes[node].grpc_address:
+                self._links.prepare(node, nodes[node].grpc_address)
 
     def draw_log_uid(self) -> int:
         """A name for a log that is about to be made here, to be put into the record of a new partition."""
@@ -301,6 +311,9 @@ class Replicas:
         """Become leader, if the record as it is now says so."""
         name, uid, key = record.name, record.uid, (record.uid, number)
         follower = self.followers[key]
+        times = [self._clock.monotonic()]
+        if (epoch := record.partitions[number].epoch) > follower.epoch:
+            log.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
         fresh = await self._metadata.read(lambda: self._metadata.store.topic(name))
         if fresh is None or fresh.record.uid != uid or self.stopping:
             return
@@ -312,7 +325,9 @@ class Replicas:
         if why:
             log.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
             return
+        times.append(self._clock.monotonic())
         await follower.release()
+        times.append(self._clock.monotonic())
         state = follower.state
         assert state is not None
         opened = OpenedLog(follower.log, follower.log_uid, state, None)
@@ -324,6 +339,7 @@ class Replicas:
             except NsqhaError:
                 self._follow(fresh, number, opened, promise=follower.epoch)
                 raise
+        times.append(self._clock.monotonic())
         if self._ending():
             self._follow(fresh, number, opened, promise=meta.epoch)
             return
@@ -347,7 +363,17 @@ class Replicas:
         self._cut.discard(key)  # what it has is the truth from now on
         self._records[key] = fresh
         end = opened.log.end.log_id
-        log.info("leading", "%s/%d: leading in epoch %d from log id %d", name, number, meta.epoch, end)
+        took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
+        log.info(
+            "leading",
+            "%s/%d: leading in epoch %d from log id %d; took %s ms to read the record, free the files, promise",
+            name,
+            number,
+            meta.epoch,
+            end,
+            took,
+            took_ms=took,
+        )
         partition.on_damage = lambda first, end: self.damaged(key, first, end)
         topic.add_led(partition)
         started = partition.start_epoch(fresh.record.channels)
@@ -654,8 +680,11 @@ class Replicas:
         for node, info in self._nodes().items():
             if info.grpc_address:
                 self._links.moved(node, info.grpc_address)
-        for leadership in self.leading.values():
+        for leadership in list(self.leading.values()):
             leadership.nodes_changed()
+        for key in self.followers:
+            if (topic := self._records.get(key)) is not None and key[1] in topic.record.partitions:
+                self._prepare(topic.record.partitions[key[1]])
 
     @asynccontextmanager
     async def _changing(self, key: Key) -> AsyncIterator[None]:

@@ -163,6 +163,10 @@ class FakePeers:
 class FakeLinks:
     def __init__(self) -> None:
         self.added: list[int] = []
+        self.prepared: set[tuple[int, str]] = set()
+
+    def prepare(self, node: int, address: str) -> None:
+        self.prepared.add((node, address))
 
     def add(self, leader: Any, node: int, address: str) -> Any:
         self.added.append(node)

@@ -9,7 +9,7 @@ import pytest
 
 from nsqha import hot
 from nsqha.pb.v1 import replication_pb2, routing_pb2
-from nsqha.server import forwarding
+from nsqha.server import forward_service, forwarding, lanes
 from tests.unit.server.peer_rig import Recorder
 from tests.unit.server.routing_rig import CLUSTER, Nodes
 from tests.unit.server.shell_rig import Outcome
@@ -104,6 +104,46 @@ def test_a_leader_that_steps_down_has_its_publishes_sent_to_the_next_one_in_orde
         await answered(*outcomes)
         assert nodes[3].log == [b"%d" % n for n in range(6)]
         assert {tuple(outcome.answers) for outcome in outcomes} == {("OK",)}
+
+    Nodes(3).run(story)
+
+
+def test_what_comes_to_a_leader_before_its_epoch_has_begun_waits_there_in_order(monkeypatch: Any):
+    refused: list[str] = []
+    was = lanes.Publish.refused
+    monkeypatch.setattr(lanes.Publish, "refused", lambda self, why: (refused.append(why), was(self, why)))
+
+    async def story(nodes: Any) -> None:
+        nodes[1].leaders.appoint("t", 0, 2)
+        nodes[2].leaders.appoint("t", 0, 2)
+        outcomes = [publish(nodes[1], b"0")]
+        await asyncio.sleep(0.1)
+        outcomes += [publish(nodes[1], b"%d" % n) for n in range(1, 4)]
+        await asyncio.sleep(0.1)
+        nodes[2].lead("t", 0, nodes[2].log)
+        nodes[2].leaders.tell("t")
+        await answered(*outcomes)
+        assert nodes[2].log == [b"0", b"1", b"2", b"3"] and not refused
+
+    Nodes().run(story)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_waits_at_a_node_that_never_leads_goes_elsewhere(told: bool):
+    async def story(nodes: Any) -> None:
+        nodes[1].leaders.appoint("t", 0, 2)
+        nodes[2].leaders.appoint("t", 0, 2)
+        outcomes = [publish(nodes[1], b"%d" % n) for n in range(3)]
+        await asyncio.sleep(0.1)
+        nodes[3].lead("t", 0, nodes[3].log)
+        nodes[1].leaders.appoint("t", 0, 3, 2)
+        if told:
+            nodes[2].leaders.appoint("t", 0, 3, 2)
+        began = asyncio.get_running_loop().time()
+        await answered(*outcomes)
+        waited = asyncio.get_running_loop().time() - began
+        assert nodes[3].log == [b"0", b"1", b"2"]
+        assert waited < forward_service.PARK_SECONDS / 2 if told else waited < 2 * forward_service.PARK_SECONDS
 
     Nodes(3).run(story)
 

@@ -12,7 +12,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.errors import LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import push
-from nsqha.server.push import PushLink
+from nsqha.server.push import PushLink, PushLinks
 from tests.unit.server.replica_rig import add, copy_of, log_of
 from tests.unit.server.shell_rig import ManualLoop
 
@@ -379,3 +379,26 @@ def test_a_copy_that_is_a_beginning_of_ours_is_near() -> None:
     copy = copy_of(leader.log, 4)
     rig.opened(leader, 4, chain=copy.entry_before(4).chain)
     assert rig.sent_ids() == [4]
+
+
+def test_a_stream_is_there_before_a_partition_is_pushed() -> None:
+    rig = Rig()
+    links = PushLinks(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
+    links.prepare(NODE, "there")
+    links.prepare(NODE, "there")
+    (stream,) = rig.peers.streams
+    stream.handler.on_message(pb.PushReply(hello=pb.PushHello(node_uid=NODE, registration=5)))
+    assert [message.hello.target_uid for message in stream.sent] == [NODE]
+    links.add(Leader(log_of(1)), NODE, "there")
+    assert len(rig.peers.streams) == 1 and len(stream.sent[-1].opens) == 1
+
+
+def test_a_stream_that_nobody_uses_is_not_opened_again_before_it_is_asked_for() -> None:
+    rig = Rig()
+    links = PushLinks(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
+    links.prepare(NODE, "there")
+    rig.stream.handler.on_closed("gone")
+    rig.loop.pass_time(10)
+    assert len(rig.peers.streams) == 1
+    links.prepare(NODE, "there")
+    assert len(rig.peers.streams) == 2

@@ -388,9 +388,7 @@ def test_the_log_of_a_leader_is_whole_whatever_was_cut_before() -> None:
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
         rig.replicas._cut.add(KEY)
-        await rig.settle(
-            rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
-        )
+        await rig.settle(rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION))
         assert KEY in rig.replicas.leading and rig.replicas.doubts(KEY) == (False, False)
 
     run(scenario)
@@ -528,5 +526,17 @@ def test_a_leader_that_is_asked_for_a_higher_epoch_steps_down_first() -> None:
         assert not rig.replicas.leading and partition.closed and not rig.topic.led
         assert [e.epoch for e in rig.follower.log.entries(1, 99)] == [3], "its own start was never committed"
         assert not rig.errors
+
+    run(scenario)
+
+
+def test_a_follower_has_streams_to_the_other_followers_in_case_it_has_to_lead() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        assert rig.links.prepared == {(B, f"n{B}")}
+        rig.links.prepared.clear()
+        rig.replicas.nodes_changed()
+        assert rig.links.prepared == {(B, f"n{B}")}, "it may be another life, which the last stream did not reach"
 
     run(scenario)
