@@ -7,15 +7,14 @@ Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-# Before the first import of grpc: nsqha.server.peer_grpc says why.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+import nsqha.grpc_env
 
+# isort: split
 import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc

@@ -19,14 +19,14 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before gRPC is imported; it writes every goaway to stderr
+import nsqha.grpc_env  # noqa: F401
 
+# isort: split
 import google.protobuf
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.internal import api_implementation, enum_type_wrapper

@@ -22,6 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import nsqha.grpc_env  # noqa: F401
+
+# isort: split
 import grpc
 
 from nsqha.election.etcd_bridge import rpc

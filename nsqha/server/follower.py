@@ -273,14 +273,14 @@ class Follower:
         self._unsynced_messages += count
         if self._unsynced_messages >= self._runtime.sync_every:
             self._unsynced_messages = 0
-            self._runtime.disk.request(self)
+            self._runtime.disk.request(self, patient=True)
         elif self._sync_timer is None:
             self._sync_timer = self._runtime.loop.call_later(self._runtime.sync_seconds, self._sync_due)
 
     def _sync_due(self) -> None:
         self._sync_timer = None
         self._unsynced_messages = 0
-        self._runtime.disk.request(self)
+        self._runtime.disk.request(self, patient=True)
 
     def set_sync(self, sync: str) -> None:
         """What the topic's OK means from now on."""

@@ -4,7 +4,8 @@
     commit -> channel events applied, high watermark moved, publishers answered, channels pumped
 
 Adaptive group commit: with nothing outstanding the waiting runs are flushed at the end of the loop tick; else they
-gather until the outstanding batch is committed or `FLUSH_BYTES` wait. Merging stops at `BATCH_BYTES`; one run of
+gather until the outstanding batch is committed or `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, because a
+batch costs a message and an ack for each of them, whatever its size. Merging stops at `BATCH_BYTES`; one run of
 frames is never split, so an MPUB stays in one batch.
 
 What goes wrong here stays here: a broken invariant or an event that can not be applied stops this partition, answers
@@ -49,6 +50,7 @@ log = Log("partition")
 T = TypeVar("T")
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
+PUSHED_FLUSH_BYTES = 256 << 10
 BATCH_BYTES = 256 << 10  # merging stops here
 TIMER_SLACK = 0.01  # deadlines closer than this share one timer
 RETRY_SECONDS = 1.0  # after an append that failed: channel events are tried again
@@ -264,11 +266,16 @@ class Partition:
             urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events or self.cursors.urgent)
             if self._exclusive is not None or self.closed or self._holding or not (self._runs or urgent):
                 return
-            if self._outstanding and self.waiting_bytes < FLUSH_BYTES and not urgent:
+            if self._outstanding and self.waiting_bytes < self._flush_bytes and not urgent:
                 return
             force, self._events_wanted = bool(self._event_waiters) or self._events_wanted, False
             if not self._write(force_events=force):
                 return
+
+    @property
+    def _flush_bytes(self) -> int:
+        """How much is written although a batch is outstanding."""
+        return FLUSH_BYTES if self.on_appended is None else PUSHED_FLUSH_BYTES
 
     def _take_runs(self) -> tuple[list[bytes], list[tuple[Reply, float]], list[tuple[int, int]]]:
         """The next batch's runs: all that wait, or as many as reach `BATCH_BYTES`."""

@@ -13,20 +13,18 @@ What grpc.aio leaves open is decided here:
 - Each `GrpcPeers` has connections of its own: catch-up and forwarding use other ones than live replication does.
 - With TLS the whole port wants a certificate of the cluster's CA, and the methods here want one that names a node
   (`nsqha.server.tls`).
-
-Before gRPC is imported, GRPC_VERBOSITY is set unless it is set already: it writes every goaway to stderr.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+import nsqha.grpc_env  # noqa: F401
 
+# isort: split
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError

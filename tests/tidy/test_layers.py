@@ -47,12 +47,12 @@ IMPURE = SHELL_ONLY | {"os", "time", "lmdb", "etcd3", "random", "fcntl"}
 ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
+    "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported
     "nsqha.commitlog.storage": {"os", "fcntl"},  # the one user of files,
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub
     "nsqha.cursor.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
     "nsqha.cursor.lmdb_proof": {"os"},
     "nsqha.election.etcd_binary": {"os"},
-    "nsqha.election.etcd_bridge": {"os"},  # what gRPC has to find in the environment before it is imported
     "nsqha.election.etcd_client": {"grpc", "threading"},  # the one user of etcd, with threads of its own:
     "nsqha.election.etcd_lease": {"grpc", "threading"},
     "nsqha.election.etcd_session": {"threading"},
