@@ -137,13 +137,13 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
     """The cluster's metadata and a way to its nodes; both are closed with `stack`."""
     # grpc takes a tenth of a second to import, and a daemon without a cluster does not need it.
     from nsqha.pb.v1 import replication_pb2
+    from nsqha.server import certificates, renewing
     from nsqha.server.etcd_access import open_store
-    from nsqha.server.peer_grpc import GrpcPeers
-    from nsqha.server.tls import load_cluster_tls
 
-    tls = None
-    if options.cluster_tls_cert:
-        tls = load_cluster_tls(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+    files = certificates.CertificateFiles.of(options)
+    if files is not None:
+        watching = asyncio.get_running_loop().create_task(certificates.watch(files))
+        stack.callback(watching.cancel)
     log = Log("metadata")
     store = await asyncio.to_thread(
         open_store,
@@ -153,6 +153,6 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
         trouble=lambda text: log.warning("metadata_trouble", "%s", text),
     )
     stack.callback(store.close)
-    peers = GrpcPeers(replication_pb2.DESCRIPTOR.services_by_name.values(), tls=tls)
+    peers = renewing.peers(replication_pb2.DESCRIPTOR.services_by_name.values(), files)
     stack.push_async_callback(peers.close)
     return store, peers

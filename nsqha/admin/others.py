@@ -1,6 +1,6 @@
 """The Admin services of the other nodes, for a node that was asked about what they lead.
 
-One connection per address, made when it is first used. With cluster TLS it carries this node's own certificate. An
+One connection per address, made when it is first used. With cluster TLS it carries this node's newest certificate. An
 error of the other side comes back as the error that it was there; what nobody said is told apart as between nodes:
 `Unavailable` was not sent, `OutcomeUnknown` may have been carried out.
 """
@@ -16,7 +16,10 @@ from grpc import aio
 from nsqha.errors import Unavailable
 from nsqha.pb.v1 import admin_pb2_grpc
 from nsqha.server import peer_grpc
-from nsqha.server.tls import ClusterTls
+from nsqha.server.certificates import CertificateFiles
+
+ENDING_SECONDS = 60.0
+"""What was asked before certificates were renewed has so long to end."""
 
 
 class Others(Protocol):
@@ -32,9 +35,11 @@ class Others(Protocol):
 class GrpcOthers:
     """Over gRPC. Made and used on one loop."""
 
-    def __init__(self, *, tls: ClusterTls | None = None, message_bytes: int = 0) -> None:
+    def __init__(self, *, tls: CertificateFiles | None = None, message_bytes: int = 0) -> None:
         """`message_bytes`: the largest message."""
-        self._credentials = peer_grpc.channel_credentials(tls) if tls else None
+        self._tls = tls
+        self._generation = 0 if tls is None else tls.generation
+        self._ending: set[asyncio.Task[None]] = set()
         self._options = peer_grpc.client_options(message_bytes)
         self._channels: dict[str, aio.Channel] = {}
         self._closed = False
@@ -62,20 +67,35 @@ class GrpcOthers:
     async def _connected(self, address: str, rpc: str, deadline: float) -> Any:
         if self._closed:
             raise Unavailable("this node is stopping")
+        self._renew()
         channel = self._channels.get(address)
         if channel is None:
-            if self._credentials is None:
+            if self._tls is None:
                 channel = aio.insecure_channel(address, options=self._options)
             else:
-                channel = aio.secure_channel(address, self._credentials, options=self._options)
+                credentials = peer_grpc.channel_credentials(self._tls.tls)
+                channel = aio.secure_channel(address, credentials, options=self._options)
             self._channels[address] = channel
         if not await peer_grpc.connected(channel, deadline):
             raise Unavailable(f"{rpc} at {address}: no connection; nothing was sent")
         return admin_pb2_grpc.AdminStub(channel)
 
+    def _renew(self) -> None:
+        """With other certificates, other connections; what is under way on the old ones may end there."""
+        if self._tls is None or self._tls.generation == self._generation:
+            return
+        self._generation = self._tls.generation
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            task = asyncio.get_running_loop().create_task(channel.close(grace=ENDING_SECONDS))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
     async def close(self) -> None:
         """The node stops: what is under way ends."""
         self._closed = True
         channels, self._channels = self._channels, {}
+        for task in self._ending:
+            task.cancel()
         for channel in channels.values():
             await channel.close()

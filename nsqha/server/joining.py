@@ -16,16 +16,17 @@ from nsqha.election.session import StoreIdentity
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2, routing_pb2
-from nsqha.server import tls
+from nsqha.server import renewing, tls
 from nsqha.server.cluster import Cluster
 from nsqha.server.etcd_access import open_store
 from nsqha.server.members import MembersOnly
-from nsqha.server.peer_grpc import GrpcPeers, GrpcPeerServer
+from nsqha.server.peer_grpc import GrpcPeerServer
 from nsqha.server.peers import message_bytes_max
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
+    from nsqha.server.certificates import CertificateFiles
 
 __all__ = ["MembersOnly", "message_bytes", "node_info", "open_cluster", "peer_server"]
 
@@ -37,7 +38,9 @@ SERVICES = (
 log = Log("cluster")
 
 
-async def open_cluster(options: Options, journal: NodeJournal, clock: Clock, rng: random.Random) -> Cluster:
+async def open_cluster(
+    options: Options, journal: NodeJournal, clock: Clock, rng: random.Random, certificates: CertificateFiles | None
+) -> Cluster:
     """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
     loop = asyncio.get_running_loop()
     mine = journal.identity
@@ -53,7 +56,7 @@ async def open_cluster(options: Options, journal: NodeJournal, clock: Clock, rng
         ),
     )
     cluster = store.cluster().record
-    cluster_tls, size = tls.cluster_tls(options), message_bytes(options)
+    size = message_bytes(options)
     identity = store.identity()
     journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.stage_revision(identity.revision)
@@ -63,8 +66,8 @@ async def open_cluster(options: Options, journal: NodeJournal, clock: Clock, rng
         clock=clock,
         node=mine.node_uid,
         cluster_id=cluster.cluster_id,
-        peers=GrpcPeers(SERVICES, tls=cluster_tls, message_bytes=size),
-        routing_peers=GrpcPeers(SERVICES, tls=cluster_tls, message_bytes=size),
+        peers=renewing.peers(SERVICES, certificates, message_bytes=size),
+        routing_peers=renewing.peers(SERVICES, certificates, message_bytes=size),
         ttl_s=options.lease_ttl_ns / 1e9,
     )
 

@@ -15,7 +15,7 @@ import signal
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsqha import hot
 from nsqha.clock import SystemClock
@@ -37,6 +37,9 @@ from nsqha.server.rebuilding import records
 from nsqha.server.registrar import Identity, Registrar
 from nsqha.server.statsd import StatsdPusher, host_prefix
 from nsqha.wire.limits import Limits
+
+if TYPE_CHECKING:
+    from nsqha.server.certificates import CertificateFiles
 
 MS = 1_000_000
 LEAVE_SECONDS_MAX = 5.0  # a stop waits so long for others to take over what this node leads
@@ -105,6 +108,7 @@ class Node:
         self.failed: asyncio.Future[str] | None = None  # the disk failed: why
         self._broker: Broker | None = None
         self._server: asyncio.AbstractServer | None = None
+        self._certificates: CertificateFiles | None = None
         self._closers: list[Any] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self.addresses = Addresses("", "", "", "")
@@ -123,6 +127,10 @@ class Node:
         log.info("node_id", "ID: %d", options.node_id)
         log.info("data", "DATA: %s, sync=%s, %s functions", self.options.data_path, options.sync, hot.ACTIVE)
         listen.raise_open_files_limit()
+        if options.cluster_tls_cert:
+            certificates = importlib.import_module("nsqha.server.certificates")
+            self._certificates = certificates.CertificateFiles.of(options)
+            self._tasks.append(loop.create_task(certificates.watch(self._certificates)))
         # Sockets first: a port that is taken should not cost a recovery.
         sockets = self._listen()
         clock = SystemClock()
@@ -132,7 +140,7 @@ class Node:
         cluster = None
         if options.etcd_endpoints:
             joining = await asyncio.to_thread(importlib.import_module, "nsqha.server.joining")
-            cluster = await joining.open_cluster(options, journal, clock, rng)
+            cluster = await joining.open_cluster(options, journal, clock, rng, self._certificates)
         store = cluster.store if cluster is not None else self._open_embedded(journal, rng)
         disk = DiskRounds(loop, clock, self._fail)
         opener = PartitionOpener(options, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=self._fail)
@@ -269,7 +277,6 @@ class Node:
             self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket]) -> None:
-        from nsqha.server import tls
         from nsqha.server.http_api import HttpServer
 
         loop = asyncio.get_running_loop()
@@ -280,7 +287,6 @@ class Node:
         self._closers.append(http.close)
         # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
         service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
-        cluster_tls = tls.cluster_tls(self.options)
         peers: list[Any] = []
         message_bytes = 0
         if broker.cluster is not None:
@@ -289,7 +295,7 @@ class Node:
             broker.cluster.serve(joining.MembersOnly(peers[0], broker.cluster.view))
             message_bytes = joining.message_bytes(self.options)
         admin = service.AdminServer(
-            broker, self.options.grpc_address, peers, tls=cluster_tls, message_bytes=message_bytes
+            broker, self.options.grpc_address, peers, tls=self._certificates, message_bytes=message_bytes
         )
         await admin.start()
         self._closers.append(admin.close)

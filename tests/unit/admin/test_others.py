@@ -15,7 +15,7 @@ from nsqha.admin.service import AdminServer
 from nsqha.errors import LogCorrupt, NotFound, OutcomeUnknown, Unavailable
 from nsqha.pb.v1 import admin_pb2 as pb
 from nsqha.server import tls
-from tests.unit.server.test_peer_grpc import made
+from tests.unit.server.test_peer_grpc import files, made
 
 
 def served(
@@ -29,9 +29,9 @@ def served(
 
     async def main() -> None:
         broker: Any = SimpleNamespace(cluster=None, topics=SimpleNamespace(topic=topic))
-        server = AdminServer(broker, "127.0.0.1:0", tls=node)
+        server = AdminServer(broker, "127.0.0.1:0", tls=files(node))
         await server.start()
-        others = GrpcOthers(tls=caller)
+        others = GrpcOthers(tls=files(caller))
         try:
             await scenario(others, server.address)
         finally:

@@ -404,6 +404,11 @@ def test_cluster_flags_that_do_not_work_say_why(folder: Path, node: tls.ClusterT
 # ---- on the port of the administration
 
 
+def files(found: tls.ClusterTls | None) -> Any:
+    """As `CertificateFiles` that never change."""
+    return None if found is None else SimpleNamespace(tls=found, generation=1)
+
+
 def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> None:
     """`scenario` with the address of an administration server that also serves Status."""
 
@@ -414,7 +419,7 @@ def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> N
         peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
         peers.on_call("Status", status)
         peers.on_stream("Push", Acceptor())
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", [peers], tls=node)
+        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", [peers], tls=files(node))
         await server.start()
         try:
             await scenario(server.address)

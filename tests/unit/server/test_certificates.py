@@ -1,0 +1,156 @@
+"""Certificates that are read again, and peers that go over to them: new connections at once, old streams in peace."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from nsqha.errors import ConfigError, Unavailable
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server import peer_grpc
+from nsqha.server.certificates import CertificateFiles
+from nsqha.server.renewing import RenewingPeers, server_credentials
+from tests.certificates import Certificates
+from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder
+
+
+class Rotated:
+    """Files of one node, and how they are replaced."""
+
+    def __init__(self, folder: Path, made: Certificates) -> None:
+        self._folder = folder
+        self._made = made
+
+    def use(self, name: str, *authorities: str) -> None:
+        """The certificate `name`; these are trusted."""
+        trusted = b"".join(Path(self._made.cert(ca)).read_bytes() for ca in authorities)
+        for file, data in {
+            "node.crt": Path(self._made.cert(name)).read_bytes(),
+            "node.key": Path(self._made.key(name)).read_bytes(),
+            "ca.crt": trusted,
+        }.items():
+            (self._folder / file).write_bytes(data)
+
+    def write(self, file: str, data: bytes) -> None:
+        (self._folder / file).write_bytes(data)
+
+    def open(self) -> CertificateFiles:
+        return CertificateFiles(*(str(self._folder / file) for file in ("node.crt", "node.key", "ca.crt")))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("made"), "newer")
+    made.issue("first", "IP:127.0.0.1", "DNS:first")
+    made.issue("second", "IP:127.0.0.1", "DNS:second")
+    made.issue("third", "IP:127.0.0.1", "DNS:third", ca="newer")
+    return made
+
+
+@pytest.fixture
+def rotated(tmp_path: Path, certificates: Certificates) -> Rotated:
+    found = Rotated(tmp_path, certificates)
+    found.use("first", "ca")
+    return found
+
+
+def test_files_that_did_not_change_are_not_read(rotated: Rotated, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = rotated.open()
+    monkeypatch.setattr("nsqha.server.certificates.load_cluster_tls", lambda *_: pytest.fail("read"))
+    assert not files.look() and files.generation == 1
+
+
+def test_a_new_set_counts(rotated: Rotated, certificates: Certificates) -> None:
+    files = rotated.open()
+    rotated.use("second", "ca")
+    assert files.look() and files.generation == 2
+    assert files.tls.certificate == Path(certificates.cert("second")).read_bytes()
+    assert not files.look()
+
+
+def test_a_set_that_is_half_replaced_waits_and_is_said_once(
+    rotated: Rotated, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = rotated.open()
+    before = files.tls
+    rotated.write("node.crt", Path(certificates.cert("second")).read_bytes())  # its key is still the first one's
+    assert not files.look()
+    assert "stays in use" not in caplog.text, "it may be whole at the next look"
+    for _ in range(3):
+        assert not files.look() and files.tls is before
+    assert caplog.text.count("stays in use") == 1
+    rotated.write("node.key", Path(certificates.key("second")).read_bytes())
+    assert files.look() and files.generation == 2
+
+
+def test_what_can_not_be_used_at_the_start_is_refused(rotated: Rotated) -> None:
+    rotated.write("ca.crt", b"")
+    with pytest.raises(ConfigError, match="--cluster-tls-ca"):
+        rotated.open()
+
+
+async def served(files: CertificateFiles) -> tuple[aio.Server, str, list[str]]:
+    """A server that answers Status and accepts Push; whom it has seen."""
+    seen: list[str] = []
+
+    async def status(peer: Any, request: Any) -> Any:
+        seen.append(peer.name)
+        return pb.StatusReply(node_uid=7)
+
+    methods = peer_grpc.GrpcPeerServer(SERVICES, tls=files.tls)
+    methods.on_call("Status", status)
+    methods.on_stream("Push", Acceptor())
+    server = aio.server(options=peer_grpc.server_options())
+    methods.add_to(server)
+    port = server.add_secure_port("127.0.0.1:0", server_credentials(files))
+    await server.start()
+    return server, f"127.0.0.1:{port}", seen
+
+
+def test_new_connections_have_the_newest_certificate_and_old_streams_stand(rotated: Rotated) -> None:
+    async def main() -> None:
+        files = rotated.open()
+        server, address, seen = await served(files)
+        peers = RenewingPeers(SERVICES, files, message_bytes=0)
+        old, new = Recorder(), Recorder()
+        stream = peers.stream(address, "Push", old)
+        await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
+        rotated.use("second", "ca", "newer")
+        files.look()
+        await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
+        rotated.use("third", "newer")
+        files.look()
+        await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
+        assert seen == ["first", "second", "third"]
+        assert not old.closed, "its certificate is trusted no more, but it stands"
+        assert len(peers._older) == 1, "connections without a stream are closed, those with one are kept"
+        peers.stream(address, "Push", new)
+        stream.close()
+        await old.end()
+        assert not peers._older
+        await peers.close()
+        await server.stop(None)
+
+    asyncio.run(main())
+
+
+def test_who_is_trusted_no_more_can_not_connect(rotated: Rotated, tmp_path: Path, certificates: Certificates) -> None:
+    async def main() -> None:
+        other = Rotated(tmp_path / "other", certificates)
+        (tmp_path / "other").mkdir()
+        other.use("first", "ca", "newer")
+        files = rotated.open()
+        server, address, _ = await served(files)
+        rotated.use("third", "newer")
+        files.look()
+        peers = RenewingPeers(SERVICES, other.open(), message_bytes=0)
+        with pytest.raises(Unavailable, match="no connection"):
+            await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
+        await peers.close()
+        await server.stop(None)
+
+    asyncio.run(main())
