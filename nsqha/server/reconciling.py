@@ -5,10 +5,14 @@
 
 What is not in the record (empty; pause of an ephemeral channel) goes the same way as an `Administer`.
 
-A leader says which partitions it does lead, so one that was replaced meanwhile is found and its successor asked. A
-partition without a leader (or whose leader has no lease) is not waited for: its next leader reads the record before it
-acknowledges anything. Who can not be reached in time fails the change; it stays in the record, so that trying again
-ends it.
+Who leads is read linearizably, after the change: the view of the watch may be of before an election whose winner has
+read the record before the change, and acknowledges messages that the new channel would never see. By the record as it
+is then, a partition without a leader is not waited for: its next leader reads the record before it acknowledges
+anything. Nor is one whose leader has no lease: nobody knows where it is, and it may acknowledge without the channel
+until its successor begins, as long as it reaches its followers but not the metadata.
+
+A leader says which partitions it does lead, so one that was replaced meanwhile is found and its successor asked. Who
+can not be reached in time fails the change; it stays in the record, so that trying again ends it.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ RETRY_SECONDS = 0.05
 Follow = Callable[[str, int, int], Awaitable[list[int]]]
 CarryOut = Callable[[str, int, Administration, str], Awaitable[list[int]]]
 Ask = Callable[[str, float], Awaitable[Any]]
+WhereLed = Callable[[str, int], Awaitable[dict[int, str]]]
 
 
 class Reconciler:
@@ -44,16 +49,19 @@ class Reconciler:
         seconds: float,
         follow: Follow,
         carry_out: CarryOut,
+        led_elsewhere: WhereLed,
     ) -> None:
         """`seconds`: for all of them to answer; `follow(topic, uid, version)` brings what is led here in line with a
         record of at least that version of the channel list, `carry_out(topic, uid, what, channel)` does what is not in
-        the record; both say for which partitions."""
+        the record; both say for which partitions. `led_elsewhere(topic, uid)` reads who leads on other nodes as of now:
+        partition -> address, without those that nobody leads or whose leader has no lease."""
         self._leaders = leaders
         self._peers = peers
         self._loop = loop
         self._seconds = seconds
         self._follow = follow
         self._carry_out = carry_out
+        self._led_elsewhere = led_elsewhere
 
     def register(self, server: PeerServer) -> None:
         server.on_call("Reconcile", self._answer_reconcile)
@@ -83,12 +91,20 @@ class Reconciler:
     async def _ask_all(self, topic: Topic, ask: Ask) -> None:
         deadline = self._loop.time() + self._seconds
         done: set[int] = set()
+        waiting: dict[str, list[int]] = {}  # partitions of other leaders that have not answered yet, by address
         why = "they lead something else now"
-        while waiting := self._waiting(topic, done):
+        while True:
+            try:
+                waiting = await self._waiting(topic, done)
+                if not waiting:
+                    return
+            except Unavailable as error:
+                why = f"who leads is not known: {error}"
             left = deadline - self._loop.time()
             if left <= 0:
                 numbers = sorted(number for numbers in waiting.values() for number in numbers)
-                raise Unavailable(f"the leaders of partitions {numbers} of {topic.name} did not follow in time: {why}")
+                which = f"partitions {numbers} of {topic.name}" if waiting else topic.name
+                raise Unavailable(f"the leaders of {which} did not follow in time: {why}")
             for outcome in await asyncio.gather(*[ask(at, left) for at in waiting], return_exceptions=True):
                 if isinstance(outcome, NsqhaError):
                     why = str(outcome)
@@ -96,18 +112,15 @@ class Reconciler:
                     raise outcome
                 else:
                     done.update(outcome.partitions)
-            if self._waiting(topic, done):
-                await asyncio.sleep(RETRY_SECONDS)
+            if waiting and all(done.issuperset(numbers) for numbers in waiting.values()):
+                return  # whoever leads one of them later has read the record
+            await asyncio.sleep(RETRY_SECONDS)
 
-    def _waiting(self, topic: Topic, done: set[int]) -> dict[str, list[int]]:
-        """Partitions of other leaders that have not answered yet, by address."""
+    async def _waiting(self, topic: Topic, done: set[int]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for number in range(self._leaders.partitions(topic.name)):
-            leader = self._leaders.leader(topic.name, number)
-            if leader is None or number in done or topic.record.uid != leader.topic_uid:
-                continue
-            if leader.node != self._leaders.node:
-                found.setdefault(leader.address, []).append(number)
+        for number, address in (await self._led_elsewhere(topic.name, topic.record.uid)).items():
+            if number not in done:
+                found.setdefault(address, []).append(number)
         return found
 
     async def _answer_reconcile(

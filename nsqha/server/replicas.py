@@ -376,7 +376,9 @@ class Replicas:
         )
         partition.on_damage = lambda first, end: self.damaged(key, first, end)
         topic.add_led(partition)
-        started = partition.start_epoch(fresh.record.channels)
+        # What was changed through this node since that read: nobody else knows that its logs have to follow.
+        channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
+        started = partition.start_epoch(channels)
         started.add_done_callback(lambda done: done.cancelled() or done.exception())
         leadership.start()
         self._leaders_changed(name)

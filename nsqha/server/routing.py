@@ -48,7 +48,13 @@ class Routing:
         self.relaying = Relaying(topics, leaders, peers, loop=loop, now=broker.now)
         self.relay_service = RelayService(topics, topics, leaders, loop=loop, now=broker.now, spawn=broker.spawn)
         self.reconciler = Reconciler(
-            leaders, peers, loop=loop, seconds=wait_seconds, follow=topics.follow, carry_out=topics.carry_out
+            leaders,
+            peers,
+            loop=loop,
+            seconds=wait_seconds,
+            follow=topics.follow,
+            carry_out=topics.carry_out,
+            led_elsewhere=topics.led_elsewhere,
         )
         broker.publishing.forwarder = self.forwarder
         broker.subscriptions.relaying = self.relaying

@@ -16,6 +16,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +215,14 @@ class Topics(Mapping[str, Topic]):
         return found if found is not None and found.record.uid == uid and not found.deleting else None
 
     async def create_topic(self, name: str, settings: TopicSettings | None = None) -> None:
-        await self.ensure_topic(name, settings)
+        """Make the topic. Conflict if somebody else was faster and it has other settings than those that are given."""
+        topic = await self.ensure_topic(name, settings)
+        if settings is not None:
+            has, wanted = topic.record.settings, self._made_with(name, settings)
+            fields = [f.name for f in dataclass_fields(wanted) if f.name != "unknown"]
+            if others := {n: value for n in fields if (value := getattr(has, n)) != getattr(wanted, n)}:
+                what = ", ".join(f"{n}={'default' if value is None else value}" for n, value in others.items())
+                raise Conflict(f"topic {name} was made by somebody else just now, with {what}")
 
     async def topic_for_client(self, name: str) -> Topic:
         """The topic that a PUB or SUB names; made if that is allowed."""
@@ -279,11 +287,8 @@ class Topics(Mapping[str, Topic]):
 
     async def _create_on(self, cluster: Cluster, name: str, settings: TopicSettings) -> Topic:
         """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
-        alone = ids.is_ephemeral(name)  # kept by this node only, and nowhere on a disk
-        if alone:
-            settings = replace(settings, partitions=1, replicas=1, min_isr=None)
-        elif settings.replicas is None and self._options.topic_replicas:
-            settings = replace(settings, replicas=self._options.topic_replicas)
+        alone = ids.is_ephemeral(name)
+        settings = self._made_with(name, settings)
         async with self._changes.of(name):
             log_uid = cluster.replicas.draw_log_uid()
             metas = cluster.placed(settings, {0: log_uid}, alone=alone)
@@ -302,6 +307,16 @@ class Topics(Mapping[str, Topic]):
             log.info("topic_created", "TOPIC(%s): created", name)
         await topic.begun(self._options.publish_wait_ns / 1e9)
         return topic
+
+    def _made_with(self, name: str, settings: TopicSettings) -> TopicSettings:
+        """The settings that a topic gets for which somebody chose these."""
+        if self.cluster is None:
+            return settings
+        if ids.is_ephemeral(name):  # kept by this node only, and nowhere on a disk
+            return replace(settings, partitions=1, replicas=1, min_isr=None)
+        if settings.replicas is None and self._options.topic_replicas:
+            return replace(settings, replicas=self._options.topic_replicas)
+        return settings
 
     async def _bury_half_made(self, name: str) -> None:
         record = self._half_made.get(name)
@@ -475,7 +490,7 @@ class Topics(Mapping[str, Topic]):
     async def _move(self, partition: Partition, channel: str, target: int | None) -> SeekPlan | NsqhaError:
         cursors = partition.cursors
         if not partition.serving:
-            return Unavailable("the leader has only just been elected")  # before an event is queued
+            return Unavailable(partition.begins)  # before an event is queued
         try:
             plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
             await partition.commit_events()
@@ -518,6 +533,15 @@ class Topics(Mapping[str, Topic]):
         else:
             await self._led_follow(topic)
             await self.reconciler.others_follow(topic)
+
+    async def led_elsewhere(self, name: str, uid: int) -> dict[int, str]:
+        """Who leads partitions of a topic on other nodes, by a linearizable read: number -> address, without those
+        whose leader has no lease. NotFound, Unavailable."""
+        found, nodes = await self._metadata.read(lambda: (self._store.topic(name), self._store.nodes()))
+        if found is None or found.record.uid != uid:
+            raise NotFound(f"there is no topic {name} any more")
+        leaders = {number: meta.leader for number, meta in found.record.partitions.items()}
+        return {n: nodes[at].grpc_address for n, at in leaders.items() if at != self._node_uid and at in nodes}
 
     async def _led_follow(self, topic: Topic) -> list[int]:
         """What is led here follows; an epoch that has only begun is waited for. The numbers of those partitions."""
@@ -581,8 +605,9 @@ class Topics(Mapping[str, Topic]):
         if topic is None:
             raise NotFound(f"there is no topic {name} any more")
         led = topic.led
-        if not all(partition.serving for partition in led):
-            raise Unavailable("a leader has only just been elected; try again")  # before any of them does it
+        for partition in led:
+            if not partition.serving:
+                raise Unavailable(f"partition {partition.number}: {partition.begins}")  # before any of them does it
         for partition in led:
             cursors = partition.cursors
             if what == Administration.EMPTY_TOPIC:

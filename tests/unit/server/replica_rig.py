@@ -131,6 +131,7 @@ class FakeMetadata:
 class FakeTopic:
     def __init__(self) -> None:
         self.led: list[Any] = []
+        self.record = TopicRecord("t", UID, 3)
 
     def add_led(self, partition: Any) -> None:
         self.led.append(partition)

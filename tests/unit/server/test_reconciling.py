@@ -28,13 +28,30 @@ class FollowNode:
         self.leads: list[int] = []
         self.asked: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
+        self.away = False
+        self.reads = 0
         loop = asyncio.get_running_loop()
         self.reconciler = Reconciler(
-            self.leaders, self.peers, loop=loop, seconds=SECONDS, follow=self.follow, carry_out=self.follow
+            self.leaders,
+            self.peers,
+            loop=loop,
+            seconds=SECONDS,
+            follow=self.follow,
+            carry_out=self.follow,
+            led_elsewhere=self.led_elsewhere,
         )
         self.reconciler.register(self.server)
         channels = SimpleNamespace(version=9)
         self.topic: Any = SimpleNamespace(name="t", record=SimpleNamespace(uid=TOPIC_UID, channels=channels))
+
+    async def led_elsewhere(self, topic: str, uid: int) -> dict[int, str]:
+        """As the metadata has it: what a test appoints."""
+        self.reads += 1
+        await asyncio.sleep(0.001)
+        if self.away:
+            raise Unavailable("etcd is away")
+        leaders = self.leaders.topics[topic]
+        return {n: at.address for n, at in leaders.items() if at is not None and at.node != self.leaders.node}
 
     async def follow(self, topic: str, uid: int, *what: Any) -> list[int]:
         self.asked.append((topic, uid, *what))
@@ -91,6 +108,27 @@ def test_a_leader_that_does_not_follow_in_time_fails_the_change(trouble: str):
         with pytest.raises(Unavailable, match=r"leaders of partitions \[0\] of t did not follow in time"):
             await nodes[1].reconciler.others_follow(nodes[1].topic)
         assert asyncio.get_running_loop().time() - begun == pytest.approx(SECONDS, abs=0.2)
+
+    nodes_of(2).run(story)
+
+
+def test_who_leads_is_read_anew_for_each_change_and_while_it_can_not_be_nobody_is_told_that_it_was_done():
+    async def story(nodes: Any) -> None:
+        nodes.appoint("t", 0, None)
+        await nodes[1].reconciler.others_follow(nodes[1].topic)
+        assert nodes[1].reads == 1
+        nodes.appoint("t", 0, 2)
+        nodes[2].leads.append(0)
+        nodes[1].away = True
+        waiting = asyncio.ensure_future(nodes[1].reconciler.others_follow(nodes[1].topic))
+        await asyncio.sleep(0.3)
+        assert not waiting.done() and not nodes[2].asked
+        nodes[1].away = False
+        await waiting
+        assert len(nodes[2].asked) == 1
+        nodes[1].away = True
+        with pytest.raises(Unavailable, match=r"the leaders of t did not follow in time: .*etcd is away"):
+            await nodes[1].reconciler.others_follow(nodes[1].topic)
 
     nodes_of(2).run(story)
 

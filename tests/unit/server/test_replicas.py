@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.election.model import PartitionMeta
+from nsqha.election.model import ChannelList, PartitionMeta
 from nsqha.errors import AppendFailed
 from nsqha.pb.v1 import replication_pb2 as pb
 from tests.sim.storage import SimStorage
@@ -441,6 +441,27 @@ def test_it_leads_only_after_the_promise_is_durable() -> None:
         rig.disk.gate.set()
         await task
         assert rig.replicas.leading[KEY].epoch == 2 and promised(rig) == 2 and rig.topic.led
+
+    run(scenario)
+
+
+def test_channels_that_were_made_here_since_the_record_was_read_are_in_the_epoch_start() -> None:
+    """Whoever made them read who leads after that, found this node, and asks nobody else."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_uid = await fit_to_lead(rig)
+        record = rig.record(
+            leader=rig.node, epoch=2, isr={rig.node: log_uid}, registration=REGISTRATION, min_isr=1
+        )
+        rig.disk.gate.clear()
+        task = asyncio.ensure_future(rig.settle(record))
+        await pause()
+        rig.topic.record = replace(rig.topic.record, channels=ChannelList().with_channel("c", 1))
+        rig.disk.gate.set()
+        await task
+        await pause()
+        assert list(rig.replicas.leading[KEY].partition.cursors.channels) == ["c"]
 
     run(scenario)
 

@@ -1,0 +1,198 @@
+"""The topics of a node in a cluster: which of them lookup daemons hear of, who was faster, who leads elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nsqha.election.model import ChannelList, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.errors import Conflict, NotFound
+from nsqha.options import Options
+from nsqha.server.changes import Changes
+from nsqha.server.topics import Topics
+from tests.unit.server.replica_rig import run
+
+
+class Metadata:
+    """Records as they are now; `races`: what somebody else makes just before we do."""
+
+    def __init__(self) -> None:
+        self.store = self
+        self.records: dict[str, Versioned[TopicRecord]] = {}
+        self.races: list[Versioned[TopicRecord]] = []
+        self.alive: dict[int, NodeInfo] = {}
+
+    async def read(self, read: Callable[[], Any]) -> Any:
+        return read()
+
+    write = read
+
+    def topic(self, name: str) -> Versioned[TopicRecord] | None:
+        return self.records.get(name)
+
+    def nodes(self) -> dict[int, NodeInfo]:
+        return self.alive
+
+    def create_topic(self, name: str, settings: TopicSettings, *, partitions: Any) -> Versioned[TopicRecord]:
+        if self.races:
+            self.records[name] = self.races.pop()
+        if name in self.records:
+            raise Conflict(f"topic {name} exists already")
+        self.records[name] = Versioned(TopicRecord(name, 7, 3, settings), 1)
+        return self.records[name]
+
+
+class Registrar:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def changed(self, topic: str, channels: Any) -> None:
+        self.told.append((topic, channels))
+
+
+class Replicas:
+    """Nobody is led or followed."""
+
+    def draw_log_uid(self) -> int:
+        return 1
+
+    def forget_log_uid(self, log_uid: int) -> None: ...
+
+    async def settle(self, topic: Any) -> None: ...
+
+
+class Rig:
+    def __init__(self, **options: Any) -> None:
+        self.metadata = Metadata()
+        nothing = cast(Any, None)
+        self.topics: Any = Topics(
+            Options(**options),
+            node_uid=1,
+            rng=random.Random(1),
+            metadata=cast(Any, self.metadata),
+            disk=nothing,
+            journal_writer=nothing,
+            opener=nothing,
+            changes=Changes(asyncio.get_running_loop()),
+            new_delivery=nothing,
+            ending=lambda: False,
+            forget_targets=lambda: None,
+        )
+        self.topics._settings = SimpleNamespace(apply=lambda topic: None)
+        self.topics.registrar = self.registrar = Registrar()
+        self.topics.cluster = SimpleNamespace(replicas=Replicas(), placed=lambda *_, **__: {})
+
+
+def record(*channels: str, version: int = 1, **fields: Any) -> Versioned[TopicRecord]:
+    known = ChannelList()
+    for uid, channel in enumerate(channels, 1):
+        known = known.with_channel(channel, uid)
+    return Versioned(replace(TopicRecord("t", 7, 3, channels=known), **fields), version)
+
+
+LED: Any = SimpleNamespace(serving=False, cursors=SimpleNamespace(channels={"mine#ephemeral": None}))
+
+
+# ---- lookup daemons
+
+
+def test_a_topic_of_the_cluster_is_announced_while_a_part_of_it_is_led_here() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        topic = rig.topics.adopt(record("c"))
+        assert rig.registrar.told == [("t", None)] and rig.topics.registrations() == {}
+        topic.led = (LED,)
+        rig.topics.announce("t")
+        assert rig.registrar.told[-1] == ("t", ["c", "mine#ephemeral"])
+        assert rig.topics.registrations() == {"t": ["c", "mine#ephemeral"]}
+        topic.led = ()
+        rig.topics.announce("t")
+        assert rig.registrar.told[-1] == ("t", None) and rig.topics.registrations() == {}
+
+    run(scenario)
+
+
+def test_channels_that_another_node_made_or_deleted_are_announced() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics.adopt(record("c")).led = (LED,)
+        rig.topics.adopt(record("c", "d", version=2))
+        assert rig.registrar.told[-1] == ("t", ["c", "d", "mine#ephemeral"])
+        rig.topics.adopt(record("d", version=3))
+        assert rig.registrar.told[-1] == ("t", ["d", "mine#ephemeral"])
+
+    run(scenario)
+
+
+def test_a_topic_of_the_same_name_takes_no_announcement_over() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics.adopt(record("c")).led = (LED,)
+        rig.topics.adopt(record("e", version=4, uid=8))
+        assert rig.registrar.told[-1] == ("t", None)
+
+    run(scenario)
+
+
+# ---- two who make a topic at once
+
+
+EIGHT = TopicSettings(partitions=8)
+
+
+def test_a_topic_that_somebody_else_made_with_other_settings_is_not_passed_off_as_the_one_that_was_wanted() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.metadata.races = [record(settings=TopicSettings(partitions=3, min_isr=1))]
+        with pytest.raises(Conflict, match=r"made by somebody else just now, with partitions=3, min_isr=1$"):
+            await rig.topics.create_topic("t", EIGHT)
+        assert rig.topics.topic("t").record.settings.partitions == 3, "it is there and can be used"
+
+    run(scenario)
+
+
+def test_a_topic_that_is_just_being_made_here_is_compared_too() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        first = asyncio.ensure_future(rig.topics.create_topic("t", EIGHT))
+        second = asyncio.ensure_future(rig.topics.create_topic("t", replace(EIGHT, sync="none")))
+        await first
+        with pytest.raises(Conflict, match=r"with sync=default$"):
+            await second
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wanted", [None, EIGHT, replace(EIGHT, replicas=2)])
+def test_whoever_wanted_just_that_or_nothing_special_has_it(wanted: TopicSettings | None) -> None:
+    async def scenario() -> None:
+        rig = Rig(topic_replicas=2)
+        rig.metadata.races = [record(settings=replace(EIGHT, replicas=2, unknown={"newer": 1}))]
+        await rig.topics.create_topic("t", wanted)
+        assert rig.topics.topic("t").record.uid == 7
+
+    run(scenario)
+
+
+# ---- who leads elsewhere
+
+
+def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics.adopt(record(partitions={0: PartitionMeta()}))
+        metas = {n: PartitionMeta(leader=leader) for n, leader in enumerate((1, 2, 0, 9))}
+        metas[4] = PartitionMeta(leader=2, successor=3)  # it leads until the other one does
+        rig.metadata.records["t"] = record(partitions=metas, version=2)
+        rig.metadata.alive = {n: NodeInfo(n, grpc_address=f"n{n}") for n in (1, 2, 3)}
+        assert await rig.topics.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
+        with pytest.raises(NotFound):
+            await rig.topics.led_elsewhere("t", 8)
+
+    run(scenario)
