@@ -40,6 +40,7 @@ class Spread(Generic[T]):
     here: Callable[[list[int]], Awaitable[Mapping[int, T]]]  # in what this node leads; no answer: not, or not yet
     ask: Callable[[str, list[int]], Awaitable[Mapping[int, T]]]  # of the node at an address; likewise
     leads: Callable[[int], bool]  # whether this node leads it
+    waits: Callable[[int], str]  # why it gives no answer all the same
     leader: Callable[[int], Leader | None]  # as far as it is known here
     failed: Callable[[int, str], T]  # the answer for a partition where nothing can be said but this
     seconds: float  # leaders may take so long to be found
@@ -72,8 +73,9 @@ class Spread(Generic[T]):
         return answers
 
     async def _here(self, numbers: list[int], why: dict[int, str]) -> Mapping[int, T]:
-        why.update(dict.fromkeys(numbers, "this node does not lead it any more, or not yet"))
-        return await self.here(numbers)
+        found = await self.here(numbers)
+        why.update((number, self.waits(number)) for number in numbers if number not in found)
+        return found
 
     async def _ask(self, address: str, numbers: list[int], why: dict[int, str], *, alone: bool) -> Mapping[int, T]:
         try:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LEADER_SECONDS = 2.0  # for a leader to be found, while one is elected
 CALL_SECONDS = 5.0  # for it to answer
 
+NOT_LED = "this node does not lead it"
+
 Answers = Mapping[int, Any]
 
 
@@ -59,7 +61,8 @@ class WholeTopic:
         if self._leaders is None or request.HasField("here"):
             mine = _meant(topic, request)
             found = dict(await here([n for n in numbers if n in mine]))
-            return found | {n: failed(n, "this node does not lead it") for n in numbers if n not in found}
+            why = {n: waits(topic, n) if n in mine else NOT_LED for n in numbers}
+            return found | {n: failed(n, why[n]) for n in numbers if n not in found}
         leaders = self._leaders
 
         async def call(address: str, numbers: list[int]) -> Answers:
@@ -75,6 +78,7 @@ class WholeTopic:
             here=here,
             ask=ask or call,
             leads=lambda number: topic.leads(number) is not None,
+            waits=lambda number: waits(topic, number),
             leader=leader,
             failed=failed,
             seconds=self._seconds,
@@ -105,6 +109,12 @@ def _meant(topic: Topic, request: Any) -> set[int]:
     if request.HasField("here") and request.here.topic_uid not in (0, topic.record.uid):
         return set()
     return {partition.number for partition in topic.led}
+
+
+def waits(topic: Topic, number: int) -> str:
+    """Why this node gives no answer for a partition."""
+    partition = topic.leads(number)
+    return NOT_LED if partition is None else partition.begins
 
 
 def serving(topic: Topic, numbers: Collection[int]) -> list[Partition]:

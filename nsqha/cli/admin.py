@@ -12,8 +12,10 @@ from typing import Any
 
 from nsqha.cli import exits
 from nsqha.cli.parser import did_you_mean
+from nsqha.cli.screen import some
 
 ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
+LOOK_SECONDS = 1.0  # for what makes an error more useful
 CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
 
 
@@ -83,7 +85,7 @@ class Admin:
             what = f"no answer from {self.address} within {self._timeout_s:g} s"
             if not rpc.startswith(CHANGES_NOTHING):
                 what += "; it may or may not have been done: look before you try again, or raise --timeout"
-            return exits.Exit(exits.UNREACHABLE, what)
+            return exits.Exit(exits.UNREACHABLE, what + self._trouble(fields.get("topic", "")))
         if code is codes.UNAVAILABLE and not self._certified and "Socket closed" in text:
             wanted = "if it wants a certificate, give --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca"
             what = f"{self.address} closed the connection; {wanted}"
@@ -97,9 +99,21 @@ class Admin:
             return exits.Exit(exits.FAILED, f"{self.address} has no {rpc}: another program, or another version")
         return exits.Exit(exits.FAILED, f"{rpc} at {self.address} failed: {text or code.name}")
 
+    def _trouble(self, name: str) -> str:
+        """Why nothing may have come of a request: partitions of the topic that acknowledge nothing."""
+        from nsqha.cli.topic import unserved
+
+        try:
+            request = self.messages.DescribeTopicRequest(topic=name)
+            topic = self._stub.DescribeTopic(request, timeout=LOOK_SECONDS).topic
+        except self._grpc.RpcError:
+            return ""
+        idle = [f"{name}/{p.partition}: {why}" for p in topic.partitions if (why := unserved(p))]
+        return f" ({some(idle)})" if idle else ""
+
     def _suggestion(self, text: str, fields: dict[str, Any]) -> str:
         try:
-            topics = self._stub.ListTopics(self.messages.ListTopicsRequest(), timeout=1.0).topics
+            topics = self._stub.ListTopics(self.messages.ListTopicsRequest(), timeout=LOOK_SECONDS).topics
         except self._grpc.RpcError:
             return ""
         channels = {topic.name: list(topic.channels) for topic in topics}

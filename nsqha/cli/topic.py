@@ -206,7 +206,7 @@ def run_create(args: argparse.Namespace) -> int:
         answer = admin.call("CreateTopic", **fields)
         topic = answer.topic if args.no_wait else wait_served(admin, answer.topic, args.timeout / 1e9)
         _show_changed(args, admin, topic, answer.remarks)
-    idle = {p.partition: _unserved(p) for p in topic.partitions if _unserved(p)}
+    idle = {p.partition: unserved(p) for p in topic.partitions if unserved(p)}
     if args.no_wait or not idle:
         return exits.OK
     why = ", ".join(sorted(set(idle.values())))
@@ -217,7 +217,7 @@ def run_create(args: argparse.Namespace) -> int:
 def wait_served(admin: Admin, topic: Any, seconds: float) -> Any:
     """The topic when each partition acknowledges messages, or when it is no use to wait, or after so many seconds."""
     deadline = time.monotonic() + seconds
-    while any(_unserved(partition) for partition in topic.partitions) and all(map(_hopeful, topic.partitions)):
+    while any(unserved(partition) for partition in topic.partitions) and all(map(_hopeful, topic.partitions)):
         if time.monotonic() > deadline:
             break
         time.sleep(LOOK_SECONDS)
@@ -225,7 +225,7 @@ def wait_served(admin: Admin, topic: Any, seconds: float) -> Any:
     return topic
 
 
-def _unserved(partition: Any) -> str:
+def unserved(partition: Any) -> str:
     """Why a partition acknowledges nothing; empty: it does."""
     state = replication(partition)
     return state if state in (NO_LEADER, BELOW_MIN_ISR) else str(partition.error)

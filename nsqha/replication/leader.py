@@ -52,6 +52,7 @@ class LeaderReplica:
         self._replicas = {node: Progress(end, durable)}
         self._effective: tuple[Progress, ...] = ()
         self._enough = False  # members are recorded, so that anything may commit
+        self._spare = 0  # members that may leave the ISR
         self._set_members(set(isr) | {node}, set(isr) | {node})
 
     def set_isr(
@@ -82,13 +83,22 @@ class LeaderReplica:
             self._replicas.setdefault(member, Progress(*NOTHING))
         self._effective = tuple(self._replicas[member] for member in sorted(effective))
         self._enough = len(recorded) >= self.min_isr
+        self._spare = len(recorded) - self.min_isr
 
     @property
     def waits_for(self) -> str:
-        """What keeps batches from being committed, for people; empty if it is only the followers' acks or the disk."""
-        if self._enough:
+        """What keeps batches from being committed, for people; empty if it is the disk, or followers that may leave."""
+        if not self._enough:
+            return f"fewer than the {self.min_isr} replicas that have to be in sync are"
+        own = self._replicas[self.node]
+        behind = sum(self._acked(p) < self._acked(own) for p in self._effective)
+        if self._spare > 0 or not behind:
             return ""
-        return f"fewer than the {self.min_isr} replicas that have to be in sync are"
+        members = len(self._effective)
+        return f"only {members - behind} of {members} in-sync replicas acknowledge, and min_isr is {self.min_isr}"
+
+    def _acked(self, progress: Progress) -> int:
+        return progress.durable if self.sync_always else progress.end
 
     @property
     def durable(self) -> int:

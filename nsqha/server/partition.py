@@ -239,11 +239,16 @@ class Partition:
         """Call once, when there is room for publishes."""
         self._budget.when_room(callback)
 
+    @property
+    def begins(self) -> str:
+        """Why its epoch has only begun: no channel event is written before the epoch start is committed."""
+        return self.leader.waits_for or "the leader has only just been elected"
+
     def commit_events(self) -> asyncio.Future[None]:
         """Write the channel events that are due; the future ends when they are committed and applied."""
         future: asyncio.Future[None] = self._loop.create_future()
         if self.closed or not self.serving:
-            future.set_exception(Unavailable(self._why if self.closed else "the leader has only just been elected"))
+            future.set_exception(Unavailable(self._why if self.closed else self.begins))
             return future
         self._event_waiters.append(future)
         self._schedule_flush()

@@ -40,7 +40,7 @@ def topic_of(leads: list[int], partitions: int) -> Any:
     """A `Topic` of a node that leads these partitions."""
     metas = {n: PartitionMeta() for n in range(partitions)}
     record = TopicRecord("t", UID, 3, TopicSettings(partitions=partitions), partitions=metas)
-    led = [SimpleNamespace(number=n) for n in leads]
+    led = [SimpleNamespace(number=n, begins=f"{n} has only begun") for n in leads]
     return SimpleNamespace(
         name="t", record=record, led=led, leads=lambda n: next((p for p in led if p.number == n), None)
     )

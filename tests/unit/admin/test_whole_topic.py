@@ -75,6 +75,10 @@ def test_a_leader_that_can_not_be_reached_fails_its_partitions_only() -> None:
     assert answers == {0: "here", 1: "two", 2: "failed: n3 is not there"}
 
 
+def test_a_partition_whose_epoch_can_not_begin_here_says_why() -> None:
+    assert ask(FakeOthers(), {}, leads=(0,), partitions=1, here=lambda numbers: {}) == {0: "failed: 0 has only begun"}
+
+
 def test_a_partition_that_nobody_leads_says_so() -> None:
     assert ask(FakeOthers(n2=seek_answer("two")), {1: 2})[2] == "failed: nobody leads it at the moment"
 
@@ -93,8 +97,9 @@ def test_a_leader_that_never_leads_is_named() -> None:
     assert answers == {0: "here", 1: "failed: n2, which is known as its leader, does not lead it, or not yet"}
 
 
-def test_what_this_node_leads_no_more_is_looked_for() -> None:
-    assert ask(FakeOthers(), {}, partitions=1, here=lambda numbers: {})[0].startswith("failed: this node does not")
+def test_what_was_led_here_when_another_node_asked_is_looked_for_elsewhere() -> None:
+    asked = pb.SeekRequest(topic="t", here=pb.Here(topic_uid=UID))
+    assert ask(FakeOthers(), {}, leads=(), partitions=1, request=asked) == {0: "failed: this node does not lead it"}
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("lost"), StorageError("disk")])

@@ -44,6 +44,20 @@ def test_nothing_commits_below_the_floor_of_members() -> None:
     assert core.committed == 5
 
 
+def test_what_keeps_from_committing_is_told() -> None:
+    core = leader(isr=(1, 2), min_isr=2)
+    assert core.waits_for == "", "nothing is written"
+    core.written(5)
+    assert core.waits_for == "only 1 of 2 in-sync replicas acknowledge, and min_isr is 2"
+    core.acked(2, end=5, durable=0)
+    assert core.waits_for == ""
+    core.set_isr((1,), (1,))
+    assert core.waits_for == "fewer than the 2 replicas that have to be in sync are"
+    core = leader(isr=(1, 2, 3), min_isr=2)
+    core.written(5)
+    assert core.waits_for == "", "one of them may leave the ISR"
+
+
 def test_a_member_that_is_only_proposed_does_not_help_over_the_floor() -> None:
     core = leader(isr=(1,), min_isr=2)
     core.written(5)
