@@ -19,7 +19,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lookupd.links import Links
 from nsqha.clock import Clock
@@ -67,6 +67,16 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_PARTITION: Key = (0, 0)  # an empty question would mean everything that the node has
 
 
+class Gate(Protocol):
+    """Whether the metadata may be decided by at all (`nsqha.election.accepting`). Both calls block."""
+
+    def why_not(self) -> str:
+        """Why nobody may decide by them now; empty: nothing is known against it. As a read of the store."""
+
+    def believe_accepted(self) -> bool:
+        """Trust a store again that was not to be trusted, if an operator has accepted it; whether that is so."""
+
+
 class ControllerCounts:
     """Since the process began."""
 
@@ -84,9 +94,16 @@ class ControllerShell:
     """One per lookup daemon; used on one loop."""
 
     def __init__(
-        self, store: MetadataStore, peers: Peers, clock: Clock, *, name: str, limits: Limits | None = None
+        self,
+        store: MetadataStore,
+        peers: Peers,
+        clock: Clock,
+        *,
+        name: str,
+        limits: Limits | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """`name` is how people know this process."""
+        """`name` is how people know this process; without a `gate` the store is never in doubt."""
         self.counts = ControllerCounts()
         self.store = store
         self.peers = peers
@@ -97,7 +114,9 @@ class ControllerShell:
         self._name = name
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
         self._task: asyncio.Task[None] | None = None
+        self._gate = gate
         self._maybe_free = asyncio.Event()  # the controller key, that is
+        self._maybe_doubted = asyncio.Event()
         self._unwatch: Callable[[], None] | None = None
 
     async def start(self) -> None:
@@ -124,6 +143,8 @@ class ControllerShell:
     def _hint(self, name: str) -> None:
         if name in ("", "controller"):
             self._maybe_free.set()
+        if name in ("", "hold") or name.startswith("waiting/"):
+            self._maybe_doubted.set()
         if self.term is not None:
             self.term.hint(name)
 
@@ -137,10 +158,31 @@ class ControllerShell:
                 if str(error) != said:
                     self.log.warning("controller_paused", "the metadata store does not let us campaign: %s", error)
                     said = str(error)
+                if isinstance(error, StaleMetadata) and self._gate is not None:
+                    await self._believe_accepted(self._gate)
             except Exception as error:
                 # A bug must not leave the cluster without this candidate for good.
                 self.log.error("controller_failed", "the campaign broke off: %s", error, error=error)
             await asyncio.sleep(CAMPAIGN_AGAIN_S)
+
+    async def _believe_accepted(self, gate: Gate) -> None:
+        with contextlib.suppress(NsqhaError):
+            if await self.run(gate.believe_accepted):
+                self.log.info("metadata_believed", "an operator accepted the metadata as they are now")
+
+    async def _doubted(self, gate: Gate) -> str:
+        """Ends, with the reason, when nobody may decide by the metadata any more."""
+        while True:
+            await self._maybe_doubted.wait()
+            self._maybe_doubted.clear()
+            try:
+                if why := await self.run(gate.why_not):
+                    return why
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(CAMPAIGN_AGAIN_S)
+                self._maybe_doubted.set()
+            except StaleMetadata as error:
+                return str(error)
 
     async def _session(self) -> None:
         """From one lease to its loss."""
@@ -150,6 +192,8 @@ class ControllerShell:
         try:
             while not lost.is_set():
                 self._maybe_free.clear()
+                if self._gate is not None and (why := await self.run(self._gate.why_not)):
+                    raise Unavailable(why)
                 won = await self.run(lambda: session.campaign(Controller(self._name)))
                 if won is None:
                     with contextlib.suppress(TimeoutError):
@@ -170,12 +214,19 @@ class ControllerShell:
         term = self.term = Term(self, epoch, cluster_id)
         why = "stopped"
         gone = asyncio.create_task(lost.wait())
+        self._maybe_doubted.set()  # perhaps between the look and winning the key
+        doubted = asyncio.create_task(self._doubted(self._gate)) if self._gate is not None else None
         try:
             term.hint("")
-            await asyncio.wait((term.over, gone), return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [term.over, gone, *([doubted] if doubted is not None else [])]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             why = term.over.result() if term.over.done() else "the lease is lost"
+            if doubted is not None and doubted.done():
+                why = doubted.result()
         finally:
             gone.cancel()
+            if doubted is not None:
+                doubted.cancel()
             self.term = None
             term.end()
             self.log.info(

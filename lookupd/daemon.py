@@ -13,12 +13,13 @@ import contextlib
 import random
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from lookupd.changes import Changes
 from lookupd.cluster_api import Cluster
-from lookupd.controller import ControllerShell
+from lookupd.controller import ControllerShell, Gate
 from lookupd.directory import Directory
 from lookupd.http_api import LookupdApi
 from lookupd.registry import Registry
@@ -33,6 +34,9 @@ from nsqha.server.http_envelope import HttpServer
 from nsqha.server.listen import bound_address, bound_port, listen, raise_open_files_limit
 from nsqha.server.peers import Peers
 
+if TYPE_CHECKING:
+    from nsqha.election.etcd import EtcdStore
+
 
 class Lookupd:
     """The daemon as an object, so that `nsqha dev` and tests run it in their own process."""
@@ -44,10 +48,12 @@ class Lookupd:
         clock: Clock | None = None,
         store: MetadataStore | None = None,
         peers: Peers | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """With the metadata store of a cluster, and a way to reach its nodes, this is also a controller of it.
 
-        The store must be this daemon's alone (it opens a session). Both are the caller's to close, after `stop`."""
+        The store must be this daemon's alone (it opens a session). Both are the caller's to close, after `stop`.
+        `gate` says when nobody may decide by it."""
         clock = clock or SystemClock()
         inactive_s = options.inactive_producer_timeout_ns / SECOND
         self._options = options
@@ -61,7 +67,7 @@ class Lookupd:
         if store is not None:
             assert peers is not None, "a controller needs a way to reach nodes"
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
-            self.controller = ControllerShell(store, peers, clock, name=name)
+            self.controller = ControllerShell(store, peers, clock, name=name, gate=gate)
             cluster = Cluster(self.controller, Directory(lifetime_s), Changes(store, random.SystemRandom()))
         self._tcp = TcpServer(self.registry, clock, self._log, silence_s=inactive_s)
         self._http = HttpServer(LookupdApi(self.registry, clock, cluster).routes(), self._log)
@@ -127,13 +133,13 @@ async def _until_signal(options: LookupdOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         clock = SystemClock()
         store, peers = await _join(options, clock, stack) if options.etcd_endpoints else (None, None)
-        lookupd = Lookupd(options, clock=clock, store=store, peers=peers)
+        lookupd = Lookupd(options, clock=clock, store=store, peers=peers, gate=store)
         await lookupd.start()
         await told.wait()
         await lookupd.stop()
 
 
-async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncExitStack) -> tuple[MetadataStore, Peers]:
+async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncExitStack) -> tuple[EtcdStore, Peers]:
     """The cluster's metadata and a way to its nodes; both are closed with `stack`."""
     # grpc takes a tenth of a second to import, and a daemon without a cluster does not need it.
     from nsqha.pb.v1 import replication_pb2

@@ -173,11 +173,11 @@ def _add_accept(verbs: Any) -> None:
         "accept-metadata",
         _accept,
         help="let an etcd that was put back to an older state follow the nodes again",
-        description="After etcd was restored from a backup its nodes do not believe it: they elect nobody and change no "
-        "replicas until this command. It asks every node what it has, shows what would change and what may be lost, and "
-        "asks. Then every epoch rises above all that nodes have promised, the replicas that have most are in sync, and "
-        "topics that etcd has forgotten come back. All nodes stop for some seconds meanwhile. It can be run again at "
-        "any time; where no node waits it does nothing.",
+        description="Nodes do not believe an etcd that was restored from a backup: they elect nobody and change no "
+        "replicas until this command. It asks every node what it has, shows what would change and what may be lost, "
+        "and asks. Then every epoch rises above all that nodes have promised, the replicas that have most are in sync, "
+        "and topics that etcd has forgotten come back. All nodes stop for some seconds. If it is interrupted, "
+        "run it again; where no node waits it does nothing.",
         examples=("nsqha cluster accept-metadata", "nsqha cluster accept-metadata --yes --json"),
         shape='{"done", "generation", "nodes", "unheard", "restored", "deleted", "partitions"}',
         statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),

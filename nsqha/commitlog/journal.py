@@ -27,7 +27,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqha.commitlog.journal_record import (
     CutIntent,
@@ -231,9 +231,26 @@ class NodeJournal:
             )
         self._set_identity(cluster_id=cluster_id, etcd_cluster_id=etcd_cluster_id or mine.etcd_cluster_id)
 
-    def accept_metadata(self, *, cluster_id: int, etcd_cluster_id: int, revision_seen: int) -> None:
+    def accept_metadata(
+        self, *, cluster_id: int, etcd_cluster_id: int, revision_seen: int, generation: int = 0
+    ) -> None:
         """An operator vouched for other metadata than before (import, accept-metadata)."""
-        self._set_identity(cluster_id=cluster_id, etcd_cluster_id=etcd_cluster_id, revision_seen=revision_seen)
+        self._set_identity(
+            cluster_id=cluster_id,
+            etcd_cluster_id=etcd_cluster_id,
+            revision_seen=revision_seen,
+            generation=max(generation, self.identity.generation),
+            in_doubt=False,
+        )
+
+    def follow_generation(self, generation: int) -> None:
+        """The metadata that is believed was accepted so many times."""
+        if generation > self.identity.generation:
+            self._set_identity(generation=generation)
+
+    def doubt_metadata(self) -> None:
+        """The metadata went back; it may look newer again at the next start, so this is remembered."""
+        self._set_identity(in_doubt=True)
 
     def poison(self, reason: str) -> None:
         """Nothing more is trusted in this directory; the first reason stays."""
@@ -320,7 +337,7 @@ class NodeJournal:
         if self._records.get(key) != record:
             self._records[key] = self._changed[key] = record
 
-    def _set_identity(self, **changes: int) -> None:
+    def _set_identity(self, **changes: Any) -> None:
         identity = replace(self._node.identity, **changes)
         if identity != self._node.identity:
             self._node = replace(self._node, identity=identity)

@@ -58,6 +58,8 @@ class Identity:
     cluster_id: int = 0  # 0: not in a cluster yet
     etcd_cluster_id: int = 0  # 0: never used etcd
     revision_seen: int = 0  # highest metadata revision that this node has acted on
+    generation: int = 0  # of the last `accept-metadata` that this node follows
+    in_doubt: bool = False  # the metadata went back to an older state, and nobody has accepted that yet
 
 
 @dataclass(frozen=True, slots=True)

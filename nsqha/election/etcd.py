@@ -25,6 +25,7 @@ import msgspec
 from nsqha.clock import Clock
 from nsqha.election import etcd_keys, rules
 from nsqha.election.codec import FORMAT, encode
+from nsqha.election.etcd_accepting import Look, look
 from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions
 from nsqha.election.etcd_keys import created, delete, get, none_newer, put, txn, unchanged
@@ -89,6 +90,7 @@ class EtcdStore:
         self._hints: list[Hint] = []
         self._view = View()
         self._session: EtcdSession | None = None
+        self._generation = 0  # of the acceptance that is believed
         self._client = EtcdClient(options, etcd_cluster_id=seen.etcd_cluster_id, revision_seen=seen.revision)
         self._watch = EtcdWatch(self._client, self._keys, self._publish, trouble)
         try:
@@ -109,6 +111,16 @@ class EtcdStore:
 
     def view(self) -> View:
         return self._view
+
+    @property
+    def doubt(self) -> str:
+        """Why etcd is not believed any more, which no call can change; empty: it is."""
+        return self._client.doubt
+
+    @property
+    def foreign(self) -> bool:
+        """The doubt is that it is another etcd, and not an older state of ours."""
+        return self._client.foreign
 
     def watch(self, hint: Hint) -> Callable[[], None]:
         self._hints.append(hint)
@@ -152,6 +164,38 @@ class EtcdStore:
     def intents(self) -> dict[str, Versioned[Intent]]:
         kvs, _ = list_keys(self._client, self._keys.intents)
         return {self._keys.short(kv.key).removeprefix("intents/"): _intent(kv) for kv in kvs}
+
+    # Acceptance (nsqha.election.accepting)
+
+    def generation(self) -> int:
+        """How often an operator accepted the metadata after etcd was put back."""
+        return self._looked().accepted.record.generation
+
+    def why_not(self) -> str:
+        """Why nobody may decide by the metadata now; empty: nothing is known against it."""
+        return self._looked().why_not
+
+    def believe_accepted(self) -> bool:
+        """If this etcd is doubted and an operator has accepted it since: believe it again, from the beginning.
+
+        For a process that has no state of its own which could be ahead of the metadata: a lookup daemon."""
+        if not self.doubt:
+            return False
+        client = EtcdClient(self._client.options)
+        try:
+            found = look(client, self._keys)
+        finally:
+            client.close()
+        if found.why_not or found.accepted.record.generation <= self._generation:
+            return False
+        self._client.forget()
+        self._watch.begin_again()
+        return True
+
+    def _looked(self) -> Look:
+        found = look(self._client, self._keys)
+        self._generation = found.accepted.record.generation
+        return found
 
     # Changes
 

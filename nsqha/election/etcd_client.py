@@ -111,6 +111,7 @@ class EtcdClient:
         self._cluster_id = etcd_cluster_id
         self._revision = revision_seen
         self._stale = ""
+        self.foreign = False  # `doubt` is that it is another etcd, and not an older state of ours
         self._closed = threading.Event()
         self._rotated: list[Callable[[], None]] = []
 
@@ -124,6 +125,16 @@ class EtcdClient:
     def revision(self) -> int:
         """The highest that this process has seen."""
         return self._revision
+
+    @property
+    def doubt(self) -> str:
+        """Why this etcd is not believed; empty: it is."""
+        return self._stale
+
+    def forget(self) -> None:
+        """Believe whoever answers next, as if nothing had been seen yet."""
+        with self._lock:
+            self._stale, self.foreign, self._cluster_id, self._revision = "", False, 0, 0
 
     @property
     def closed(self) -> bool:
@@ -144,6 +155,7 @@ class EtcdClient:
             if not self._cluster_id:
                 self._cluster_id = header.cluster_id
             if header.cluster_id != self._cluster_id:
+                self.foreign = True
                 self._stale = (
                     f"etcd {', '.join(self.options.endpoints)} is cluster {header.cluster_id:016x}, this node belongs "
                     f"to {self._cluster_id:016x}; connect it to the right one, or see nsqha cluster accept-metadata"
@@ -212,11 +224,9 @@ class EtcdClient:
                 self._closed.wait(PAUSE_S)
         raise failure
 
-    def peek_identity(self) -> tuple[int, int]:
-        """Cluster id and revision of the etcd that answers, believed or not."""
-        request = rpc.RangeRequest(key=b"\0", count_only=True)
-        header = self._call(lambda stubs: stubs.kv.Range, request, repeatable=True).header
-        return header.cluster_id, header.revision
+    def confirm(self) -> None:
+        """A read for nothing but its answer's header: an older etcd is noticed. Unavailable, StaleMetadata."""
+        self.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=b"\0", count_only=True))
 
     # Streams
 

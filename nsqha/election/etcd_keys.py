@@ -8,6 +8,9 @@
       partitions/<uid>/<n>  PartitionMeta         (x)     mod_revision
       tombstones/<uid>      Tombstone
       topics/<name>         TopicRecord, no partitions (x)  mod_revision
+      waiting/<uid>         WaitingNode            x      (these three: nsqha.election.accepting)
+      hold                  Hold
+      accepted              Accepted                      mod_revision
 
 uids are 16 hex digits, partition numbers decimal. Values are JSON (nsqha.election.codec); what etcd
 itself counts is not stored in them. (x): ephemeral topics hang on the lease of the process that created them. Other
@@ -33,7 +36,7 @@ R = TypeVar("R", bound=Record)
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _PARTITION = re.compile(r"partitions/([0-9a-f]{16})/([0-9]{1,4})")
-_UID = re.compile(r"(?:nodes|tombstones)/([0-9a-f]{16})")
+_UID = re.compile(r"(?:nodes|tombstones|waiting)/([0-9a-f]{16})")
 
 
 class Keys:
@@ -51,6 +54,9 @@ class Keys:
         self.tombstones = self._key("tombstones/")
         self.nodes = self._key("nodes/")
         self.intents = self._key("intents/")
+        self.waiting = self._key("waiting/")
+        self.hold = self._key("hold")
+        self.accepted = self._key("accepted")
         self.all = self._key("")
 
     def topic(self, name: str) -> bytes:
@@ -67,6 +73,9 @@ class Keys:
 
     def node(self, uid: int) -> bytes:
         return self._key(f"nodes/{uid:016x}")
+
+    def waiting_node(self, uid: int) -> bytes:
+        return self._key(f"waiting/{uid:016x}")
 
     def intent(self, name: str) -> bytes:
         return self._key(f"intents/{name}")
@@ -87,7 +96,7 @@ def partition_of(short: str) -> tuple[int, int] | None:
 
 
 def uid_of(short: str) -> int:
-    """Of a node's or tombstone's key; 0 if it is neither."""
+    """Of a node's, tombstone's or waiting node's key; 0 if it is none."""
     match = _UID.fullmatch(short)
     return 0 if match is None else int(match[1], 16)
 

@@ -50,6 +50,8 @@ class EtcdWatch:
         self._view = View()
         self._records = Records(keys, trouble)
         self._next = 0  # the revision to watch from
+        self._broke = False  # a stream has ended
+        self._relist = False
 
     def start(self) -> None:
         """List, publish the first view, then follow in the background. Raises what a read raises."""
@@ -62,6 +64,11 @@ class EtcdWatch:
         stream = self._stream
         if stream is not None:
             stream.cancel()
+
+    def begin_again(self) -> None:
+        """List everything anew: what was known is of another past. From any thread."""
+        self._relist = True
+        self.reconnect()
 
     def stop(self) -> None:
         """No more calls of `publish` when this returns, unless one of them hangs."""
@@ -93,6 +100,7 @@ class EtcdWatch:
                     self._leave(error.code())
             if self._stopped.is_set():
                 return
+            self._broke = True
             if pause == PAUSE_MIN_S:  # not for every attempt
                 self._trouble(f"the watch on etcd broke and goes on behind revision {self._next - 1}: {why}")
             self._stopped.wait(pause)
@@ -106,8 +114,12 @@ class EtcdWatch:
 
     def _responses(self) -> Iterator[Any]:
         """Of one stream."""
-        if not self._next:
+        if not self._next or self._relist:
+            self._relist = False
             self._list()
+        elif self._broke:
+            # A watch that goes on behind what an older etcd has would wait there without a word. A read notices.
+            self._client.confirm()
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         create = rpc.WatchCreateRequest(
             key=self._keys.all,

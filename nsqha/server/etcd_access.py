@@ -12,12 +12,14 @@ from typing import Protocol
 
 from nsqha.clock import Clock
 from nsqha.election.etcd import EtcdStore
+from nsqha.election.etcd_accepting import EtcdAcceptance, Look
 from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_client import EtcdClient, EtcdOptions
 from nsqha.election.etcd_keys import Keys
 from nsqha.election.etcd_view import Trouble
+from nsqha.election.model import TopicRecord, Versioned
 from nsqha.election.session import StoreIdentity
-from nsqha.errors import ConfigError, NotFound, OutcomeUnknown, Unavailable
+from nsqha.errors import ConfigError, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 
 PASSWORD_BYTES_MAX = 4096
 
@@ -78,8 +80,35 @@ def open_store(
             _check_exists(options, flags.cluster_name)
         return EtcdStore(options, flags.cluster_name, clock, rng, cluster_id=cluster_id, seen=seen, trouble=trouble)
     except (Unavailable, OutcomeUnknown) as error:
-        where = ", ".join(options.endpoints)
-        raise Unavailable(f"etcd at {where} can not be used: {error}; start it, or correct --etcd-endpoint") from None
+        raise _unusable(flags, error) from None
+
+
+def _unusable(flags: EtcdFlags, error: NsqhaError) -> Unavailable:
+    where = ", ".join(etcd_options(flags).endpoints)
+    return Unavailable(f"etcd at {where} can not be used: {error}; start it, or correct --etcd-endpoint")
+
+
+def look_at(flags: EtcdFlags, clock: Clock) -> Look:
+    """What nodes and operators wrote about the metadata of this etcd, believed or not. Unavailable."""
+    acceptance = EtcdAcceptance(etcd_options(flags), flags.cluster_name, clock, lambda text: None)
+    try:
+        return acceptance.look()
+    except (Unavailable, OutcomeUnknown) as error:
+        raise _unusable(flags, error) from None
+    finally:
+        acceptance.close()
+
+
+def stored_topics(flags: EtcdFlags, clock: Clock) -> dict[str, Versioned[TopicRecord]]:
+    """What the etcd that is there says of topics, believed or not; nothing if it has no such cluster. Unavailable."""
+    try:
+        store = open_store(flags, clock, random.Random(), begin=False)
+    except NotFound:
+        return {}
+    try:
+        return store.topics()
+    finally:
+        store.close()
 
 
 def _check_exists(options: EtcdOptions, name: str) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from nsqha import NSQ_VERSION
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import StoreIdentity
+from nsqha.errors import StaleMetadata
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2, routing_pb2
-from nsqha.server import renewing, tls
+from nsqha.server import held, renewing, tls
 from nsqha.server.cluster import Cluster
-from nsqha.server.etcd_access import open_store
+from nsqha.server.etcd_access import look_at, open_store
 from nsqha.server.members import MembersOnly
 from nsqha.server.peer_grpc import GrpcPeerServer
 from nsqha.server.peers import message_bytes_max
@@ -43,6 +44,7 @@ async def open_cluster(
 ) -> Cluster:
     """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
     loop = asyncio.get_running_loop()
+    generation = await loop.run_in_executor(None, lambda: _generation(options, journal, clock))
     mine = journal.identity
     store = await loop.run_in_executor(
         None,
@@ -56,10 +58,15 @@ async def open_cluster(
         ),
     )
     cluster = store.cluster().record
+    if why := held.broken_promise(journal, store.view().topics):
+        await loop.run_in_executor(None, store.close)
+        held.remember_doubt(journal)
+        raise StaleMetadata(why)
     size = message_bytes(options)
     identity = store.identity()
     journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.stage_revision(identity.revision)
+    journal.follow_generation(generation)
     return Cluster(
         store,
         loop=loop,
@@ -70,6 +77,21 @@ async def open_cluster(
         routing_peers=renewing.peers(SERVICES, certificates, message_bytes=size),
         ttl_s=options.lease_ttl_ns / 1e9,
     )
+
+
+def _generation(options: Options, journal: NodeJournal, clock: Clock) -> int:
+    """Of the acceptance that this node may follow. StaleMetadata: it may not start with these metadata."""
+    look = look_at(options, clock)
+    if held.may_start(look, journal):
+        if held.accepts(look, journal):
+            held.follow(journal, look, options.data_path)
+    elif why := held.doubt_about(look, journal) or look.why_not:
+        ours = look.etcd_cluster_id == journal.identity.etcd_cluster_id
+        if ours and held.doubt_about(look, journal):
+            held.remember_doubt(journal)
+        raise StaleMetadata(why)
+    # Else there is no such cluster: the store begins it, or says why not.
+    return look.accepted.record.generation
 
 
 def message_bytes(options: Options) -> int:

@@ -22,7 +22,7 @@ from nsqha.clock import SystemClock
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
-from nsqha.errors import ConfigError
+from nsqha.errors import ConfigError, StaleMetadata
 from nsqha.nsqlog import Log
 from nsqha.options import Options, version_line
 from nsqha.server import listen
@@ -40,6 +40,7 @@ from nsqha.wire.limits import Limits
 
 if TYPE_CHECKING:
     from nsqha.server.certificates import CertificateFiles
+    from nsqha.server.doubt import Doubt
 
 MS = 1_000_000
 LEAVE_SECONDS_MAX = 5.0  # a stop waits so long for others to take over what this node leads
@@ -100,12 +101,20 @@ def boot_id() -> str:
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
+class GivenUp(Exception):
+    """The process is to end before the node could start."""
+
+
 class Node:
     """One broker in this process."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, stop: asyncio.Event | None = None) -> None:
+        """`stop` is set when the process is to end, which may be before the node could start."""
         self.options = replace(options, data_path=os.path.abspath(options.data_path or "."))
         self.failed: asyncio.Future[str] | None = None  # the disk failed: why
+        self.begins_again = asyncio.Event()  # this life ends, and another one of the same process begins
+        self._stop = stop or asyncio.Event()
+        self._doubt: Doubt | None = None
         self._broker: Broker | None = None
         self._server: asyncio.AbstractServer | None = None
         self._certificates: CertificateFiles | None = None
@@ -119,7 +128,7 @@ class Node:
         return self._broker
 
     async def start(self) -> None:
-        """Serve. ConfigError if a flag, the folder or a port can not be used."""
+        """Serve. ConfigError if a flag, the folder or a port can not be used; GivenUp."""
         options = self.options
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
@@ -137,13 +146,28 @@ class Node:
         rng = random.Random()
         self._make_data_path()
         journal = self._open_journal(rng)
+        disk = DiskRounds(loop, clock, self._fail)
         cluster = None
         if options.etcd_endpoints:
             joining = await asyncio.to_thread(importlib.import_module, "nsqha.server.joining")
-            cluster = await joining.open_cluster(options, journal, clock, rng, self._certificates)
-        store = cluster.store if cluster is not None else self._open_embedded(journal, rng)
-        disk = DiskRounds(loop, clock, self._fail)
-        opener = PartitionOpener(options, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=self._fail)
+            opener = self._opener(loop, clock, disk, journal, rng)
+            while cluster is None:
+                try:
+                    cluster = await joining.open_cluster(self.options, journal, clock, rng, self._certificates)
+                except StaleMetadata as error:
+                    for sock in sockets.values():
+                        sock.close()  # clients go elsewhere: this may take until an operator comes
+                    held = importlib.import_module("nsqha.server.held")
+                    holding = held.Holding(self.options, journal, clock, disk, opener, self._stop)
+                    if not await held.until_accepted(holding, str(error)):
+                        journal.close()
+                        disk.close()
+                        raise GivenUp from None
+                    sockets = self._listen()
+            store = cluster.store
+        else:
+            store = self._open_embedded(journal, rng)
+            opener = self._opener(loop, clock, disk, journal, rng)
         broker = Broker(
             options,
             limits_of(options),
@@ -174,11 +198,24 @@ class Node:
             grpc = self.addresses.grpc
             info = joining.node_info(self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc)
             await cluster.join(info)
+            assert self._doubt is not None
+            self._tasks.append(loop.create_task(self._doubt.run()))
         collector.start()
         keep_large_blocks()
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+
+    def _opener(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: SystemClock,
+        disk: DiskRounds,
+        journal: NodeJournal,
+        rng: random.Random,
+    ) -> PartitionOpener:
+        fail = self._fail
+        return PartitionOpener(self.options, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=fail)
 
     def _make_data_path(self) -> None:
         options = self.options
@@ -292,7 +329,11 @@ class Node:
         if broker.cluster is not None:
             joining = importlib.import_module("nsqha.server.joining")
             peers.append(joining.peer_server(self.options))
-            broker.cluster.serve(joining.MembersOnly(peers[0], broker.cluster.view))
+            checked = joining.MembersOnly(peers[0], broker.cluster.view)
+            broker.cluster.serve(checked)
+            doubt = importlib.import_module("nsqha.server.doubt")
+            self._doubt = doubt.Doubt(broker, broker.cluster, broker.cluster.store, self.begins_again.set)
+            self._doubt.serve(checked)
             message_bytes = joining.message_bytes(self.options)
         admin = service.AdminServer(
             broker, self.options.grpc_address, peers, tls=self._certificates, message_bytes=message_bytes
@@ -310,11 +351,11 @@ class Node:
         if self.failed is not None and not self.failed.done():
             self.failed.set_result(why)
 
-    async def stop(self) -> None:
+    async def stop(self, *, hand_over: bool = True) -> None:
         """Leave the lookup daemons, close listeners and clients, write what is left, sync, mark the stop clean."""
         broker = self.broker
         log.info("stopping", "NSQ: stopping")
-        if broker.cluster is not None and broker.failure is None:
+        if hand_over and broker.cluster is not None and broker.failure is None:
             # Everything still runs: who publishes or consumes here notices a pause, and is served by others then.
             await broker.cluster.leave(LEAVE_SECONDS_MAX)
         broker.exiting = True
@@ -337,14 +378,22 @@ def serve_until_signal(options: Options) -> int:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        node = Node(options)
-        await node.start()
-        assert node.failed is not None
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        failed = node.failed.done()
-        await node.stop()
-        return 1 if failed else 0
+        while True:
+            node = Node(options, stop)
+            try:
+                await node.start()
+            except GivenUp:
+                return 0
+            assert node.failed is not None
+            stopping = loop.create_task(stop.wait())
+            beginning = loop.create_task(node.begins_again.wait())
+            await asyncio.wait((stopping, beginning, node.failed), return_when=asyncio.FIRST_COMPLETED)
+            again = not stopping.done() and not node.failed.done()
+            stopping.cancel()
+            beginning.cancel()
+            failed = node.failed.done()
+            await node.stop(hand_over=not again)
+            if not again:
+                return 1 if failed else 0
 
     return uvloop.run(main())

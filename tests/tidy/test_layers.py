@@ -25,6 +25,7 @@ LAYERS = {
     "nsqha.cursor.lmdb_tables": 2,
     "nsqha.election.embedded": 2,
     "nsqha.election.etcd": 2,
+    "nsqha.election.etcd_accepting": 2,
     "nsqha.election.etcd_binary": 2,
     "nsqha.election.etcd_bridge": 2,
     "nsqha.election.etcd_client": 2,

@@ -687,3 +687,87 @@ class LiveMessage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LiveMessage: _TypeAlias = LiveMessage  # noqa: Y015
+
+@_typing.final
+class EvidenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvidenceRequest: _TypeAlias = EvidenceRequest  # noqa: Y015
+
+@_typing.final
+class EvidenceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    VIEW_REVISION_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    held: _builtins.bool
+    """it leads and follows nothing: this does not change any more"""
+    generation: _builtins.int
+    """of the acceptance that it follows"""
+    view_revision: _builtins.int
+    """`topics` is all there was then; 0: they were put together from logs"""
+    @_builtins.property
+    def status(self) -> Global___StatusReply:
+        """of all replicas"""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownTopic]: ...
+    def __init__(
+        self,
+        *,
+        status: Global___StatusReply | None = ...,
+        name: _builtins.str = ...,
+        held: _builtins.bool = ...,
+        generation: _builtins.int = ...,
+        view_revision: _builtins.int = ...,
+        topics: _abc.Iterable[Global___KnownTopic] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "held", b"held", "name", b"name", "status", b"status", "topics", b"topics", "view_revision", b"view_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvidenceReply: _TypeAlias = EvidenceReply  # noqa: Y015
+
+@_typing.final
+class KnownTopic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    record: _builtins.bytes
+    """a TopicRecord as JSON, with its partitions"""
+    version: _builtins.int
+    """of the record in the metadata that it comes from; 0: put together from a log"""
+    def __init__(
+        self,
+        *,
+        record: _builtins.bytes = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownTopic: _TypeAlias = KnownTopic  # noqa: Y015

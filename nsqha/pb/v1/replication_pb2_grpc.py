@@ -54,6 +54,11 @@ class ReplicationStub:
                 request_serializer=nsqha_dot_v1_dot_replication__pb2.FetchRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_replication__pb2.FetchReply.FromString,
                 _registered_method=True)
+        self.Evidence = channel.unary_unary(
+                '/nsqha.v1.Replication/Evidence',
+                request_serializer=nsqha_dot_v1_dot_replication__pb2.EvidenceRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_replication__pb2.EvidenceReply.FromString,
+                _registered_method=True)
         self.Live = channel.stream_stream(
                 '/nsqha.v1.Replication/Live',
                 request_serializer=nsqha_dot_v1_dot_replication__pb2.LiveMessage.SerializeToString,
@@ -93,6 +98,13 @@ class ReplicationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evidence(self, request, context):
+        """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Live(self, request_iterator, context):
         """Stays open as long as both processes live: its end is news.
         """
@@ -122,6 +134,11 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=nsqha_dot_v1_dot_replication__pb2.FetchRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_replication__pb2.FetchReply.SerializeToString,
+            ),
+            'Evidence': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evidence,
+                    request_deserializer=nsqha_dot_v1_dot_replication__pb2.EvidenceRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_replication__pb2.EvidenceReply.SerializeToString,
             ),
             'Live': grpc.stream_stream_rpc_method_handler(
                     servicer.Live,
@@ -237,6 +254,33 @@ class Replication:
             '/nsqha.v1.Replication/Fetch',
             nsqha_dot_v1_dot_replication__pb2.FetchRequest.SerializeToString,
             nsqha_dot_v1_dot_replication__pb2.FetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evidence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Replication/Evidence',
+            nsqha_dot_v1_dot_replication__pb2.EvidenceRequest.SerializeToString,
+            nsqha_dot_v1_dot_replication__pb2.EvidenceReply.FromString,
             options,
             channel_credentials,
             insecure,

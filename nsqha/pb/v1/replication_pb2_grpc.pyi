@@ -45,6 +45,8 @@ class ReplicationStub:
     """Where an epoch ends in the leader's log: a follower finds the point where its log is another one."""
     Fetch: _grpc.UnaryUnaryMultiCallable[_replication_pb2.FetchRequest, _replication_pb2.FetchReply]
     """Entries and their bytes, pulled by a follower that is behind, or that mends a damaged range."""
+    Evidence: _grpc.UnaryUnaryMultiCallable[_replication_pb2.EvidenceRequest, _replication_pb2.EvidenceReply]
+    """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting."""
     Live: _grpc.StreamStreamMultiCallable[_replication_pb2.LiveMessage, _replication_pb2.LiveMessage]
     """Stays open as long as both processes live: its end is news."""
 
@@ -61,6 +63,8 @@ class ReplicationAsyncStub(ReplicationStub):
     """Where an epoch ends in the leader's log: a follower finds the point where its log is another one."""
     Fetch: _aio.UnaryUnaryMultiCallable[_replication_pb2.FetchRequest, _replication_pb2.FetchReply]  # type: ignore[assignment]
     """Entries and their bytes, pulled by a follower that is behind, or that mends a damaged range."""
+    Evidence: _aio.UnaryUnaryMultiCallable[_replication_pb2.EvidenceRequest, _replication_pb2.EvidenceReply]  # type: ignore[assignment]
+    """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting."""
     Live: _aio.StreamStreamMultiCallable[_replication_pb2.LiveMessage, _replication_pb2.LiveMessage]  # type: ignore[assignment]
     """Stays open as long as both processes live: its end is news."""
 
@@ -98,6 +102,14 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replication_pb2.FetchReply, _abc.Awaitable[_replication_pb2.FetchReply]]:
         """Entries and their bytes, pulled by a follower that is behind, or that mends a damaged range."""
+
+    @_abc_1.abstractmethod
+    def Evidence(
+        self,
+        request: _replication_pb2.EvidenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replication_pb2.EvidenceReply, _abc.Awaitable[_replication_pb2.EvidenceReply]]:
+        """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting."""
 
     @_abc_1.abstractmethod
     def Live(

@@ -26,11 +26,15 @@ class FakeClient:
         self.listed = 0
         self.watched_from: list[int] = []
         self.tokens_forgotten = 0
+        self.confirmed = 0
         self.done = threading.Event()
 
     def read(self, method: Callable[[Any], Any], request: Any) -> Any:
         self.listed += 1
         return self.answers
+
+    def confirm(self) -> None:
+        self.confirmed += 1
 
     def open_stream(self, method: Callable[[Any], Any], requests: Iterator[Any]) -> Any:
         if not self.streams:
@@ -110,6 +114,7 @@ def test_in_a_backlog_it_resumes_behind_the_last_event_not_the_header() -> None:
     run(client)
     assert client.watched_from == [2, 1002]
     assert client.listed == 1
+    assert client.confirmed, "an etcd that was put back behind the watch would be waited for without a word"
 
 
 def test_a_progress_notification_moves_it_to_its_header() -> None:
