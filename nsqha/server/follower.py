@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqha.commitlog import copying
-from nsqha.commitlog.entry import Entry, Place
+from nsqha.commitlog.entry import BatchCorrupt, Entry, Place
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
@@ -93,6 +93,9 @@ class Follower:
         self.behind = True  # until a leader has said that it pushes to us
         self.closed = False
         self.stopped: str | None = None
+        self.damage: tuple[int, int] | None = None  # log ids that are committed and can not be read here
+        self.on_damage: Callable[[int, int], None] = lambda first, end: None
+        self._damage_told: tuple[int, int] | None = None
         self._runtime = runtime
         self._port: Port | None = None
         self._told = 0  # the end of what the leader says is committed; it may be above our log's
@@ -234,7 +237,7 @@ class Follower:
 
     def _apply(self) -> None:
         state, pending = self.state, self._pending
-        if state is None or self._applying:
+        if state is None or self._applying or self.damage is not None:
             return
         left = APPLY_SLICE
         try:
@@ -251,8 +254,38 @@ class Follower:
                     left -= 1
                 else:
                     self._read_pending(log_id)
+        except BatchCorrupt as error:
+            self.found(error)
         except Exception as error:
             self._stop(error)
+
+    def found(self, damage: BatchCorrupt) -> None:
+        """What is to be applied does not verify: others have it, and this replica follows on meanwhile."""
+        self.damage = (damage.first.log_id, damage.end.log_id)
+        if self.damage != self._damage_told:
+            self._damage_told = self.damage
+            log.warning("apply_delayed", "%s: the channels wait for a repair: %s", self.log.directory, damage)
+        self._pending.clear()
+        self.on_damage(*self.damage)
+
+    @property
+    def readable(self) -> bool:
+        """Whether what a leader begins with can be read: batches that are not applied yet."""
+        state = self.state
+        if state is not None and self.damage is None:
+            try:
+                for entry in self.log.entries(state.applied.log_id + 1, self.log.end.log_id):
+                    if entry.flags & NEEDS_LOOK:
+                        self.log.read(entry)
+            except BatchCorrupt as error:
+                self.found(error)
+        return self.damage is None
+
+    def mended(self) -> None:
+        """What could not be read can be read again, perhaps."""
+        if self.damage is not None:
+            self.damage = None
+            self._apply()
 
     def _apply_on(self) -> None:
         self._applying = False
@@ -306,6 +339,8 @@ class Follower:
 
     def keep_house(self) -> None:
         """Called about once a second: unlink what nobody needs, by what is committed and durable here."""
+        if not self.closed:
+            self.mended()  # a repair may not have been possible when the damage was found
         state = self.state
         if state is None or self.closed or self._exclusive is not None or len(self.log.pairs) == 1:
             return
@@ -366,6 +401,7 @@ class Follower:
         self.log_uid = log_uid
         self.state = state
         self.committed = state.applied.log_id + 1 if state is not None else 0
+        self.damage = None
         self._pending.clear()
 
     def know(self, state: PartitionState) -> None:

@@ -24,7 +24,7 @@ from nsqha.commitlog.pairs import drop_files, parse_name
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
 from nsqha.commitlog.retention import Retention
-from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
+from nsqha.commitlog.storage import MemStorage, OsStorage, Storage, parent
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.partition import PartitionCursors
@@ -182,12 +182,17 @@ class PartitionOpener:
         return self.cursor_cache.load(key, log_, read, committed=committed).state
 
     def remove(self, name: str, uid: int) -> None:
-        """Unlink everything of a deleted topic; safe to repeat."""
-        self._storage.remove_tree(self.folder(name, uid))
+        """Unlink everything of a deleted topic, durably: its tombstone goes next. Safe to repeat."""
+        self._remove(self.folder(name, uid))
 
     def remove_partition(self, record: TopicRecord, number: int) -> None:
-        """Unlink everything of one partition; safe to repeat."""
-        self._storage.remove_tree(f"{self.folder(record.name, record.uid)}/{number}")
+        """Unlink everything of one partition, durably: the journal forgets it too. Safe to repeat."""
+        self._remove(f"{self.folder(record.name, record.uid)}/{number}")
+
+    def _remove(self, folder: str) -> None:
+        self._storage.remove_tree(folder)
+        if self._storage.exists(above := parent(folder)):
+            self._storage.sync_dir(above)
 
     def sync_of(self, record: TopicRecord) -> str:
         return "none" if ids.is_ephemeral(record.name) else record.settings.sync or self._options.sync

@@ -294,7 +294,7 @@ class Replicas:
     def _follow(self, topic: Versioned[TopicRecord], number: int, opened: OpenedLog, *, promise: int) -> None:
         key = (topic.record.uid, number)
         self._records[key] = topic
-        self.followers[key] = Follower(
+        self.followers[key] = follower = Follower(
             self._runtime,
             key=key,
             log_=opened.log,
@@ -303,6 +303,7 @@ class Replicas:
             sync=self._sync_of(topic.record, topic.record.partitions[number]),
             epoch=promise,
         )
+        follower.on_damage = lambda first, end: self.damaged(key, first, end)
 
     def _sync_of(self, record: TopicRecord, meta: PartitionMeta) -> str:
         return meta.sync or self._opener.sync_of(record)
@@ -395,7 +396,7 @@ class Replicas:
             return "the ISR names another log"
         if follower.state is None:
             return "its channels are not known yet"
-        if key in self._corrupt and len(meta.replicas) > 1:
+        if len(meta.replicas) > 1 and (key in self._corrupt or not follower.readable):
             return "its log is damaged"
         return follower.stopped or ""
 
@@ -636,6 +637,8 @@ class Replicas:
         if (leadership := self.leading.get(key)) is not None:
             for delivery in leadership.partition.deliveries.values():
                 delivery.mended()
+        if (follower := self.followers.get(key)) is not None:
+            follower.mended()
 
     def damaged(self, key: Key, first: int, end: int) -> None:
         """Batches of a replica of this node do not verify any more."""
@@ -647,7 +650,7 @@ class Replicas:
         follower = self.followers.get(key)
         if key in self._cut and follower is not None and follower.complete:
             self._cut.discard(key)  # what was cut has come again, as far as it counts
-        return key in self._cut, key in self._corrupt
+        return key in self._cut, key in self._corrupt or (follower is not None and follower.damage is not None)
 
     # ---- time
 

@@ -8,6 +8,7 @@ import pytest
 
 from nsqha.clock import ManualClock
 from nsqha.commitlog.copying import read_run
+from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.cursor.state import PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -187,6 +188,40 @@ def test_only_what_is_committed_is_applied() -> None:
     assert rig.state.applied.log_id == 1
     rig.follower.committed_to(99)  # more than is here
     assert rig.state.applied.log_id == 3
+
+
+def test_damage_in_front_of_what_is_to_be_applied_is_told_and_waited_for() -> None:
+    rig = Rig(sync="interval")
+    told: list[tuple[int, int]] = []
+    rig.follower.on_damage = lambda first, end: told.append((first, end))
+    rig.write(b"a", b"b", b"c")
+    rig.push(1)
+    rig.follower.forget_pending()  # as after a restart: it is read from the files
+    bit = 8 * (2 * ENTRY_BYTES + 10)
+    commitlog = next(path for path in rig.storage.contents() if path.endswith(".commitlog"))
+    rig.storage.flip(commitlog, bit)
+    rig.follower.committed_to(4)
+    assert told == [(2, 3)] and rig.state.applied.log_id < 2 and not rig.follower.readable
+    assert rig.follower.stopped is None and not rig.failures
+    rig.write(b"d")
+    rig.push(4)
+    assert rig.log.end.log_id == 5, "it follows on meanwhile"
+    rig.storage.flip(commitlog, bit)
+    rig.follower.mended()
+    assert rig.state.applied.log_id == 3 and rig.follower.readable
+
+
+def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:
+    rig = Rig(sync="interval")
+    told: list[tuple[int, int]] = []
+    rig.follower.on_damage = lambda first, end: told.append((first, end))
+    rig.write(b"a", b"b")
+    rig.push(1)
+    rig.follower.forget_pending()
+    rig.storage.flip(next(path for path in rig.storage.contents() if path.endswith(".commitlog")), 8 * ENTRY_BYTES)
+    rig.follower.committed_to(3)
+    rig.follower.keep_house()
+    assert told == [(1, 2), (1, 2)]
 
 
 def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before() -> None:

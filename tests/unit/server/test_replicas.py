@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.election.model import ChannelList, PartitionMeta
 from nsqha.errors import AppendFailed
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -84,6 +86,38 @@ def test_files_go_only_if_the_record_as_it_is_now_names_this_node_no_more() -> N
         assert KEY in rig.replicas.followers
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B)))
         assert KEY not in rig.replicas.followers
+
+    run(scenario)
+
+
+def test_files_that_went_are_gone_for_good() -> None:
+    """The record of their deletion goes next: nobody would look for them again after a power loss."""
+
+    async def scenario() -> None:
+        storage = SimStorage()
+        rig = ReplicaRig(storage)
+        await followed(rig)
+        assert any("/topics/" in path for path in storage.contents())
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B)))
+        for seed in range(10):
+            assert not any("/topics/" in path for path in storage.crash(random.Random(seed)).contents())
+
+    run(scenario)
+
+
+def test_a_damaged_end_is_not_led() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig(SimStorage())
+        log_uid = await fit_to_lead(rig)
+        follower = rig.follower
+        for body in (b"a", b"b"):
+            add(follower.log, 1, body)
+        path = next(path for path in rig.storage.contents() if path.endswith(".commitlog"))
+        rig.storage.flip(path, 8 * (2 * ENTRY_BYTES + 10))
+        record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
+        await rig.settle(record)
+        assert not rig.replicas.leading and KEY in rig.replicas.followers
+        assert rig.replicas.doubts(KEY) == (False, True)
 
     run(scenario)
 
