@@ -271,6 +271,10 @@ class Follower:
     @property
     def readable(self) -> bool:
         """Whether what a leader begins with can be read: batches that are not applied yet."""
+        self._look_ahead()
+        return self.damage is None
+
+    def _look_ahead(self) -> None:
         state = self.state
         if state is not None and self.damage is None:
             try:
@@ -279,13 +283,13 @@ class Follower:
                         self.log.read(entry)
             except BatchCorrupt as error:
                 self.found(error)
-        return self.damage is None
 
     def mended(self) -> None:
         """What could not be read can be read again, perhaps."""
         if self.damage is not None:
             self.damage = None
-            self._apply()
+            if not self.behind:
+                self._apply()
 
     def _apply_on(self) -> None:
         self._applying = False
@@ -339,8 +343,9 @@ class Follower:
 
     def keep_house(self) -> None:
         """Called about once a second: unlink what nobody needs, by what is committed and durable here."""
-        if not self.closed:
+        if self.damage is not None and not self.closed and self._exclusive is None:
             self.mended()  # a repair may not have been possible when the damage was found
+            self._look_ahead()
         state = self.state
         if state is None or self.closed or self._exclusive is not None or len(self.log.pairs) == 1:
             return

@@ -224,6 +224,16 @@ def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:
     assert told == [(1, 2), (1, 2)]
 
 
+def test_a_damaged_end_is_not_forgotten_while_nobody_says_that_it_is_committed() -> None:
+    rig = Rig(sync="interval")
+    rig.write(b"a", b"b")
+    rig.push(1, committed=2)
+    rig.storage.flip(next(path for path in rig.storage.contents() if path.endswith(".commitlog")), 16 * ENTRY_BYTES)
+    assert not rig.follower.readable
+    rig.follower.keep_house()
+    assert rig.follower.damage == (2, 3)
+
+
 def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=72))
     rig.write(b"x" * 40, b"y", b"z")
