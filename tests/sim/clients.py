@@ -34,19 +34,17 @@ class History:
         self.acked: dict[bytes, float] = {}  # body -> when
         self.unknown: set[bytes] = set()
         self.failed: dict[bytes, str] = {}  # definitely not stored
+        self.groups: list[list[bytes]] = []  # what was sent as one
         self.delivered: dict[tuple[str, str], Counter[bytes]] = {}  # (topic, channel) -> body -> times
-        self.finished: dict[tuple[str, str], set[bytes]] = {}
+        self.last: dict[tuple[str, str], dict[bytes, float]] = {}  # ... -> when it came last
+        self.finished: dict[tuple[str, str], dict[bytes, float]] = {}  # ... -> when it was finished last
 
-    def came(self, topic: str, channel: str, body: bytes) -> None:
+    def came(self, topic: str, channel: str, body: bytes, now: float) -> None:
         self.delivered.setdefault((topic, channel), Counter())[body] += 1
+        self.last.setdefault((topic, channel), {})[body] = now
 
-    def done(self, topic: str, channel: str, body: bytes) -> None:
-        self.finished.setdefault((topic, channel), set()).add(body)
-
-    def missing(self, topic: str, channel: str) -> list[bytes]:
-        """Acknowledged, and never delivered."""
-        came = self.delivered.get((topic, channel), {})
-        return [body for body in self.acked if self.attempts[body] == topic and body not in came]
+    def done(self, topic: str, channel: str, body: bytes, now: float) -> None:
+        self.finished.setdefault((topic, channel), {})[body] = now
 
 
 class Publisher:
@@ -96,6 +94,8 @@ class Publisher:
             body += b"." * int(self._size * rng.random() ** 4)
             bodies.append(body)
             self._history.attempts[body] = self.topic
+        if len(bodies) > 1:
+            self._history.groups.append(bodies)
         node.loop.call_later(rng.uniform(0.0001, 0.001), self._arrives, node, node.loop, bodies)
 
     def _arrives(self, node: SimNode, loop: NodeLoop, bodies: list[bytes]) -> None:
@@ -133,27 +133,33 @@ class SimWire:
         if not self.closed:
             self._on_messages(bytes(data))
 
+    def reply(self, frame: bytes) -> None:
+        """A FIN or REQ that was passed on failed."""
+
     def close(self) -> None:
         self.closed = True
         self.writable = False
 
 
 class Reader:
-    """One client that consumes a channel of one partition, wherever that is led."""
+    """One client that consumes a channel: of one partition, wherever that is led, or of a topic, at any node."""
 
     def __init__(
         self,
         topic: str,
-        number: int,
+        number: int | None,
         channel: str,
         client: NodeLoop,
         nodes: Sequence[SimNode],
         rng: random.Random,
         history: History,
         *,
-        on_delivery: Callable[[SimNode, str, int, int], None],
+        on_delivery: Callable[[SimNode, str, str, bytes, bytes, int], None],
     ) -> None:
-        """`on_delivery(node, topic, partition, offset)` is called for every message that comes."""
+        """`number` None: any node will do, which passes on what others lead.
+
+        `on_delivery(node, topic, channel, message id, body, epoch)` is called for every message that comes; the epoch
+        is that of the leader that delivers it, 0 if that is another node."""
         self.topic = topic
         self.number = number
         self.channel = channel
@@ -179,13 +185,15 @@ class Reader:
         elif consumer is not None and node is not None and loop is not None:
             if loop.frozen or self._subscribing:
                 return
-            if consumer.wire.writable and self.number in consumer.legs and self._rng.random() > 0.01:
+            served = self.number is None or self.number in consumer.legs
+            if consumer.wire.writable and served and self._rng.random() > 0.01:
                 return
             loop.call_soon(self._leave, node, consumer)
             self._forget()
-        leader = next((n for n in self._nodes if n.joined and not n.frozen and self._leads(n)), None)
-        if leader is None:
+        able = [n for n in self._nodes if n.joined and not n.frozen and (self.number is None or self._leads(n))]
+        if not able:
             return
+        leader = able[0] if self.number is not None else self._rng.choice(able)
         self._node, self._loop, self._subscribing = leader, leader.loop, True
         leader.loop.call_soon(self._arrive, leader, leader.loop)
 
@@ -220,8 +228,7 @@ class Reader:
             return
         self._subscribing = False
         self._consumer = consumer
-        consumer.rdy = RDY
-        consumer.wake()
+        consumer.ready(RDY)
 
     def _leave(self, node: SimNode, consumer: Consumer) -> None:
         consumer.wire.close()
@@ -236,11 +243,10 @@ class Reader:
             size = int.from_bytes(data[at : at + 4], "big")
             message_id, body = data[at + 18 : at + 34], data[at + 34 : at + 4 + size]
             at += 4 + size
-            self._history.came(self.topic, self.channel, body)
+            self._history.came(self.topic, self.channel, body, loop.time())
             leg = consumer.legs.get(ids.partition_of(int(message_id, 16)))
-            if leg is not None:
-                number, offset = leg.delivery.partition.number, int(message_id, 16) - leg.id_base
-                self._on_delivery(node, self.topic, number, offset)
+            epoch = 0 if leg is None else leg.delivery.partition.leader.epoch
+            self._on_delivery(node, self.topic, self.channel, message_id, body, epoch)
             dice = 0.0 if self.diligent else self._rng.random()
             if dice < 0.93:
                 loop.call_later(self._rng.expovariate(100), self._finish, node, consumer, message_id, body)
@@ -256,8 +262,8 @@ class Reader:
             refused: list[bytes] = []
             data = b"FIN %b\n" % message_id
             self._verdicts(node, consumer, refused).fin_run(data, 0, len(data))
-            if not refused:
-                self._history.done(self.topic, self.channel, body)
+            if not refused:  # or nobody knows yet: its leader is elsewhere
+                self._history.done(self.topic, self.channel, body, self._client.time())
 
     def _requeue(self, node: SimNode, consumer: Consumer, message_id: bytes) -> None:
         if consumer.wire.writable:

@@ -1,10 +1,15 @@
 """A whole cluster in one thread, by a seed: nodes, controllers, metadata store, clients, and what is watched.
 
     cluster = SimCluster(Plan.draw(seed))
-    cluster.start(); cluster.publish_for(20.0, faults); cluster.heal(); cluster.check_end()
+    with cluster:
+        cluster.start(); cluster.clients(); Misfortune(cluster, rng); cluster.run_for(plan.seconds)
+        cluster.heal(); cluster.converge(); cluster.check_end()
 
 `Plan` is everything that the seed decides before anything runs; `run_seed` is one life of a cluster from start to the
-final comparison. The first violation ends it.
+final comparison (`comparison`). The first violation ends it.
+
+Not simulated: V2 connections and HTTP (a consumer is given its `Consumer`), the LMDB cache of channel states (a node
+always begins with its log), etcd itself, and disks that return wrong bytes only sometimes.
 """
 
 from __future__ import annotations
@@ -13,33 +18,41 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from nsqha.cursor.checkpoint import digest
 from nsqha.election.model import TopicSettings
 from nsqha.election.planner import PlanLimits
 from nsqha.election.rounds import Limits
 from nsqha.election.store import Change, MemoryStore
 from nsqha.errors import NsqhaError
 from nsqha.options import Options
-from nsqha.pb.v1 import replication_pb2, routing_pb2
+from nsqha.pb.v1 import admin_pb2, replication_pb2, routing_pb2
+from nsqha.server.peers import Method
 from tests.sim.clients import History, Publisher, Reader
+from tests.sim.comparison import Comparison
 from tests.sim.invariants import ErrorLog, Oracle, Violation
+from tests.sim.ledger import LATE_SECONDS
 from tests.sim.loop import START, NodeLoop, Scheduler
 from tests.sim.metadata import SimMetadata
 from tests.sim.net import Network
 from tests.sim.node import DATA, SimController, SimNode
+from tests.sim.operators import Operators
+from tests.sim.plan import Plan
 from tests.sim.storage import Crashed
 
 SERVICES = (
     replication_pb2.DESCRIPTOR.services_by_name["Replication"],
     routing_pb2.DESCRIPTOR.services_by_name["Routing"],
 )
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
 CHANNEL = "ch"
+CHANNELS = (CHANNEL, "ch2")
+DOOMED = "doomed"  # the topic that may be deleted
+EPHEMERAL = "e#ephemeral"
 START_SECONDS = 15.0  # until a healthy cluster has its topics
 CONVERGE_SECONDS = 60.0  # after everything is healed, until all replicas are in sync and everything is delivered
 QUIET_SECONDS = 2.0
+SCRUB_SECONDS = 3
 
 
 class ObservedStore(MemoryStore):
@@ -49,78 +62,6 @@ class ObservedStore(MemoryStore):
 
     def _save(self, change: Change) -> None:
         self.observer(self._state, change)
-
-
-@dataclass
-class Plan:
-    """What the seed decides."""
-
-    seed: int
-    nodes: int = 3
-    controllers: int = 1
-    topics: int = 1
-    partitions: int = 1
-    sync: str = "always"
-    segment_bytes: int = 1 << 20
-    body_bytes: int = 200
-    publishers: int = 3
-    pause_seconds: float = 0.05
-    seconds: float = 15.0
-    faults: dict[str, float] = field(default_factory=dict)  # kind -> how often a second
-
-    @classmethod
-    def draw(cls, seed: int) -> Plan:
-        """Any cluster, any subset of faults at any rate."""
-        rng = random.Random(f"plan {seed}")
-        plan = cls(
-            seed,
-            nodes=rng.choice((3, 3, 3, 3, 4, 5)),
-            controllers=rng.choice((1, 1, 2)),
-            topics=rng.choice((1, 1, 2)),
-            partitions=rng.choice((1, 1, 2)),
-            sync=rng.choice(("always", "always", "always", "interval")),
-            segment_bytes=rng.choice((2 << 10, 8 << 10, 32 << 10, 1 << 20)),
-            body_bytes=rng.choice((20, 200, 2000)),
-            publishers=rng.choice((2, 3, 4)),
-            pause_seconds=rng.choice((0.05, 0.1, 0.2)),
-            seconds=rng.uniform(4.0, 14.0),
-        )
-        plan.faults = draw_faults(rng, plan)
-        return plan
-
-
-def draw_faults(rng: random.Random, plan: Plan) -> dict[str, float]:
-    """Swarm testing: each run has its own few kinds of misfortune, each at its own rate."""
-    kinds = {
-        "kill": 0.5,
-        "kill_leader": 0.5,
-        "power_loss": 0.4,
-        "power_loss_all": 0.08,
-        "die_writing": 0.3,
-        "stop_node": 0.2,
-        "freeze": 0.4,
-        "freeze_leader": 0.3,
-        "partition": 0.4,
-        "partition_one_way": 0.4,
-        "isolate": 0.3,
-        "cut": 0.5,
-        "slow_link": 0.3,
-        "slow_disk": 0.3,
-        "disk_full": 0.2,
-        "disk_error": 0.08,
-        "metadata_trouble": 0.3,
-        "metadata_unreachable": 0.3,
-        "controller_kill": 0.15,
-        "controller_freeze": 0.15,
-        "wipe": 0.1,
-        "clock": 0.1,
-    }
-    if plan.sync != "always":
-        # What OK means there does not survive the machine.
-        for kind in ("power_loss", "power_loss_all", "die_writing", "disk_error", "wipe"):
-            del kinds[kind]
-    share = rng.choice((0.15, 0.3, 0.5))
-    return {kind: rate * rng.choice((0.3, 1.0, 2.0)) for kind, rate in kinds.items() if rng.random() < share}
 
 
 class SimCluster:
@@ -136,6 +77,8 @@ class SimCluster:
         self.metadata = SimMetadata(self.scheduler, self.new_rng())
         store = ObservedStore(self.new_rng())
         self.net = Network(self.world, self.new_rng(), SERVICES, loop_of=self._loop_of)
+        for call in ("Seek", "UndoSeek"):
+            self.net.methods[call] = Method(ADMIN, ADMIN.methods_by_name[call])
         self.metadata.use(store)
         self.history = History()
         self.errors: list[Any] = []
@@ -155,6 +98,11 @@ class SimCluster:
         self.publishers: list[Publisher] = []
         self.readers: list[Reader] = []
         self.topics = [f"t{n}" for n in range(plan.topics)]
+        self.channels = CHANNELS[: plan.channels]
+        self.doomed = DOOMED if "delete_topic" in plan.operations else None
+        self.operators: Operators | None = None
+        self.comparison = Comparison(self)
+        self.flips: list[tuple[SimNode, str, int, int]] = []  # node, path, byte, what it was
         for node in self.nodes:
             node.on_end = self._ended
         self._log = ErrorLog(self)
@@ -171,7 +119,9 @@ class SimCluster:
             disk_low_bytes=0,
             sync=plan.sync,
             segment_bytes=plan.segment_bytes,
-            scrub_bytes_per_second=0,
+            scrub_bytes_per_second=1 << 20 if "bit_flip" in plan.faults else 0,
+            scrub_interval_ns=SCRUB_SECONDS * 10**9,
+            retention_ns=round(plan.retention_seconds * 1e9),
             topic_partitions=plan.partitions,
             tail_cache_bytes=64 << 10,
         )
@@ -247,10 +197,11 @@ class SimCluster:
             machine.start()
         self.until(lambda: all(node.joined for node in self.nodes), START_SECONDS, "all nodes join")
         plan = self.plan
-        for topic in self.topics:
+        names = [*self.topics, self.doomed] if self.doomed else self.topics
+        for topic in names:
             self._make(topic, TopicSettings(partitions=plan.partitions))
-        for topic in self.topics:
-            self.until(lambda t=topic: self._serves(t), START_SECONDS, f"{topic} has its leaders and its channel")  # type: ignore[misc]
+        for topic in names:
+            self.until(lambda t=topic: self._serves(t), START_SECONDS, f"{topic} has its leaders and its channels")  # type: ignore[misc]
 
     def _make(self, topic: str, settings: TopicSettings) -> None:
         node = self.rng.choice(self.nodes)
@@ -260,7 +211,8 @@ class SimCluster:
             while True:
                 try:
                     await node.broker.topics.create_topic(topic, settings)
-                    await node.broker.topics.create_channel(topic, CHANNEL)
+                    for channel in self.channels_of(topic):
+                        await node.broker.topics.create_channel(topic, channel)
                 except NsqhaError as error:
                     self.note(f"{topic} is not made yet: {error}")
                     await asyncio.sleep(0.1)
@@ -273,7 +225,7 @@ class SimCluster:
         task[0].result()
 
     def _serves(self, topic: str) -> bool:
-        """Every partition has a leader that has the channel."""
+        """Every partition has a leader that has the channels."""
         found = self.metadata.store.topic(topic)
         assert found is not None
         led = {
@@ -284,41 +236,57 @@ class SimCluster:
             if leadership.topic == topic
         }
         return len(led) == len(found.record.partitions) and all(
-            CHANNEL in leadership.partition.cursors.channels and len(leadership.meta.isr) >= leadership.meta.min_isr
+            set(self.channels_of(topic)) <= set(leadership.partition.cursors.channels)
+            and len(leadership.meta.isr) >= leadership.meta.min_isr
             for leadership in led.values()
         )
 
     def clients(self) -> None:
-        """From here on messages are published and consumed."""
+        """From here on messages are published and consumed, and operators do what they do."""
         plan = self.plan
         for n in range(plan.publishers):
-            self.publishers.append(
-                Publisher(
-                    f"p{n}",
-                    self.topics[n % len(self.topics)],
-                    self.scheduler,
-                    self.world,
-                    self.nodes,
-                    self.new_rng(),
-                    self.history,
-                    pause_seconds=plan.pause_seconds,
-                    body_bytes_max=plan.body_bytes,
-                )
-            )
+            self._publisher(f"p{n}", self.topics[n % len(self.topics)], plan.pause_seconds)
         for topic in self.topics:
-            for number in range(plan.partitions):
-                self.readers.append(
-                    Reader(
-                        topic,
-                        number,
-                        CHANNEL,
-                        self.world,
-                        self.nodes,
-                        self.new_rng(),
-                        self.history,
-                        on_delivery=self.oracle.delivered,
-                    )
-                )
+            for channel in self.channels:
+                for number in range(plan.partitions):
+                    self._reader(topic, number, channel)
+                if plan.relayed:
+                    self._reader(topic, None, channel)
+            if plan.ephemeral:
+                self._reader(topic, None, EPHEMERAL)
+        if self.doomed:
+            self._publisher("px", self.doomed, 4 * plan.pause_seconds)
+            self._reader(self.doomed, 0, CHANNEL)
+        self.operators = Operators(self, self.new_rng())
+
+    def _publisher(self, name: str, topic: str, pause_seconds: float) -> None:
+        self.publishers.append(
+            Publisher(
+                name,
+                topic,
+                self.scheduler,
+                self.world,
+                self.nodes,
+                self.new_rng(),
+                self.history,
+                pause_seconds=pause_seconds,
+                body_bytes_max=self.plan.body_bytes,
+            )
+        )
+
+    def _reader(self, topic: str, number: int | None, channel: str) -> None:
+        self.readers.append(
+            Reader(
+                topic,
+                number,
+                channel,
+                self.world,
+                self.nodes,
+                self.new_rng(),
+                self.history,
+                on_delivery=self.oracle.delivered,
+            )
+        )
 
     def heal(self) -> None:
         """No more misfortune: everybody comes up and reaches everybody."""
@@ -339,7 +307,8 @@ class SimCluster:
         """All replicas in sync, everything acknowledged is delivered."""
         for reader in self.readers:
             reader.diligent = True
-        self.until(self._in_sync, CONVERGE_SECONDS, "all replicas are in sync")
+        comparison, operators = self.comparison, self.operators
+        self.until(comparison.in_sync, CONVERGE_SECONDS, "all replicas are in sync")
         acked = len(self.history.acked)
         self.run_for(1.5)
         if self.publishers and len(self.history.acked) == acked:
@@ -347,110 +316,45 @@ class SimCluster:
         for publisher in self.publishers:
             publisher.stopped = True
         self.run_for(0.5)
-        self.until(self._drained, CONVERGE_SECONDS, "everything is delivered")
+        if operators is not None and self.plan.operations:
+            self.run_for(LATE_SECONDS)
+            operators.finish(lambda condition, what: self.until(condition, CONVERGE_SECONDS, what))
+        self.oracle.ledger.settle(self.scheduler.now)
+        self.until(comparison.drained, CONVERGE_SECONDS, "everything is delivered")
+        if operators is not None:
+            operators.read_again(lambda condition, what: self.until(condition, CONVERGE_SECONDS, what))
+            self.until(comparison.drained, CONVERGE_SECONDS, "everything is delivered once more")
         self.run_for(QUIET_SECONDS)
-        self.until(self._level, CONVERGE_SECONDS, "all replicas have applied the same")
+        self.until(lambda: comparison.in_sync() and comparison.level(), CONVERGE_SECONDS, "all have applied the same")
+        for look, what in ((comparison.damage, "damage is mended"), (comparison.remains, "what is not wanted is gone")):
+            try:
+                self.until(lambda look=look: next(look(), None) is None, CONVERGE_SECONDS, what)  # type: ignore[misc]
+            except Violation as violation:
+                raise Violation(f"{violation}\n  {list(look())[:5]}") from None
+
+    def named_metas(self) -> list[tuple[str, tuple[int, int], Any]]:
+        topics = self.metadata.store.topics().values()
+        return [(t.record.name, (t.record.uid, n), meta) for t in topics for n, meta in t.record.partitions.items()]
 
     def metas(self) -> list[tuple[tuple[int, int], Any]]:
-        topics = self.metadata.store.topics().values()
-        return [((t.record.uid, n), meta) for t in topics for n, meta in t.record.partitions.items()]
+        return [(key, meta) for _, key, meta in self.named_metas()]
 
-    def _in_sync(self) -> bool:
-        for key, meta in self.metas():
-            leaders = [n for n in self.nodes if n.joined and n.replicas is not None and key in n.replicas.leading]
-            if len(leaders) != 1 or leaders[0].uid != meta.leader or set(meta.isr) != set(meta.replicas):
-                return False
-            leadership = leaders[0].replicas.leading[key]  # type: ignore[union-attr]
-            if leadership.epoch != meta.epoch or not leadership.partition.serving:
-                return False
-        return all(node.joined for node in self.nodes)
-
-    def _drained(self) -> bool:
-        return not any(self.history.missing(topic, CHANNEL) for topic in self.topics)
-
-    def _holders(self, key: tuple[int, int]) -> list[tuple[SimNode, Any, Any, int]]:
-        """(node, log, state, committed) of every replica."""
-        found = []
-        for node in self.nodes:
-            replicas = node.replicas
-            if replicas is None:
-                continue
-            if (leadership := replicas.leading.get(key)) is not None:
-                partition = leadership.partition
-                found.append((node, partition.log, partition.cursors.state, leadership.committed))
-            elif (follower := replicas.followers.get(key)) is not None:
-                found.append((node, follower.log, follower.state, follower.committed))
-        return found
-
-    def _level(self) -> bool:
-        for key, meta in self.metas():
-            holders = self._holders(key)
-            if len(holders) != len(meta.replicas) or any(state is None for _, _, state, _ in holders):
-                return False
-            if len({(log.end.log_id, state.applied.log_id, committed) for _, log, state, committed in holders}) != 1:
-                return False
-            if any(committed != log.end.log_id for _, log, _, committed in holders):
-                return False
-        return True
-
-    # ---- the end
+    def channels_of(self, topic: str) -> tuple[str, ...]:
+        """Those whose deliveries are checked."""
+        return (CHANNEL,) if topic == self.doomed else self.channels
 
     def check_end(self) -> None:
         """Everything that was acknowledged is everywhere, and all replicas are equal."""
-        stored: dict[str, set[bytes]] = {topic: set() for topic in self.topics}
-        for topic in self.metadata.store.topics().values():
-            for number in topic.record.partitions:
-                key = (topic.record.uid, number)
-                self._check_equal(f"{topic.record.name}/{number}", self._holders(key))
-        for body in self.history.failed:
-            for topic_name in stored:
-                if self.history.delivered.get((topic_name, CHANNEL), {}).get(body):
-                    raise Violation(f"{body[:40]!r} was refused ({self.history.failed[body]}) and is delivered")
-        for (topic_name, _), came in self.history.delivered.items():
-            for body in came:
-                if self.history.attempts.get(body) != topic_name:
-                    raise Violation(f"{body[:40]!r} was delivered and never sent")
-
-    def _check_equal(self, name: str, holders: list[tuple[SimNode, Any, Any, int]]) -> None:
-        digests = {node.name: digest(state).hex() for node, _, state, _ in holders}
-        if len(set(digests.values())) != 1:
-            raise Violation(f"{name}: channel states differ: {digests}")
-        first = max(log.start.log_id for _, log, _, _ in holders)
-        end = holders[0][1].end.log_id
-        for log_id in range(first, end):
-            copies = set()
-            for _, log, _, _ in holders:
-                entry = log.entry(log_id)
-                copies.add((entry.encode(), bytes(log.read(entry))))
-            if len(copies) != 1:
-                raise Violation(f"{name}: batch {log_id} differs between replicas")
+        self.comparison.check()
 
     def state(self) -> str:
-        """In one line per partition, for people."""
-        lines = []
-        for key, meta in self.metas():
-            lines.append(
-                f"\n  {key[0]:016x}/{key[1]}: epoch {meta.epoch} leader {self._name(meta.leader)} "
-                f"isr {sorted(map(self._name, meta.isr))} of {sorted(map(self._name, meta.replicas))}, "
-                f"min {meta.min_isr}, successor {meta.successor}"
-            )
-            for node, log, state, committed in self._holders(key):
-                assert node.replicas is not None
-                role = "leads" if key in node.replicas.leading else "follows"
-                follower = node.replicas.followers.get(key)
-                extra = "" if follower is None else f" behind={follower.behind} stopped={follower.stopped}"
-                applied = None if state is None else state.applied.log_id
-                uid = meta.isr.get(node.uid, 0)
-                lines.append(
-                    f"\n    {node.name} {role} promise {node.replicas._promise(key)} [{log.start.log_id}, "
-                    f"{log.end.log_id}) durable {log.local_durable} committed {committed} applied {applied}"
-                    f"{extra} log_uid in ISR {uid:016x} up={node.up} joined={node.joined} frozen={node.frozen}"
-                )
-        lines += [f"\n  missing in {t}: {[b[:20] for b in self.history.missing(t, CHANNEL)[:5]]}" for t in self.topics]
-        lines += [f"\n  {n.name} up={n.up} joined={n.joined} {n.refused}" for n in self.nodes if not n.joined]
-        return "".join(lines)
+        """For people."""
+        return self.comparison.state()
 
-    def _name(self, uid: int) -> str:
+    def name_of(self, key: tuple[int, int]) -> str:
+        return next((f"{name}/{key[1]}" for name, other, _ in self.named_metas() if other == key), f"{key}")
+
+    def name(self, uid: int) -> str:
         return next((node.name for node in self.nodes if node.uid == uid), f"{uid:016x}")
 
     # ---- around it

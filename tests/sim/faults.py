@@ -1,8 +1,13 @@
 """Misfortune for a simulated cluster: what happens to it, at the rates that the seed drew, until it is healed.
 
 Each kind comes as a Poisson process of its own, picks whom it hits and for how long, and ends by itself. What would
-make losses legitimate is not done: with sync=always any number of machines may lose power, but only one disk is
-replaced in a run, and nothing is replaced while another member of some ISR is the last with what was acknowledged.
+make losses legitimate (docs/guarantees.md) is not done:
+
+- With sync=always any number of machines may lose power. With sync=interval the page cache is part of what OK means, so
+  a machine loses it only while another member of each of its ISRs still has the log that the record names, whole.
+- Only one disk is replaced in a run, and none while another member is the last with what was acknowledged.
+- A bit is turned over only in what is durable and committed, and each batch is damaged on one node at most: another
+  member of the ISR has it as it was.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from tests.sim.metadata import Trouble
 
 if TYPE_CHECKING:
@@ -29,6 +36,10 @@ class Misfortune:
         self._rng = rng
         self._over = False
         self._wiped = False
+        self._gone: set[tuple[int, int]] = set()  # (node, log uid) whose page cache was lost
+        self._damaged: set[tuple[tuple[int, int], int]] = set()  # (partition, log id), on any node
+        for node in cluster.nodes:
+            node.may_lose_power = lambda n=node: self._loses_cache(n)  # type: ignore[misc]
         for kind, rate in sorted(cluster.plan.faults.items()):
             self._next(kind, rate)
 
@@ -70,10 +81,25 @@ class Misfortune:
     # ---- processes and machines
 
     def _end(self, node: SimNode | None, *, power: bool = False) -> str | None:
-        if node is None or not node.up:
+        if node is None or not node.up or (power and not self._loses_cache(node)):
             return None
         node.end("power loss" if power else "killed", power=power)
         return node.name
+
+    def _loses_cache(self, node: SimNode) -> bool:
+        """Whether what is not synced may go; what goes is noted."""
+        if self.cluster.sync_always:
+            return True
+        gone = {(node.uid, meta.isr[node.uid]) for _, meta in self.cluster.metas() if node.uid in meta.isr}
+        if node.replicas is not None:
+            for replica in (*node.replicas.leading.values(), *node.replicas.followers.values()):
+                gone.add((node.uid, replica.log_uid))
+        lost = self._gone | gone
+        for _, meta in self.cluster.metas():
+            if node.uid in meta.isr and all(member in lost for member in meta.isr.items()):
+                return False
+        self._gone = lost
+        return True
 
     def kill(self) -> str | None:
         return self._end(self._node())
@@ -148,7 +174,7 @@ class Misfortune:
 
     def wipe(self) -> str | None:
         node = self._node()
-        if self._wiped or not node.joined or self._last_of_an_isr(node):
+        if self._wiped or not node.joined or self._last_of_an_isr(node) or not self._loses_cache(node):
             return None
         self._wiped = True
         node.end("its disk is replaced")
@@ -229,10 +255,34 @@ class Misfortune:
 
     def disk_error(self) -> str | None:
         node = self._node()
-        if not node.up:
+        if not node.up or not self._loses_cache(node):
             return None
         node.storage.fail("sync", code=errno.EIO)
         return f"{node.name}: its next sync fails"
+
+    def bit_flip(self) -> str | None:
+        """In a segment or commitlog, of a batch that another member of the ISR has."""
+        rng, node, ledger = self._rng, self._node(), self.cluster.oracle.ledger
+        key, meta = rng.choice(self.cluster.metas())
+        log_ = None if node.replicas is None else node.replicas.log_of(key)
+        others = [uid for uid in meta.isr if uid != node.uid]
+        if not node.joined or log_ is None or not others:
+            return None
+        first, end = log_.start.log_id, min(log_.local_durable, log_.end.log_id, ledger.known(key))
+        if first >= end:
+            return None
+        log_id = rng.randrange(first, end)
+        if (key, log_id) in self._damaged:
+            return None
+        entry, pair = log_.entry(log_id), log_.pair_of(log_id)
+        self._damaged.add((key, log_id))
+        if rng.random() < 0.5:
+            path, at = pair.path(SEGMENT), entry.position - pair.position + rng.randrange(entry.size)
+        else:
+            path, at = pair.path(COMMITLOG), pair.slot(log_id) + rng.randrange(ENTRY_BYTES)
+        self.cluster.flips.append((node, path, at, node.storage.contents()[path][at]))
+        node.storage.flip(path, 8 * at + rng.randrange(8))
+        return f"{node.name}: batch {log_id} of {self.cluster.name_of(key)}, byte {at} of {path.rpartition('/')[2]}"
 
     # ---- the metadata store
 

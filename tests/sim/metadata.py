@@ -279,8 +279,8 @@ class Handle:
     def delete_topic(self, name: str, *, expected_version: int | None = None) -> Tombstone:
         return self.write(lambda: self.store.delete_topic(name, expected_version=expected_version))
 
-    def forget_tombstone(self, uid: int) -> None:
-        self.write(lambda: self.store.forget_tombstone(uid))
+    def forget_tombstone(self, uid: int, *, node: int | None = None) -> None:
+        self.write(lambda: self.store.forget_tombstone(uid, node=node))
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:
         return self.write(lambda: self.store.put_recovered(record))

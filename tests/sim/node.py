@@ -25,6 +25,7 @@ from nsqha.server.disk import DiskRounds
 from nsqha.server.node import limits_of
 from nsqha.server.opening import PartitionOpener
 from tests.sim.loop import NodeLoop, SimClock, SimPool
+from tests.sim.operators import AdminPort
 from tests.sim.storage import Crashed, SimStorage
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ class SimNode(Machine):
         self.broker: Broker | None = None
         self.journal: NodeJournal | None = None
         self.cluster: Cluster | None = None
+        self.admin: AdminPort | None = None
         self.refused = ""  # why the last start ended
+        self.may_lose_power: Callable[[], bool] = lambda: True
         self.on_broker: Callable[[SimNode], None] = lambda node: None
         self.on_end: Callable[[SimNode, str], None] = lambda node, why: None
 
@@ -156,9 +159,12 @@ class SimNode(Machine):
         self.lives += 1
         self.joined = False
         self.broker = None
-        self.storage.on_crash = lambda: self.end("died at a write", power=self.rng.random() < 0.5)
+        self.storage.on_crash = self._died_writing
         task = loop.create_task(self._run(loop))
         task.add_done_callback(lambda done: self._started(loop, done))
+
+    def _died_writing(self) -> None:
+        self.end("died at a write", power=self.rng.random() < 0.5 and self.may_lose_power())
 
     async def _run(self, loop: NodeLoop) -> None:
         rng = random.Random(self.rng.getrandbits(64))
@@ -209,8 +215,12 @@ class SimNode(Machine):
         broker.on_failure = lambda why: self._failed(loop, why)
         cluster.on_fatal = lambda why: self._failed(loop, why)
         self.cluster = cluster
+        broker.scrubber._storage = self.storage
         await broker.open_topics()
-        cluster.serve(self.net.server(self.name))
+        server = self.net.server(self.name)
+        cluster.serve(server)
+        self.admin = AdminPort(broker, self.net.peers(self.name))
+        self.admin.register(server)
         self.broker = broker
         self.on_broker(self)
         info = NodeInfo(

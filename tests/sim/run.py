@@ -19,9 +19,10 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.sim.cluster import Plan, SimCluster
+from tests.sim.cluster import SimCluster
 from tests.sim.faults import Misfortune
 from tests.sim.invariants import Violation
+from tests.sim.plan import Plan
 
 STORY_LINES = 60
 
@@ -64,6 +65,8 @@ def run_seed(seed: int, *, tell: bool = False) -> Life:
             misfortune = Misfortune(cluster, cluster.new_rng())
             cluster.run_for(plan.seconds)
             misfortune.stop()
+            assert cluster.operators is not None
+            cluster.operators.stop()
             cluster.heal()
             cluster.converge()
             cluster.check_end()

@@ -175,7 +175,8 @@ class SimStorage:
     def remove_tree(self, path: str) -> None:
         inside = path + "/"
         for name in [name for name in self._names if name.startswith(inside)]:
-            self.remove(name)
+            self.acting("remove", name)
+            self._change(_Removal(name, parent(path)))
         self._dirs = {name for name in self._dirs if name != path and not name.startswith(inside)}
 
     def sync_dir(self, path: str) -> None:
@@ -186,7 +187,7 @@ class SimStorage:
         rest = []
         for change in self._name_changes:
             here = any(parent(name) == path for name in change)
-            if here:
+            if here or (isinstance(change, _Removal) and change.above == path):
                 _apply(self._disk_names, change)
             else:
                 rest.append(change)
@@ -272,6 +273,14 @@ class SimStorage:
     def contents(self) -> dict[str, bytes]:
         """Every file as the process sees it."""
         return {name: bytes(inode.now) for name, inode in sorted(self._names.items())}
+
+
+class _Removal(dict[str, "Inode | None"]):
+    """A file went with its directory: for ever, once the directory above that is synced."""
+
+    def __init__(self, name: str, above: str) -> None:
+        super().__init__({name: None})
+        self.above = above
 
 
 def _apply(names: dict[str, Inode], change: dict[str, Inode | None]) -> None:

@@ -1,0 +1,404 @@
+"""Operators of a simulated cluster: seek, undo, pause, empty, move, decommission, delete.
+
+What is asked for goes to any node and on to the leaders, as over gRPC; `Ledger` hears what was asked and what was
+answered. Kinds of operations come at the rates that the seed drew, until `stop`; then `finish` takes back what would
+keep messages from their consumers, and, where anything was sought, reads all channels once more from their beginning.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lookupd.changes import Changes
+from nsqha.admin import replay
+from nsqha.admin.whole_topic import WholeTopic
+from nsqha.election.placement import PartitionName
+from nsqha.errors import NsqhaError
+from nsqha.pb.v1 import admin_pb2
+from tests.sim.ledger import LATE_SECONDS, Operation, Pause
+from tests.sim.loop import WALL_NS
+
+if TYPE_CHECKING:
+    from nsqha.server.broker import Broker
+    from nsqha.server.peers import PeerIdentity
+    from tests.sim.cluster import SimCluster
+    from tests.sim.net import SimPeers, SimPeerServer
+    from tests.sim.node import SimNode
+
+PATIENCE_SECONDS = 12.0  # of whoever asks
+RETRY_SECONDS = 0.3
+
+
+class AdminPort:
+    """Seek and UndoSeek of one process: what `nsqha.admin.service` makes of them, over the simulated network."""
+
+    def __init__(self, broker: Broker, peers: SimPeers) -> None:
+        self._broker = broker
+        self._peers = peers
+        self._whole = WholeTopic(broker.cluster, self)
+
+    def register(self, server: SimPeerServer) -> None:
+        async def seek(peer: PeerIdentity, request: Any) -> Any:
+            return await self.seek(request)
+
+        async def undo(peer: PeerIdentity, request: Any) -> Any:
+            return await self.undo(request)
+
+        server.on_call("Seek", seek)
+        server.on_call("UndoSeek", undo)
+
+    async def seek(self, request: Any) -> Any:
+        return await replay.seek(self._broker, request, self._whole)
+
+    async def undo(self, request: Any) -> Any:
+        return await replay.undo(self._broker, request, self._whole)
+
+    # ---- Others
+
+    async def call(self, address: str, rpc: str, request: Any, *, seconds: float) -> Any:
+        return await self._peers.call(address, rpc, request, timeout=seconds)
+
+    def stream(self, address: str, rpc: str, request: Any, *, seconds: float) -> Any:
+        raise NotImplementedError("peeking is not simulated")
+
+
+class Operators:
+    """All administration of one run."""
+
+    def __init__(self, cluster: SimCluster, rng: random.Random) -> None:
+        self.cluster = cluster
+        self._rng = rng
+        self._over = False
+        self._ledger = cluster.oracle.ledger
+        self._changes = Changes(cluster.metadata.store, rng)
+        for kind, rate in sorted(cluster.plan.operations.items()):
+            self._next(kind, rate)
+
+    def stop(self) -> None:
+        """Nothing more is asked for."""
+        self._over = True
+
+    def _next(self, kind: str, rate: float) -> None:
+        self.cluster.world.call_later(self._rng.expovariate(rate), self._act, kind, rate)
+
+    def _act(self, kind: str, rate: float) -> None:
+        if self._over:
+            return
+        self._next(kind, rate)
+        act: Callable[[], str | None] = getattr(self, kind)
+        what = act()
+        if what is not None:
+            self.cluster.count(kind)
+            self.cluster.note(f"{kind} {what}")
+
+    # ---- whom to ask, about what
+
+    def _node(self) -> SimNode | None:
+        able = [node for node in self.cluster.nodes if node.joined and not node.frozen]
+        return self._rng.choice(able) if able else None
+
+    def _topic(self) -> str:
+        return self._rng.choice(self.cluster.topics)
+
+    def _channel(self) -> str:
+        return self._rng.choice(self.cluster.channels)
+
+    def _ask(
+        self,
+        node: SimNode,
+        what: str,
+        asking: Callable[[], Awaitable[Any]],
+        answered: Callable[[Any], None],
+        failed: Callable[[NsqhaError], None] = lambda error: None,
+    ) -> None:
+        """Have the node do it; nobody hears of it if its process ends first."""
+        loop, cluster = node.loop, self.cluster
+
+        async def ask() -> None:
+            try:
+                answer = await asking()
+            except (NsqhaError, ValueError) as error:
+                cluster.note(f"{what}: {type(error).__name__}: {error}")
+                cluster.count("operations refused")
+                failed(error)  # type: ignore[arg-type]
+            else:
+                cluster.count("operations done")
+                answered(answer)
+
+        def begin() -> None:
+            loop.create_task(ask())
+
+        loop.call_soon(begin)
+
+    # ---- seek
+
+    def seek_start(self) -> str | None:
+        return self._seek(start=True)
+
+    def seek_end(self) -> str | None:
+        return self._seek(end=True)
+
+    def seek_offset(self) -> str | None:
+        ends = [len(messages) for messages in self._ledger.messages.values()]
+        return self._seek(offset=self._rng.randint(0, max([1, *ends])))
+
+    def seek_time(self) -> str | None:
+        """Back by some seconds, or to a moment that has not come."""
+        seconds = self.cluster.time - self._rng.uniform(-1.0, 8.0)
+        return self._seek(timestamp_ns=WALL_NS + round(seconds * 1e9), clock_skew_ns=0)
+
+    def _seek(self, **target: Any) -> str | None:
+        node, topic, channel = self._node(), self._topic(), self._channel()
+        if node is None:
+            return None
+        request = admin_pb2.SeekRequest(topic=topic, channel=channel, target=admin_pb2.SeekTarget(**target))
+        drops = 0.0 if "start" in target else float(target.get("offset", float("inf")))
+        return self._move(node, "seek", topic, channel, lambda port: port.seek(request), drops, f"{target}")
+
+    def undo_seek(self) -> str | None:
+        node, topic, channel = self._node(), self._topic(), self._channel()
+        if node is None:
+            return None
+        request = admin_pb2.UndoSeekRequest(topic=topic, channel=channel)
+        return self._move(node, "undo", topic, channel, lambda port: port.undo(request), float("inf"), "")
+
+    def _move(
+        self,
+        node: SimNode,
+        kind: str,
+        topic: str,
+        channel: str,
+        ask: Callable[[AdminPort], Awaitable[Any]],
+        drops_below: float,
+        how: str,
+    ) -> str:
+        port, now = node.admin, self.cluster.world.time
+        assert port is not None
+        operations = self._operations(kind, topic, channel, drops_below)
+
+        def answered(reply: Any) -> None:
+            for answer in reply.partitions:
+                operation = operations[answer.partition]
+                if answer.error:
+                    continue  # nothing was done, or it is not known
+                operation.ended = now()
+                if kind == "seek":
+                    operation.again_from = answer.to_offset
+                    operation.drops_below = answer.to_offset
+                elif answer.to_offset < answer.from_offset:
+                    operation.again_from = answer.to_offset
+                    operation.finished_excused = True
+            self.cluster.note(f"{kind} of {topic}:{channel} answered: {_told(reply)}")
+
+        self._ask(node, kind, lambda: ask(port), answered)
+        return f"{topic}:{channel} at {node.name} {how}"
+
+    def _operations(
+        self, kind: str, topic: str, channel: str, drops_below: float = float("inf")
+    ) -> Mapping[int, Operation]:
+        now = self.cluster.world.time()
+        made = {
+            number: Operation(kind, topic, channel, number, now, drops_below=drops_below)
+            for number in range(self.cluster.plan.partitions)
+        }
+        self._ledger.operations += made.values()
+        return made
+
+    # ---- empty
+
+    def empty_channel(self) -> str | None:
+        node, topic, channel = self._node(), self._topic(), self._channel()
+        if node is None:
+            return None
+        broker = node.broker
+        assert broker is not None
+        return self._empty(node, "empty", topic, channel, lambda: broker.topics.empty_channel(topic, channel))
+
+    def empty_topic(self) -> str | None:
+        node, topic = self._node(), self._topic()
+        if node is None:
+            return None
+        broker = node.broker
+        assert broker is not None
+        return self._empty(node, "empty", topic, "", lambda: broker.topics.empty_topic(topic))
+
+    def _empty(self, node: SimNode, kind: str, topic: str, channel: str, asking: Callable[[], Awaitable[None]]) -> str:
+        operations = self._operations(kind, topic, channel)
+
+        def answered(_: Any) -> None:
+            for operation in operations.values():
+                operation.ended = self.cluster.world.time()
+
+        self._ask(node, kind, asking, answered)
+        return f"{topic}:{channel} at {node.name}"
+
+    # ---- pause
+
+    def pause_channel(self) -> str | None:
+        return self._pause(self._topic(), self._channel())
+
+    def pause_topic(self) -> str | None:
+        return self._pause(self._topic(), "")
+
+    def _pause(self, topic: str, channel: str) -> str | None:
+        """And unpause after a while."""
+        node = self._node()
+        if node is None:
+            return None
+        self.pause(node, topic, channel, True)
+        self.cluster.world.call_later(self._rng.choice((0.5, 2.0, 4.0)), self._unpause, topic, channel)
+        return f"{topic}:{channel} at {node.name}"
+
+    def _unpause(self, topic: str, channel: str) -> None:
+        node = self._node()
+        if node is not None and not self._over:
+            self.cluster.note(f"unpause {topic}:{channel} at {node.name}")
+            self.pause(node, topic, channel, False)
+
+    def pause(
+        self,
+        node: SimNode,
+        topic: str,
+        channel: str,
+        paused: bool,
+        done: Callable[[bool], None] = lambda done: None,
+    ) -> None:
+        """Ask the node for it; `done` hears whether it was."""
+        now, broker = self.cluster.world.time, node.broker
+        assert broker is not None
+        pause = Pause(topic, channel, paused, now(), self._epochs_known(node, topic))
+        self._ledger.pauses.append(pause)
+
+        async def asking() -> None:
+            if channel:
+                await broker.topics.pause_channel(topic, channel, paused)
+            else:
+                await broker.topics.pause_topic(topic, paused)
+
+        def answered(_: Any) -> None:
+            pause.answered = pause.over = now()
+            known = self._epochs_known(node, topic)
+            pause.known = {number: epoch for number, epoch in pause.known.items() if known.get(number) == epoch}
+            pause.current = {key[1]: meta.epoch for name, key, meta in self.cluster.named_metas() if name == topic}
+            self.cluster.note(f"{'pause' if paused else 'unpause'} {topic}:{channel} done")
+            done(True)
+
+        def failed(error: NsqhaError) -> None:
+            pause.over = now() + LATE_SECONDS
+            done(False)
+
+        self._ask(node, f"pause {paused}", asking, answered, failed)
+
+    def _epochs_known(self, node: SimNode, topic: str) -> dict[int, int]:
+        assert node.cluster is not None
+        leaders = {n: node.cluster.leader(topic, n) for n in range(self.cluster.plan.partitions)}
+        return {number: leader.epoch for number, leader in leaders.items() if leader is not None}
+
+    # ---- replicas
+
+    def move(self) -> str | None:
+        """Other replicas for a partition, or the same ones in another order: the first is to lead."""
+        metas = self.cluster.named_metas()
+        uids = [node.uid for node in self.cluster.nodes if node.joined]
+        name, key, meta = self._rng.choice(metas)
+        if len(uids) < len(meta.replicas) or not meta.replicas:
+            return None
+        wanted = tuple(self._rng.sample(uids, len(meta.replicas)))
+        self._changes.move({PartitionName(name, *key): wanted})
+        return f"{name}/{key[1]} to {[self.cluster.name(uid) for uid in wanted]}"
+
+    def decommission(self) -> str | None:
+        """Take a node's replicas away for a while, if there are others for them."""
+        node = self._node()
+        if node is None or len(self.cluster.nodes) <= 3:
+            return None
+        uid = node.uid
+        self._changes.decommission(uid)
+        self.cluster.world.call_later(self._rng.choice((1.0, 5.0)), self._changes.recommission, uid)
+        return node.name
+
+    # ---- topics
+
+    def delete_topic(self) -> str | None:
+        """The topic that is there to be deleted; publishers and consumers make it again."""
+        node = self._node()
+        if node is None or self.cluster.doomed is None:
+            return None
+        topic, broker = self.cluster.doomed, node.broker
+        assert broker is not None
+        self._ask(node, "delete", lambda: broker.topics.delete_topic(topic), lambda _: None)
+        return f"{topic} at {node.name}"
+
+    # ---- the end
+
+    def finish(self, keep_trying: Callable[[Callable[[], bool], str], None]) -> None:
+        """All is well again: nothing is paused, no node is left out; then every message comes once more.
+
+        `keep_trying(condition, what)` lets time pass until the condition holds."""
+        cluster = self.cluster
+        for node in cluster.nodes:
+            self._changes.recommission(node.uid)
+        for topic in cluster.topics:
+            for channel in ("", *cluster.channels):
+                if any(pause.topic == topic and pause.channel == channel for pause in self._ledger.pauses):
+                    self._until_done(
+                        lambda node, done, t=topic, c=channel: self.pause(node, t, c, False, done),  # type: ignore[misc]
+                        keep_trying,
+                        f"{topic}:{channel} goes on",
+                    )
+
+    def read_again(self, keep_trying: Callable[[Callable[[], bool], str], None]) -> None:
+        """Every channel from the start of the log."""
+        cluster = self.cluster
+        if not any("seek" in kind for kind in cluster.plan.operations):
+            return
+        for topic in cluster.topics:
+            for channel in cluster.channels:
+                request = admin_pb2.SeekRequest(topic=topic, channel=channel, target=admin_pb2.SeekTarget(start=True))
+
+                def ask(node: SimNode, done: Callable[[bool], None], request: Any = request) -> None:
+                    port = node.admin
+                    assert port is not None
+                    operations = self._operations("seek", request.topic, request.channel, 0)
+
+                    def answered(reply: Any) -> None:
+                        for answer in reply.partitions:
+                            if not answer.error:
+                                operations[answer.partition].ended = cluster.world.time()
+                                operations[answer.partition].again_from = answer.to_offset
+                        done(not any(answer.error for answer in reply.partitions))
+
+                    self._ask(node, "seek", lambda: port.seek(request), answered, lambda error: done(False))
+
+                self._until_done(ask, keep_trying, f"{topic}:{channel} goes back to its start")
+
+    def _until_done(
+        self,
+        ask: Callable[[SimNode, Callable[[bool], None]], None],
+        keep_trying: Callable[[Callable[[], bool], str], None],
+        what: str,
+    ) -> None:
+        world = self.cluster.world
+        ask_at, finished = world.time(), False
+
+        def told(done: bool) -> None:
+            nonlocal ask_at, finished
+            ask_at, finished = world.time() + RETRY_SECONDS, finished or done
+
+        def condition() -> bool:
+            nonlocal ask_at
+            if not finished and world.time() >= ask_at and (node := self._node()) is not None:
+                ask_at = world.time() + PATIENCE_SECONDS
+                ask(node, told)
+            return finished
+
+        keep_trying(condition, what)
+
+
+def _told(reply: Any) -> str:
+    return ", ".join(
+        f"{answer.partition}: {answer.error or f'{answer.from_offset} -> {answer.to_offset}'}"
+        for answer in reply.partitions
+    )

@@ -1,0 +1,114 @@
+"""What a seed decides before anything runs: the cluster, its clients, and what will befall it.
+
+Swarm testing: each seed draws a few kinds of misfortune and of administration, each at a rate of its own. A run with
+everything at once is always in the same kind of trouble; one with a partition and a seek finds what they do together.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+FAULTS = {
+    "kill": 0.5,
+    "kill_leader": 0.5,
+    "power_loss": 0.4,
+    "power_loss_all": 0.08,
+    "die_writing": 0.3,
+    "stop_node": 0.2,
+    "freeze": 0.4,
+    "freeze_leader": 0.3,
+    "partition": 0.4,
+    "partition_one_way": 0.4,
+    "isolate": 0.3,
+    "cut": 0.5,
+    "slow_link": 0.3,
+    "slow_disk": 0.3,
+    "disk_full": 0.2,
+    "disk_error": 0.08,
+    "bit_flip": 0.7,
+    "metadata_trouble": 0.3,
+    "metadata_unreachable": 0.3,
+    "controller_kill": 0.15,
+    "controller_freeze": 0.15,
+    "wipe": 0.1,
+    "clock": 0.1,
+}
+"""How often a second each kind strikes where it was drawn; the seed makes it 0.3 to 2 times that."""
+
+OPERATIONS = {
+    "seek_start": 0.25,
+    "seek_offset": 0.3,
+    "seek_time": 0.25,
+    "seek_end": 0.1,
+    "undo_seek": 0.3,
+    "pause_channel": 0.25,
+    "pause_topic": 0.15,
+    "empty_channel": 0.1,
+    "empty_topic": 0.1,
+    "move": 0.25,
+    "decommission": 0.1,
+    "delete_topic": 0.1,
+}
+"""What operators do, likewise."""
+
+
+@dataclass
+class Plan:
+    """What the seed decides."""
+
+    seed: int
+    nodes: int = 3
+    controllers: int = 1
+    topics: int = 1
+    partitions: int = 1
+    channels: int = 1
+    relayed: bool = False  # further consumers, each at a node that need not lead anything
+    ephemeral: bool = False  # consumers of an #ephemeral channel
+    sync: str = "always"
+    segment_bytes: int = 1 << 20
+    retention_seconds: float = 3600.0  # short: the log start moves, files go, replicas begin in the middle
+    body_bytes: int = 200
+    publishers: int = 3
+    pause_seconds: float = 0.05
+    seconds: float = 15.0
+    faults: dict[str, float] = field(default_factory=dict)  # kind -> how often a second
+    operations: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def draw(cls, seed: int) -> Plan:
+        """Any cluster, any subset of faults and operations at any rate."""
+        rng = random.Random(f"plan {seed}")
+        plan = cls(
+            seed,
+            nodes=rng.choice((3, 3, 3, 3, 4, 5)),
+            controllers=rng.choice((1, 1, 2)),
+            topics=rng.choice((1, 1, 2)),
+            partitions=rng.choice((1, 1, 2)),
+            sync=rng.choice(("always", "always", "always", "interval")),
+            segment_bytes=rng.choice((2 << 10, 8 << 10, 32 << 10, 1 << 20)),
+            body_bytes=rng.choice((20, 200, 2000)),
+            publishers=rng.choice((2, 3, 4)),
+            pause_seconds=rng.choice((0.05, 0.1, 0.2)),
+            seconds=rng.uniform(4.0, 14.0),
+            channels=rng.choice((1, 1, 2)),
+            relayed=rng.random() < 0.3,
+            ephemeral=rng.random() < 0.15,
+            retention_seconds=rng.choice((0.5, 3600.0, 3600.0)),
+        )
+        plan.faults = _some(rng, FAULTS, rng.choice((0.15, 0.3, 0.5)))
+        plan.operations = _some(rng, OPERATIONS, rng.choice((0.0, 0.15, 0.3, 0.5)))
+        _keep_promises(plan)
+        return plan
+
+
+def _some(rng: random.Random, kinds: dict[str, float], share: float) -> dict[str, float]:
+    return {kind: rate * rng.choice((0.3, 1.0, 2.0)) for kind, rate in kinds.items() if rng.random() < share}
+
+
+def _keep_promises(plan: Plan) -> None:
+    """Take out what would make a loss legitimate."""
+    if plan.sync != "always":
+        plan.faults.pop("power_loss_all", None)  # what OK means there does not survive all machines at once
+    if "bit_flip" in plan.faults:
+        plan.faults.pop("wipe", None)  # the copy that a damaged one is mended from
