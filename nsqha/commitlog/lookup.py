@@ -235,6 +235,19 @@ class LogReader:
         pair = Pair(storage, self.directory, anchor, read_only=True)
         return LogReader(storage, self.directory, self.identity, [pair], last, BatchCache(0))
 
+    def part_at(self, log_id: int) -> LogReader:
+        """The pair that this log id, which must be in [start, end), belongs to, as `part` gives it."""
+        pairs = self._pairs
+        pair = pairs[bisect_right(pairs, log_id, key=lambda p: p.first.log_id) - 1]
+        part = self.part(pair.position, self.end.log_id, self._storage)
+        assert part is not None, f"log id {log_id} is not in {self}"
+        return part
+
+    def snapshot(self) -> LogReader:
+        """The whole log as it is now, as `part` gives one pair of it."""
+        pairs = [Pair(self._storage, self.directory, pair.anchor, read_only=True) for pair in self._pairs]
+        return LogReader(self._storage, self.directory, self.identity, pairs, self._last, BatchCache(0))
+
     def end_of(self, pair: Pair) -> Place:
         """Where the next pair begins, or the log ends."""
         pairs = self._pairs

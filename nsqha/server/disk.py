@@ -24,6 +24,7 @@ from nsqha.nsqlog import Log
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
+READ_THREADS = 2
 PATIENT_SECONDS = 0.01  # from the beginning of one round to that of the next, if nobody waits for it
 
 log = Log("disk")
@@ -40,7 +41,7 @@ class WantsSync(Protocol):
 
 
 class DiskRounds:
-    """Runs blocking disk work of one node: sync rounds, and single jobs in order of submission."""
+    """Runs blocking disk work of one node: sync rounds, single jobs in order of submission, and reads beside them."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class DiskRounds:
         self._on_failure = on_failure
         self._pool = sync_pool or ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
         self._jobs = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="disk reads")
         self._wanting: dict[WantsSync, None] = {}
         self._urgent = False  # somebody waits for one of them
         self._running = False
@@ -146,8 +148,13 @@ class DiskRounds:
         """Run one blocking job after all jobs submitted before it."""
         return self._loop.run_in_executor(self._jobs, job)
 
+    def read(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a blocking job that changes nothing, and that no sync, roll or write of the journal has to wait for."""
+        return self._loop.run_in_executor(self._reads, job)
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._pool.shutdown(wait=True)
         self._jobs.shutdown(wait=True)
+        self._reads.shutdown(wait=True)

@@ -1,7 +1,8 @@
 """What a node tells others of its replicas, and what it gives them: status, where epochs end, batches.
 
 Batches of a partition that is led here go to followers that catch up, committed or not; what is committed goes to any
-replica that has to mend its copy, from whoever has it.
+replica that has to mend its copy, from whoever has it. Both are read off the loop, through files of their own
+(`LogReader.part`): old batches come from the disk, and nobody who publishes or consumes waits for that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
     from nsqha.commitlog.journal import NodeJournal
+    from nsqha.commitlog.lookup import LogReader
+    from nsqha.server.disk import DiskRounds
     from nsqha.server.leadership import Leadership
     from nsqha.server.peers import PeerIdentity, PeerServer
     from nsqha.server.replicas import Replicas
@@ -24,9 +27,12 @@ FETCH_BYTES_MAX = 4 << 20
 class ReplicaAnswers:
     """Answers for one node."""
 
-    def __init__(self, replicas: Replicas, journal: NodeJournal, *, node: int, cluster_id: int) -> None:
+    def __init__(
+        self, replicas: Replicas, journal: NodeJournal, disk: DiskRounds, *, node: int, cluster_id: int
+    ) -> None:
         self._replicas = replicas
         self._journal = journal
+        self._disk = disk
         self._node = node
         self._cluster_id = cluster_id
 
@@ -80,7 +86,7 @@ class ReplicaAnswers:
     async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
         """Batches of a partition that is led here."""
         if not request.epoch:
-            return self._fetch_committed(request)
+            return await self._fetch_committed(request)
         leadership = self._led(request.cluster_id, request.key, request.epoch)
         log_ = leadership.log
         end = log_.end.log_id
@@ -89,10 +95,21 @@ class ReplicaAnswers:
             return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
         if request.first >= end:
             return pb.FetchReply(committed=leadership.committed, end=end)
-        run = copying.read_run(log_, request.first, request.end or end, min(max(request.max_bytes, 1), FETCH_BYTES_MAX))
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
+        run = await self._read(log_, request.first, request.end or end, request.max_bytes)
+        if self._led(request.cluster_id, request.key, request.epoch) is not leadership:
+            raise Unavailable("this node led the partition anew meanwhile; its files may have been cut")
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=log_.end.log_id)
 
-    def _fetch_committed(self, request: pb.FetchRequest) -> pb.FetchReply:
+    async def _read(self, log_: LogReader, first: int, end: int, max_bytes: int) -> copying.Run:
+        """Batches of one pair of files. LogCorrupt also if retention takes the files meanwhile."""
+        part = log_.part_at(first)
+
+        def read() -> copying.Run:
+            return copying.read_run(part, first, min(end, part.end.log_id), min(max(max_bytes, 1), FETCH_BYTES_MAX))
+
+        return await self._disk.read(read)
+
+    async def _fetch_committed(self, request: pb.FetchRequest) -> pb.FetchReply:
         """What is committed is the same everywhere: any replica gives it to one that has to mend its copy."""
         self._check_cluster(request.cluster_id)
         key = (request.key.topic_uid, request.key.partition)
@@ -100,7 +117,9 @@ class ReplicaAnswers:
         if log_ is None or not log_.start.log_id <= request.first < min(committed, request.end or committed):
             raise NotFound(f"log id {request.first} is not here, or not known to be committed")
         end = min(committed, request.end or committed)
-        run = copying.read_run(log_, request.first, end, min(max(request.max_bytes, 1), FETCH_BYTES_MAX))
+        run = await self._read(log_, request.first, end, request.max_bytes)
+        if self._replicas.log_of(key) is not log_ or run.end > self._replicas.committed_of(key):
+            raise NotFound("this replica was cut or begun anew meanwhile")
         return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
 
     def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:

@@ -137,7 +137,7 @@ class Replicas:
             on_failure=on_failure,
             spawn=spawn,
         )
-        self.answers = ReplicaAnswers(self, journal, node=node, cluster_id=cluster_id)
+        self.answers = ReplicaAnswers(self, journal, disk, node=node, cluster_id=cluster_id)
         self.stopping = False  # no role is taken any more
 
     # ---- start and end

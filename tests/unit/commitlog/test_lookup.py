@@ -245,3 +245,15 @@ def test_a_part_has_files_of_its_own() -> None:
     log.drop_pairs(log.pairs[0].end)
     assert log.part(0, log.end.log_id, storage) is None
     assert part.read(first) and first == entries[0], "open files stay readable"
+
+
+def test_a_snapshot_is_the_log_as_it_was() -> None:
+    _, log, entries = built()
+    snapshot = log.snapshot()
+    for entry in entries:
+        part = log.part_at(entry.log_id)
+        assert part.entry(entry.log_id) == entry and part.start.log_id == log.pair_of(entry.log_id).first.log_id
+    add(log, b"later")
+    assert list(snapshot.entries(0, 1 << 40)) == entries
+    assert all(snapshot.read(entry) == log.read(entry) for entry in entries)
+    assert snapshot.end.log_id == len(entries) + 1

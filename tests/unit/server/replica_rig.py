@@ -73,6 +73,8 @@ class LoopDisk:
     async def run(self, job: Callable[[], Any]) -> Any:
         return await asyncio.shield(asyncio.ensure_future(self._run(job)))
 
+    read = run
+
     async def _run(self, job: Callable[[], Any]) -> Any:
         async with self._lock:
             await self.gate.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -184,3 +185,16 @@ def test_a_log_that_is_closed_under_a_round_does_not_poison_the_node(tmp_path: P
     assert ticket is not None
     log.close()
     ticket.run()
+
+
+def test_a_read_waits_for_no_job():
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        go = threading.Event()
+        job = disk.run(lambda: go.wait(10))
+        try:
+            assert await disk.read(lambda: 7) == 7 and not job.done()
+        finally:
+            go.set()
+        assert await job
+
+    with_rounds(story)

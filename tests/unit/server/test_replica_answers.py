@@ -1,0 +1,126 @@
+"""What a node gives of its logs: read off the loop, and only if it is still what it was when the read has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nsqha.commitlog import copying
+from nsqha.errors import NotFound, Unavailable
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.peers import PeerIdentity
+from tests.unit.server.replica_rig import (
+    CLUSTER,
+    KEY,
+    REGISTRATION,
+    WIRE_KEY,
+    A,
+    B,
+    ReplicaRig,
+    add,
+    log_of,
+    pause,
+    run,
+    serving,
+)
+
+PEER = PeerIdentity("somewhere")
+
+
+async def leads(rig: ReplicaRig) -> Any:
+    """The log of a partition that the node leads in epoch 2, with its epoch start and three batches."""
+    await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+    mine = {rig.node: rig.follower.log_uid}
+    await rig.settle(rig.record(leader=rig.node, epoch=2, isr=mine, registration=REGISTRATION, min_isr=1))
+    await pause()
+    log_ = rig.replicas.leading[KEY].log
+    for _ in range(3):
+        add(log_, 2, b"m")
+    return log_
+
+
+def fetch(rig: ReplicaRig, first: int, *, epoch: int = 2, end: int = 0) -> Any:
+    request = pb.FetchRequest(
+        cluster_id=CLUSTER, key=WIRE_KEY, epoch=epoch, first=first, end=end, max_bytes=1 << 20
+    )
+    return asyncio.ensure_future(rig.replicas.answers.fetch(PEER, request))
+
+
+def log_ids(reply: Any) -> list[int]:
+    return [entry.log_id for entry, _ in copying.batches(reply.entries, reply.data)]
+
+
+def test_batches_are_read_while_the_loop_goes_on() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_ = await leads(rig)
+        rig.disk.gate.clear()
+        reading = fetch(rig, 2)
+        await pause()
+        add(log_, 2, b"appended while it is read")
+        assert not reading.done()
+        rig.disk.gate.set()
+        reply = await reading
+        assert log_ids(reply) == [2, 3, 4] and reply.end == 6
+
+    run(scenario)
+
+
+def test_each_pair_of_files_is_given_to_its_end() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_ = await leads(rig)
+        log_.roll()
+        add(log_, 2, b"n")
+        assert [log_ids(await fetch(rig, first)) for first in (1, 4, 5)] == [[1, 2, 3, 4], [4], [5]]
+        assert log_ids(await fetch(rig, 6)) == []
+
+    run(scenario)
+
+
+def test_what_was_read_for_a_leader_that_was_replaced_meanwhile_is_not_given() -> None:
+    """The next leader may have had it cut, and put other batches there, before the read."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await leads(rig)
+        rig.disk.gate.clear()
+        reading = fetch(rig, 2)
+        await pause()
+        new = log_of(3)
+        rig.record(leader=B, epoch=3, isr={B: 6})
+        rig.peers.serves = serving(new, 3)
+        rig.leader(B).ask(3, new, start=1)
+        await pause()
+        rig.disk.gate.set()
+        with pytest.raises(Unavailable):
+            await reading
+        await pause(1)
+        assert [e.epoch for e in rig.follower.log.entries(1, 99)] == [3]
+
+    run(scenario)
+
+
+def test_what_is_committed_is_given_by_anybody_and_only_while_it_is_there() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+        theirs = log_of(2, 2, 2)
+        stream = rig.leader(A)
+        await stream.open(2, log_of())
+        stream.push(2, theirs, 1, committed=3)
+        await pause()
+        assert log_ids(await fetch(rig, 1, epoch=0, end=9)) == [1, 2], "not what may still be cut"
+        with pytest.raises(NotFound):
+            await fetch(rig, 3, epoch=0, end=4)
+        rig.disk.gate.clear()
+        reading = fetch(rig, 1, epoch=0, end=3)
+        await pause()
+        rig.follower.committed = 1  # as after a cut of a log that was given up
+        rig.disk.gate.set()
+        with pytest.raises(NotFound):
+            await reading
+
+    run(scenario)
