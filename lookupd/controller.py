@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from lookupd.links import Links
+from lookupd.standby import Gone, Standby
 from nsqha.clock import Clock
 from nsqha.election.controller import ControllerMachine
 from nsqha.election.elect import ReplicaReport
@@ -102,8 +103,10 @@ class ControllerShell:
         name: str,
         limits: Limits | None = None,
         gate: Gate | None = None,
+        gone: Gone | None = None,
     ) -> None:
-        """`name` is how people know this process; without a `gate` the store is never in doubt."""
+        """`name` is how people know this process; without a `gate` the store is never in doubt. `gone(name)` ends when
+        the process of that name is gone; without it the lease of a controller that died is waited for."""
         self.counts = ControllerCounts()
         self.store = store
         self.peers = peers
@@ -117,6 +120,8 @@ class ControllerShell:
         self._gate = gate
         self._maybe_free = asyncio.Event()  # the controller key, that is
         self._maybe_doubted = asyncio.Event()
+        self._standby = Standby(gone, self._controller_gone) if gone is not None else None
+        self._gone: Controller | None = None  # one whose process has died
         self._unwatch: Callable[[], None] | None = None
 
     async def start(self) -> None:
@@ -134,6 +139,8 @@ class ControllerShell:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        if self._standby is not None:
+            self._standby.watch(None)
         self._workers.shutdown(wait=True)
 
     async def run(self, call: Callable[[], T]) -> T:
@@ -147,6 +154,15 @@ class ControllerShell:
             self._maybe_doubted.set()
         if self.term is not None:
             self.term.hint(name)
+
+    def _controller_gone(self, controller: Controller) -> None:
+        self.log.warning("controller_gone", "the process of controller %s is gone", controller.name)
+        self._gone = controller
+        self._maybe_free.set()
+
+    def _watch_controller(self, here: bool) -> None:
+        if self._standby is not None:
+            self._standby.watch(None if here else self.store.view().controller)
 
     async def _campaign_for_ever(self) -> None:
         said = ""
@@ -194,7 +210,11 @@ class ControllerShell:
                 self._maybe_free.clear()
                 if self._gate is not None and (why := await self.run(self._gate.why_not)):
                     raise Unavailable(why)
+                if (dead := self._gone) is not None:
+                    await self.run(lambda: session.depose(dead))
+                    self._gone = None
                 won = await self.run(lambda: session.campaign(Controller(self._name)))
+                self._watch_controller(here=won is not None)
                 if won is None:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._maybe_free.wait(), CAMPAIGN_AGAIN_S)
@@ -426,7 +446,7 @@ class Term:
         elif say.event == "possible_loss":
             counts.possible_losses += 1
         write = {"info": log.info, "warning": log.warning, "error": log.error}[say.level]
-        write(say.event, "%s", say.text, **say.fields)  # type: ignore[arg-type]
+        write(say.event, "%s", say.text, **say.fields)
 
 
 def _answered(probe: Probe, reply: StatusReply) -> Answered:

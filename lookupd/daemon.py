@@ -23,6 +23,7 @@ from lookupd.controller import ControllerShell, Gate
 from lookupd.directory import Directory
 from lookupd.http_api import LookupdApi
 from lookupd.registry import Registry
+from lookupd.standby import gone
 from lookupd.tcp import TcpServer, identity
 from nsqha import nsqlog
 from nsqha.clock import Clock, SystemClock
@@ -67,7 +68,7 @@ class Lookupd:
         if store is not None:
             assert peers is not None, "a controller needs a way to reach nodes"
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
-            self.controller = ControllerShell(store, peers, clock, name=name, gate=gate)
+            self.controller = ControllerShell(store, peers, clock, name=name, gate=gate, gone=gone)
             cluster = Cluster(self.controller, Directory(lifetime_s), Changes(store, random.SystemRandom()))
         self._tcp = TcpServer(self.registry, clock, self._log, silence_s=inactive_s)
         self._http = HttpServer(LookupdApi(self.registry, clock, cluster).routes(), self._log)

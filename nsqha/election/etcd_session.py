@@ -104,6 +104,10 @@ class EtcdSession:
             ours = created(key, answer.kvs[0].create_revision)
             self._client.change(lambda stubs: stubs.kv.Txn, txn([ours], [delete(key)]))
 
+    def depose(self, controller: Controller) -> None:
+        key = self._keys.controller
+        self._client.change(lambda stubs: stubs.kv.Txn, txn([created(key, controller.epoch)], [delete(key)]))
+
     def close(self) -> None:
         self._closed.set()
         self._lease.stop(revoke=True)

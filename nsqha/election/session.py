@@ -80,5 +80,8 @@ class Session(Protocol):
     def resign(self) -> None:
         """Be controller no longer; fine if it never was."""
 
+    def depose(self, controller: Controller) -> None:
+        """End the term of a controller whose process is gone, unless it has ended; then anybody may campaign."""
+
     def close(self) -> None:
         """Let go of everything at once, so that nobody has to wait for the lease; `lost` is not called."""

@@ -461,11 +461,16 @@ class MemorySession:
             self._term = replace(candidate, epoch=self._store._next_revision())
             self._store._controller = self._term
             self._store._tell(["controller"])
-        return self._term
+        return self._term if self._store._controller is self._term else None
 
     def resign(self) -> None:
         if self._term is not None:
-            self._term = self._store._controller = None
+            self.depose(self._term)
+            self._term = None
+
+    def depose(self, controller: Controller) -> None:
+        if self._store._controller == controller:
+            self._store._controller = None
             self._store._tell(["controller"])
 
     def expire(self) -> None:

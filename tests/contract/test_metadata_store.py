@@ -415,6 +415,23 @@ def test_one_controller_at_a_time_and_each_term_has_a_higher_epoch(store: Metada
     assert store.controller() is None
 
 
+def test_a_controller_that_is_deposed_decides_nothing_more(store: MetadataStore, session: Session) -> None:
+    topic = store.create_topic("orders", TopicSettings())
+    uid, meta = topic.record.uid, topic.record.partitions[0]
+    first = session.campaign(Controller("a"))
+    assert first is not None
+    session.depose(replace(first, epoch=first.epoch - 1))  # an earlier term, which is over
+    assert store.controller() == first
+    session.depose(first)
+    assert store.controller() is None
+    with pytest.raises(Conflict):
+        store.replace_partition("orders", uid, 0, replace(meta, leader=8), controller=first.epoch)
+    second = session.campaign(Controller("b"))
+    assert second is not None and second.epoch > first.epoch
+    session.depose(first)
+    assert store.controller() == second
+
+
 def test_what_a_controller_decides_counts_only_in_its_term(store: MetadataStore, session: Session) -> None:
     topic = store.create_topic("orders", TopicSettings())
     uid, meta = topic.record.uid, topic.record.partitions[0]

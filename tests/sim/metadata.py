@@ -378,6 +378,9 @@ class SimSession:
     def resign(self) -> None:
         self._handle.write(self._inner.resign)
 
+    def depose(self, controller: Controller) -> None:
+        self._handle.write(lambda: self._inner.depose(controller))
+
     def close(self) -> None:
         self._over = True
         if self._handle.reachable:

@@ -168,3 +168,29 @@ def test_a_campaign_that_breaks_off_begins_again() -> None:
             await shell.stop()
 
     uvloop.run(main())
+
+
+def test_a_controller_whose_process_is_gone_is_followed_at_once() -> None:
+    async def story(world: World, shell: ControllerShell) -> None:
+        await world.until(lambda: shell.term is not None)
+        died = asyncio.Event()
+        watched: list[str] = []
+
+        async def gone(name: str) -> None:
+            watched.append(name)
+            await died.wait()
+
+        other = world.shell("l2", gone)
+        await other.start()
+        try:
+            await world.until(lambda: watched)
+            await asyncio.sleep(0.05)
+            assert other.term is None and watched == ["l1"]
+            died.set()
+            await world.until(lambda: other.term is not None)
+            await world.until(lambda: shell.term is None)  # it lived after all, and knows that its term is over
+            assert watched == ["l1"], "nobody watches himself"
+        finally:
+            await other.stop()
+
+    run(story)

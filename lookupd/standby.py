@@ -1,0 +1,77 @@
+"""A lookup daemon that waits sees at once that the controller's process has died, instead of waiting for its lease.
+
+It keeps a connection to the controller's HTTP port, and sends nothing on it. When the connection ends and the port then
+*refuses* another one, its process is gone: the machine answers and nobody listens. Silence says nothing and is left to
+the lease, and so is a port that was never reached. This judgement is a matter of speed alone: whoever takes the key of
+a controller that still lives ends its term, as every write of a term names its epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from nsqha.election.model import Controller
+
+CONNECT_SECONDS = 1.0
+RETRY_SECONDS = 0.02  # first, doubled each time up to
+RETRY_SECONDS_MAX = 1.0
+SETTLED_SECONDS = 1.0  # a connection that lasted so long was a real one
+
+Gone = Callable[[str], Coroutine[None, None, None]]
+
+
+async def gone(address: str) -> None:
+    """Ends when the process that listened at host:port has ended. Never, if it was not reached before."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    reached, pause = False, RETRY_SECONDS
+    while True:
+        began = loop.time()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            if reached:
+                return
+        except (OSError, ValueError, TimeoutError):
+            reached = False
+        else:
+            reached = True
+            try:
+                while await reader.read(1024):
+                    pass
+            except OSError:
+                pass
+            finally:
+                writer.close()
+            if loop.time() - began > SETTLED_SECONDS:
+                pause = RETRY_SECONDS
+                continue
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+
+class Standby:
+    """Watches one controller after the other."""
+
+    def __init__(self, gone: Gone, tell: Callable[[Controller], None]) -> None:
+        """`tell` is called once for each whose process is gone."""
+        self._gone = gone
+        self._tell = tell
+        self._watched = 0  # epoch
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, controller: Controller | None) -> None:
+        """This one is controller now; None: nobody is, or we are."""
+        epoch = controller.epoch if controller is not None else 0
+        if epoch == self._watched:
+            return
+        self._watched = epoch
+        if self._task is not None:
+            self._task.cancel()
+        self._task = None if controller is None else asyncio.create_task(self._watch(controller))
+
+    async def _watch(self, controller: Controller) -> None:
+        await self._gone(controller.name)
+        self._tell(controller)
