@@ -32,6 +32,7 @@ from nsqha.election.placement import PartitionName, able, balance, host_of, spre
 from nsqha.election.planner import progress
 from nsqha.election.session import View
 from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.ids import is_ephemeral
 from nsqha.server.http_envelope import ApiError, HttpApi, Reply, Request
 
 SPREAD_LIMIT = 4
@@ -251,16 +252,13 @@ class _Snapshot(Collector):
         counts, term = self._shell.counts, self._shell.term
         metas = _metas(self._view).values()
         states = health.counts(metas, self._view.nodes)
-        elections = CounterMetricFamily("nsqha_elections", "Leaders elected by this process.", labels=("why",))
-        for why, count in sorted(counts.elections.items()):
-            elections.add_metric([why], count)
-        changes = CounterMetricFamily("nsqha_controller_changes", "Compare-and-sets, by outcome.", labels=("outcome",))
-        for outcome, count in sorted(counts.changes.items()):
-            changes.add_metric([outcome], count)
+        elections = _counters("elections", "Leaders elected by this process.", "why", counts.elections)
+        outcomes = "Compare-and-sets of partition records, by outcome."
+        changes = _counters("controller_changes", outcomes, "outcome", counts.changes)
         return [
             _gauge("controller", "1 if this process is the controller.", float(term is not None)),
             _gauge("cluster_nodes", "Nodes that hold a lease.", len(self._view.nodes)),
-            _gauge("cluster_partitions", "Partitions.", len(metas)),
+            _gauge("cluster_partitions", "Partitions of all topics.", len(metas)),
             _gauge("cluster_partitions_leaderless", "Partitions that nobody leads.", states[health.LEADERLESS]),
             _gauge(
                 "cluster_partitions_short",
@@ -272,19 +270,29 @@ class _Snapshot(Collector):
                 "Partitions that have a leader and acknowledge nothing, for want of in-sync replicas.",
                 states[health.BELOW],
             ),
+            _gauge(
+                "cluster_replicas_owed",
+                "Replicas that topics are to have and no node was found for.",
+                self._owed(),
+            ),
             _gauge("controller_rounds", "Partitions that wait for a leader.", len(term.machine.rounds) if term else 0),
-            CounterMetricFamily("nsqha_controller_terms", "Times this process became controller.", value=counts.terms),
-            CounterMetricFamily(
-                "nsqha_possible_losses", "Elections that may have lost messages.", value=counts.possible_losses
-            ),
-            CounterMetricFamily("nsqha_controller_probes", "Status calls.", value=counts.probes),
-            CounterMetricFamily(
-                "nsqha_controller_probes_failed", "Status calls without answer.", value=counts.probes_failed
-            ),
+            _counter("controller_terms", "Times this process became controller.", counts.terms),
+            _counter("possible_losses", "Elections that may have lost messages.", counts.possible_losses),
+            _counter("controller_probes", "Times that a node was asked what it has.", counts.probes),
+            _counter("controller_probes_failed", "Times that it gave no answer.", counts.probes_failed),
             elections,
             changes,
             self._seconds(),
         ]
+
+    def _owed(self) -> int:
+        nodes = able(self._view.nodes)
+        return sum(
+            health.owed(meta, topic.record.settings, nodes)
+            for name, topic in self._view.topics.items()
+            for meta in topic.record.partitions.values()
+            if not is_ephemeral(name)
+        )
 
     def _seconds(self) -> Metric:
         data = self._shell.counts.election_seconds.data()
@@ -298,3 +306,14 @@ class _Snapshot(Collector):
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"nsqha_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"nsqha_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, counted: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(f"nsqha_{name}", text, labels=(label,))
+    for value, count in sorted(counted.items()):
+        family.add_metric([value], count)
+    return family

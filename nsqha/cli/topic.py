@@ -334,7 +334,7 @@ def _print(topic: Any, node: Any) -> None:
             show_bytes(p.bytes),
             p.leader_epoch,
             show_time(p.first_timestamp_ns) if p.first_timestamp_ns else "",
-            show_time(p.last_timestamp_ns) if p.last_timestamp_ns else "",
+            show_time(p.last_timestamp_ns) if p.log_end_offset > p.log_start_offset else "",
         )
         for p in topic.partitions
     ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from nsqha.cli import build_parser, exits
+from nsqha.cli import broker, build_parser, exits, lookupd
 from nsqha.cli import cluster_show as show
 from nsqha.cli.cluster_access import Picture
 from nsqha.cli.cluster_change import cost
@@ -239,6 +240,12 @@ def test_every_flag_of_a_daemon_is_a_flag_of_its_verb(verb: str) -> None:
     flags = set(build_parser(verb).verbs()[verb].flags())
     missing = {flag.name for flag in table if f"--{flag.name}" not in flags}
     assert missing == {"version", "verbose", "worker-id"} & {flag.name for flag in table}
+
+
+def test_every_flag_of_a_cluster_is_in_its_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+    flags = {*broker.GROUPS["cluster"], *lookupd.GROUPS["cluster"]}
+    assert not [flag for flag in sorted(flags) if f"`--{flag}`" not in page]
 
 
 def test_a_wrong_flag_of_a_daemon_has_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,8 +146,8 @@ class World:
         meta = None if found is None else found.record.partitions.get(number)
         return meta or PartitionMeta()
 
-    def create(self, topic: str = "t", partitions: int = 1) -> None:
-        self.store.create_topic(topic, TopicSettings(partitions=partitions))
+    def create(self, topic: str = "t", partitions: int = 1, replicas: int | None = None) -> None:
+        self.store.create_topic(topic, TopicSettings(partitions=partitions, replicas=replicas))
 
     def join_all(self, topic: str = "t") -> None:
         """What leaders do once their followers have caught up."""

@@ -8,10 +8,12 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 from lookupd.daemon import Lookupd
 from nsqha.clock import ManualClock, SystemClock
@@ -275,6 +277,21 @@ def test_metrics_have_stable_names() -> None:
         assert 'nsqha_elections_total{why="no leader yet"} 1.0' in text
         assert "nsqha_controller 1.0" in text and "nsqha_election_seconds_count 1.0" in text
         assert "nsqha_cluster_partitions_below_min_isr 1.0" in text
+        assert "nsqha_cluster_replicas_owed 0.0" in text
+        page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+        for family in text_string_to_metric_families(text):
+            assert family.documentation.endswith("."), family.name
+            short = family.name.removeprefix("nsqha_cluster_partitions")
+            assert f"`{family.name}" in page or f"`..{short}`" in page, f"{family.name} is not in docs/cluster.md"
+
+    run(story)
+
+
+def test_replicas_without_a_node_are_counted() -> None:
+    async def story(s: Site) -> None:
+        s.world.create(replicas=5)
+        await s.world.led()
+        assert "nsqha_cluster_replicas_owed 2.0" in (await s.get("/metrics")).decode()
 
     run(story)
 
