@@ -31,12 +31,12 @@ from nsqha.election.model import TopicSettings
 from nsqha.errors import Conflict, LogCorrupt, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
-from nsqha.server import peer_grpc, settings
+from nsqha.server import peer_grpc, renewing, settings
 from nsqha.server.peers import kind_and_text
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
-    from nsqha.server.tls import ClusterTls
+    from nsqha.server.certificates import CertificateFiles
 
 T = TypeVar("T")
 
@@ -259,7 +259,7 @@ class AdminServer:
         address: str,
         peers: Sequence[peer_grpc.GrpcPeerServer] = (),
         *,
-        tls: ClusterTls | None = None,
+        tls: CertificateFiles | None = None,
         message_bytes: int = 0,
     ) -> None:
         self._broker = broker
@@ -292,7 +292,7 @@ class AdminServer:
             if self._tls is None:
                 port = server.add_insecure_port(self._wanted)
             else:
-                port = server.add_secure_port(self._wanted, peer_grpc.server_credentials(self._tls))
+                port = server.add_secure_port(self._wanted, renewing.server_credentials(self._tls))
         except RuntimeError as error:
             raise Unavailable(f"--grpc-address={self._wanted}: cannot listen: {error}") from None
         await server.start()
