@@ -193,7 +193,7 @@ class Leadership:
         if not self.ended:
             log.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
             self._keeper.lost(node, self._clock.monotonic())
-            self._do([Reread()])
+            self._spawn(self._read(promised=promised))
 
     # ---- the record
 
@@ -300,12 +300,17 @@ class Leadership:
         if not self.ended:
             self._hold()
 
-    async def _read(self) -> None:
+    async def _read(self, *, promised: int = 0) -> None:
+        """`promised`: the epoch that another replica has promised, as it says; 0: none."""
         try:
             meta = await self._records.read()
         except NsqhaError as error:
             log.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
-            return  # the keeper asks again
+            if promised > self.epoch and not self.ended:
+                # Whoever promises has read a record of that epoch, so this one is over. Clients would wait here in
+                # vain for as long as this node alone has lost the metadata.
+                self._step_down(self, f"epoch {promised} has begun, and the metadata can not be read here")
+            return  # else the keeper asks again
         if self.ended:
             return
         if meta is None:

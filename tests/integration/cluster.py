@@ -36,11 +36,11 @@ from nsqha.commitlog.storage import OsStorage
 from nsqha.election.etcd import EtcdStore
 from nsqha.election.etcd_client import EtcdOptions
 from nsqha.election.model import PartitionMeta
-from nsqha.errors import NsqhaError
+from nsqha.errors import NotFound, NsqhaError
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
 from tests.etcd_server import EtcdMembers, EtcdServer
-from tests.integration.servers import CannotStart, Daemon, Lookupd, Node, free_port, wait_until
+from tests.integration.servers import LOOPBACK, CannotStart, Daemon, Host, Lookupd, Node, free_port, wait_until
 from tests.jepsen.checker import Report
 from tests.jepsen.cluster_load import Background, ClusterLoad, Endpoint, summary
 
@@ -54,16 +54,25 @@ Flags = Sequence[str] | Callable[[str], Sequence[str]]  # of all members, or of 
 class Member(Node):
     """One broker of the cluster."""
 
-    def __init__(self, directory: Path, name: str, etcd: Iterable[str], *, sync: str, flags: Sequence[str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        etcd: Iterable[str],
+        *,
+        sync: str,
+        flags: Sequence[str],
+        host: Host = LOOPBACK,
+    ) -> None:
         self.name = name
         own = [
             *(f"--etcd-endpoint={endpoint}" for endpoint in etcd),
             f"--cluster-name={CLUSTER_NAME}",
             f"--node-name={name}",
-            "--broadcast-address=127.0.0.1",
+            f"--broadcast-address={host.ip}",
             f"--lease-ttl={LEASE_SECONDS:.0f}s",
         ]
-        super().__init__(directory, sync=sync, flags=[*own, *flags, ""])  # the last is for the gRPC port
+        super().__init__(directory, sync=sync, flags=[*own, *flags, ""], host=host)  # the last is for the gRPC port
 
     def draw_ports(self) -> None:
         super().draw_ports()
@@ -72,7 +81,7 @@ class Member(Node):
 
     @property
     def grpc(self) -> str:
-        return f"127.0.0.1:{self.grpc_port}"
+        return f"{self.host.ip}:{self.grpc_port}"
 
     @property
     def running(self) -> bool:
@@ -160,12 +169,17 @@ class Cluster:
         return self.etcds
 
     def make(self, name: str) -> Member:
-        flags = self._flags(name) if callable(self._flags) else self._flags
-        return Member(self.folder / name, name, self.etcds.endpoints, sync=self._sync, flags=flags)
+        flags, host = self._flags(name) if callable(self._flags) else self._flags, self.host(name)
+        return Member(self.folder / name, name, self.etcds.endpoints, sync=self._sync, flags=flags, host=host)
 
     def make_lookupd(self, name: str) -> Lookupd:
-        own = [*(f"--etcd-endpoint={endpoint}" for endpoint in self.etcds.endpoints), "--broadcast-address=127.0.0.1"]
-        return Lookupd(self.folder / name, [*own, *self._lookupd_flags])
+        host = self.host(name)
+        own = [*(f"--etcd-endpoint={endpoint}" for endpoint in self.etcds.endpoints), f"--broadcast-address={host.ip}"]
+        return Lookupd(self.folder / name, [*own, *self._lookupd_flags], host=host)
+
+    def host(self, name: str) -> Host:
+        """Where the daemon with this name runs."""
+        return LOOPBACK
 
     @contextlib.contextmanager
     def another(self, name: str) -> Iterator[Member]:
@@ -382,9 +396,11 @@ class Cluster:
 
     def differences(self, topic: str, number: int = 0, *, end: int = 0) -> list[str]:
         """Where the logs of the members differ below `end`, byte by byte; for nodes that are stopped."""
-        logs = {
-            node.name: entries_of(folder) for node in self.nodes for folder in folders(str(node.data), topic, number)
-        }
+        logs = {}
+        for node in self.nodes:
+            with contextlib.suppress(NotFound):  # it has no replica
+                for folder in folders(str(node.data), topic, number):
+                    logs[node.name] = entries_of(folder)
         return [f"{topic}/{number}: {line}" for line in compare(logs, end=end)]
 
 
@@ -473,6 +489,8 @@ class UnderLoad:
         """`settle`: seconds of load before and after the block. The topic and the channels are there."""
         nodes = [Endpoint(node.tcp_port, node.http_port) for node in cluster.nodes]
         lookupds = [daemon.http_port for daemon in cluster.lookupds]
+        hosts = {port: daemon.host.ip for daemon in cluster.daemons for port in (daemon.tcp_port, daemon.http_port)}
+        options.setdefault("hosts", hosts)
         options.setdefault("seed", random.randrange(1 << 30))
         self._settle = settle
         self._background = Background(

@@ -18,6 +18,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,24 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -
     return value
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where a daemon runs: its address, and what is before its command to get there."""
+
+    ip: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+LOOPBACK = Host()
+
+
 class Daemon:
     """One process that says `TCP: listening on ..` and `HTTP: listening on ..`."""
 
     command: str
 
-    def __init__(self, directory: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Path, flags: Sequence[str] = (), *, host: Host = LOOPBACK) -> None:
+        self.host = host
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.flags = list(flags)
@@ -77,11 +90,11 @@ class Daemon:
 
     @property
     def tcp(self) -> str:
-        return f"127.0.0.1:{self.tcp_port}"
+        return f"{self.host.ip}:{self.tcp_port}"
 
     @property
     def http(self) -> str:
-        return f"127.0.0.1:{self.http_port}"
+        return f"{self.host.ip}:{self.http_port}"
 
     @property
     def pid(self) -> int:
@@ -101,6 +114,7 @@ class Daemon:
         assert self._process is None, "already running"
         self.starts += 1
         arguments = [
+            *self.host.prefix,
             str(BIN / self.command),
             f"--tcp-address={self.tcp}",
             f"--http-address={self.http}",
@@ -187,10 +201,12 @@ class Node(Daemon):
 
     command = "nsqd"
 
-    def __init__(self, directory: Path, *, sync: str = "always", flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, *, sync: str = "always", flags: Sequence[str] = (), host: Host = LOOPBACK
+    ) -> None:
         data = directory / "data"
         data.mkdir(parents=True, exist_ok=True)
-        super().__init__(directory, [f"--data-path={data}", f"--sync={sync}", *flags])
+        super().__init__(directory, [f"--data-path={data}", f"--sync={sync}", *flags], host=host)
         self.data = data
 
     def channel(self, topic: str, channel: str) -> dict[str, Any] | None:

@@ -110,10 +110,10 @@ class V2(asyncio.Protocol):
                 future.set_result(data)
 
 
-async def connect(port: int, **identify: object) -> V2:
+async def connect(port: int, *, host: str = "127.0.0.1", **identify: object) -> V2:
     """A connection that has identified itself. OSError or Gone if the broker is not there."""
     loop = asyncio.get_running_loop()
-    _, protocol = await loop.create_connection(V2, "127.0.0.1", port)
+    _, protocol = await loop.create_connection(V2, host, port)
     body = json.dumps({"client_id": "load", "feature_negotiation": True, **identify}).encode()
     (reply,) = protocol.ask(b"  V2IDENTIFY\n" + struct.pack(">I", len(body)) + body)
     try:
@@ -154,8 +154,8 @@ async def http(port: int, path: str, body: bytes = b"") -> int:
         writer.close()
 
 
-async def get_json(port: int, path: str) -> object:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def get_json(port: int, path: str, *, host: str = "127.0.0.1") -> object:
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         answer = await asyncio.wait_for(reader.read(), 20)

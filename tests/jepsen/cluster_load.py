@@ -18,9 +18,10 @@ import json
 import random
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import uvloop
 
@@ -35,6 +36,8 @@ OUTCOME_SECONDS = 45.0  # beyond what a broker may take to say "unknown"
 MSG_TIMEOUT_MS = 3000
 DRAIN_SECONDS = 60.0
 LOOKUP_SECONDS = 0.05
+CONNECT_SECONDS = 20.0
+LOOPBACK = "127.0.0.1"
 BIG = 60_000
 
 
@@ -61,8 +64,10 @@ class ClusterLoad:
         consumers: int = 2,
         any_node: bool = False,
         pace: float = 1.0,
+        hosts: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """`lookupds`: HTTP ports. `consumers`: per channel. `any_node`: they SUB anywhere, not where /lookup says."""
+        """`lookupds`: HTTP ports. `consumers`: per channel. `any_node`: they SUB anywhere, not where /lookup says.
+        `hosts`: addresses of ports that are not on loopback."""
         self.topic = topic
         self.events: list[AnyEvent] = []
         self.oks: list[float] = []  # when publishes of anybody were OK'd
@@ -77,6 +82,7 @@ class ClusterLoad:
         self._publishers = publishers
         self._consumers = consumers
         self._any_node = any_node
+        self._hosts = hosts
         self._seed = seed
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -162,7 +168,7 @@ class ClusterLoad:
         node = next((node for node in self._nodes if node.tcp == port), None)
         if node is None:
             return False
-        stats = await get_json(node.http, f"/stats?format=json&include_clients=false&topic={self.topic}")
+        stats = await self._get(node.http, f"/stats?format=json&include_clients=false&topic={self.topic}")
         assert isinstance(stats, dict)
         found = [channel for topic in stats["topics"] for channel in topic["channels"]]
         return bool(found) and not any(c["depth"] + c["in_flight_count"] + c["deferred_count"] for c in found)
@@ -194,12 +200,17 @@ class ClusterLoad:
     async def _connect(self, rng: random.Random, port: int | None = None) -> tuple[int, V2] | None:
         """To that port, or any node; None if it does not answer."""
         try:
-            client = await connect(port or rng.choice(self._nodes).tcp, msg_timeout=MSG_TIMEOUT_MS)
-        except (OSError, Gone):
+            port = port or rng.choice(self._nodes).tcp
+            connecting = connect(port, host=self._hosts.get(port, LOOPBACK), msg_timeout=MSG_TIMEOUT_MS)
+            client = await asyncio.wait_for(connecting, CONNECT_SECONDS)
+        except (OSError, Gone, TimeoutError):
             await asyncio.sleep(RETRY_SECONDS)
             return None
         self._connections += 1
         return self._connections, client
+
+    async def _get(self, port: int, path: str) -> object:
+        return await get_json(port, path, host=self._hosts.get(port, LOOPBACK))
 
     async def _publish(self, rng: random.Random) -> None:
         while self.publishing:
@@ -265,7 +276,7 @@ class ClusterLoad:
         """The TCP port where /lookup says the topic is."""
         for port in self._lookupds:
             try:
-                found = await asyncio.wait_for(get_json(port, f"/lookup?topic={self.topic}"), 2)
+                found = await asyncio.wait_for(self._get(port, f"/lookup?topic={self.topic}"), 2)
             except (OSError, Gone, ValueError, TimeoutError):
                 continue
             assert isinstance(found, dict)

@@ -26,6 +26,7 @@ class Records:
     def __init__(self) -> None:
         self.meta = META
         self.error: Exception | None = None
+        self.away = False
         self.proposed: list[PartitionMeta] = []
         self.reads = 0
 
@@ -44,6 +45,8 @@ class Records:
 
     async def read(self) -> PartitionMeta | None:
         self.reads += 1
+        if self.away:
+            raise Unavailable("etcd can not be reached")
         return self.meta
 
 
@@ -195,6 +198,18 @@ def test_a_follower_that_promised_another_epoch_makes_it_read_the_record() -> No
     leading.leadership.fenced(A, 2)
     leading.rig.turn()
     assert leading.records.reads == 1 and len(leading.ended) == 1
+
+
+def test_without_the_record_a_later_promise_ends_it_and_an_older_one_does_not() -> None:
+    leading = Leading()
+    leading.records.away = True
+    for promised in (0, META.epoch):
+        leading.leadership.fenced(A, promised)
+        leading.rig.turn()
+    assert leading.records.reads == 2 and not leading.ended
+    leading.leadership.fenced(A, META.epoch + 1)
+    leading.rig.turn()
+    assert len(leading.ended) == 1
 
 
 def test_publishes_wait_for_a_successor_and_go_on_when_it_is_given_up() -> None:
