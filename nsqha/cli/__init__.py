@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from nsqha.cli.parser import Parser
@@ -37,17 +37,22 @@ def build_parser(verb: str | None = None) -> Parser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> None:
+def main() -> NoReturn:
     """Run one command; ends the process with its exit status."""
+    from nsqha.cli import exits
+
+    exits.run(lambda: _status(sys.argv[1:]))
+
+
+def _status(argv: list[str]) -> int:
     from nsqha.cli import exits
     from nsqha.errors import NsqhaError
 
-    argv = sys.argv[1:] if argv is None else argv
     prog = "nsqha"
     try:
         args = build_parser(argv[0] if argv else "").parse_args(argv)
         prog = args.parser.prog
-        status = args.run(args)
+        status: int = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         status = exits.INTERRUPTED
@@ -58,4 +63,4 @@ def main(argv: list[str] | None = None) -> None:
     except NsqhaError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         status = exits.status_of(error)
-    sys.exit(status)
+    return status

@@ -66,5 +66,4 @@ def run(args: argparse.Namespace) -> int:
         raise exits.Exit(
             exits.USAGE, "--etcd-endpoint is missing: name a member of the etcd that the cluster is in, host:port"
         )
-    nsqd.run(loaded.options, loaded.notices)
-    return exits.OK  # not reached: nsqd.run ends the process
+    return nsqd.run(loaded.options, loaded.notices)

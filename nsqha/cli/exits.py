@@ -6,9 +6,20 @@
     3  not found                   8  not confirmed; nothing was changed
     4  exists already, or was changed meanwhile
     130 interrupted                141 whoever read our output is gone
+
+With gRPC in the process, its end is `os._exit` and not the interpreter's own one, which can hang for good: gRPC's
+threads are stopped wherever they are, one of them perhaps while it holds the lock of a call, and the finalizer of that
+call then waits for the lock. gRPC has no way to wait for its threads. Nothing is left to the interpreter: what has to
+be synced, closed or told to others was, before a command returns its status.
 """
 
 from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
 
 from nsqha.errors import ConfigError, Conflict, NotFound, NsqhaError, Unavailable
 
@@ -35,6 +46,28 @@ MEANING = {
     NOT_CONFIRMED: "not confirmed",
     INTERRUPTED: "interrupted",
 }
+
+
+def run(command: Callable[[], int]) -> NoReturn:
+    """Carry out a command and end the process with its status; an error that nobody expected is shown, and is 1."""
+    try:
+        status = command()
+    except Exception:
+        traceback.print_exc()
+        status = FAILED
+    end(status)
+
+
+def end(status: int) -> NoReturn:
+    """End the process. SystemExit if that is safe."""
+    if "grpc" not in sys.modules:
+        sys.exit(status)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # closed, or nobody reads it: said before, or nobody to say it to
+    os._exit(status)
 
 
 class Exit(NsqhaError):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
+from nsqha.cli import exits
 from nsqha.errors import NsqhaError
 from nsqha.options import Options, nsqd_command_line
 
 
-def main() -> None:
+def main() -> NoReturn:
     loaded = nsqd_command_line(sys.argv[1:], os.environ)
-    run(loaded.options, loaded.notices)
+    exits.run(lambda: run(loaded.options, loaded.notices))
 
 
-def run(options: Options, notices: tuple[str, ...]) -> None:
-    """Serve until SIGINT or SIGTERM; exit status 1 if the node can not start or its disk fails."""
+def run(options: Options, notices: tuple[str, ...]) -> int:
+    """Serve until SIGINT or SIGTERM; the exit status is 1 if the node can not start or its disk fails."""
     # What follows costs a quarter of a second to import; --help and --version do without.
     from nsqha import nsqlog
 
@@ -26,17 +28,15 @@ def run(options: Options, notices: tuple[str, ...]) -> None:
     from nsqha.server.node import serve_until_signal
 
     try:
-        status = serve_until_signal(options)
+        return serve_until_signal(options)
     except NsqhaError as error:
         log.fatal("start_failed", "%s", error)
-        status = 1
     except OSError as error:
         # Of the data folder: what belongs to somebody else, a disk that is mounted read-only.
         if error.filename is None:
             raise
         log.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
-        status = 1
-    sys.exit(status)
+    return exits.FAILED
 
 
 if __name__ == "__main__":

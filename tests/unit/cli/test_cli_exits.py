@@ -1,0 +1,84 @@
+"""How a command ends, also when a thread of gRPC was stopped in the middle of a call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# What is left of a call when the interpreter has stopped gRPC's thread: its lock is taken by nobody who could give it
+# back, its finalizer wants it, and it is part of a cycle, so that only the interpreter's last collection finds it.
+STOPPED_IN_A_CALL = """
+import sys, threading
+import grpc
+
+class Call:
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.itself = self
+
+    def __del__(self):
+        self.lock.acquire()
+
+call = Call()
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_the_interpreter_would_hang() -> None:
+    """Else the tests below show nothing."""
+    code = f"{STOPPED_IN_A_CALL}\nprint('there', flush=True)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "there\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.kill()
+    process.communicate()
+
+
+def test_the_end_waits_for_no_call_and_loses_no_output() -> None:
+    code = (
+        f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli import exits\n"
+        "sys.stdout.write('half a line')\nsys.stderr.write('and talk')\nexits.end(5)"
+    )
+    done = run(code)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "half a line", "and talk")
+
+
+def test_an_error_that_nobody_expected_ends_the_process_too() -> None:
+    done = run(f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli import exits\nexits.run(lambda: 1 // 0)")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.rstrip().endswith("ZeroDivisionError: integer division or modulo by zero")
+
+
+@pytest.mark.parametrize("closed", ["sys.stdout.close()", "sys.stdout = sys.stderr = None"])
+def test_an_output_that_is_closed_is_no_reason_to_stay(closed: str) -> None:
+    assert run(f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli import exits\n{closed}\nexits.end(5)").returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "status"),
+    [
+        (["nsqha", "cluster", "status", "--etcd-endpoint=127.0.0.1:1"], "nsqha.cli", 6),
+        (["nsqha", "broker", "--etcd-endpoint=127.0.0.1:1", "--data-path=/dev/null/x"], "nsqha.cli", 1),
+        (["nsqd", "--data-path=/dev/null/x"], "nsqha.cli.nsqd", 1),
+        (["nsqlookupd", "--etcd-endpoint=127.0.0.1:1", "--tcp-address=127.0.0.1:0"], "lookupd.__main__", 1),
+    ],
+)
+def test_every_command_ends_so(words: list[str], module: str, status: int) -> None:
+    done = run(f"{STOPPED_IN_A_CALL}\nsys.argv = {words!r}\nfrom {module} import main\nmain()")
+    assert done.returncode == status
+    assert "127.0.0.1:1" in done.stderr or "/dev/null/x" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_grpc_it_is_the_interpreter_that_ends() -> None:
+    code = "import sys\nfrom nsqha.cli import exits\ntry:\n    exits.end(5)\nexcept SystemExit as end:\n"
+    assert run(f"{code}    sys.exit(end.code + 1)").returncode == 6
