@@ -160,9 +160,10 @@ class ControllerShell:
         self._gone = controller
         self._maybe_free.set()
 
-    def _watch_controller(self, here: bool) -> None:
+    async def _watch_controller(self, *, here: bool) -> None:
         if self._standby is not None:
-            self._standby.watch(None if here else self.store.view().controller)
+            # Read: a view that is late would have the wrong one watched for a second.
+            self._standby.watch(None if here else await self.run(self.store.controller))
 
     async def _campaign_for_ever(self) -> None:
         said = ""
@@ -214,7 +215,7 @@ class ControllerShell:
                     await self.run(lambda: session.depose(dead))
                     self._gone = None
                 won = await self.run(lambda: session.campaign(Controller(self._name)))
-                self._watch_controller(here=won is not None)
+                await self._watch_controller(here=won is not None)
                 if won is None:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._maybe_free.wait(), CAMPAIGN_AGAIN_S)

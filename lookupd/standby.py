@@ -12,11 +12,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 from nsqha.election.model import Controller
+from nsqha.nsqlog import Log
 
 CONNECT_SECONDS = 1.0
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 1.0
 SETTLED_SECONDS = 1.0  # a connection that lasted so long was a real one
+
+log = Log("standby")
 
 Gone = Callable[[str], Coroutine[None, None, None]]
 
@@ -37,6 +40,8 @@ async def gone(address: str) -> None:
         except (OSError, ValueError, TimeoutError):
             reached = False
         else:
+            if not reached:
+                log.info("controller_reached", "waiting beside the controller at %s", address)
             reached = True
             try:
                 while await reader.read(1024):

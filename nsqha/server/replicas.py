@@ -380,9 +380,18 @@ class Replicas:
         # What was changed through this node since that read: nobody else knows that its logs have to follow.
         channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
         started = partition.start_epoch(channels)
-        started.add_done_callback(lambda done: done.cancelled() or done.exception())
+        started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
         self._leaders_changed(name)
+
+    def _begun(self, leadership: Leadership, since: float, done: asyncio.Future[None]) -> None:
+        """The epoch-start batch is committed, or never will be."""
+        if not done.cancelled() and done.exception() is None:
+            took = 1000 * (self._clock.monotonic() - since)
+            text = "%s/%d: the first batch of epoch %d is committed, %.1f ms later"
+            log.info(
+                "epoch_begun", text, leadership.topic, leadership.key[1], leadership.epoch, took, took_ms=round(took, 1)
+            )
 
     def _ending(self) -> bool:
         """Whether the node stops; asked again after every await."""
