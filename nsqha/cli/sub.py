@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nsqha.cli.v2client import Message
 
 WINDOW = 200
+WAIT_SECONDS = 1.0
+"""The longest wait for messages: Ctrl-C in the moment before a wait begins is only noticed when that wait ends."""
 
 DESCRIPTION = """\
 Print the bodies of a channel's messages, one per line, and finish each after it was printed. The channel and the
@@ -77,7 +79,8 @@ def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int 
     try:
         while wanted != 0:
             # A heartbeat, or half a message, ends a wait early.
-            subscriber.wait_at_most(None if idle_s is None else max(last + idle_s - time.monotonic(), 0.001))
+            left = WAIT_SECONDS if idle_s is None else last + idle_s - time.monotonic()
+            subscriber.wait_at_most(min(max(left, 0.001), WAIT_SECONDS))
             messages = subscriber.messages()[:wanted]
             if messages:
                 last = time.monotonic()

@@ -131,6 +131,31 @@ def test_every_example_runs(node: DevNode, verb: Parser, example: str) -> None:
     assert stderr == ""
 
 
+def test_an_interrupt_is_noticed_also_if_no_wait_is_interrupted(node: DevNode) -> None:
+    """It may come in the moment before the wait begins; here another thread gets it."""
+    code = (
+        "import signal, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        "from nsqha.cli import main\n"
+        "main()\n"
+    )
+    node.publish("interrupted", "first")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "sub", "interrupted", "c"],
+        env=node.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)  # before the next heartbeat ends the wait
+    assert (process.returncode, stderr) == (130, "")
+
+
 def select_readable(descriptor: int) -> bool:
     import select
 
