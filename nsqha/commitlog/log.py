@@ -10,8 +10,9 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
 - An append that fails is cut back from both files: the log is as it was before (`AppendFailed`). If that fails too,
   or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
 - A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
-- `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_pairs`,
-  and `next_pair` as long as nobody appends. All else that changes the list of files belongs to the readers' thread.
+- `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_pairs`
+  and what `mending` returns; `next_pair` and what `cutting` returns as long as nobody appends. All else that changes
+  the list of files belongs to the readers' thread.
 """
 
 from __future__ import annotations
@@ -281,6 +282,11 @@ class PartitionLog(LogReader):
 
     def truncate_to(self, log_id: int) -> None:
         """End the log before `log_id`, durably. Its intent must be in the journal; clear it before the next append."""
+        self.cutting(log_id)()
+
+    def cutting(self, log_id: int) -> Callable[[], None]:
+        """The quick half of `truncate_to`: the log ends there for everybody who asks. What is returned blocks, and may
+        run in another thread, while nobody appends; only then the files end there too, durably."""
         assert self.start.log_id <= log_id <= self.end.log_id, f"{log_id} is not in {self}"
         pair = self.pair_of(log_id)
         last = pair.anchor if log_id == pair.first.log_id else self.entry(log_id - 1)
@@ -289,17 +295,27 @@ class PartitionLog(LogReader):
         n = self._pairs.index(pair) + 1
         removed = self._pairs[n:]
         del self._pairs[n:]
-        if removed:
-            for gone in removed:
-                gone.release()
-            unlink(self._storage, self.directory, [gone.position for gone in removed], COMMITLOG, SEGMENT)
-            self._storage.sync_dir(self.directory)
+        for gone in removed:
+            gone.release()
         self._active = pair
         self._last = last
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self.local_durable = min(self.local_durable, log_id)
         if self.doubtful_from is not None and log_id <= self.doubtful_from:
             self.doubtful_from = None
-        pair.cut(self.end)
-        pair.segment.sync()
-        pair.commitlog.sync()
+        if pair in self._open_old:
+            self._open_old.remove(pair)
+        # Opened here, as readers and the thread must not open them at once.
+        sizes = {pair.segment: self.end.position - pair.position, pair.commitlog: pair.slot(self.end.log_id)}
+
+        def cut() -> None:
+            if removed:
+                unlink(self._storage, self.directory, [gone.position for gone in removed], COMMITLOG, SEGMENT)
+                self._storage.sync_dir(self.directory)
+            for file, size in sizes.items():
+                if file.size() > size:
+                    file.truncate(size)
+            for file in sizes:
+                file.sync()
+
+        return cut

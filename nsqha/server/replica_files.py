@@ -57,8 +57,8 @@ class ReplicaFiles:
         except AppendFailed:
             self._journal.stage_cut_done(follower.key)  # a full disk; nothing was cut, and perhaps nothing ever is
             raise
-        # On the loop: readers of other partitions share the cache that is cut too. Two fsyncs, and seldom.
-        follower.log.truncate_to(log_id)
+        # The files are taken: whoever reads the log meanwhile finds its new end, and nobody appends.
+        await self._disk.run(follower.log.cutting(log_id))
         self._journal.stage_cut_done(follower.key)
         await self._journal_writer.promise()
 

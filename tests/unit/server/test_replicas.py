@@ -13,8 +13,22 @@ from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.election.model import ChannelList, PartitionMeta
 from nsqha.errors import AppendFailed
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.peers import PeerIdentity
 from tests.sim.storage import SimStorage
-from tests.unit.server.replica_rig import KEY, REGISTRATION, A, B, ReplicaRig, add, copy_of, log_of, pause, run, serving
+from tests.unit.server.replica_rig import (
+    CLUSTER,
+    KEY,
+    REGISTRATION,
+    A,
+    B,
+    ReplicaRig,
+    add,
+    copy_of,
+    log_of,
+    pause,
+    run,
+    serving,
+)
 
 
 async def followed(rig: ReplicaRig, epoch: int = 1) -> tuple[Any, Any]:
@@ -294,6 +308,38 @@ def test_a_cut_that_has_begun_ends_though_another_leader_comes() -> None:
         record = rig.journal.record(KEY)
         assert record is not None and record.cut is None, "the next start would cut what was acknowledged since"
         assert rig.follower.log.end.log_id == 5 and not stream.opened[-1].behind
+
+    run(scenario)
+
+
+def test_a_log_is_cut_off_the_loop_and_ends_there_at_once() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        other, _old, new = await diverged(rig)
+        jobs: list[Any] = []
+        monitored = rig.disk.run
+        rig.disk.run = lambda job: (jobs.append(job), monitored(job))[1]  # type: ignore[method-assign]
+        cutting = rig.follower.log.cutting
+        cuts: list[Any] = []
+
+        def kept(log_id: int) -> Any:
+            cuts.append((log_id, cutting(log_id)))
+            rig.disk.gate.clear()
+            return cuts[-1][1]
+
+        rig.follower.log.cutting = kept  # type: ignore[method-assign]
+        other.ask(2, new, start=3)
+        await pause()
+        log_ = rig.follower.log
+        assert cuts[0][0] == 3 and jobs[-1] is cuts[0][1] and log_.end.log_id == 3
+        assert log_.snapshot()._pairs[0].commitlog.size() > log_.entry_before(3).log_id * 80 + 80, "not cut yet"
+        record = rig.journal.record(KEY)
+        assert record is not None and record.cut is not None
+        reply = await rig.replicas.answers.status(PeerIdentity("x"), pb.StatusRequest(cluster_id=CLUSTER))
+        assert reply.replicas[0].end == 3 and reply.replicas[0].chain == log_.entry(2).chain
+        rig.disk.gate.set()
+        await pause(1)
+        assert log_.end.log_id == 7 and not rig.errors
 
     run(scenario)
 
