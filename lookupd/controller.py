@@ -447,7 +447,7 @@ class Term:
         elif say.event == "possible_loss":
             counts.possible_losses += 1
         write = {"info": log.info, "warning": log.warning, "error": log.error}[say.level]
-        write(say.event, "%s", say.text, **say.fields)
+        write(say.event, "%s", say.text, **say.fields)  # type: ignore[arg-type]
 
 
 def _answered(probe: Probe, reply: StatusReply) -> Answered:
