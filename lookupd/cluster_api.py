@@ -15,7 +15,7 @@ and carried out by whoever is controller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -156,19 +156,17 @@ class ClusterApi:
         if topic is None:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         partition = number(request, "partition", None, 0, len(topic.record.partitions) - 1)
-        replicas = tuple(self._uid(view, part) for part in query.require("replicas").split(","))
-        hosts = [host_of(view.nodes[uid]) for uid in replicas if uid in view.nodes]
-        if len(set(hosts)) != len(replicas):
-            raise ApiError(400, "INVALID_ARG_REPLICAS", why="two replicas would be on one host, or one is not alive")
+        replicas = tuple(node_uid(view, part) for part in query.require("replicas").split(","))
+        different_hosts(view, replicas)
         name = PartitionName(topic.record.name, topic.record.uid, partition)
         await self._cluster.run(lambda: self._cluster.changes.move({name: replicas}))
 
     async def decommission(self, request: Request) -> None:
-        uid = self._uid(self._cluster.view, request.query.require("node"))
+        uid = node_uid(self._cluster.view, request.query.require("node"))
         await self._cluster.run(lambda: self._cluster.changes.decommission(uid))
 
     async def recommission(self, request: Request) -> None:
-        uid = self._uid(self._cluster.view, request.query.require("node"))
+        uid = node_uid(self._cluster.view, request.query.require("node"))
         if not await self._cluster.run(lambda: self._cluster.changes.recommission(uid)):
             raise ApiError(404, "NODE_NOT_FOUND")
 
@@ -176,17 +174,24 @@ class ClusterApi:
         intents = await self._cluster.run(self._cluster.shell.store.intents)
         return read_intents({name: intent.record for name, intent in intents.items()})
 
-    @staticmethod
-    def _uid(view: View, text: str) -> int:
-        """A node by name or uid; a uid may be of a node that is away, if a record still names it."""
-        for uid, node in view.nodes.items():
-            if text == node.name:
-                return uid
-        known = set(view.nodes) | {uid for meta in _metas(view).values() for uid in meta.replicas}
-        for uid in known:
-            if text == f"{uid:016x}":
-                return uid
-        raise ApiError(404, "NODE_NOT_FOUND")
+
+def node_uid(view: View, text: str) -> int:
+    """A node by name or uid; a uid may be of a node that is away, if a record still names it. 404."""
+    for uid, node in view.nodes.items():
+        if text == node.name:
+            return uid
+    known = set(view.nodes) | {uid for meta in _metas(view).values() for uid in meta.replicas}
+    for uid in known:
+        if text == f"{uid:016x}":
+            return uid
+    raise ApiError(404, "NODE_NOT_FOUND")
+
+
+def different_hosts(view: View, replicas: Collection[int]) -> None:
+    """400 unless these nodes are all alive, on as many hosts."""
+    hosts = {host_of(view.nodes[uid]) for uid in replicas if uid in view.nodes}
+    if len(hosts) != len(replicas):
+        raise ApiError(400, "INVALID_ARG_REPLICAS", why="two replicas would be on one host, or one is not alive")
 
 
 def number(request: Request, name: str, default: int | None, low: int, high: int) -> int:

@@ -71,7 +71,7 @@ class Lookupd:
             self.controller = ControllerShell(store, peers, clock, name=name, gate=gate, gone=gone)
             cluster = Cluster(self.controller, Directory(lifetime_s), Changes(store, random.SystemRandom()))
         self._tcp = TcpServer(self.registry, clock, self._log, silence_s=inactive_s)
-        self._http = HttpServer(LookupdApi(self.registry, clock, cluster).routes(), self._log)
+        self._http = HttpServer(LookupdApi(self.registry, clock, cluster, describe=self._described).routes(), self._log)
         self.tcp_address = ""
         self.http_address = ""
 
@@ -97,6 +97,14 @@ class Lookupd:
             await self.controller.stop()
         self._tcp.stop()
         await self._http.close()
+
+    def _described(self) -> dict[str, object]:
+        """As the Youzan fork lists lookup daemons. There is no RPC to this one."""
+        host, ports = self._options.broadcast_address or host_name(), {}
+        for kind, address in (("TcpPort", self.tcp_address), ("HttpPort", self.http_address)):
+            ports[kind] = address.rpartition(":")[2]
+        name = f"{host}:{ports['TcpPort']}:{ports['HttpPort']}"
+        return {"ID": name, "NodeIP": host, **ports, "RpcPort": "", "Epoch": 0}
 
     def _identity(self, tcp: socket.socket, http: socket.socket) -> bytes:
         host = host_name()

@@ -14,7 +14,9 @@ Parameters of the Youzan fork that have a meaning here:
 
 `access=w` leaves out what can not acknowledge publishes now, `access=r` shows also what a tombstone hides. `syncdisk` 1
 is sync=always, more is sync=interval; `retention` is in days. `extend` and `disable_channel_auto_create` are refused:
-there is no such topic here.
+there is no such topic here. `multipart` and `suggestload` say nothing that matters here and are taken: a node may lead
+any number of a topic's partitions, and where they go follows from what is there. So is `consistent` of /lookup. The
+fork's URLs for moves are in `lookupd.fork_api`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 
 from lookupd.cluster_api import Cluster, ClusterApi, number
 from lookupd.directory import meta_info, producer
+from lookupd.fork_api import ForkApi
 from lookupd.registry import Peer, Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
@@ -42,7 +45,16 @@ class LookupdApi:
     """Answers from one registry, and one cluster if there is one. Questions never wait, so that each answer is one
     consistent picture."""
 
-    def __init__(self, registry: Registry, clock: Clock, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        clock: Clock,
+        cluster: Cluster | None = None,
+        *,
+        describe: Callable[[], dict[str, object]] = dict,
+    ) -> None:
+        """`describe`: this daemon, for /listlookup."""
+        self._describe = describe
         self._registry = registry
         self._clock = clock
         self._cluster = cluster
@@ -63,6 +75,7 @@ class LookupdApi:
         api.add("POST", "/channel/delete", self.delete_channel)
         if self._cluster is not None:
             ClusterApi(self._cluster).add_to(api)
+            ForkApi(self._cluster, self._describe).add_to(api)
         return api
 
     # ---- questions

@@ -16,10 +16,12 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from lookupd.daemon import Lookupd
+from lookupd.fork_api import moved
 from nsqha.clock import ManualClock, SystemClock
-from nsqha.election.model import TopicSettings
+from nsqha.election.model import PartitionMeta, TopicSettings
 from nsqha.errors import Unavailable
 from nsqha.options import LookupdOptions
+from nsqha.server.http_envelope import ApiError
 from tests.unit.lookupd.nodes_rig import World
 
 
@@ -316,5 +318,69 @@ def test_a_node_that_leaves_is_shown() -> None:
         node = s.world.nodes[1]
         node.session.update(replace(node.info, leaving=True))
         assert [n["leaving"] for n in (await s.get("/controller"))["nodes"]] == [True, False, False]
+
+    run(story)
+
+
+def test_a_move_by_the_url_of_the_fork_is_carried_out() -> None:
+    async def story(s: Site) -> None:
+        s.world.store.create_topic("t", TopicSettings(replicas=1))
+        await s.world.led()
+        leader = s.world.meta().leader
+        other = leader % 3 + 1
+        url = f"/topic/partition/move?topic=t&partition=0&move_from=n{leader}&move_to=n{other}"
+        assert await s.post(url) == 400, "the leader is moved only when that is said"
+        assert await s.post(url.replace("partition=0", "partition=1") + "&move_leader=true") == 400
+        assert await s.post(url.replace("topic=t", "topic=u") + "&move_leader=true") == 404
+        assert await s.post(url.replace(f"move_to=n{other}", "move_to=n9") + "&move_leader=true") == 404
+        assert await s.post(url + "&move_leader=true") == 200
+        await s.world.until(lambda: len(s.world.meta().replicas) == 2)
+        s.world.join_all()
+        await s.world.until(lambda: s.world.meta().leader == other and s.world.meta().replicas == (other,))
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "leader", "wanted"),
+    [
+        (1, 2, True, (2, 1, 3)),  # a follower takes over, nothing is moved
+        (1, 4, True, (4, 2, 3)),
+        (2, 4, False, (1, 4, 3)),
+        (4, 2, False, "INVALID_ARG_MOVE_FROM"),
+        (1, 4, False, "INVALID_ARG_MOVE_LEADER"),
+        (2, 4, True, "INVALID_ARG_MOVE_LEADER"),
+        (2, 3, False, "INVALID_ARG_MOVE_TO"),
+        (1, 1, True, "INVALID_ARG_MOVE_TO"),
+    ],
+)
+def test_what_a_move_of_the_fork_means(source: int, target: int, leader: bool, wanted: tuple[int, ...] | str) -> None:
+    meta = PartitionMeta(leader=1, isr={1: 0, 2: 0, 3: 0}, replicas=(1, 2, 3))
+    if isinstance(wanted, tuple):
+        assert moved(meta, source, target, leader=leader) == wanted
+    else:
+        with pytest.raises(ApiError) as refused:
+            moved(meta, source, target, leader=leader)
+        assert (refused.value.status, refused.value.code) == (400, wanted)
+
+
+def test_a_node_is_removed_and_daemons_are_listed_by_the_urls_of_the_fork() -> None:
+    async def story(s: Site) -> None:
+        assert await s.post("/cluster/node/remove?remove_node=n2") == 200
+        assert [each["node"] for each in (await s.get("/controller"))["decommissions"]] == [f"{2:016x}"]
+        assert await s.post("/cluster/node/remove?remove_node=n9") == 404
+        found = await s.get("/listlookup")
+        port = s.daemon.http_address.rpartition(":")[2]
+        assert found["lookupdleader"] == found["lookupdnodes"][0]
+        assert (found["lookupdleader"]["NodeIP"], found["lookupdleader"]["HttpPort"]) == ("me", port)
+
+    run(story)
+
+
+def test_parameters_of_the_fork_that_mean_nothing_here_are_taken() -> None:
+    async def story(s: Site) -> None:
+        assert await s.post("/topic/create?topic=t&partition_num=2&multipart=true&suggestload=3") == 200
+        await s.world.until(lambda: all(s.world.meta("t", n).leader for n in range(2)))
+        assert sorted((await s.get("/lookup?topic=t&access=r&consistent=true"))["partitions"]) == ["0", "1"]
 
     run(story)
