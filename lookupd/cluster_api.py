@@ -266,9 +266,9 @@ class _Snapshot(Collector):
             _gauge("cluster_partitions", "Partitions of all topics.", len(metas)),
             _gauge("cluster_partitions_leaderless", "Partitions that nobody leads.", states[health.LEADERLESS]),
             _gauge(
-                "cluster_partitions_short",
+                "cluster_partitions_under_replicated",
                 "Partitions that serve with fewer in-sync replicas than they have replicas.",
-                states[health.SHORT],
+                states[health.UNDER],
             ),
             _gauge(
                 "cluster_partitions_below_min_isr",

@@ -39,8 +39,8 @@ def _add_looks(verbs: Any) -> None:
         "no controller; for monitoring.",
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
-        '"partitions", "leaderless", "below_min_isr", "short", "owed": {"topic/partition": replicas}, "moves", '
-        '"decommissions", "balance_paused", "healthy"}',
+        '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
+        '"moves", "decommissions", "balance_paused", "doubt", "healthy"}',
         statuses=USUAL,
     )
     _finish(verb)
@@ -225,8 +225,9 @@ def _shown(args: argparse.Namespace, what: str) -> int:
 
     with opened(args) as store:
         picture = look(store, args)
+        doubt = store.why_not() if what == "status" else ""
     if what == "status":
-        shown = show.status(picture)
+        shown = show.status(picture, doubt)
         if args.json:
             print_json(shown)
         else:

@@ -7,16 +7,16 @@ from typing import Any
 
 from nsqha.cli.cluster_access import Picture
 from nsqha.cli.screen import some, table
-from nsqha.election.health import BELOW, LEADERLESS, OK, SHORT, owed, state_of, stays
+from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, state_of, stays
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import progress
 from nsqha.ids import is_ephemeral
 
 
-def status(picture: Picture) -> dict[str, Any]:
-    """One page about the cluster."""
+def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
+    """One page about the cluster. `doubt`: why nobody decides by these metadata now; empty: they are believed."""
     metas = picture.metas
-    states: dict[str, list[str]] = {SHORT: [], BELOW: [], LEADERLESS: []}
+    states: dict[str, list[str]] = {UNDER: [], BELOW: [], LEADERLESS: []}
     without_node: dict[str, int] = {}
     for name, meta in metas.items():
         states.setdefault(state_of(meta, picture.nodes), []).append(place(name))
@@ -28,17 +28,18 @@ def status(picture: Picture) -> dict[str, Any]:
         "cluster_id": f"{picture.cluster_id:016x}",
         "revision": picture.revision,
         "controller": {"name": controller.name, "epoch": controller.epoch} if controller else None,
-        "nodes": picture.names(sorted(picture.nodes)),
-        "away": picture.names(picture.away),
+        "nodes": sorted(picture.names(picture.nodes)),
+        "away": sorted(picture.names(picture.away)),
         "partitions": len(metas),
         "leaderless": states[LEADERLESS],
         "below_min_isr": states[BELOW],
-        "short": states[SHORT],
+        "under_replicated": states[UNDER],
         "owed": without_node,
         "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())],
         "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
         "balance_paused": intents.balance_paused,
-        "healthy": controller is not None and not states[LEADERLESS] and not states[BELOW],
+        "doubt": doubt,
+        "healthy": controller is not None and not doubt and not states[LEADERLESS] and not states[BELOW],
     }
 
 
@@ -91,6 +92,8 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
     print(f"controller  {who}")
     away = f"; away: {', '.join(shown['away'])}" if shown["away"] else ""
     print(f"nodes       {len(shown['nodes'])} alive: {', '.join(shown['nodes']) or 'none'}{away}")
+    if shown["doubt"]:
+        print(f"metadata    not believed: {shown['doubt']}")
     print(f"partitions  {shown['partitions']:,}{_troubles(shown)}")
     for found in shown["moves"]:
         joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""
@@ -117,7 +120,7 @@ def _troubles(shown: dict[str, Any]) -> str:
     for key, what in (
         ("leaderless", "without leader"),
         ("below_min_isr", "below min_isr"),
-        ("short", "with fewer in sync than replicas"),
+        ("under_replicated", "with fewer in sync than replicas"),
     ):
         places = shown[key]
         if places:

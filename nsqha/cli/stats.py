@@ -14,14 +14,9 @@ from nsqha.cli.channel import state_of
 from nsqha.cli.parser import add_grpc, add_json, add_verb, duration, name
 from nsqha.cli.screen import Cell, print_json, show_bytes, show_count, some, table
 from nsqha.cli.times import show_duration
-from nsqha.cli.topic import BELOW_MIN_ISR, NO_LEADER, UNDER_REPLICATED, replication
+from nsqha.cli.topic import replication
 from nsqha.cli.verbs import VERBS
 
-TROUBLES = {
-    NO_LEADER: "without leader",
-    BELOW_MIN_ISR: "below min_isr, so that nothing is acknowledged",
-    UNDER_REPLICATED: "under-replicated",
-}
 CLEAR = "\x1b[H\x1b[J"
 CHROME_LINES = 5  # of a screen: what is not a row of the table
 
@@ -117,13 +112,20 @@ class Look:
 
     def troubles(self) -> list[str]:
         """Partitions that nobody leads, that acknowledge nothing, or that have too few replicas."""
+        from nsqha.election.health import BELOW, LEADERLESS, UNDER
+
+        texts = {
+            LEADERLESS: "without leader",
+            BELOW: "below min_isr, so that nothing is acknowledged",
+            UNDER: "under-replicated",
+        }
         found: dict[str, list[str]] = {}
         for topic in self.topics:
             for partition in topic.partitions:
                 if state := replication(partition):
                     found.setdefault(state, []).append(f"{topic.name}/{partition.partition}")
         return [
-            f"{show_count(len(places), 'partition')} {TROUBLES[state]}: {some(places)}"
+            f"{show_count(len(places), 'partition')} {texts[state]}: {some(places)}"
             for state, places in found.items()
         ]
 

@@ -27,7 +27,6 @@ SHAPE = (
 )
 REPLICAS_MAX = 15
 LOOK_SECONDS = 0.1
-NO_LEADER, BELOW_MIN_ISR, UNDER_REPLICATED = "no leader", "below min_isr", "under-replicated"
 
 
 def add_parser(commands: Any) -> None:
@@ -227,8 +226,10 @@ def wait_served(admin: Admin, topic: Any, seconds: float) -> Any:
 
 def unserved(partition: Any) -> str:
     """Why a partition acknowledges nothing; empty: it does."""
+    from nsqha.election.health import BELOW, LEADERLESS
+
     state = replication(partition)
-    return state if state in (NO_LEADER, BELOW_MIN_ISR) else str(partition.error)
+    return state if state in (LEADERLESS, BELOW) else str(partition.error)
 
 
 def _hopeful(partition: Any) -> bool:
@@ -370,12 +371,14 @@ def _replicas_row(partition: Any) -> tuple[Cell, ...]:
 
 
 def replication(partition: Any) -> str:
-    """What is wrong with the replicas of a partition; empty: nothing."""
+    """What is wrong with the replicas of a partition, in the words of `nsqha cluster`; empty: nothing."""
+    from nsqha.election.health import BELOW, LEADERLESS, UNDER
+
     if not partition.leader:
-        return NO_LEADER
+        return LEADERLESS
     if sum(replica.alive and replica.in_sync for replica in partition.replicas) < partition.min_isr:
-        return BELOW_MIN_ISR
-    return UNDER_REPLICATED if partition.under_replicated else ""
+        return BELOW
+    return UNDER if partition.under_replicated else ""
 
 
 def _node(replica: Any) -> str:

@@ -1,9 +1,9 @@
 """How a partition is, by its record and by who is alive: the same words in the command line, on pages and in metrics.
 
-    ok             every replica is in sync
-    short          serves with fewer in sync than it has replicas: nearer to standing still
-    below min_isr  delivers what it has, acknowledges nothing
-    no leader      serves nobody
+    ok                every replica is in sync
+    under-replicated  serves with fewer in sync than it has replicas: nearer to standing still
+    below min_isr     delivers what it has, acknowledges nothing
+    no leader         serves nobody
 
 An ISR that has reached min_isr never gets smaller than that, so that no leader acknowledges with fewer: who dies last
 stays a member. What counts is therefore how many members are alive.
@@ -17,7 +17,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import Load, PartitionName, fill, host_of, replicas_due
 
 OK = "ok"
-SHORT = "short"
+UNDER = "under-replicated"
 BELOW = "below min_isr"
 LEADERLESS = "no leader"
 
@@ -28,7 +28,7 @@ def state_of(meta: PartitionMeta, alive: Container[int]) -> str:
         return LEADERLESS
     if below_min_isr(meta, alive):
         return BELOW
-    return SHORT if in_sync(meta, alive) < len(meta.replicas) else OK
+    return UNDER if in_sync(meta, alive) < len(meta.replicas) else OK
 
 
 def in_sync(meta: PartitionMeta, alive: Container[int]) -> int:
@@ -75,7 +75,7 @@ def _hosts(count: int) -> str:
 
 def counts(metas: Iterable[PartitionMeta], alive: Container[int]) -> dict[str, int]:
     """How many partitions are in each state."""
-    found = dict.fromkeys((OK, SHORT, BELOW, LEADERLESS), 0)
+    found = dict.fromkeys((OK, UNDER, BELOW, LEADERLESS), 0)
     for meta in metas:
         found[state_of(meta, alive)] += 1
     return found

@@ -39,7 +39,7 @@ def meta(isr: tuple[int, ...] = (A, B, C), *, leader: int = A, replicas: tuple[i
     ("record", "state"),
     [
         (meta(), show.OK),
-        (meta((A, B)), show.SHORT),
+        (meta((A, B)), show.UNDER),
         (meta((A,)), show.BELOW),
         (meta((A, GONE), replicas=(A, B, GONE)), show.BELOW),
         (meta((GONE, B), leader=GONE), show.LEADERLESS),
@@ -54,6 +54,7 @@ def test_a_cluster_is_well_when_everything_can_be_acknowledged() -> None:
     assert show.status(picture(meta(), meta((A, B))))["healthy"]
     assert not show.status(picture(meta(), meta((A,))))["healthy"]
     assert not show.status(replace(picture(meta()), controller=None))["healthy"]
+    assert not show.status(picture(meta()), "nodes wait for nsqha cluster accept-metadata: node-a")["healthy"]
 
 
 def test_a_node_that_is_away_is_shown_by_what_records_say() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli import exits, main
+from nsqha.cli import build_parser, exits
 from nsqha.cli.pub import BODY_BYTES_MAX, RUN_BYTES, RUN_MESSAGES, rate, runs, size_of, sources
 
 
@@ -39,8 +39,9 @@ def test_a_whole_file_is_one_message(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("messages", [[""], ["a", "", "b"]])
 def test_an_empty_argument_publishes_nothing(messages: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    args = build_parser("pub").parse_args(["pub", "orders", *messages])
     with pytest.raises(SystemExit) as raised:
-        main(["pub", "orders", *messages])
+        args.run(args)
     assert raised.value.code == exits.USAGE
     assert f"message {messages.index('') + 1} is empty" in capsys.readouterr().err
 

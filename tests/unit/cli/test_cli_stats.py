@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nsqha.cli.stats import Look
-from nsqha.cli.topic import BELOW_MIN_ISR, NO_LEADER, UNDER_REPLICATED, replication
+from nsqha.cli.topic import replication
+from nsqha.election.health import BELOW, LEADERLESS, UNDER
 from nsqha.pb.v1 import admin_pb2 as pb
 
 
@@ -21,9 +22,9 @@ def partition(number: int, *alive: bool, leader: int = 1, under: bool = False) -
     ("state", "what"),
     [
         (partition(0, True, True, True), ""),
-        (partition(0, True, True, False, under=True), UNDER_REPLICATED),
-        (partition(0, True, False, False, under=True), BELOW_MIN_ISR),
-        (partition(0, False, True, True, leader=0), NO_LEADER),
+        (partition(0, True, True, False, under=True), UNDER),
+        (partition(0, True, False, False, under=True), BELOW),
+        (partition(0, False, True, True, leader=0), LEADERLESS),
     ],
 )
 def test_the_replication_of_a_partition_in_words(state: Any, what: str) -> None:

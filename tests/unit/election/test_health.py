@@ -14,8 +14,8 @@ def test_members_that_are_away_acknowledge_nothing() -> None:
     found = [meta(1, 1, 2, 3), meta(1, 1, 2), meta(1, 1, 3), meta(1, 1), meta(3, 1, 2, 3), meta(0)]
     everybody, two = {1, 2, 3}, {1, 2}
     assert health.counts(found, everybody) == {
-        health.OK: 2, health.SHORT: 2, health.BELOW: 1, health.LEADERLESS: 1,
+        health.OK: 2, health.UNDER: 2, health.BELOW: 1, health.LEADERLESS: 1,
     }  # fmt: skip
     assert health.counts(found, two) == {
-        health.OK: 0, health.SHORT: 2, health.BELOW: 2, health.LEADERLESS: 2,
+        health.OK: 0, health.UNDER: 2, health.BELOW: 2, health.LEADERLESS: 2,
     }  # fmt: skip
