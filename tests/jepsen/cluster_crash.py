@@ -7,7 +7,7 @@ What is done is drawn by lot, see KINDS; after each fault the cluster heals befo
     leader      kill -9 of the node that leads          rolling   SIGTERM of the leader, started again when it is gone
     follower    kill -9 of another node                 freeze    SIGSTOP of the leader beyond its lease, then SIGCONT
     controller  kill -9 of the active lookup daemon     both      kill -9 of leader and controller in the same moment
-    etcd        kill -9
+    etcd        kill -9                             cut       nobody but clients reaches the leader's host (--only cut)
 
 Three figures for each fault of a leader:
 
@@ -36,19 +36,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from tests.etcd_server import EtcdServer
 from tests.integration.cluster import Cluster, Member, UnderLoad, freeze, pause, thaw
-from tests.integration.servers import Daemon, wait_until
+from tests.integration.hosts import Network, NotPossible
+from tests.integration.servers import Daemon, Host, free_port, wait_until
 from tests.jepsen import history
 from tests.jepsen.checker import Report
 
-KINDS = {"leader": 12, "follower": 3, "controller": 2, "both": 2, "etcd": 1, "rolling": 3, "freeze": 1}
-HIT_LEADER = ("leader", "both", "rolling", "freeze")
+KINDS = {"leader": 12, "follower": 3, "controller": 2, "both": 2, "etcd": 1, "rolling": 3, "freeze": 1, "cut": 0}
+HIT_LEADER = ("leader", "both", "rolling", "freeze", "cut")
+STILL_RUNS = ("freeze", "cut")
 LEASE_SECONDS = 3  # as a node's default
-AFTER_SECONDS = {"freeze": 8.0}  # from the fault on: what it costs shows within this time
+AFTER_SECONDS = {"freeze": 8.0, "cut": 8.0}  # from the fault on: what it costs shows within this time
 AFTER_SECONDS_DEFAULT = 3.0
 AWAY_SECONDS = (0.0, 2.0)  # then, before the victim is started again
 TOPIC = "orders"
+ETCD = "etcd"  # its folder, and its host
 
 
 @dataclass
@@ -129,7 +134,7 @@ class Breaker:
         )
         if gap > self._tell_above:
             tell(cluster, wall)
-        if kind != "freeze":
+        if kind not in STILL_RUNS:
             pause(self._rng.uniform(*AWAY_SECONDS))
         self._heal(kind, victims)
 
@@ -144,15 +149,19 @@ class Breaker:
         return victims
 
     def _break(self, kind: str, victims: Sequence[Daemon]) -> None:
+        cluster = self._cluster
         for victim in victims:
-            if kind == "freeze":
+            if kind == "cut":
+                assert isinstance(cluster, Apart)
+                cluster.network.cut_off(victim.directory.name, [*cluster.names, ETCD])
+            elif kind == "freeze":
                 freeze(victim)
             elif kind == "rolling":
                 victim.terminate()
             else:
                 victim.kill()
         if kind == "etcd":
-            self._cluster.etcd.kill()
+            cluster.etcd.kill()
 
     def _led_anew(self, epoch: int) -> bool:
         meta = self._cluster.store.view().topics[TOPIC].record.partitions[0]
@@ -164,7 +173,10 @@ class Breaker:
         if kind == "etcd":
             cluster.etcd.start()
         for victim in victims:
-            if kind == "freeze":
+            if kind == "cut":
+                assert isinstance(cluster, Apart)
+                cluster.network.heal()
+            elif kind == "freeze":
                 thaw(victim)
             else:
                 victim.spawn()
@@ -173,6 +185,40 @@ class Breaker:
         cluster.wait_isr(TOPIC, 3, seconds=60)
         if any(isinstance(victim, Member) for victim in victims):
             self.figures.rejoins.append(time.monotonic() - began)
+
+
+class Apart(Cluster):
+    """Every member is on a host of its own."""
+
+    network: Network
+
+    def host(self, name: str) -> Host:
+        return self.network.host(name)
+
+    @property
+    def names(self) -> list[str]:
+        return [daemon.directory.name for daemon in self.daemons]
+
+
+@contextlib.contextmanager
+def started(directory: Path, *, sync: str, apart: bool) -> Iterator[Cluster]:
+    """Three nodes, two lookup daemons and an etcd: on loopback, or each on its own host. NotPossible if it can not."""
+    options: dict[str, Any] = {"nodes": 3, "lookupds": 2, "sync": sync, "flags": [f"--lease-ttl={LEASE_SECONDS}s"]}
+    if not apart:
+        with Cluster.running(directory, **options) as cluster:
+            yield cluster
+        return
+    with Network.made() as network:
+        (directory / ETCD).mkdir(parents=True)
+        host = network.host(ETCD)
+        etcd = EtcdServer(directory / ETCD, client_port=free_port(), ip=host.ip, prefix=host.prefix)
+        Apart.network = network
+        try:
+            etcd.start()
+            with Apart(directory, etcd, **options).started() as cluster:
+                yield cluster
+        finally:
+            etcd.kill()
 
 
 TOLD_BEFORE, TOLD_AFTER = 1.0, 4.0  # seconds around a fault
@@ -198,8 +244,7 @@ def run(
 ) -> tuple[Figures, Report]:
     """AssertionError with everything that is known, if something is wrong."""
     rng = random.Random(f"{seed} killer")
-    flags = [f"--lease-ttl={LEASE_SECONDS}s"]
-    with Cluster.running(directory, lookupds=2, sync=sync, flags=flags) as cluster:
+    with started(directory, sync=sync, apart=only == "cut") as cluster:
         cluster.create(TOPIC, "steady", "other")
         load = UnderLoad(cluster, TOPIC, "steady", "other", seed=seed)
         with keeping(load, directory), load:
@@ -235,6 +280,9 @@ def main() -> int:
     try:
         above = float("inf") if args.tell is None else args.tell / 1000
         figures, report = run(directory, kills=args.kills, seed=seed, sync=args.sync, only=args.only, tell_above=above)
+    except NotPossible as error:
+        print(f"hosts can not be made here: {error}")
+        return 1
     except AssertionError as error:
         print(f"FAILED: {error}\nseed {seed}; everything is in {directory}")
         return 1
