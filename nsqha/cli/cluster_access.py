@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsqha.cli import exits
 from nsqha.cli.admin import credentials
@@ -24,6 +24,9 @@ from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecor
 from nsqha.election.moves import Intents, read_intents
 from nsqha.election.placement import PartitionName, able
 from nsqha.election.store import MetadataStore
+
+if TYPE_CHECKING:
+    from nsqha.election.etcd import EtcdStore
 
 ETCD_ENDPOINT = "127.0.0.1:2379"
 
@@ -169,7 +172,7 @@ class Picture:
 
 
 @contextmanager
-def opened(args: argparse.Namespace) -> Iterator[MetadataStore]:
+def opened(args: argparse.Namespace) -> Iterator[EtcdStore]:
     """The metadata of the cluster that the flags name; it has to exist."""
     from nsqha.server.etcd_access import open_store
 

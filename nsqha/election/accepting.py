@@ -158,10 +158,13 @@ def plan(
     known = _newest(evidence.values())
     held = {key[0] for node in evidence.values() for key in node.replicas}
     buried = set(tombstones)
-    named = {uid for topic in (*_records(stored.values()), *_records_known(known)) for uid in _nodes(topic)}
+    seen = {uid: topic.record for uid, topic in known.items() if topic.version}
+    named = {uid for record in ({u: t.record for u, t in stored.items()} | seen).values() for uid in _nodes(record)}
     unheard = tuple(sorted((named | set(also_named)) - set(evidence)))
 
-    over = set() if unheard else {uid for uid in stored if uid not in held and _seen_deleted(uid, evidence.values())}
+    over = {uid for uid, topic in stored.items() if uid not in held and _seen_deleted(topic, evidence.values())}
+    if unheard:
+        over = set()  # one of them may have it
     lives: dict[str, list[int]] = {}
     for uid in (set(stored) | set(known)) - buried - over:
         record = stored[uid].record if uid in stored else known[uid].record
@@ -263,8 +266,7 @@ def _partition(
     unheard: tuple[int, ...],
 ) -> Decision:
     known = base.partitions.get(name.number) or before or PartitionMeta()
-    named = dict.fromkeys((*known.replicas, *known.isr, *(before.replicas if before is not None else ())))
-    missing = tuple(uid for uid in named if uid in unheard)
+    missing = tuple(uid for uid in dict.fromkeys((*known.replicas, *known.isr)) if uid in unheard)
     begun = {uid: report for uid, report in have.items() if report.log_uid}
     reach = max((report.reach for report in begun.values()), default=(0, 0))
     isr = {uid: report.log_uid for uid, report in sorted(begun.items()) if report.reach == reach}
@@ -353,13 +355,11 @@ def _age(topic: Known) -> tuple[int, int, int]:
     return topic.version, topic.record.salt != 0, topic.record.channels.version
 
 
-def _seen_deleted(uid: int, nodes: Iterable[NodeEvidence]) -> bool:
-    """A node that has seen the metadata at a later revision saw no such topic."""
-    views = [node for node in nodes if node.view_revision]
-    if not views:
-        return False
-    newest = max(views, key=lambda node: node.view_revision)
-    return all(topic.record.uid != uid for topic in newest.topics)
+def _seen_deleted(topic: Versioned[TopicRecord], nodes: Iterable[NodeEvidence]) -> bool:
+    """A node that has seen the metadata when they were newer than this record saw no such topic any more."""
+    views = [node for node in nodes if node.view_revision >= topic.version]
+    newest = max(views, key=lambda node: node.view_revision, default=None)
+    return newest is not None and all(seen.record.uid != topic.record.uid for seen in newest.topics)
 
 
 def _made(record: TopicRecord, salt_constant: int) -> int:
@@ -373,14 +373,6 @@ def _record(uid: int, stored: Mapping[int, Versioned[TopicRecord]], known: Mappi
 
 def _has(node: NodeEvidence, uid: int) -> bool:
     return any(key[0] == uid for key in node.replicas)
-
-
-def _records(topics: Iterable[Versioned[TopicRecord]]) -> list[TopicRecord]:
-    return [topic.record for topic in topics]
-
-
-def _records_known(known: Mapping[int, Known]) -> list[TopicRecord]:
-    return [topic.record for topic in known.values() if topic.version]
 
 
 def _nodes(record: TopicRecord) -> set[int]:

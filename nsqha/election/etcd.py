@@ -45,7 +45,7 @@ from nsqha.election.model import (
 )
 from nsqha.election.session import Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent
-from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, Unavailable
+from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.ids import is_ephemeral, new_uid
 
 RETRIES = 20
@@ -382,6 +382,8 @@ class EtcdStore:
                 "check the cluster's name, or put etcd's data back from a backup"
             )
         if kv is None:
+            if not cluster_id and (why := look(self._client, self._keys).why_not):
+                raise StaleMetadata(f"etcd has no cluster under {self._keys.prefix}, and it is not to be begun: {why}")
             record = ClusterRecord(cluster_id or new_uid(self._rng))
             begun = [put(self._keys.cluster, encode(record))]
             try:

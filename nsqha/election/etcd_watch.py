@@ -26,7 +26,7 @@ from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_client import Compacted, EtcdClient, reason
 from nsqha.election.etcd_view import Records, Trouble
 from nsqha.election.session import View
-from nsqha.errors import NsqhaError
+from nsqha.errors import NsqhaError, StaleMetadata
 
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
@@ -52,6 +52,7 @@ class EtcdWatch:
         self._next = 0  # the revision to watch from
         self._broke = False  # a stream has ended
         self._relist = False
+        self._doubted = False  # and that was said
 
     def start(self) -> None:
         """List, publish the first view, then follow in the background. Raises what a read raises."""
@@ -98,6 +99,9 @@ class EtcdWatch:
                 why = reason(error)
                 if isinstance(error, grpc.RpcError):
                     self._leave(error.code())
+                elif isinstance(error, StaleMetadata) and not self._doubted:
+                    self._doubted = True
+                    self._publish(self._view, [""])  # whoever looks now hears of it from the store
             if self._stopped.is_set():
                 return
             self._broke = True
@@ -115,7 +119,7 @@ class EtcdWatch:
     def _responses(self) -> Iterator[Any]:
         """Of one stream."""
         if not self._next or self._relist:
-            self._relist = False
+            self._relist = self._doubted = False
             self._list()
         elif self._broke:
             # A watch that goes on behind what an older etcd has would wait there without a word. A read notices.

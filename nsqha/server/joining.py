@@ -17,7 +17,7 @@ from nsqha.errors import StaleMetadata
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2, routing_pb2
-from nsqha.server import held, renewing, tls
+from nsqha.server import evidence, held, renewing, tls
 from nsqha.server.cluster import Cluster
 from nsqha.server.etcd_access import look_at, open_store
 from nsqha.server.members import MembersOnly
@@ -67,6 +67,7 @@ async def open_cluster(
     journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.stage_revision(identity.revision)
     journal.follow_generation(generation)
+    await loop.run_in_executor(None, evidence.forget_seen, options.data_path)
     return Cluster(
         store,
         loop=loop,

@@ -399,6 +399,25 @@ def test_a_data_directory_refuses_another_cluster() -> None:
     assert opened(storage).identity.cluster_id == 0xABD
 
 
+def test_a_doubt_about_the_metadata_is_kept_until_they_are_accepted() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.join(0xABC, etcd_cluster_id=5)
+    journal.follow_generation(3)
+    journal.stage_revision(90)
+    journal.doubt_metadata()
+    journal.commit()
+    journal.close()
+    journal = opened(storage)
+    journal.stage_revision(200)  # they look newer by now
+    assert journal.identity.in_doubt and journal.identity.generation == 3
+    journal.accept_metadata(cluster_id=0xABC, etcd_cluster_id=5, revision_seen=40, generation=4)
+    journal.commit()
+    journal.close()
+    identity = opened(storage).identity
+    assert (identity.in_doubt, identity.generation, identity.revision_seen) == (False, 4, 40)
+
+
 # Size
 
 

@@ -145,6 +145,15 @@ def test_nobody_who_believes_the_metadata_outvotes_what_nodes_have() -> None:
     assert found.hold and set(after(found).isr) == {A, B} and after(found).epoch == 7
 
 
+def test_a_replica_that_was_given_up_since_is_not_waited_for() -> None:
+    """The metadata still name D, which was taken away for good; who ran saw that."""
+    stored = replace(ORDERS, partitions={0: replace(META, replicas=(A, B, D), isr={A: 0xA, D: 0xD})})
+    views = [node(uid, topics=seen(ORDERS), view_revision=60) for uid in (A, B, C)]
+    found = planned(*views, topics={"orders": stored})
+    assert not found.unheard and not decided(found).missing and D not in after(found).replicas
+    assert planned(node(A), node(B), node(C), topics={"orders": stored}).unheard == (D,), "who was stopped did not"
+
+
 # ---- topics
 
 
@@ -195,6 +204,8 @@ def test_a_deleted_topic_is_not_put_back() -> None:
     assert set(found.delete) == {"orders"} and not found.topics
     assert not planned(*gone[:2]).delete, "who was not heard may have it"
     assert not planned(gone[0], gone[1], node(C)).delete, "a node has it"
+    lagging = [replace(n, view_revision=29) for n in gone]
+    assert not planned(*lagging).delete, "their views are of before it was made"
     knows = node(C, replicas={}, view_revision=91, topics=seen(ORDERS))
     assert not planned(*gone[:2], knows).delete, "whoever has seen more knows it"
 

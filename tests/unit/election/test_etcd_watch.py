@@ -12,7 +12,7 @@ from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_watch import EtcdWatch
 from nsqha.election.model import NodeInfo, TopicRecord
 from nsqha.election.session import View
-from nsqha.errors import NsqhaError
+from nsqha.errors import NsqhaError, StaleMetadata
 
 KEYS = etcd_keys.Keys("test")
 
@@ -27,6 +27,7 @@ class FakeClient:
         self.watched_from: list[int] = []
         self.tokens_forgotten = 0
         self.confirmed = 0
+        self.older = False
         self.done = threading.Event()
 
     def read(self, method: Callable[[Any], Any], request: Any) -> Any:
@@ -35,6 +36,10 @@ class FakeClient:
 
     def confirm(self) -> None:
         self.confirmed += 1
+        if self.older:
+            if self.confirmed > 2:
+                self.done.set()
+            raise StaleMetadata("an older etcd")
 
     def open_stream(self, method: Callable[[Any], Any], requests: Iterator[Any]) -> Any:
         if not self.streams:
@@ -115,6 +120,14 @@ def test_in_a_backlog_it_resumes_behind_the_last_event_not_the_header() -> None:
     assert client.watched_from == [2, 1002]
     assert client.listed == 1
     assert client.confirmed, "an etcd that was put back behind the watch would be waited for without a word"
+
+
+def test_an_etcd_that_was_put_back_is_a_hint_once_and_is_not_watched() -> None:
+    client = FakeClient([response(3, created=True), response(3, intent(3))], [response(2, intent(2))])
+    client.older = True
+    views, hints, _ = run(client)
+    assert hints == [[""], ["intents/n3"], [""]]
+    assert client.watched_from == [2] and views[-1] is views[-2], "nothing of it is taken"
 
 
 def test_a_progress_notification_moves_it_to_its_header() -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from lookupd.controller import ControllerShell
+from lookupd.controller import ControllerShell, Gate
 from lookupd.standby import Gone
 from nsqha.clock import SystemClock
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
@@ -137,8 +137,8 @@ class World:
         self.nodes = {uid: FakeNode(stores[uid - 1] if stores else self.store, uid) for uid in range(1, nodes + 1)}
         self.peers = FakePeers(self.nodes)
 
-    def shell(self, name: str = "l1", gone: Gone | None = None) -> ControllerShell:
-        return ControllerShell(self.store, self.peers, SystemClock(), name=name, limits=LIMITS, gone=gone)
+    def shell(self, name: str = "l1", gone: Gone | None = None, gate: Gate | None = None) -> ControllerShell:
+        return ControllerShell(self.store, self.peers, SystemClock(), name=name, limits=LIMITS, gone=gone, gate=gate)
 
     def meta(self, topic: str = "t", number: int = 0) -> PartitionMeta:
         """As the view has it: a call to etcd would hold up the loop that is being tested."""

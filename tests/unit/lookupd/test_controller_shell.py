@@ -194,3 +194,64 @@ def test_a_controller_whose_process_is_gone_is_followed_at_once() -> None:
             await other.stop()
 
     run(story)
+
+
+class SomeGate:
+    """What etcd would say of the metadata."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self.accepted = False
+
+    def why_not(self) -> str:
+        return self.why
+
+    def believe_accepted(self) -> bool:
+        return self.accepted
+
+
+def test_nobody_is_controller_while_nodes_do_not_believe_the_metadata() -> None:
+    async def main() -> None:
+        world, gate = World(3), SomeGate()
+        gate.why = "nodes wait"
+        shell = world.shell(gate=gate)
+        await shell.start()
+        try:
+            world.create()
+            await asyncio.sleep(0.2)
+            assert shell.term is None and world.store.controller() is None
+            gate.why = ""
+            await world.until(lambda: shell.term is not None)
+            await world.led()
+            gate.why = "nodes wait"
+            world.store._tell(["waiting/0000000000000001"])
+            await world.until(lambda: shell.term is None)
+            assert world.store.controller() is None
+        finally:
+            await shell.stop()
+
+    uvloop.run(main())
+
+
+def test_a_store_that_is_not_to_be_trusted_is_asked_again_when_it_was_accepted() -> None:
+    async def main() -> None:
+        world, gate = World(1), SomeGate()
+        shell = world.shell(gate=gate)
+        open_session = world.store.open_session
+
+        def refuse(**options: Any) -> MemorySession:
+            if not gate.accepted:
+                raise StaleMetadata("an older etcd")
+            return open_session(**options)
+
+        world.store.open_session = refuse  # type: ignore[method-assign]
+        await shell.start()
+        try:
+            await asyncio.sleep(0.1)
+            assert shell.term is None
+            gate.accepted = True
+            await world.until(lambda: shell.term is not None)
+        finally:
+            await shell.stop()
+
+    uvloop.run(main())
