@@ -18,7 +18,8 @@ in its subjectAltName
 
 A lookup daemon's has its DNS name; it may ask, but speaks for no node. An administrator's certificate has neither, and
 can not append, promise an epoch or read a log. The CA is for this cluster only. Identities are compared in
-`nsqha.server.peers.PeerIdentity`.
+`nsqha.server.peers.PeerIdentity`, what they may do is in `nsqha.server.members`, files that are replaced are noticed by
+`nsqha.server.certificates`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,18 @@ def test_who_is_trusted_no_more_can_not_connect(rotated: Rotated, tmp_path: Path
         await server.stop(None)
 
     asyncio.run(main())
+
+
+def test_the_commands_of_the_manual_make_a_certificate_that_works(tmp_path: Path) -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+    section = manual.partition("### Certificates")[2].partition("\n## ")[0]
+    commands = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    assert len(commands) == 4
+    for command in commands:
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True, capture_output=True)
+    assert CertificateFiles(*(str(tmp_path / file) for file in ("b1.crt", "b1.key", "ca.crt"))).tls.certificate
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", "b1.crt", "-noout", "-ext", "subjectAltName"],
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "DNS:broker1" in shown.stdout
