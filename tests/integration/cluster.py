@@ -378,7 +378,8 @@ class Cluster:
 
     def check_replicas(self) -> None:
         """The replicas of every topic meet, and have the same bytes. Nothing runs afterwards."""
-        found = {name: topic.record for name, topic in self.store.topics().items()}
+        topics = wait_until(lambda: (self.store.topics(),), "etcd answers")[0]
+        found = {name: topic.record for name, topic in topics.items()}
         ends = {
             (name, number): self.wait_level(name, replicas=len(meta.replicas), number=number)
             for name, record in found.items()

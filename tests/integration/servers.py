@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsqha.errors import Unavailable
+
 BIN = Path(sys.executable).parent
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -49,13 +51,20 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
-    """The first true value of `condition`; fails the test by name if there is none in time."""
+    """The first true value of `condition`; fails the test by name if there is none in time.
+
+    Unavailable means not yet: an etcd that has only just been started or woken up does not answer at once."""
     deadline = time.monotonic() + seconds
-    while not (value := condition()):
+    while True:
+        why = ""
+        try:
+            if value := condition():
+                return value
+        except Unavailable as error:
+            why = f" ({error})"
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:.0f} s: {what}")
+            raise AssertionError(f"not within {seconds:.0f} s: {what}{why}")
         time.sleep(0.01)
-    return value
 
 
 @dataclass(frozen=True)
