@@ -121,6 +121,10 @@ class Cluster:
         info = self.nodes().get(node)
         return "" if info is None else info.broadcast_address
 
+    def alive(self, node: int) -> bool:
+        """Whether a node is registered."""
+        return node in self.nodes()
+
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0: it is not known."""
         found = self.view().topics.get(topic)

@@ -6,8 +6,9 @@ Any node takes publishes for any topic. A publisher keeps to one partition per t
 one; it stays with it when the leader changes. At most one hop: who is sent a publish and does not lead refuses it.
 
 A link's stream begins with a greeting each way, and nothing is sent before the other side has answered: so a node that
-is gone costs a wait, not an unknown outcome. What was sent when the stream breaks is of unknown outcome. A window
-bounds what one node has under way at another one: it is what a leader holds beyond its own budget.
+is gone costs a wait, not an unknown outcome. What was sent when the stream breaks is of unknown outcome; so it is when
+the other node's lease ends, long before its silence ends the stream, and what comes later goes to the next leader. A
+window bounds what one node has under way at another one: it is what a leader holds beyond its own budget.
 """
 
 from __future__ import annotations
@@ -98,11 +99,11 @@ class Link:
         self.node = leader.node
         self.address = leader.address
         self.ended = False
+        self.greeted = False  # it has answered
         self._loop = loop
         self._wait_seconds = wait_seconds
         self._answer_seconds = answer_seconds
         self._on_end = on_end
-        self._greeted = False
         self._begun = loop.time()
         self._queue: deque[tuple[replication_pb2.PartitionKey, Publish]] = deque()  # not sent
         self._sent: dict[int, Publish] = {}  # by sequence, in order
@@ -121,7 +122,7 @@ class Link:
         self._schedule()
 
     def _schedule(self) -> None:
-        if not self._scheduled and self._greeted:
+        if not self._scheduled and self.greeted:
             self._scheduled = True
             self._loop.call_soon(self._send)
 
@@ -159,7 +160,7 @@ class Link:
 
     def on_message(self, message: routing_pb2.ForwardReply) -> None:
         if message.HasField("greeting"):
-            self._greeted = True
+            self.greeted = True
         for sequence in message.stored:
             if (publish := self._take_back(sequence)) is not None:
                 publish.stored()
@@ -209,7 +210,7 @@ class Link:
     def keep_house(self) -> None:
         """Once a second: a greeting that does not come, what waits too long, answers that never come."""
         now = self._loop.time()
-        if not self._greeted and now - self._begun > GREETING_SECONDS:
+        if not self.greeted and now - self._begun > GREETING_SECONDS:
             self.close("no answer")
             return
         for sequence, publish in list(self._sent.items()):
@@ -296,6 +297,9 @@ class Forwarder:
         return RemoteTarget(self._link(leader), leader, number)
 
     def _changed(self, topic: str) -> None:
+        for link in list(self._links.values()):
+            if not self._leaders.alive(link.node):
+                link.close("its lease has ended")
         lanes = self._by_topic.get(topic)
         if lanes is None:
             return
@@ -331,7 +335,8 @@ class Forwarder:
     def _link_ended(self, link: Link, why: str) -> None:
         if self._links.get(link.node) is link:
             del self._links[link.node]
-        log.info("forward_ended", "publishes to %s: %s", link.address, why)
+        if link.greeted:  # else it is tried again and again
+            log.info("forward_ended", "publishes to %s: %s", link.address, why)
 
     def _keep_house(self) -> None:
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)

@@ -43,6 +43,9 @@ class Leaders(Protocol):
     def name_of(self, node: int) -> str:
         """What the node's certificate may call it, see `PeerIdentity.may_be`; empty: unknown."""
 
+    def alive(self, node: int) -> bool:
+        """Whether a node has its lease, as far as is known."""
+
     def partitions(self, topic: str) -> int:
         """How many the topic has; 0: there is no such topic."""
 

@@ -1,9 +1,10 @@
 """Ranges of a log that do not verify any more are written anew from another replica.
 
-Who finds damage (the scrub, a reader, a push) tells `damaged`; what is committed is the same everywhere, so any replica
-may give it. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that they
-are the ones that were there (`PartitionLog.mend`). Channels that stopped in front of the range go on, and the scrub
-counts it no longer.
+Who finds damage (the scrub, a reader, a push, a follower that applies) tells `damaged`; any replica may give the range.
+Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that they are the ones that
+were there (`PartitionLog.mend`): it comes from the entry behind. So what is not known to be committed is mended too,
+without a leader, who could not be elected before. At the very end of a log nothing is behind: there only what the giver
+knows to be committed counts. Channels that stopped in front of the range go on, and the scrub counts it no longer.
 
 One range of a partition at a time; what nobody has now is asked for again as long as the partition is here.
 """
@@ -60,7 +61,7 @@ class Repairer:
         self._wanted: dict[Key, list[tuple[int, int]]] = {}  # ranges to be mended, of partitions under way
 
     def damaged(self, key: Key, first: int, end: int) -> None:
-        """The batches [first, end) of a partition that is committed there do not verify."""
+        """The batches [first, end) of a partition do not verify; they are committed, or an entry behind them verifies."""
         ranges = self._wanted.get(key)
         if ranges is None:
             self._wanted[key] = [(first, end)]
@@ -117,6 +118,8 @@ class Repairer:
                 raise LogCorrupt(f"{address} does not have log id {at} either")
             batches += run
             at = run[-1][0].log_id + 1
+            if end == log_.end.log_id and at > reply.committed:
+                raise NotFound(f"{address} does not know whether its log id {at - 1} is committed")
         if self._log_of(key) is not log_ or not _holds(log_, first, end):
             raise NotFound(f"log ids [{first}, {end}) are not in {log_} any more")
         # Jobs come one after the other: a cut that is decided from here on is carried out after this.

@@ -86,7 +86,7 @@ class ReplicaAnswers:
     async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
         """Batches of a partition that is led here."""
         if not request.epoch:
-            return await self._fetch_committed(request)
+            return await self._fetch_anywhere(request)
         leadership = self._led(request.cluster_id, request.key, request.epoch)
         log_ = leadership.log
         end = log_.end.log_id
@@ -109,17 +109,18 @@ class ReplicaAnswers:
 
         return await self._disk.read(read)
 
-    async def _fetch_committed(self, request: pb.FetchRequest) -> pb.FetchReply:
-        """What is committed is the same everywhere: any replica gives it to one that has to mend its copy."""
+    async def _fetch_anywhere(self, request: pb.FetchRequest) -> pb.FetchReply:
+        """Any replica gives what it has to one that mends its copy, and that finds out whether it fits."""
         self._check_cluster(request.cluster_id)
         key = (request.key.topic_uid, request.key.partition)
         log_, committed = self._replicas.log_of(key), self._replicas.committed_of(key)
-        if log_ is None or not log_.start.log_id <= request.first < min(committed, request.end or committed):
-            raise NotFound(f"log id {request.first} is not here, or not known to be committed")
-        end = min(committed, request.end or committed)
+        end = 0 if log_ is None else min(log_.end.log_id, request.end or committed)
+        if log_ is None or not log_.start.log_id <= request.first < end:
+            raise NotFound(f"log id {request.first} is not here")
         run = await self._read(log_, request.first, end, request.max_bytes)
-        if self._replicas.log_of(key) is not log_ or run.end > self._replicas.committed_of(key):
+        if self._replicas.log_of(key) is not log_ or run.end > log_.end.log_id:
             raise NotFound("this replica was cut or begun anew meanwhile")
+        committed = self._replicas.committed_of(key)
         return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
 
     def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:

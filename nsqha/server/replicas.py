@@ -651,7 +651,10 @@ class Replicas:
 
     def damaged(self, key: Key, first: int, end: int) -> None:
         """Batches of a replica of this node do not verify any more."""
-        if end <= self.committed_of(key) and self._others(key):
+        log_ = self.log_of(key)
+        # The entry behind says what was here, committed or not: nobody may lead before, who could say that it is.
+        proven = log_ is not None and end < log_.end.log_id
+        if (proven or end <= self.committed_of(key)) and self._others(key):
             self._repairer.damaged(key, first, end)
 
     def doubts(self, key: Key) -> tuple[bool, bool]:

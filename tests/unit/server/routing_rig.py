@@ -31,9 +31,13 @@ class FakeLeaders:
         self.node = node
         self.topics: dict[str, dict[int, LeaderAt | None]] = {}
         self.callbacks: list[Callable[[str], None]] = []
+        self.dead: set[int] = set()
 
     def name_of(self, node: int) -> str:
         return f"n{node}"
+
+    def alive(self, node: int) -> bool:
+        return node not in self.dead
 
     def partitions(self, topic: str) -> int:
         return len(self.topics.get(topic, ()))

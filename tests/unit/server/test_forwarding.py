@@ -177,6 +177,25 @@ def test_a_leader_that_is_dead_already_costs_a_wait_and_no_unknown_outcome():
     Nodes(3).run(story)
 
 
+def test_a_machine_that_went_silent_holds_nobody_up_longer_than_its_lease():
+    async def story(nodes: Any) -> None:
+        nodes[2].lead("t", 0, nodes[2].log, at_once=False)
+        nodes.appoint("t", 0, 2)
+        sent = publish(nodes[1], b"sent")
+        await asyncio.sleep(0.1)
+        later = publish(nodes[1], b"later", publisher=2)
+        await asyncio.sleep(0.1)
+        assert not sent.answers and not later.answers
+        nodes[1].leaders.dead.add(2)
+        nodes[3].lead("t", 0, nodes[3].log)
+        nodes[1].leaders.appoint("t", 0, 3, 2)
+        assert ["unknown" in answer for answer in sent.answers + later.answers] == [True, True]
+        await answered(new := publish(nodes[1], b"new", publisher=3))
+        assert new.answers == ["OK"] and nodes[3].log == [b"new"]
+
+    Nodes(3).run(story)
+
+
 def test_a_silent_machine_is_given_up_when_it_does_not_greet():
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, 2)

@@ -22,6 +22,7 @@ class Others:
     def __init__(self, **logs: PartitionLog | None) -> None:
         self.logs = logs
         self.asked: list[str] = []
+        self.committed = 0  # as they know it
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def call(self, address: str, method: str, request: pb.FetchRequest, *, timeout: float) -> Any:
@@ -32,7 +33,7 @@ class Others:
             raise Unavailable("no connection")
         self.meanwhile()
         run = copying.read_run(log, request.first, request.end, 150)  # small answers: several are needed
-        return pb.FetchReply(entries=run.entries, data=run.data)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=self.committed)
 
 
 class Rig:
@@ -152,3 +153,21 @@ def test_a_disk_that_fails_is_told() -> None:
 
 def failing() -> None:
     raise OSError("fsync")
+
+
+def test_at_the_end_of_a_log_only_what_is_committed_elsewhere_counts() -> None:
+    """Nothing behind it says what was there: a replica that parted from the others has another batch in its place."""
+    mine, other = replica(), replica()
+    end = mine.end.log_id
+    damage(mine, end - 1)
+    entry, pair = other.entry(end - 1), mine.pair_of(end - 1)
+
+    def whole() -> bool:  # on the disk: the log itself has its last batch in memory
+        return pair.read_data(entry.position, entry.size) == other.read(entry)
+
+    rig = Rig(mine, other=other)
+    rig.damaged(end - 1, end)
+    assert rig.others.asked == ["other"] and not rig.mended and not whole()
+    rig.others.committed = end
+    rig.pass_time()
+    assert rig.mended == [(end - 1, end)] and whole()
