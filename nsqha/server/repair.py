@@ -61,7 +61,7 @@ class Repairer:
         self._wanted: dict[Key, list[tuple[int, int]]] = {}  # ranges to be mended, of partitions under way
 
     def damaged(self, key: Key, first: int, end: int) -> None:
-        """The batches [first, end) of a partition do not verify; they are committed, or an entry behind them verifies."""
+        """The batches [first, end) of a partition do not verify; they are committed, or an entry behind them does."""
         ranges = self._wanted.get(key)
         if ranges is None:
             self._wanted[key] = [(first, end)]
