@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.cli import exits
 from nsqha.cli.admin import credentials
-from nsqha.cli.parser import Parser, add_certificate, did_you_mean, timeout
+from nsqha.cli.parser import Parser, add_certificate, add_timeout, did_you_mean
 from nsqha.clock import SystemClock
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
@@ -55,15 +55,15 @@ def add_etcd(parser: Parser) -> None:
         ("etcd-password-file", "file with the password for etcd"),
     ):
         variable = f"NSQHA_{name.upper().replace('-', '_')}"
-        group.add_argument(f"--{name}", metavar="NAME" if name == "etcd-user" else "PATH", help=f"{what} (${variable})")
-        parser.set_defaults(**{name.replace("-", "_"): os.environ.get(variable, "")})
+        kind, default = "NAME" if name == "etcd-user" else "PATH", os.environ.get(variable, "")
+        group.add_argument(f"--{name}", metavar=kind, default=default, help=f"{what} (${variable})")
     parser.set_defaults(etcd_endpoint_default=given)
 
 
 def add_cluster_tls(parser: Parser) -> None:
     """For verbs that ask the nodes themselves."""
     add_certificate(parser)
-    parser.add_argument("--timeout", metavar="TIME", type=timeout, default="3s", help="wait so long for a node (3s)")
+    add_timeout(parser, "3s")
 
 
 @dataclass(frozen=True)

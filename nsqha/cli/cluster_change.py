@@ -185,10 +185,8 @@ def _hand_over(
     """Name the successor; the controller elects it when it has all that the leader has."""
     if meta.leader != wanted:
         if wanted not in meta.isr:
-            members = ", ".join(picture.names(meta.isr))
-            raise exits.Exit(
-                exits.NOT_ALLOWED, f"{picture.name(wanted)} is not in sync; hand over to one of {members or 'nobody'}"
-            )
+            members = ", ".join(picture.names(meta.isr)) or "nobody"
+            raise exits.Exit(exits.NOT_ALLOWED, f"{picture.name(wanted)} is not in sync; in sync: {members}")
         if meta.leader not in picture.nodes:
             raise exits.Exit(
                 exits.NOT_ALLOWED, f"{show.place(name)} has no leader to hand over; the controller elects one if it can"
@@ -321,6 +319,8 @@ def _wait(store: MetadataStore, args: argparse.Namespace, left: Callable[[Pictur
         text = left(now)
         if not text:
             return now
+        if now.controller is None:
+            text += f"\n{CONTROLLER_HINT}"
         if text != said:
             say(text)
             said = text

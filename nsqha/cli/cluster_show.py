@@ -8,6 +8,7 @@ from typing import Any
 from nsqha.cli.cluster_access import Picture
 from nsqha.cli.screen import some, table
 from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, state_of, stays
+from nsqha.election.model import NodeInfo
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import progress
 from nsqha.ids import is_ephemeral
@@ -136,19 +137,19 @@ def nodes(picture: Picture) -> list[dict[str, Any]]:
     """Those that are alive, and those that records still name."""
     rows = []
     for uid in [*sorted(picture.nodes, key=picture.name), *picture.away]:
-        node = picture.nodes.get(uid)
+        node = picture.nodes.get(uid) or NodeInfo(uid)
         held = progress(uid, picture.metas, picture.intents.moves)
         rows.append(
             {
                 "name": picture.name(uid),
                 "uid": f"{uid:016x}",
                 "state": node_state(uid, picture),
-                "tcp": node.tcp_address if node else "",
-                "http": node.http_address if node else "",
-                "grpc": node.grpc_address if node else "",
-                "host": node.host if node else "",
-                "zone": node.zone if node else "",
-                "version": node.version if node else "",
+                "tcp": node.tcp_address,
+                "http": node.http_address,
+                "grpc": node.grpc_address,
+                "host": node.host,
+                "zone": node.zone,
+                "version": node.version,
                 "replicas": held["replicas"],
                 "leaderships": held["leaderships"],
             }

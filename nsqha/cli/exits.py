@@ -39,7 +39,7 @@ MEANING = {
     FAILED: "failed",
     USAGE: "usage",
     NOT_FOUND: "not found",
-    CONFLICT: "exists already",
+    CONFLICT: "exists already or was changed meanwhile",
     NOT_ALLOWED: "not allowed",
     UNREACHABLE: "unreachable or timed out",
     PARTLY: "partly done",

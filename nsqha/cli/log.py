@@ -149,7 +149,9 @@ def run_skip(args: argparse.Namespace) -> int:
         offsets = f"offsets {item['first_offset']}-{item['end_offset'] - 1}"
         lost = f"{item['messages_lost']} messages lost"
         print(f"{topic}/{item['partition']} {item['channel']}: skipped {offsets}, {lost}")
-    return exits.PARTLY if answer.errors else exits.OK
+    if answer.errors:
+        return exits.PARTLY if skipped else exits.FAILED
+    return exits.OK
 
 
 # ---- finding logs

@@ -134,8 +134,14 @@ def add_grpc(parser: Parser) -> None:
         default=default,
         help=f"broker (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)",
     )
-    parser.add_argument("--timeout", metavar="TIME", type=timeout, default="10s", help="wait so long (default 10s)")
+    add_timeout(parser)
     add_certificate(parser)
+
+
+def add_timeout(parser: Parser, default: str = "10s") -> None:
+    """In nanoseconds."""
+    help = f"wait so long for an answer (default {default})"
+    parser.add_argument("--timeout", metavar="TIME", type=timeout, default=default, help=help)
 
 
 def add_certificate(parser: Parser) -> None:
@@ -160,7 +166,7 @@ def add_tcp(parser: Parser) -> None:
         default=default,
         help=f"broker or nsqd (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)",
     )
-    parser.add_argument("--timeout", metavar="TIME", type=timeout, default="10s", help="wait so long (default 10s)")
+    add_timeout(parser)
     _add_security(parser)
 
 

@@ -1,14 +1,18 @@
-"""Finding logs in a data folder."""
+"""Finding logs in a data folder; how a skip of damage ends."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from nsqha.cli import exits
+from nsqha.cli import build_parser, exits
+from nsqha.cli.admin import Admin
 from nsqha.cli.log import folders
 from nsqha.errors import NotFound
+from nsqha.pb.v1 import admin_pb2 as pb
 
 
 @pytest.fixture
@@ -43,3 +47,19 @@ def test_what_can_not_be_listed_is_named(data: str) -> None:
     Path(data, "topics", "x-00000000000000cc").touch()
     with pytest.raises(exits.Exit, match="topics/x-00000000000000cc: Not a directory"):
         folders(data, "", None)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "errors", "status"), [(1, 0, exits.OK), (0, 0, exits.OK), (1, 1, exits.PARTLY), (0, 2, exits.FAILED)]
+)
+def test_a_skip_that_no_partition_did_has_failed(
+    monkeypatch: pytest.MonkeyPatch, skipped: int, errors: int, status: int
+) -> None:
+    answer = pb.SkipDamageResponse(
+        skipped=[pb.SkippedDamage(channel="c", partition=n, first_offset=3, end_offset=5) for n in range(skipped)],
+        errors=[pb.PartitionError(partition=9, error="it is away")] * errors,
+    )
+    broker = nullcontext(SimpleNamespace(call=lambda *_, **__: answer))
+    monkeypatch.setattr(Admin, "of", lambda _: broker)
+    args = build_parser("log").parse_args(["log", "skip", "orders", "--yes"])
+    assert args.run(args) == status
