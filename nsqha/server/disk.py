@@ -158,3 +158,40 @@ class DiskRounds:
         self._pool.shutdown(wait=True)
         self._jobs.shutdown(wait=True)
         self._reads.shutdown(wait=True)
+
+
+class LazySync:
+    """`sync=interval` of one log: a patient round after so many messages or so many seconds, whichever comes first."""
+
+    __slots__ = ("_disk", "_loop", "_messages", "_seconds", "_timer", "_wants", "unsynced")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, disk: DiskRounds, wants: WantsSync, *, messages: int, seconds: float
+    ) -> None:
+        self.unsynced = 0  # messages written since a round was last asked for
+        self._loop = loop
+        self._disk = disk
+        self._wants = wants
+        self._messages = messages
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wrote(self, messages: int) -> None:
+        """These are in the page cache."""
+        self.unsynced += messages
+        if self.unsynced >= self._messages:
+            self.unsynced = 0
+            self._disk.request(self._wants, patient=True)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._due)
+
+    def cancel(self) -> None:
+        """Ask for no more rounds on account of the time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self) -> None:
+        self._timer = None
+        self.unsynced = 0
+        self._disk.request(self._wants, patient=True)

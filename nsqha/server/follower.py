@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import BatchCorrupt, Entry, Place
@@ -28,9 +28,7 @@ from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Append, Duplicate, decide_append, first_difference
-
-if TYPE_CHECKING:
-    from nsqha.server.disk import DiskRounds
+from nsqha.server.disk import DiskRounds, LazySync
 
 log = Log("follower")
 
@@ -105,8 +103,9 @@ class Follower:
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._exclusive: asyncio.Task[None] | None = None
         self._interruptible = False  # whoever has the files may be cancelled
-        self._sync_timer: asyncio.TimerHandle | None = None
-        self._unsynced_messages = 0
+        self._lazy_sync = LazySync(
+            runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
+        )
 
     # ---- the leader
 
@@ -189,7 +188,7 @@ class Follower:
         else:
             self._port.ack(self)
             if self.sync == "interval":
-                self._sync_later(count)
+                self._lazy_sync.wrote(count)
 
     def _new_in(self, entries: list[Entry]) -> int:
         """The index of the first entry that is not here yet. LogCorrupt if they do not fit what is."""
@@ -305,19 +304,6 @@ class Follower:
             raise LogCorrupt(f"{self.log}: batch {log_id} is committed, not applied, and not here any more")
 
     # ---- durability
-
-    def _sync_later(self, count: int) -> None:
-        self._unsynced_messages += count
-        if self._unsynced_messages >= self._runtime.sync_every:
-            self._unsynced_messages = 0
-            self._runtime.disk.request(self, patient=True)
-        elif self._sync_timer is None:
-            self._sync_timer = self._runtime.loop.call_later(self._runtime.sync_seconds, self._sync_due)
-
-    def _sync_due(self) -> None:
-        self._sync_timer = None
-        self._unsynced_messages = 0
-        self._runtime.disk.request(self, patient=True)
 
     def set_sync(self, sync: str) -> None:
         """What the topic's OK means from now on."""
@@ -449,8 +435,7 @@ class Follower:
         self.closed = True
         self._port = None
         self._held.clear()
-        if self._sync_timer is not None:
-            self._sync_timer.cancel()
+        self._lazy_sync.cancel()
 
     def _stop(self, error: Exception) -> None:
         """Something happened that must not: this partition is silent from now on, so its leader goes on without it."""

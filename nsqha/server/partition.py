@@ -23,7 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nsqha import hot
 from nsqha.clock import Clock, Now
@@ -36,9 +36,11 @@ from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.nsqlog import Log
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.alarm import Alarm
 from nsqha.server.budget import PublishBudget
-from nsqha.server.disk import DiskRounds
+from nsqha.server.disk import DiskRounds, LazySync
 from nsqha.server.measures import Measures
+from nsqha.server.publish_queue import PublishQueue, Reply, Taken, Waiter
 from nsqha.server.trimming import Trimmer
 
 if TYPE_CHECKING:
@@ -51,19 +53,7 @@ T = TypeVar("T")
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
-BATCH_BYTES = 256 << 10  # merging stops here
-TIMER_SLACK = 0.01  # deadlines closer than this share one timer
 RETRY_SECONDS = 1.0  # after an append that failed: channel events are tried again
-
-
-class Reply(Protocol):
-    """Somebody who waits for the outcome of a publish."""
-
-    def stored(self) -> None:
-        """Committed."""
-
-    def failed(self, why: str) -> None:
-        """Refused, or of unknown outcome; `why` says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +81,7 @@ class Outstanding:
         self,
         entry: Entry,
         data: bytearray,
-        waiters: list[tuple[Reply, float]],
+        waiters: list[Waiter],
         done: list[asyncio.Future[None]],
         written_at: float,
         size: int,
@@ -145,10 +135,7 @@ class Partition:
         self._disk = runtime.disk
         self._measures = runtime.measures
         self._on_failure = runtime.on_failure
-        self._runs: list[bytes] = []
-        self._waiters: list[tuple[Reply, float]] = []
-        self._delays: list[tuple[int, int]] = []  # (index in _runs, delay ms) of deferred publishes
-        self.waiting_bytes = 0
+        self._queue = PublishQueue(runtime.budget)
         self._unsent_events = b""
         self._unsent_flags = 0
         self._event_waiters: list[asyncio.Future[None]] = []
@@ -160,10 +147,10 @@ class Partition:
         self._why = "the partition is closed"
         self._ended = False
         self._holding = False
-        self.unsynced_messages = 0
-        self._sync_timer: asyncio.TimerHandle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._lazy_sync = LazySync(
+            runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
+        )
+        self._alarm = Alarm(runtime.loop, self._due)
         self._budget = runtime.budget
 
     def start_epoch(self, channels: ChannelListLike | None = None) -> asyncio.Future[None]:
@@ -204,12 +191,7 @@ class Partition:
             if not frames:
                 reply.stored()
                 return
-        if delay_ms is not None:
-            self._delays.append((len(self._runs), delay_ms))
-        self._runs.append(frames)
-        self._waiters.append((reply, self._loop.time() - waited))
-        self.waiting_bytes += len(frames)
-        self._budget.take(len(frames))
+        self._queue.add(frames, reply, self._loop.time() - waited, delay_ms)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -218,7 +200,7 @@ class Partition:
         """What of a publish an #ephemeral topic keeps while no channel takes it: nsqd drops the rest and says OK."""
         assert self.held_back_max is not None
         _, count = hot.walk(frames, 0, len(frames), len(frames))
-        waiting = sum(hot.walk(run, 0, len(run), len(run))[1] for run in self._runs)
+        waiting = sum(hot.walk(run, 0, len(run), len(run))[1] for run in self._queue.runs)
         room = max(self.held_back_max - (self.log.end.offset + waiting - self.cursors.pump), 0)
         if self.cursors.state.moving or count <= room:
             return frames
@@ -269,37 +251,28 @@ class Partition:
     def _flush_waiting(self) -> None:
         while True:
             urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events or self.cursors.urgent)
-            if self._exclusive is not None or self.closed or self._holding or not (self._runs or urgent):
+            if self._exclusive is not None or self.closed or self._holding or not (self._queue.runs or urgent):
                 return
-            if self._outstanding and self.waiting_bytes < self._flush_bytes and not urgent:
+            if self._outstanding and self._queue.bytes_waiting < self._flush_bytes and not urgent:
                 return
             force, self._events_wanted = bool(self._event_waiters) or self._events_wanted, False
             if not self._write(force_events=force):
                 return
 
     @property
+    def waiting_bytes(self) -> int:
+        """Of publishes that are not written yet."""
+        return self._queue.bytes_waiting
+
+    @property
+    def unsynced_messages(self) -> int:
+        """Written since a disk round was last asked for, with sync=interval."""
+        return self._lazy_sync.unsynced
+
+    @property
     def _flush_bytes(self) -> int:
         """How much is written although a batch is outstanding."""
         return FLUSH_BYTES if self.on_appended is None else PUSHED_FLUSH_BYTES
-
-    def _take_runs(self) -> tuple[list[bytes], list[tuple[Reply, float]], list[tuple[int, int]]]:
-        """The next batch's runs: all that wait, or as many as reach `BATCH_BYTES`."""
-        if self.waiting_bytes <= BATCH_BYTES:
-            taken = self._runs, self._waiters, self._delays
-            self._runs, self._waiters, self._delays = [], [], []
-            self.waiting_bytes = 0
-            return taken
-        size = n = 0
-        for run in self._runs:
-            if n and size + len(run) > BATCH_BYTES:
-                break
-            size += len(run)
-            n += 1
-        taken = self._runs[:n], self._waiters[:n], [d for d in self._delays if d[0] < n]
-        del self._runs[:n], self._waiters[:n]
-        self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
-        self.waiting_bytes -= size
-        return taken
 
     def _write(self, *, force_events: bool = False) -> bool:
         """Write one batch. False if the disk refused."""
@@ -308,36 +281,35 @@ class Partition:
         if self._unsent_events:
             # In the order they were taken, and none is ever dropped: what they say has been counted as said.
             events, flags = self._unsent_events + events, flags | self._unsent_flags
-        runs, waiters, delays = self._take_runs()
+        taken = self._queue.take()
         done, self._event_waiters = self._event_waiters, []
-        size = sum(map(len, runs))
-        if not runs and not events:
+        if not taken.runs and not events:
             self._settle(done)
             return True
         try:
-            entry, data = self._append(now, events, flags, runs, delays)
+            entry, data = self._append(now, events, flags, taken)
         except AppendFailed as error:
             # Nothing was stored. Events are not publishes: nobody sends them again, so they wait for the next batch.
             self._unsent_events, self._unsent_flags = events, flags
             self._event_waiters = done + self._event_waiters
-            self._refuse(waiters, size, f"not stored: {error}")
+            self._refuse(taken.waiters, taken.size, f"not stored: {error}")
             if self._retry is None:
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._try_again)
             return False
         except Exception as error:
             self._event_waiters = done + self._event_waiters
-            self._refuse(waiters, size, f"outcome unknown: {_text(error)}")
+            self._refuse(taken.waiters, taken.size, f"outcome unknown: {_text(error)}")
             self._stop(error)
             return False
         self._unsent_events, self._unsent_flags = b"", 0
         count = entry.count
         self.message_count += count
         self.message_bytes += len(data) - len(events) - count * hot.HEADER
-        self._outstanding.append(Outstanding(entry, data, waiters, done, now.mono, size))
+        self._outstanding.append(Outstanding(entry, data, taken.waiters, done, now.mono, taken.size))
         if self.sync == "always":
             self._disk.request(self)
         elif self.sync == "interval":
-            self._sync_later(count)
+            self._lazy_sync.wrote(count)
         if self.on_appended is not None:
             self.on_appended()
         if self.leader.written(self.log.end.log_id):
@@ -346,11 +318,10 @@ class Partition:
             self.roll()
         return True
 
-    def _append(
-        self, now: Now, events: bytes, flags: int, runs: list[bytes], delays: list[tuple[int, int]]
-    ) -> tuple[Entry, bytearray]:
+    def _append(self, now: Now, events: bytes, flags: int, taken: Taken) -> tuple[Entry, bytearray]:
         """Stamp the runs behind the events, and write both as one batch."""
-        for index, delay_ms in delays:
+        runs = taken.runs
+        for index, delay_ms in taken.delays:
             flags |= HAS_ATTRIBUTES
             run = runs[index]
             _, covers = hot.walk(run, 0, len(run), len(run))
@@ -377,7 +348,7 @@ class Partition:
             if not future.done():
                 future.set_result(None)
 
-    def _refuse(self, waiters: list[tuple[Reply, float]], size: int, why: str) -> None:
+    def _refuse(self, waiters: list[Waiter], size: int, why: str) -> None:
         """Answer publishes that were not written, or nobody knows whether."""
         self._budget.give(size)
         for reply, _ in waiters:
@@ -407,26 +378,13 @@ class Partition:
 
     # ---- durability
 
-    def _sync_later(self, count: int) -> None:
-        self.unsynced_messages += count
-        if self.unsynced_messages >= self._runtime.sync_every:
-            self.unsynced_messages = 0
-            self._disk.request(self, patient=True)
-        elif self._sync_timer is None:
-            self._sync_timer = self._loop.call_later(self._runtime.sync_seconds, self._sync_due)
-
-    def _sync_due(self) -> None:
-        self._sync_timer = None
-        self.unsynced_messages = 0
-        self._disk.request(self, patient=True)
-
     def set_sync(self, sync: str) -> None:
         """What OK means from now on; batches that wait are judged by the new meaning."""
         self.sync = sync
         if sync == "always":
             self._disk.request(self)
         elif sync == "interval" and self.log.unsynced() is not None:
-            self._sync_later(0)
+            self._lazy_sync.wrote(0)
         if self.leader.set_sync_always(sync == "always"):
             self._commit(self.now())
 
@@ -437,7 +395,7 @@ class Partition:
         self._acked(self.log.synced(ticket))
         if self.sync == "always" and not self.closed and self.log.unsynced() is not None:
             self._disk.request(self)
-        if self._runs:
+        if self._queue.runs:
             self._flush()
 
     def _acked(self, durable: int) -> None:
@@ -460,7 +418,7 @@ class Partition:
     def committed_moved(self) -> None:
         """The commit point moved, by an ack or because others are asked now."""
         self._commit(self.now())
-        if self._runs:
+        if self._queue.runs:
             self._flush()
 
     # ---- commit
@@ -516,15 +474,9 @@ class Partition:
                 deadline = mine
         if deadline is None:
             return
-        if self._timer is not None:
-            if self._timer_at <= deadline + TIMER_SLACK:
-                return
-            self._timer.cancel()
-        self._timer_at = max(deadline, now + TIMER_SLACK)
-        self._timer = self._loop.call_later(self._timer_at - now, self._due)
+        self._alarm.set(deadline, now)
 
     def _due(self) -> None:
-        self._timer = None
         if self.closed:
             return
         try:
@@ -547,16 +499,10 @@ class Partition:
         if self.closed:
             return
         overdue = self._loop.time() - self._runtime.wait_seconds_max
-        if self._waiters and self._waiters[0][1] < overdue:
-            # Publishes of other nodes have waited longer than those before them may have: only the first ones go.
-            n = next((n for n, (_, at) in enumerate(self._waiters) if at >= overdue), len(self._waiters))
-            expired = self._waiters[:n]
-            size = sum(map(len, self._runs[:n]))
-            self.waiting_bytes -= size
-            del self._runs[:n], self._waiters[:n]
-            self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
+        expired = self._queue.take_since(overdue)
+        if expired.waiters:
             why = self.leader.waits_for or "the log could not be written in time"
-            self._refuse(expired, size, f"not stored: {why}")
+            self._refuse(expired.waiters, expired.size, f"not stored: {why}")
         for batch in self._outstanding:
             if batch.waiters and batch.written_at < now.mono - self._runtime.written_seconds_max:
                 waiters, batch.waiters = batch.waiters, []
@@ -638,7 +584,7 @@ class Partition:
         if self.serving:
             self.cursors.prepare_stop()
             self._write(force_events=True)
-        while self._runs:
+        while self._queue.runs:
             self._write()
         ticket = self.log.unsynced()
         if ticket is not None and not self._ended:
@@ -676,17 +622,17 @@ class Partition:
         if not self.closed:
             self.closed = True
             self._why = why
-        for timer in (self._timer, self._sync_timer, self._retry):
-            if timer is not None:
-                timer.cancel()
+        self._alarm.cancel()
+        self._lazy_sync.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
 
     def abandon(self, why: str) -> None:
         """Answer everybody who waits: the partition ends here."""
         self._close(why)
         self._ended = True
-        waiters, self._waiters, self._runs, self._delays = self._waiters, [], [], []
-        size, self.waiting_bytes = self.waiting_bytes, 0
-        self._refuse(waiters, size, f"not stored: {why}")
+        waiting = self._queue.take_all()
+        self._refuse(waiting.waiters, waiting.size, f"not stored: {why}")
         outstanding = list(self._outstanding)
         self._outstanding.clear()
         for batch in outstanding:
