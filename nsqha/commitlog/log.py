@@ -174,6 +174,11 @@ class PartitionLog(LogReader):
         return self.local_durable if doubtful is None else min(self.local_durable, doubtful)
 
     @property
+    def past(self) -> object:
+        """Another object after each cut: who looked at the log before may have seen what is not in it any more."""
+        return self._past
+
+    @property
     def needs_roll(self) -> bool:
         """Whether the next batch should go into new files."""
         anchor, end, limits = self._active.anchor, self.end, self.limits

@@ -177,25 +177,39 @@ class LmdbCache:
 
     # ---- partitions
 
-    def load(self, key: PartitionKey, log_: LogLike, read: Read, *, committed: int | None = None) -> Loaded:
+    def load(
+        self,
+        key: PartitionKey,
+        log_: LogLike,
+        read: Read,
+        *,
+        committed: int | None = None,
+        later: tuple[LogLike, Read] | None = None,
+    ) -> Loaded:
         """The committed state of a partition: from here as far as its log vouches for it. It is written from now on.
 
-        `committed`: the end of what is known to be committed, if that is not the whole log."""
+        `committed`: the end of what is known to be committed, if that is not the whole log. `later`: the log itself, if
+        `log_` is a snapshot of one in use; what is stored here is of an earlier log then, and not asked."""
         self._loads += 1
         try:
             try:
-                return self._load(key, log_, read, committed)
+                return self._load(key, log_, read, committed, later)
             except BaseLost:
-                return self._load(key, log_, read, committed)  # in memory
+                return self._load(key, log_, read, committed, later)  # in memory
         finally:
             self._loads -= 1
 
-    def _load(self, key: PartitionKey, log_: LogLike, read: Read, committed: int | None) -> Loaded:
+    def _load(
+        self, key: PartitionKey, log_: LogLike, read: Read, committed: int | None, later: tuple[LogLike, Read] | None
+    ) -> Loaded:
+        recall_log, recall_read = later or (log_, read)
+
         def recall(log_id: int) -> PartitionState:
-            return load(log_, read, end_log_id=log_id + 1).state
+            return load(recall_log, recall_read, end_log_id=log_id + 1).state
 
         partition = CachedPartition(self, key, recall)
-        loaded = load(log_, read, partition.stored, partition.new_deferred, committed=committed)
+        stored = partition.stored if later is None else lambda: None
+        loaded = load(log_, read, stored, partition.new_deferred, committed=committed)
         partition.base_log_id = loaded.state.applied.log_id
         partition.state = loaded.state
         for uid, set_ in partition.sets():
@@ -210,6 +224,12 @@ class LmdbCache:
         if partition is not None:
             self._forgotten.append(key)
             self._dead += [set_.base.number for _, set_ in partition.sets() if isinstance(set_.base, LmdbRows)]
+
+    def give_back(self, key: PartitionKey, state: PartitionState) -> None:
+        """A state that was loaded and is of no use; nothing, if another one has its place."""
+        partition = self._partitions.get(key)
+        if partition is not None and partition.state is state:
+            self.forget(key)
 
     def sweep(self) -> None:
         """All partitions have been loaded: what else is there belongs to nobody and will be deleted."""

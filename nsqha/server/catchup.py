@@ -48,7 +48,10 @@ class Files(Protocol):
     async def roll(self, follower: Follower) -> None:
         """A new pair of files."""
 
-    def reload(self, follower: Follower) -> None:
+    def forget_state(self, follower: Follower) -> None:
+        """The channel state is of batches that are about to be cut."""
+
+    async def reload(self, follower: Follower) -> None:
         """The channel state that the log says, up to what is known to be committed; later, if that says nothing yet."""
 
     def may_lose_committed(self, follower: Follower) -> bool:
@@ -72,7 +75,8 @@ class CatchUp:
         await self._agree()
         await self._pull()
         if follower.state is None:
-            self._files.reload(follower)
+            await self._files.reload(follower)
+            self._check()
         follower.caught_up()
 
     def _check(self) -> None:
@@ -98,12 +102,12 @@ class CatchUp:
             log.error("committed_cut", "%s; this log was given up, the leader's counts", text)
         removed = follower.log.end.log_id - common
         log.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
+        if common < applied:
+            self._files.forget_state(follower)  # first: whoever ends this catch-up half way leaves no state that lies
         await self._files.cut(follower, common)
         follower.differs_at = None
         follower.forget_pending()
         follower.committed = min(follower.committed, common)
-        if common < applied:
-            self._files.reload(follower)
 
     async def _common_end(self) -> int | None:
         """The end of what both logs have. None: the leader's files begin behind it, and ours was begun anew."""

@@ -386,12 +386,12 @@ class Follower:
 
     # ---- a new beginning
 
-    def restart_with(self, log_: PartitionLog, log_uid: int, state: PartitionState | None) -> None:
-        """Catch-up put another log, or another end of it, in the place of this one."""
+    def restart_with(self, log_: PartitionLog, log_uid: int) -> None:
+        """Catch-up put another log, or an end of it before what is applied, in the place of this one."""
         self.log = log_
         self.log_uid = log_uid
-        self.state = state
-        self.committed = state.applied.log_id + 1 if state is not None else 0
+        self.state = None
+        self.committed = 0
         self.damage = None
         self._pending.clear()
 

@@ -19,7 +19,7 @@ from nsqha.commitlog import copying
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.lookup import LogIdentity
+from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.pairs import drop_files, parse_name
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
@@ -147,15 +147,23 @@ class PartitionOpener:
         return opened
 
     def state_vouched_for(
-        self, key: tuple[int, int], log_: PartitionLog, *, committed: int = 0, below: int | None = None
+        self,
+        key: tuple[int, int],
+        log_: PartitionLog,
+        *,
+        committed: int = 0,
+        below: int | None = None,
+        seen_as: LogReader | None = None,
     ) -> PartitionState | None:
         """The channel state up to what is known to be committed: `committed`, or what the batches say of all replicas.
 
-        None: nothing that is known to be committed says it, as in a log that was begun anew a moment ago.
+        `seen_as`: a snapshot of a log that is in use; only that is looked at, and not what the cache has of an earlier
+        one. None: nothing that is known to be committed says it, as in a log that was begun anew a moment ago.
         """
-        committed = max(committed, durable_everywhere(log_))
+        committed = max(committed, durable_everywhere(seen_as or log_))
+        committed = committed if below is None else min(committed, below)
         try:
-            return self.state_of(key, log_, committed=committed if below is None else min(committed, below))
+            return self.state_of(key, log_, committed=committed, seen_as=seen_as)
         except LogCorrupt as error:
             log.warning("state_unknown", "%s: the channels are not known yet: %s", log_.directory, error)
             return None
@@ -176,10 +184,20 @@ class PartitionOpener:
         """The name of a log that is made now, or can not be vouched for under its old one."""
         return ids.new_uid(self._rng)
 
-    def state_of(self, key: tuple[int, int], log_: PartitionLog, *, committed: int | None = None) -> PartitionState:
+    def state_of(
+        self,
+        key: tuple[int, int],
+        log_: PartitionLog,
+        *,
+        committed: int | None = None,
+        seen_as: LogReader | None = None,
+    ) -> PartitionState:
         """The channel state that a log says, up to `committed` if that is not its end. LogCorrupt."""
         read = lambda entry: log_.read(cast(Entry, entry))  # noqa: E731
-        return self.cursor_cache.load(key, log_, read, committed=committed).state
+        if seen_as is None:
+            return self.cursor_cache.load(key, log_, read, committed=committed).state
+        see = lambda entry: seen_as.read(cast(Entry, entry))  # noqa: E731
+        return self.cursor_cache.load(key, seen_as, see, committed=committed, later=(log_, read)).state
 
     def remove(self, name: str, uid: int) -> None:
         """Unlink everything of a deleted topic, durably: its tombstone goes next. Safe to repeat."""
@@ -309,7 +327,7 @@ class PartitionOpener:
         """Nothing is open any more."""
 
 
-def durable_everywhere(log_: PartitionLog) -> int:
+def durable_everywhere(log_: LogReader) -> int:
     """The end of what the last batches call durable on every replica that was in sync: it is committed."""
     end = log_.end.log_id
     try:

@@ -6,6 +6,7 @@ out on batches that were acknowledged since, or files that the log does not know
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ class ReplicaFiles:
         self._disk = disk
         self._record_of = record_of
         self._forget_doubts = begun_anew
+        self._loading: set[Key] = set()
+        self._one_load = asyncio.Lock()  # one state at a time: two of one partition would share its place in the cache
 
     async def cut(self, follower: Follower, log_id: int) -> None:
         await whole(self._cut_log(follower, log_id))
@@ -74,7 +77,7 @@ class ReplicaFiles:
         await self._journal_writer.promise()
         log_ = await self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor))
         self._forget_doubts(key)
-        follower.restart_with(log_, log_uid, None)
+        follower.restart_with(log_, log_uid)
 
     async def roll(self, follower: Follower) -> None:
         await whole(self._roll(follower))
@@ -82,17 +85,41 @@ class ReplicaFiles:
     async def _roll(self, follower: Follower) -> None:
         follower.log.use(await self._disk.run(follower.log.next_pair))
 
-    def reload(self, follower: Follower) -> None:
-        # None when a log was begun anew and its leader has committed nothing yet. It may need this replica for that.
-        log_ = follower.log
-        state = self._opener.state_vouched_for(follower.key, log_, committed=min(follower.committed, log_.end.log_id))
-        follower.tried_committed = follower.committed
-        if state is None:
-            self._opener.cursor_cache.forget(follower.key)
-        if follower.state is not None:
-            follower.restart_with(log_, follower.log_uid, state)
-        elif state is not None:
-            follower.know(state)
+    def forget_state(self, follower: Follower) -> None:
+        self._opener.cursor_cache.forget(follower.key)
+        follower.restart_with(follower.log, follower.log_uid)
+
+    def loading(self, key: Key) -> bool:
+        """Whether the state of a partition is being looked for."""
+        return key in self._loading
+
+    async def reload(self, follower: Follower, *, alone: bool = True) -> None:
+        """Look for the channel state of a follower that has none. Not `alone`: others may take its files meanwhile."""
+        await whole(self._reload(follower, alone))
+
+    async def _reload(self, follower: Follower, alone: bool) -> None:
+        # Nothing is found when a log was begun anew and its leader has committed nothing yet. It may need this replica
+        # for that.
+        key, cache = follower.key, self._opener.cursor_cache
+        async with self._one_load:
+            if follower.state is not None or follower.closed:
+                return
+            self._loading.add(key)
+            log_, past, follower.tried_committed = follower.log, follower.log.past, follower.committed
+            committed, snapshot = min(follower.committed, log_.end.log_id), log_.snapshot()
+            try:
+                state = await self._disk.run(
+                    lambda: self._opener.state_vouched_for(key, log_, committed=committed, seen_as=snapshot)
+                )
+            finally:
+                self._loading.discard(key)
+            if state is None:
+                return
+            changed = follower.log is not log_ or log_.past is not past or follower.closed
+            if changed or (not alone and (follower.busy or follower.behind)):
+                cache.give_back(key, state)  # of a log that is another one now, or about to be
+            else:
+                follower.know(state)
 
     def may_lose_committed(self, follower: Follower) -> bool:
         record = self._record_of(follower.key)

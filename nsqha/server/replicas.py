@@ -677,8 +677,9 @@ class Replicas:
             try:
                 follower.keep_house()
                 idle = not (follower.behind or follower.busy or follower.closed)
-                if follower.state is None and idle and follower.committed > follower.tried_committed:
-                    self._files.reload(follower)
+                news = follower.committed > follower.tried_committed and not self._files.loading(key)
+                if follower.state is None and idle and news:
+                    self._spawn(self._files.reload(follower, alone=False))
             except LogCorrupt as error:
                 log.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
             # Not while files are exchanged: the journal already speaks of the new ones.

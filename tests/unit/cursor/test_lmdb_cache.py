@@ -810,3 +810,32 @@ def test_what_the_cache_says_of_a_row_is_what_was_put(path: str) -> None:
     assert tables.get(number, row.offset) == row
     assert tables.by_due(number, (-(1 << 63), -1), 9) == [row] == tables.by_offset(number, 0, 9)
     tables.close()
+
+
+# ---- a log in use
+
+
+def test_of_a_log_in_use_a_snapshot_is_read_now_the_log_itself_later_and_nothing_that_is_stored(path: str) -> None:
+    rig = rig_with_deferred(path)
+    assert rig.cache.flush()
+    expected = encode(rig.leader.cursors.state)
+    snapshot, log = CountedLog(rig.leader.log), CountedLog(rig.leader.log)
+    loaded = rig.cache.load(KEY, snapshot, snapshot.read, later=(log, log.read))
+    assert loaded.source == LOG_START and encode(loaded.state) == expected and not log.entries_read
+    assert rig.cache.flush()
+    read = snapshot.entries_read
+    rig.cache.lost(TablesError("gone"))
+    assert encode(loaded.state) == expected
+    assert snapshot.entries_read == read and log.entries_read > 0
+    rig.cache.close()
+
+
+def test_only_the_state_that_is_given_back_leaves(path: str) -> None:
+    rig = rig_with_deferred(path)
+    first, _ = load(rig.cache, rig.leader.log)
+    second, _ = load(rig.cache, rig.leader.log)
+    rig.cache.give_back(KEY, first.state)
+    assert rig.cache._partitions[KEY].state is second.state
+    rig.cache.give_back(KEY, second.state)
+    assert not rig.cache._partitions
+    rig.cache.close()

@@ -100,13 +100,97 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         add(log_, 1, b"more")
         stream.push(1, log_, 15, committed=15)
         await pause()
+        rig.disk.gate.clear()
         rig.replicas.keep_house()
+        await pause()
+        rig.replicas.keep_house()
+        assert rig.follower.state is None, "it is looked for off the loop"
+        rig.disk.gate.set()
+        await pause()
         state: Any = rig.follower.state
         assert state is not None and state.applied.log_id == 14
         stream.push(1, log_, 15, committed=16)
         assert state.applied.log_id == 15
         status = await rig.replicas.answers.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert not status.replicas[0].corrupt
+
+    run(scenario)
+
+
+def test_a_state_that_was_found_in_a_log_that_is_cut_meanwhile_is_dropped() -> None:
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), trimmed()
+        checkpoint(log_)
+        stream = await begins_anew(rig, log_)
+        add(log_, 1, b"more")
+        stream.push(1, log_, 15, committed=15)
+        await pause()
+        rig.disk.gate.clear()
+        rig.replicas.keep_house()
+        await pause()
+        rig.follower.log.cutting(10)  # the files come later
+        rig.disk.gate.set()
+        await pause()
+        assert rig.follower.state is None and not rig.opener.cursor_cache._partitions and not rig.errors
+
+    run(scenario)
+
+
+def test_a_state_that_was_found_while_catching_up_began_is_dropped() -> None:
+    """The catch-up may cut below it, and takes it for unknown."""
+
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), trimmed()
+        checkpoint(log_)
+        stream = await begins_anew(rig, log_)
+        add(log_, 1, b"more")
+        stream.push(1, log_, 15, committed=15)
+        await pause()
+        rig.disk.gate.clear()
+        rig.replicas.keep_house()
+        await pause()
+        rig.follower.behind = True
+        rig.disk.gate.set()
+        await pause()
+        assert rig.follower.state is None and not rig.opener.cursor_cache._partitions
+
+    run(scenario)
+
+
+def test_a_catch_up_that_is_given_up_behind_a_cut_of_what_was_applied_leaves_no_state() -> None:
+    """Only a log that was given up is cut there; its channels are read anew from what comes then."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        mine = log_of(1, 1, 1)
+        stream = rig.leader(A)
+        await stream.open(1, log_of())
+        stream.push(1, mine, 1, committed=4)
+        await pause()
+        state: Any = rig.follower.state
+        assert state.applied.log_id == 3
+        other = copy_of(mine, 2)
+        add(other, 2, b"x")
+        rig.record(leader=B, epoch=2, isr={B: 6})
+        rig.peers.serves = serving(other, 2, committed=3)
+        winner = rig.leader(B)
+        cut = rig.replicas._files.cut
+
+        async def cut_and_lose_the_leader(*args: Any) -> None:
+            await cut(*args)
+            winner.close()
+
+        rig.replicas._files.cut = cut_and_lose_the_leader  # type: ignore[method-assign]
+        winner.ask(2, other, start=2)
+        await pause(1)
+        assert rig.follower.log.end.log_id == 2 and rig.follower.state is None
+        again = rig.leader(B)
+        again.ask(2, other, start=2)
+        await pause(1)
+        assert same(rig.follower.log, other)
+        found: Any = rig.follower.state
+        assert found is not None and found.applied.log_id == 2 and not rig.errors
 
     run(scenario)
 
