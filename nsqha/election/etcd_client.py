@@ -224,9 +224,11 @@ class EtcdClient:
                 self._closed.wait(PAUSE_S)
         raise failure
 
-    def confirm(self) -> None:
-        """A read for nothing but its answer's header: an older etcd is noticed. Unavailable, StaleMetadata."""
-        self.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=b"\0", count_only=True))
+    def confirm(self, key: bytes) -> None:
+        """A read for nothing but its answer's header: an older etcd is noticed. Unavailable, StaleMetadata.
+
+        `key`: one that our login may read, which in a secured etcd is nothing but the cluster's prefix."""
+        self.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key, count_only=True))
 
     # Streams
 

@@ -123,7 +123,7 @@ class EtcdWatch:
             self._list()
         elif self._broke:
             # A watch that goes on behind what an older etcd has would wait there without a word. A read notices.
-            self._client.confirm()
+            self._client.confirm(self._keys.cluster)
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         create = rpc.WatchCreateRequest(
             key=self._keys.all,

@@ -34,7 +34,8 @@ class FakeClient:
         self.listed += 1
         return self.answers
 
-    def confirm(self) -> None:
+    def confirm(self, key: bytes) -> None:
+        assert key.startswith(KEYS.prefix.encode()), "a login that may read the cluster's keys may read no other"
         self.confirmed += 1
         if self.older:
             if self.confirmed > 2:
