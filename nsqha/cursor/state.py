@@ -481,7 +481,8 @@ class PartitionState:
             self.pump = offset
             self._cut_later(offset)
         for channel in self.channels.values():
-            channel.raise_floor(offset)
+            if not channel.ephemeral:  # these are not where it says anyway, and every replica has to say the same
+                channel.raise_floor(offset)
 
     # ---- checkpoints
 

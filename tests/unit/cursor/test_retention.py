@@ -314,3 +314,17 @@ def test_if_the_first_file_begins_later_the_file_wins():
     state.start_at(15, 999)
     assert state.log_start == (15, 999)
     assert all(channel.floor >= 15 for channel in state.channels.values())
+
+
+def test_where_the_files_begin_is_nothing_to_ephemeral_channels():
+    """Replicas let go of files at different times; those that are opened after that have the same state."""
+    leader = Leader()
+    leader.publish(3)
+    leader.create("a")
+    leader.cursors.create_ephemeral("e#ephemeral", 77)
+    leader.flush()
+    state, other = leader.cursors.state, leader.cursors.state.snapshot()
+    leader.publish(9)
+    before = state.channels["e#ephemeral"].floor
+    state.start_at(before + 2, 0)
+    assert state.channels["e#ephemeral"].floor == before == other.channels["e#ephemeral"].floor
