@@ -7,7 +7,8 @@ make losses legitimate (docs/guarantees.md) is not done:
   a machine loses it only while another member of each of its ISRs still has the log that the record names, whole.
 - Only one disk is replaced in a run, and none while another member is the last with what was acknowledged.
 - A bit is turned over only in what is durable and committed, and each batch is damaged on one node at most: another
-  member of the ISR has it as it was.
+  member of the ISR has it as it was. In runs where processes end, all damage of a partition is on one node: a log that
+  is opened anew and found damaged needs a leader to go on, which is what nobody could be if all were.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Misfortune:
         self._wiped = False
         self._gone: set[tuple[int, int]] = set()  # (node, log uid) whose page cache was lost
         self._damaged: set[tuple[tuple[int, int], int]] = set()  # (partition, log id), on any node
+        self._bad_disk: dict[tuple[int, int], SimNode] = {}  # where a partition is damaged
         for node in cluster.nodes:
             node.may_lose_power = lambda n=node: self._loses_cache(n)  # type: ignore[misc]
         for kind, rate in sorted(cluster.plan.faults.items()):
@@ -266,6 +268,10 @@ class Misfortune:
         key, meta = rng.choice(self.cluster.metas())
         log_ = None if node.replicas is None else node.replicas.log_of(key)
         others = [uid for uid in meta.isr if uid != node.uid]
+        if not self.cluster.plan.damage_anywhere:
+            node = self._bad_disk.setdefault(key, node) if others else node
+            log_ = None if node.replicas is None else node.replicas.log_of(key)
+            others = [uid for uid in meta.isr if uid != node.uid]
         if not node.joined or log_ is None or not others:
             return None
         first, end = log_.start.log_id, min(log_.local_durable, log_.end.log_id, ledger.known(key))
@@ -302,6 +308,15 @@ class Misfortune:
                 metadata.trouble = Trouble()
 
         return f"{trouble} for {self._for_a_while(heal)} s"
+
+    def lost_change(self) -> str | None:
+        """A leader changes a record and does not know whether it did, for a while."""
+        leader = self._leader()
+        if leader is None:
+            return None
+        seconds = self._rng.choice((0.5, 2.0, 4.0))
+        self.cluster.metadata.losing[leader.name] = seconds
+        return f"of {leader.name}, the next one, for {seconds} s"
 
     def metadata_unreachable(self) -> str | None:
         name = self._rng.choice(self._names())

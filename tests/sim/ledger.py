@@ -94,7 +94,6 @@ class Ledger:
         self.places: dict[bytes, Stored] = {}
         self.operations: list[Operation] = []
         self.pauses: list[Pause] = []
-        self.checked_again = 0  # coverage: deliveries that a seek called for
         self._read: dict[Key, int] = {}  # the log id up to which a partition is known
         self._lives: dict[tuple[str, int], list[tuple[int, Key]]] = {}  # (topic, partition) -> [(id base, key)]
 

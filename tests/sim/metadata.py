@@ -4,7 +4,8 @@ One `MemoryStore` holds the records; each process has a `Handle` to it. What a h
 the way to it do:
 
 - A write was applied and its reply is lost, or it is applied some time after the caller gave up: `OutcomeUnknown`.
-- The store can not be reached: `Unavailable` where nothing was sent, else as above.
+- The store can not be reached: `Unavailable` where nothing was sent, else as above; that may begin with a change whose
+  reply is lost.
 - The view lags behind; hints are late, or are lost, and a single "" comes for all of them later.
 - A lease that was not renewed for its time ends, whatever its holder believes; it is renewed only while the process
   ticks and reaches the store. Who holds it hears of its end when he reaches the store again.
@@ -63,6 +64,7 @@ class SimMetadata:
         self.loop = scheduler.loop("etcd")
         self.trouble = Trouble()
         self.unreachable: set[str] = set()  # names of processes
+        self.losing: dict[str, float] = {}  # processes whose next change of a partition is lost sight of, and how long
         self.handles: list[Handle] = []
         self.unknown_applied = 0  # coverage: changes whose callers do not know
         self.use(MemoryStore(random.Random(rng.getrandbits(64))))
@@ -91,6 +93,7 @@ class SimMetadata:
     def heal(self) -> None:
         """No more trouble."""
         self.trouble = Trouble()
+        self.losing.clear()
         for name in sorted(self.unreachable):
             self.reach(name, True)
 
@@ -140,6 +143,21 @@ class Handle:
             raise Unavailable("the metadata store can not be reached")
         self._takes((0.0, 2 * trouble.call_seconds))
         return call()
+
+    def change(self, call: Callable[[], T]) -> T:
+        """A change of a partition; its process may lose the store with it, and not know for a while what it did."""
+        metadata, name = self.metadata, self.loop.name
+        seconds = metadata.losing.pop(name, None) if self.reachable else None
+        if seconds is None:
+            return self.write(call)
+        metadata.reach(name, False)
+        metadata.loop.call_later(seconds, metadata.reach, name, True)
+        self._takes(GIVE_UP_SECONDS)
+        if metadata.rng.random() < 0.7:
+            self._apply_unheard(call)
+        else:
+            metadata.loop.call_later(metadata.rng.uniform(0.0, seconds), self._apply_unheard, call)
+        raise OutcomeUnknown("the connection was lost")
 
     def write(self, call: Callable[[], T]) -> T:
         """A change, with whatever may happen to it on the way."""
@@ -266,7 +284,7 @@ class Handle:
         registered: Mapping[int, int] | None = None,
         controller: int | None = None,
     ) -> PartitionMeta:
-        return self.write(
+        return self.change(
             lambda: self.store.replace_partition(name, uid, number, meta, registered=registered, controller=controller)
         )
 

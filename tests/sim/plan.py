@@ -29,12 +29,16 @@ FAULTS = {
     "bit_flip": 0.7,
     "metadata_trouble": 0.3,
     "metadata_unreachable": 0.3,
+    "lost_change": 0.4,
     "controller_kill": 0.15,
     "controller_freeze": 0.15,
     "wipe": 0.1,
     "clock": 0.1,
 }
 """How often a second each kind strikes where it was drawn; the seed makes it 0.3 to 2 times that."""
+
+RESTARTS = ("kill", "kill_leader", "power_loss", "power_loss_all", "die_writing", "stop_node", "disk_error", "wipe")
+"""What has logs opened anew. One that is found damaged then can not vouch for itself until it has caught up."""
 
 OPERATIONS = {
     "seek_start": 0.25,
@@ -65,6 +69,7 @@ class Plan:
     channels: int = 1
     relayed: bool = False  # further consumers, each at a node that need not lead anything
     ephemeral: bool = False  # consumers of an #ephemeral channel
+    damage_anywhere: bool = False  # bits flip on all nodes, of a partition too; else on one of its replicas
     sync: str = "always"
     segment_bytes: int = 1 << 20
     retention_seconds: float = 3600.0  # short: the log start moves, files go, replicas begin in the middle
@@ -97,6 +102,7 @@ class Plan:
             retention_seconds=rng.choice((0.5, 3600.0, 3600.0)),
         )
         plan.faults = _some(rng, FAULTS, rng.choice((0.15, 0.3, 0.5)))
+        plan.damage_anywhere = "bit_flip" in plan.faults and rng.random() < 0.4
         plan.operations = _some(rng, OPERATIONS, rng.choice((0.0, 0.15, 0.3, 0.5)))
         _keep_promises(plan)
         return plan
@@ -112,3 +118,6 @@ def _keep_promises(plan: Plan) -> None:
         plan.faults.pop("power_loss_all", None)  # what OK means there does not survive all machines at once
     if "bit_flip" in plan.faults:
         plan.faults.pop("wipe", None)  # the copy that a damaged one is mended from
+    if plan.damage_anywhere:
+        for kind in RESTARTS:
+            plan.faults.pop(kind, None)

@@ -1,0 +1,158 @@
+"""Planted bugs: what operators ask for, damage on disks, replicas and topics that go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from nsqha.commitlog import lookup
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.storage import Storage
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.state import PartitionState
+from nsqha.election import moves
+from nsqha.errors import NsqhaError
+from nsqha.server.opening import PartitionOpener
+from nsqha.server.partition import Partition
+from nsqha.server.repair import Repairer
+from nsqha.server.topics import Topics
+from tests.sim.planting import mutant
+
+# ---- operators
+
+
+@mutant
+def seek_answered_before_it_is_committed() -> Iterator[None]:
+    """A seek that a failover can undo."""
+
+    async def move(self: Topics, partition: Partition, channel: str, target: int | None) -> Any:
+        cursors = partition.cursors
+        try:
+            plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
+        except NsqhaError as error:
+            return error
+        partition.write_events()
+        return plan
+
+    with patch.object(Topics, "_move", move):
+        yield
+
+
+@mutant
+def seek_forgets_what_was_finished_behind_it() -> Iterator[None]:
+    """A seek back that skips what had been finished out of order."""
+
+    def seek(self: PartitionState, event: Any, log_id: int, effects: Any) -> None:
+        channel = self.by_uid(event.uid)
+        ranges = None if channel is None else channel.ranges
+        original(self, event, log_id, effects)
+        if channel is not None and ranges is not None and not event.undo:
+            channel.ranges = ranges
+            channel.raise_floor(channel.floor)
+
+    original = PartitionState._seek
+    with patch.object(PartitionState, "_seek", seek):
+        yield
+
+
+@mutant
+def pause_lost_at_failover() -> Iterator[None]:
+    """A leader begins with all channels going."""
+
+    def open_(self: PartitionCursors, committed: Any) -> None:
+        original(self, committed)
+        self.channels[committed.name].paused = False
+
+    original = PartitionCursors._open
+    with patch.object(PartitionCursors, "_open", open_):
+        yield
+
+
+@mutant
+def pause_answered_from_the_record() -> Iterator[None]:
+    """Leaders follow a change by their watch, whenever that tells them."""
+
+    async def all_follow(self: Topics, topic: Any) -> None:
+        pass
+
+    with patch.object(Topics, "_all_follow", all_follow):
+        yield
+
+
+@mutant
+def topic_pause_ignored() -> Iterator[None]:
+    """What is published to a paused topic goes to its channels."""
+
+    def channels(self: PartitionState, event: Any, effects: Any) -> None:
+        original(self, event, effects)
+        self.paused = False
+
+    original = PartitionState._channels
+    with patch.object(PartitionState, "_channels", channels):
+        yield
+
+
+@mutant
+def log_start_passes_slow_channels() -> Iterator[None]:
+    """Retention takes what a channel has not read."""
+    with patch.object(PartitionState, "log_start_limit", lambda self: self.pump):
+        yield
+
+
+# ---- damage
+
+
+@mutant
+def damage_delivered() -> Iterator[None]:
+    """Nobody looks at the CRC of a batch."""
+    with (
+        patch.object(lookup, "verifies", lambda entry, data: True),
+        patch.object(lookup, "_verified_run", lambda pair, first, fields: None),
+    ):
+        yield
+
+
+@mutant
+def damage_not_repaired() -> Iterator[None]:
+    """Damage is found, and that is all."""
+    with patch.object(Repairer, "damaged", lambda self, key, first, end: None):
+        yield
+
+
+@mutant
+def page_cache_trusted_after_a_power_loss() -> Iterator[None]:
+    """With sync=interval a machine that lost its page cache goes by the old name of its log."""
+    with patch.object(NodeJournal, "host_restarted", property(lambda self: False)):
+        yield
+
+
+# ---- replicas and topics
+
+
+@mutant
+def moved_before_they_joined() -> Iterator[None]:
+    """Replicas are given up for others that have nothing yet."""
+
+    def next_step(meta: Any, wanted: Any, settings: Any) -> Any:
+        step = original(meta, wanted, settings)
+        if isinstance(step, moves.Joining) and meta.leader in wanted:
+            isr = {uid: log_uid for uid, log_uid in meta.isr.items() if uid in wanted}
+            return moves.Put(moves.replace(meta, replicas=wanted, isr=isr), "replicas_moved")
+        return step
+
+    original = moves.next_step
+    with patch.object(moves, "next_step", next_step):
+        yield
+
+
+@mutant
+def removal_not_synced() -> Iterator[None]:
+    """Files of a deleted topic are left to chance, its tombstone is not."""
+
+    def remove(self: PartitionOpener, folder: str) -> None:
+        storage: Storage = self._storage
+        storage.remove_tree(folder)
+
+    with patch.object(PartitionOpener, "_remove", remove):
+        yield

@@ -1,0 +1,367 @@
+"""Planted bugs: promises and epochs, what an acknowledgement means, the ISR and its record, logs that part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from nsqha.commitlog.log import PartitionLog, SyncTicket
+from nsqha.election import controller, elect
+from nsqha.replication.acceptance import Accepted, Fenced
+from nsqha.replication.isr import IsrKeeper, Refused
+from nsqha.replication.leader import LeaderReplica
+from nsqha.server import catchup, leadership, replicas
+from nsqha.server.catchup import CatchUp
+from nsqha.server.disk import DiskRounds
+from nsqha.server.follower import Follower
+from nsqha.server.following import Receiver
+from nsqha.server.journalling import JournalWriter
+from nsqha.server.lanes import Lane
+from nsqha.server.partition_records import PartitionRecords
+from nsqha.server.publishing import PublishWaiter
+from nsqha.server.push import Pushed
+from nsqha.server.replicas import Replicas
+from tests.sim.planting import mutant
+from tests.sim.storage import SimFile, SimStorage
+
+# ---- promises and epochs
+
+
+@mutant
+def epoch_unchecked() -> Iterator[None]:
+    """A follower takes appends of any leader that ever spoke to it."""
+
+    def append(self: Follower, port: Any, message: Any) -> None:
+        self._port, self.epoch = port, message.epoch
+        original(self, port, message)
+
+    def decide(**known: Any) -> Any:
+        verdict = decided(**known)
+        return Accepted() if isinstance(verdict, Fenced) else verdict
+
+    def follow(self: Follower, port: Any, epoch: int) -> None:
+        self._port, self.epoch = port, epoch
+        self._held.clear()
+
+    original, decided = Follower.append, replicas.decide_open
+    with (
+        patch.object(Follower, "append", append),
+        patch.object(Follower, "follow", follow),
+        patch.object(replicas, "decide_open", decide),
+    ):
+        yield
+
+
+@mutant
+def promise_not_journalled() -> Iterator[None]:
+    """An answer leaves before the promise that it rests on is durable."""
+
+    async def promise(self: JournalWriter) -> None:
+        pass  # what is staged is written some time
+
+    async def write(self: JournalWriter) -> None:
+        await original(self)
+
+    original = JournalWriter.promise
+    with patch.object(JournalWriter, "promise", promise), patch.object(JournalWriter, "write", write):
+        yield
+
+
+@mutant
+def epoch_resumed() -> Iterator[None]:
+    """A leader that was restarted goes on in the epoch of its earlier life."""
+
+    async def lead(self: Replicas, record: Any, number: int) -> None:
+        follower = self.followers[record.uid, number]
+        if record.partitions[number].epoch == follower.epoch:
+            follower.epoch -= 1
+        await original(self, record, number)
+
+    def unfit(self: Replicas, key: Any, follower: Follower, meta: Any) -> str:
+        return ""
+
+    original = Replicas._lead
+    with patch.object(Replicas, "_lead", lead), patch.object(Replicas, "_unfit", unfit):
+        yield
+
+
+@mutant
+def elected_outside_the_isr() -> Iterator[None]:
+    """The controller takes a replica that is alive and not in the ISR, if there is one."""
+
+    def choose(ballot: elect.Ballot) -> Any:
+        meta = ballot.meta
+        outside = [uid for uid in meta.replicas if uid not in meta.isr and uid in ballot.nodes]
+        if not outside or not meta.isr:
+            return original(ballot)
+        return elect.Elected(elect._led(ballot, outside[0], {**meta.isr, outside[0]: 0}))
+
+    original = elect.choose
+    with patch.object(controller, "choose", choose):
+        yield
+
+
+# ---- what an acknowledgement means
+
+
+@mutant
+def commit_without_followers() -> Iterator[None]:
+    """The leader's own disk is enough."""
+
+    def set_isr(self: LeaderReplica, recorded: Any, effective: Any, **more: Any) -> bool:
+        return original(self, {self.node}, {self.node}, **(more | {"min_isr": 1, "acked": {}}))
+
+    original = LeaderReplica.set_isr
+    with patch.object(LeaderReplica, "set_isr", set_isr):
+        yield
+
+
+@mutant
+def commit_before_the_disk() -> Iterator[None]:
+    """sync=always counts what is in the page cache."""
+
+    def advance(self: LeaderReplica) -> bool:
+        before, self.sync_always = self.sync_always, False
+        try:
+            return original(self)
+        finally:
+            self.sync_always = before
+
+    original = LeaderReplica._advance
+    with patch.object(LeaderReplica, "_advance", advance):
+        yield
+
+
+@mutant
+def ack_from_the_page_cache() -> Iterator[None]:
+    """A follower calls durable what it has written."""
+
+    def append(self: Follower, message: Any) -> None:
+        original(self, message)
+        if self._port is not None:
+            self._port.ack(self)
+
+    def flush(self: Receiver) -> None:
+        acks = list(self._acks)
+        durable = [follower.log.local_durable for follower in acks]
+        for follower in acks:
+            follower.log.local_durable = follower.log.end.log_id
+        try:
+            flushed(self)
+        finally:
+            for follower, before in zip(acks, durable, strict=True):
+                follower.log.local_durable = before
+
+    original, flushed = Follower._append, Receiver._flush
+    with patch.object(Follower, "_append", append), patch.object(Receiver, "_flush", flush):
+        yield
+
+
+@mutant
+def rounds_without_fsync() -> Iterator[None]:
+    """A disk round that forgets the files."""
+
+    def unsynced(self: Any) -> SyncTicket | None:
+        ticket = original(self)
+        return None if ticket is None else SyncTicket(ticket.log_id, ticket.files[1:])
+
+    original = PartitionLog.unsynced
+    with patch.object(PartitionLog, "unsynced", unsynced):
+        yield
+
+
+@mutant
+def failed_fsync_retried() -> Iterator[None]:
+    """A sync that failed is tried again, which succeeds."""
+
+    def sync(self: SimFile) -> None:
+        try:
+            original(self)
+        except Exception:
+            if self._storage.off:  # type: ignore[attr-defined]
+                raise
+            self._failed = False
+            original(self)
+
+    original = SimFile.sync
+    with patch.object(SimFile, "sync", sync):
+        yield
+
+
+@mutant
+def directories_not_synced() -> Iterator[None]:
+    """Names of new files are left to chance."""
+
+    with patch.object(SimStorage, "sync_dir", lambda self, path: None):
+        yield
+
+
+@mutant
+def unknown_told_as_refused() -> Iterator[None]:
+    """A publisher hears "not stored" where nobody knows."""
+
+    def failed(self: PublishWaiter, why: str) -> None:
+        original(self, why.removeprefix("outcome unknown: "))
+
+    original = PublishWaiter.failed
+    with patch.object(PublishWaiter, "failed", failed):
+        yield
+
+
+@mutant
+def unknown_publish_sent_again() -> Iterator[None]:
+    """A publish whose outcome nobody knows goes to the next leader."""
+
+    def ended(self: Lane, publish: Any, *, stored: bool, why: str = "") -> None:
+        if why.startswith("outcome unknown"):
+            self.came_back(publish, why)
+        else:
+            original(self, publish, stored=stored, why=why)
+
+    original = Lane.ended
+    with patch.object(Lane, "ended", ended):
+        yield
+
+
+# ---- the ISR
+
+
+def _unchecked(self: IsrKeeper, actions: Any) -> Any:
+    return actions
+
+
+@mutant
+def effective_too_small() -> Iterator[None]:
+    """A member counts as gone as soon as its removal is proposed."""
+
+    def effective(self: IsrKeeper) -> frozenset[int]:
+        return frozenset((self._proposal.meta if self._proposal is not None else self.meta).isr)
+
+    def changed(self: IsrKeeper) -> Any:
+        return [leadership.Effective(a.nodes, a.nodes, 1, a.acked) for a in original(self)]
+
+    original = IsrKeeper._changed
+    with (
+        patch.object(IsrKeeper, "effective", property(effective)),
+        patch.object(IsrKeeper, "_changed", changed),
+        patch.object(IsrKeeper, "_checked", _unchecked),
+    ):
+        yield
+
+
+@mutant
+def unknown_taken_for_refused() -> Iterator[None]:
+    """A compare-and-set without an answer counts as not done."""
+    with patch.object(leadership, "Unknown", Refused), patch.object(IsrKeeper, "_checked", _unchecked):
+        yield
+
+
+@mutant
+def compares_nothing() -> Iterator[None]:
+    """A leader's change of the record overwrites what others wrote meanwhile."""
+
+    async def propose(self: PartitionRecords, meta: Any, registered: Any) -> Any:
+        now = await self.read()
+        return await original(self, meta if now is None else replace(meta, version=now.version), {})
+
+    original = PartitionRecords.propose
+    with patch.object(PartitionRecords, "propose", propose):
+        yield
+
+
+@mutant
+def floor_ignored() -> Iterator[None]:
+    """The ISR shrinks to whoever is there."""
+    with (
+        patch.object(IsrKeeper, "_floor", property(lambda self: 1)),
+        patch.object(IsrKeeper, "_checked", _unchecked),
+    ):
+        yield
+
+
+@mutant
+def joins_before_it_caught_up() -> Iterator[None]:
+    """Whoever is reachable may join."""
+
+    def may_join(self: IsrKeeper, node: int) -> bool:
+        follower = self._followers.get(node)
+        return follower is not None and bool(follower.registration) and bool(follower.log_uid)
+
+    with patch.object(IsrKeeper, "_may_join", may_join):
+        yield
+
+
+@mutant
+def opened_anywhere() -> Iterator[None]:
+    """What a follower has of another past counts like what the leader has."""
+
+    def opened(self: Pushed, message: Any, registration: int) -> None:
+        log_ = self.leader.log
+        message.end = min(message.end, log_.end.log_id)
+        message.durable = min(message.durable, message.end)
+        message.chain = log_.entry_before(message.end).chain
+        original(self, message, registration)
+
+    def in_sync(self: Replicas, key: Any, follower: Follower, message: Any) -> bool:
+        return follower.state is not None and key not in self._corrupt
+
+    original = Pushed.opened
+    with patch.object(Pushed, "opened", opened), patch.object(Replicas, "_in_sync", in_sync):
+        yield
+
+
+# ---- logs that part
+
+
+@mutant
+def cut_too_far() -> Iterator[None]:
+    """Catch-up cuts three batches more than it should, without looking."""
+
+    async def common(self: CatchUp) -> int | None:
+        end = await original(self)
+        return None if end is None else max(self._follower.log.start.log_id, end - 3)
+
+    original = CatchUp._common_end
+    with (
+        patch.object(CatchUp, "_common_end", common),
+        patch.object(catchup, "check_cut", lambda to, *, committed: None),
+    ):
+        yield
+
+
+@mutant
+def uncommitted_applied() -> Iterator[None]:
+    """A follower takes everything that it has for committed."""
+
+    def committed_to(self: Follower, end: int) -> None:
+        original(self, self.log.end.log_id)
+
+    original = Follower.committed_to
+    with patch.object(Follower, "committed_to", committed_to):
+        yield
+
+
+@mutant
+def never_caught_up() -> Iterator[None]:
+    """A replica that parted from the leader stays where it is."""
+
+    async def run(self: CatchUp) -> None:
+        self._follower.behind = True
+
+    with patch.object(CatchUp, "run", run):
+        yield
+
+
+@mutant
+def rounds_forgotten() -> Iterator[None]:
+    """A request that comes while a round runs is lost."""
+
+    def request(self: DiskRounds, partition: Any, *, patient: bool = False) -> None:
+        if not self._running:
+            original(self, partition, patient=patient)
+
+    original = DiskRounds.request
+    with patch.object(DiskRounds, "request", request):
+        yield
