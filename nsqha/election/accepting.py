@@ -266,7 +266,8 @@ def _partition(
     unheard: tuple[int, ...],
 ) -> Decision:
     known = base.partitions.get(name.number) or before or PartitionMeta()
-    missing = tuple(uid for uid in dict.fromkeys((*known.replicas, *known.isr)) if uid in unheard)
+    named = dict.fromkeys((*known.replicas, *known.isr))
+    missing = tuple(uid for uid in named if uid in unheard)
     begun = {uid: report for uid, report in have.items() if report.log_uid}
     reach = max((report.reach for report in begun.values()), default=(0, 0))
     isr = {uid: report.log_uid for uid, report in sorted(begun.items()) if report.reach == reach}
@@ -290,7 +291,8 @@ def _partition(
         version=0 if before is None else before.version,
         unknown=known.unknown,
     )
-    return Decision(name, before, after, have, missing, _loss(begun, isr, missing, after.min_isr))
+    silent = [uid for uid in named if uid not in begun]
+    return Decision(name, before, after, have, missing, _loss(begun, missing, len(silent), after.min_isr))
 
 
 def _replicas(
@@ -304,16 +306,14 @@ def _replicas(
     return (*(uid for uid in wanted if uid in kept), *others)
 
 
-def _loss(
-    begun: Mapping[int, ReplicaReport], isr: Mapping[int, int], missing: tuple[int, ...], min_isr: int
-) -> str:
-    """Why acknowledged messages may be gone, if so."""
+def _loss(begun: Mapping[int, ReplicaReport], missing: tuple[int, ...], silent: int, min_isr: int) -> str:
+    """Why acknowledged messages may be gone, if so. `silent`: replicas that were not heard or have nothing."""
     if not begun:
         return "" if missing else "no node has anything of it"
     if not missing:
         return ""
-    if len(missing) >= min_isr:
-        return f"{len(missing)} of its replicas were not heard, and {min_isr} are enough to acknowledge"
+    if silent >= min_isr:
+        return f"{silent} of its replicas were not heard or have nothing, and {min_isr} are enough to acknowledge"
     doubtful = [report for report in begun.values() if report.cut or report.corrupt or report.poisoned]
     return "not all of its replicas were heard, and one that was has damage" if doubtful else ""
 

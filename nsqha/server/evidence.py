@@ -128,7 +128,7 @@ class Held:
         records = {topic.record.uid: topic.record for topic in stored.values()}
         records |= {topic.record.uid: topic.record for topic in seen.topics}
         described = {topic.record.uid for topic in seen.topics}
-        for name, uid, numbers in _folders(data_path):
+        for name, uid, numbers in folders(data_path):
             record = _with_others(records.get(uid) or _bare(name, uid), numbers, journal.identity.node_uid)
             opened = dict(held._recover(opener, journal, record, numbers))
             try:
@@ -175,7 +175,7 @@ class Held:
             yield number, opened
 
 
-def _folders(data_path: str) -> Iterator[tuple[str, int, list[int]]]:
+def folders(data_path: str) -> Iterator[tuple[str, int, list[int]]]:
     """(topic, uid, partitions) of each topic that has logs here."""
     root = f"{data_path}/topics"
     for folder in sorted(os.listdir(root)) if os.path.isdir(root) else ():

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.model import TopicRecord, Versioned
+    from nsqha.election.session import View
     from nsqha.server.disk import DiskRounds
     from nsqha.server.opening import PartitionOpener
 
@@ -112,7 +113,7 @@ def may_start(look: Look, journal: NodeJournal) -> bool:
         return False
     if accepts(look, journal):
         return True
-    return not mine.in_doubt and not doubt_about(look, journal)
+    return not doubt_about(look, journal)
 
 
 def accepts(look: Look, journal: NodeJournal) -> bool:
@@ -145,6 +146,20 @@ def broken_promise(journal: NodeJournal, topics: Mapping[str, Versioned[TopicRec
                     f"{meta.epoch}: etcd was put back to an older state"
                 )
     return ""
+
+
+def warn_of_unknown(data_path: str, view: View) -> None:
+    """Say which logs are here of topics that the metadata neither have nor deleted. They stay."""
+    known = {topic.record.uid for topic in view.topics.values()} | set(view.tombstones)
+    for name, uid, numbers in evidence.folders(data_path):
+        if uid not in known:
+            log.warning(
+                "logs_unknown",
+                "the metadata know nothing of topic %s with uid %016x, of which %d partitions are here; they stay",
+                name,
+                uid,
+                len(numbers),
+            )
 
 
 def remember_doubt(journal: NodeJournal) -> None:

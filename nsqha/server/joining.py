@@ -68,6 +68,7 @@ async def open_cluster(
     journal.stage_revision(identity.revision)
     journal.follow_generation(generation)
     await loop.run_in_executor(None, evidence.forget_seen, options.data_path)
+    await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.view())
     return Cluster(
         store,
         loop=loop,

@@ -18,7 +18,7 @@ from nsqha.election.etcd_accepting import EtcdAcceptance, Look
 from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_client import EtcdClient, EtcdOptions
 from nsqha.errors import NsqhaError
-from tests.integration.cluster import CLUSTER_NAME, Cluster, Member, UnderLoad, pause
+from tests.integration.cluster import CLUSTER_NAME, Cluster, Member, UnderLoad, pause, posted
 from tests.integration.servers import BIN, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -133,6 +133,12 @@ def restorable(tmp_path: Path) -> Iterator[Restorable]:
         yield Restorable(cluster, tmp_path)
 
 
+def create(cluster: Cluster, topic: str) -> None:
+    """As soon as the node has found etcd again."""
+    wait_until(lambda: posted(cluster.nodes[0], f"/topic/create?topic={topic}"), f"{topic} is made", 60)
+    cluster.create(topic, "steady")
+
+
 def publish(node: Member, topic: str, body: bytes) -> None:
     """Until it is acknowledged."""
 
@@ -160,7 +166,7 @@ def test_an_older_etcd_under_running_nodes(restorable: Restorable) -> None:
     cluster.create("old", "steady")
     restorable.back_up()
     with UnderLoad(cluster, "old") as load:
-        cluster.create("new", "steady")
+        create(cluster, "new")
         for n in range(20):
             publish(cluster.nodes[n % 3], "new", b"message %d" % n)
         move_leader(cluster, "old")
@@ -193,7 +199,7 @@ def test_another_etcd_with_an_old_backup_under_nodes_that_were_stopped(restorabl
     cluster.create("old", "steady")
     restorable.back_up()
     with UnderLoad(cluster, "old") as load:
-        cluster.create("new", "steady")
+        create(cluster, "new")
         for n in range(20):
             publish(cluster.nodes[n % 3], "new", b"message %d" % n)
         move_leader(cluster, "old")
@@ -257,8 +263,11 @@ def test_a_node_is_away_and_the_command_dies_and_etcd_is_put_back_twice(restorab
         cluster.wait_registered(3)
         cluster.wait_isr("old", 3)
 
-        restorable.restore()  # to the same old state
-        restorable.wait_waiting()
+        # Nodes that believe stop as well, and notice what happens to etcd while they wait.
+        restorable.put_hold()
+        restorable.wait_waiting(held=True)
+        restorable.restore()  # to the same old state, without the hold and without the first acceptance
+        restorable.wait_waiting(held=True)
         shown = restorable.accept("--yes")
         assert shown["generation"] == 2
         restorable.wait_believed()

@@ -110,6 +110,8 @@ def test_a_node_that_is_not_heard_is_named_with_what_that_may_cost() -> None:
     assert C in after(one_away).replicas
     two_away = planned(node(A))
     assert two_away.unheard == (B, C) and "2 of its replicas were not heard" in decided(two_away).loss
+    has_nothing = planned(node(A), node(B, replicas={}))
+    assert "2 of its replicas were not heard or have nothing" in decided(has_nothing).loss
     doubtful = planned(node(A, replicas={KEY: has(A, cut=True)}), node(B))
     assert "has damage" in decided(doubtful).loss
 
@@ -218,6 +220,12 @@ def test_of_two_lives_of_a_topic_the_later_one_goes_on() -> None:
     assert topic(found).record.uid == later.uid and topic(found).restored
     assert {name: t.record.uid for name, t in found.delete.items()} == {"orders": ORDERS.uid}
     assert found.left == ((C, "orders"),)
+
+
+def test_a_life_that_somebody_has_something_of_is_not_given_up_for_one_that_nobody_has() -> None:
+    empty = replace(ORDERS, uid=0x20, salt=replace(CLUSTER, salt_counter=9).next_salt())
+    nodes = [node(uid, topics=seen(ORDERS)) for uid in (A, B, C)]
+    assert topic(planned(*nodes, topics={"orders": empty})).record.uid == ORDERS.uid
 
 
 def test_an_ephemeral_topic_lives_and_dies_with_its_node() -> None:

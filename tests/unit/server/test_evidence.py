@@ -132,6 +132,20 @@ def test_a_promise_that_may_be_lost_stays_in_doubt(folder: Folder) -> None:
     assert not folder.journal.promises_trusted
 
 
+def test_a_log_that_nobody_vouches_for_counts_as_another_whatever_the_metadata_say(folder: Folder) -> None:
+    alone = replace(RECORD, partitions={0: PartitionMeta(epoch=3, replicas=(1,))})
+    folder.make(alone, 0)
+    folder.close()
+    journal = Path(folder.path) / "journal"
+    data = bytearray(journal.read_bytes())
+    data[60] ^= 0xFF  # a record before the last: what is missing from it nobody knows
+    journal.write_bytes(bytes(data))
+    folder.open()
+    assert folder.journal.damaged, "the rig has to damage it"
+    (status,) = folder.held(orders=alone).replicas
+    assert status.log_uid not in (0, LOG_UID), "there may be other replicas by now"
+
+
 def test_what_was_seen_is_kept_whole_or_not_at_all(folder: Folder) -> None:
     ephemeral = replace(RECORD, name="o#ephemeral", uid=OTHER)
     view = View(12, {"orders": Versioned(RECORD, 6), "o#ephemeral": Versioned(ephemeral, 7)})
