@@ -34,7 +34,8 @@ HOW ACTIONS MAP TO CODE (one partition; one entry here is one batch there)
               its acknowledgement arrives; also catch-up. One Push an entry
   Sync        the disk round of a node ends
   Commit      nsqha.replication.LeaderReplica moves `committed` by one
-  Elect       the controller's compare-and-set of leader and leader epoch
+  Elect       the compare-and-set of leader and leader epoch, by the controller
+              or by a leader that hands over
   FenceIsr    the controller takes a dead follower out of the ISR
   Become      the elected node has promised its epoch durably and leads
   Refresh     a leader reads the record again within its epoch

@@ -517,6 +517,7 @@ class Replicas:
 
     async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: Key) -> None:
         leader, epoch = receiver.leader, opened.epoch
+        times = [self._clock.monotonic()]
         topic = self._records.get(key)
         decision = self._decide(key, epoch, leader, topic)
         if isinstance(decision, NotConfirmed) or (key not in self.followers and key not in self.leading):
@@ -550,14 +551,20 @@ class Replicas:
             return
         # From here on nothing is taken from an earlier leader, nor from an earlier stream of this one.
         follower.fence()
+        times.append(self._clock.monotonic())
         if isinstance(decision, PromiseNeeded):
             self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
         if isinstance(decision, PromiseNeeded) or self._journal.dirty:
             # Also if it is only staged: the write of an earlier attempt may have failed.
             await self._journal_writer.promise()
+        times.append(self._clock.monotonic())
         await follower.files_free()  # the last wait: housekeeping takes them too
         if receiver.ended() or follower.closed:
             return
+        times.append(self._clock.monotonic())
+        took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
+        text = "%s/%d: following node %016x in epoch %d; took %s ms to check the record, promise, free the files"
+        log.info("following", text, opened.topic, key[1], leader, epoch, took, took_ms=took)
         follower.follow(receiver, epoch, opened.start)
         receiver.followed_by(follower)
         if self._in_sync(key, follower, opened):
