@@ -32,6 +32,7 @@ from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, StaleMetadata,
 
 CALL_S = 1.0  # at most this long for one call; a member that died holds a call in flight for so long
 ATTEMPTS = 4
+LOGINS = 2  # deadlines of a call that a login may take
 PAUSE_S = 0.1  # before a call is tried again on the last endpoint of a round
 MESSAGE_BYTES_MAX = 64 << 20  # of an answer; a page of records is far smaller
 
@@ -108,6 +109,7 @@ class EtcdClient:
         self._stubs: list[Stubs | None] = [None] * len(options.endpoints)
         self._current = 0
         self._token = ""
+        self._login = threading.Lock()
         self._cluster_id = etcd_cluster_id
         self._revision = revision_seen
         self._stale = ""
@@ -255,9 +257,19 @@ class EtcdClient:
         """Empty without a user. Raises what a call raises; ConfigError for a wrong password."""
         if not self.options.user or self._token:
             return self._token
-        request = rpc.AuthenticateRequest(name=self.options.user, password=self.options.password)
+        # A login costs etcd a tenth of a second of its CPU, on purpose: threads that need one share it.
+        if not self._login.acquire(timeout=LOGINS * self.options.call_s):
+            raise Unavailable("etcd does not answer: a login is under way")
         try:
-            answer = self._stubs_of(self._current).auth.Authenticate(request, timeout=self.options.call_s)
+            return self._token or self._authenticate()
+        finally:
+            self._login.release()
+
+    def _authenticate(self) -> str:
+        request = rpc.AuthenticateRequest(name=self.options.user, password=self.options.password)
+        timeout = LOGINS * self.options.call_s
+        try:
+            answer = self._stubs_of(self._current).auth.Authenticate(request, timeout=timeout)
         except grpc.RpcError as error:
             if error.code() == _Code.INVALID_ARGUMENT and "authentication failed" in _text(error):
                 raise ConfigError(f"etcd refuses user {self.options.user} with this password") from None

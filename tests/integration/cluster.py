@@ -509,6 +509,11 @@ class UnderLoad:
         pause(self._settle)
         return self
 
+    def goes_on(self, seconds: float = 30.0) -> None:
+        """Returns when a publish that is sent from now on is OK'd; to a node that the test did not say to avoid."""
+        since = self.clients.now()
+        wait_until(lambda: any(sent > since for sent, _ in self.clients.probes[-5:]), "publishes are OK'd", seconds)
+
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             pause(self._settle)

@@ -140,7 +140,7 @@ def stub(channel: grpc.Channel) -> Any:
 
 
 def test_clients_and_administrators_may_use_any_node(cluster: TlsCluster, topic: str) -> None:
-    with UnderLoad(cluster, topic, any_node=True) as load:
+    with UnderLoad(cluster, topic, any_node=True, settle=0.3) as load:
         for node in cluster.nodes:
             assert isinstance(node, TlsMember)
             with node.channel_to() as channel:
@@ -149,11 +149,11 @@ def test_clients_and_administrators_may_use_any_node(cluster: TlsCluster, topic:
                 list(stub(channel).PeekMessages(admin_pb2.PeekMessagesRequest(topic=topic, last=3), timeout=15))
             made = f"{node.name}-{topic}"
             node.request(f"/channel/create?topic={topic}&channel={made}", b"")
-    assert load.report.figures.ok > 200
+    assert load.report.figures.ok > 50
 
 
 def test_a_leader_that_dies_is_replaced_by_a_controller_with_a_certificate(cluster: TlsCluster, topic: str) -> None:
-    with UnderLoad(cluster, topic) as load:
+    with UnderLoad(cluster, topic, settle=0.3) as load:
         epoch = cluster.wait_isr(topic, 3).epoch
         leader = cluster.leader(topic)
         load.clients.avoid = cluster.nodes.index(leader)
@@ -161,7 +161,7 @@ def test_a_leader_that_dies_is_replaced_by_a_controller_with_a_certificate(clust
         assert cluster.wait_isr(topic, 2).epoch > epoch
         leader.start()
         cluster.wait_isr(topic, 3)
-    assert load.report.figures.ok > 200
+    assert load.report.figures.ok > 50
 
 
 # ---- strangers
@@ -355,7 +355,7 @@ def accepted(cluster: TlsCluster, name: str, ca: str, trusted: str) -> list[str]
 def test_a_new_authority_replaces_the_old_one_without_a_restart(cluster: TlsCluster, topic: str) -> None:
     files = cluster.files
     before = cluster.wait_isr(topic, 3)
-    with UnderLoad(cluster, topic, any_node=True) as load:
+    with UnderLoad(cluster, topic, any_node=True, settle=0.3) as load:
         files.certificates.issue("admin-newer", ca="newer")
         files.trust("ca", "newer")
         wait_until(lambda: len(accepted(cluster, "admin", "newer", "ca")) == 3, "both authorities are trusted")
@@ -365,7 +365,7 @@ def test_a_new_authority_replaces_the_old_one_without_a_restart(cluster: TlsClus
         wait_until(lambda: not accepted(cluster, "admin", "ca", "newer"), "the old authority is trusted no more")
         after = cluster.wait_isr(topic, 3)
         assert (after.leader, after.epoch) == (before.leader, before.epoch), "streams that stand are left alone"
-    assert load.report.figures.ok > 200
+    assert load.report.figures.ok > 50
     # Everything that is opened from here on has only the new ones, on both sides.
     leader = cluster.leader(topic)
     leader.kill()

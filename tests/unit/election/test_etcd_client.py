@@ -6,7 +6,10 @@ import importlib
 import importlib.metadata
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -88,6 +91,35 @@ def test_a_password_is_not_shown() -> None:
 
 def header(cluster: int, revision: int) -> Any:
     return etcd_bridge.rpc.ResponseHeader(cluster_id=cluster, revision=revision)
+
+
+def test_threads_that_need_a_login_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = EtcdClient(EtcdOptions(("127.0.0.1:1",), user="u", password="p"))
+    together, asked = threading.Barrier(5), []
+
+    def authenticate(request: Any, *, timeout: float) -> Any:
+        asked.append(request.name)
+        threading.Event().wait(0.05)  # as long as etcd thinks: the others come meanwhile
+        return SimpleNamespace(token=f"t{len(asked)}")
+
+    monkeypatch.setattr(client, "_stubs_of", lambda _: SimpleNamespace(auth=SimpleNamespace(Authenticate=authenticate)))
+
+    def token() -> str:
+        together.wait(10)
+        return client.token()
+
+    with ThreadPoolExecutor(5) as pool:
+        found = [pool.submit(token) for _ in range(5)]
+        assert [each.result() for each in found] == ["t1"] * 5
+    assert asked == ["u"]
+    client.forget_token("t1")
+    assert client.token() == "t2"
+
+
+def test_a_login_that_hangs_keeps_nobody_longer_than_it_may_take() -> None:
+    client = EtcdClient(EtcdOptions(("127.0.0.1:1",), user="u", password="p", call_s=0.01))
+    with client._login, pytest.raises(Unavailable, match="login is under way"):
+        client.token()
 
 
 def test_answers_from_elsewhere_or_of_the_past_end_all_belief() -> None:
