@@ -152,7 +152,7 @@ class NodeJournal:
 
     @property
     def host_restarted(self) -> bool:
-        """What was not synced may be gone: unclean stop, then another kernel boot, and no finished recovery since."""
+        """What was not synced may be gone: unclean stop, then another kernel boot; or poison. No recovery since."""
         return self._node.host_restarted
 
     @property
@@ -372,7 +372,8 @@ def _starting_state(
         return NodeState(Identity(new_uid(rng)), boot_id, False, False, ""), {}
     before = found.node
     # An unknown boot id counts as another one: that costs a new log_uid, the opposite could cost messages.
-    lost = not before.clean and (not boot_id or before.boot_id != boot_id)
+    # A failed fsync has left pages that pass for clean and never came to the disk: the next read may show that.
+    lost = bool(before.poison) or (not before.clean and (not boot_id or before.boot_id != boot_id))
     node = replace(before, boot_id=boot_id, clean=False, host_restarted=before.host_restarted or lost)
     promises_lost = found.torn or found.damaged
     records = {

@@ -348,6 +348,25 @@ def test_poison_stays_until_a_recovery_clears_it() -> None:
     assert not opened(storage).poisoned
 
 
+def test_after_a_failed_sync_what_was_not_synced_may_be_gone_under_the_same_boot_too() -> None:
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.poison("fsync failed")
+    journal.commit()
+    journal.close()
+    journal = opened(storage)
+    assert journal.host_restarted
+    journal.clear_poison()
+    journal.commit()
+    journal.close()  # and dies before recovery has dealt with it
+    journal = opened(storage)
+    assert journal.host_restarted
+    journal.recovered()
+    journal.commit()
+    journal.close()
+    assert not opened(storage).host_restarted
+
+
 def test_poison_that_is_cleared_is_cleared_on_disk() -> None:
     storage = MemStorage()
     journal = opened(storage)
