@@ -68,6 +68,7 @@ class Oracle:
         self._promised: dict[tuple[str, int, Key], int] = {}
         self._seen: dict[tuple[str, Key], tuple[PartitionLog, int, int]] = {}  # log, end, committed
         self._look_again: set[Key] = set()
+        self._joined: dict[str, int] = {}  # the life in which a node was last seen to be there
         self.ledger = Ledger()
         self._deliveries: list[tuple[SimNode, str, str, bytes, bytes, int, float]] = []
 
@@ -82,6 +83,9 @@ class Oracle:
         replicas = node.replicas
         if replicas is None or node.journal is None or node.storage.off:
             return
+        if node.joined and self._joined.get(node.name) != node.lives:
+            self._joined[node.name] = node.lives
+            self._look_again |= {*replicas.leading, *replicas.followers}
         for key, leadership in replicas.leading.items():
             log_, committed = leadership.partition.log, leadership.partition.leader.committed
             if self._moved(node, key, log_, committed):
@@ -169,7 +173,7 @@ class Oracle:
     # ---- who could become leader
 
     def check_electable(self) -> None:
-        """I4, for the partitions whose commit point or record changed."""
+        """I4, for the partitions whose commit point or record changed, or that a node came back with."""
         again, self._look_again = self._look_again, set()
         store = self.cluster.metadata.store
         for topic in store.topics().values():

@@ -104,6 +104,29 @@ def test_a_pause_survives_its_leader() -> None:
         cluster.check_end()
 
 
+def test_a_failed_fsync_costs_a_log_its_name_though_the_machine_goes_on() -> None:
+    """With sync=interval what it had in the page cache was acknowledged, and is gone."""
+    with healthy(sync="interval") as cluster:
+        follower = next(node for node in cluster.nodes if node is not leader(cluster))
+        ((key, meta),) = cluster.metas()
+        cluster.keep_down.add(follower.name)
+        for node in cluster.nodes:
+            if node is not follower:
+                cluster.metadata.reach(node.name, False)  # so that it stays in the ISR
+                cluster.net.partition(node.name, follower.name)
+        follower.storage.fail("sync", path="/topics/")
+        cluster.until(lambda: not follower.up, 5.0, "it ends")
+        follower.start()
+        cluster.run_for(0.5)
+        assert follower.replicas is not None
+        replica = follower.replicas.followers[key]
+        assert replica.log.end.log_id < cluster.oracle.committed[key], "else nothing is shown"
+        assert replica.log_uid != meta.isr[follower.uid] == cluster.metas()[0][1].isr[follower.uid]
+        cluster.heal()
+        cluster.converge()
+        cluster.check_end()
+
+
 def test_files_of_a_deleted_topic_do_not_come_back_with_the_power() -> None:
     with healthy(operations={"delete_topic": SELDOM}) as cluster:
         assert cluster.operators is not None
