@@ -207,6 +207,9 @@ class Options:
     scrub_bytes_per_second: int = _flag(
         INT, 8 * MIB, "read stored messages that nobody reads so fast, to find damage early; 0: do not"
     )
+    catch_up_bytes_per_second: int = _flag(
+        INT, 32 * MIB, "replicas that are far behind and not waited for pull so fast, together; 0: no limit"
+    )
     scrub_interval_ns: int = _flag(DURATION, 24 * HOUR, "begin such a round over everything at most so often")
     topic_partitions: int = _flag(INT, 1, "partitions of a topic that a client creates by using it")
     auto_create_topics: bool = _flag(BOOL, True, "PUB and SUB create the topic they name")
@@ -337,7 +340,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "mem_queue_size", "max_req_timeout_ns", "max_channel_consumers", "segment_bytes", "tail_cache_bytes",
     "disk_low_bytes", "retention_ns", "broadcast_tcp_port", "broadcast_http_port", "scrub_bytes_per_second",
-    "topic_replicas",
+    "topic_replicas", "catch_up_bytes_per_second",
 )  # fmt: skip
 
 

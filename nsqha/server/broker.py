@@ -176,6 +176,7 @@ class Broker:
             sync_every=options.sync_every,
             sync_seconds=options.sync_timeout_ns / 1e9,
             limits=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
+            catch_up_bytes_per_second=options.catch_up_bytes_per_second,
         )
         self.topics.cluster = cluster
         cluster.when_changed(self.topics.announce)

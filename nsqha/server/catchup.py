@@ -6,11 +6,14 @@
 Only what was never committed is cut. A log whose name (log_uid) the ISR does not hold may have been given up by an
 operator or after a lost page cache; then what its leader has is the truth, and the cut is logged as an alarm.
 
-Runs while the follower's files are taken (`Follower.exclusively`), so no batch and no roll comes between.
+Runs while the follower's files are taken (`Follower.exclusively`), so no batch and no roll comes between. Whoever
+publishes and consumes goes first: what is pulled is stored in slices, and not faster than the node's `Pace`, unless
+the leader waits for this replica or its log grows more than half as fast as this one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +24,7 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import check_anew, check_cut
 from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
+from nsqha.server.pace import Pace
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
@@ -31,6 +35,8 @@ log = Log("catchup")
 FETCH_BYTES = 1 << 20
 NEAR_BYTES = 256 << 10  # so close to the end that the leader may push the rest
 CALL_SECONDS = 5.0
+SLICE_COST = 128 << 10  # stored at once, before everything else on this node has its turn
+BATCH_COST_MIN = 4 << 10  # bytes that a batch counts as at least: small ones cost more processor than disk
 
 Call = Callable[[str, Any], Awaitable[Any]]
 """`await call("Fetch", request)`: ask the leader."""
@@ -57,16 +63,22 @@ class Files(Protocol):
     def may_lose_committed(self, follower: Follower) -> bool:
         """Whether the ISR does not hold this log by its name."""
 
+    def waited_for(self, follower: Follower) -> bool:
+        """Whether messages may have to wait for this replica before they are acknowledged."""
+
 
 class CatchUp:
     """One catching up, with the leader of one epoch."""
 
-    def __init__(self, follower: Follower, port: Port, files: Files, call: Call, cluster_id: int) -> None:
+    def __init__(
+        self, follower: Follower, port: Port, files: Files, call: Call, cluster_id: int, pace: Pace | None = None
+    ) -> None:
         self._follower = follower
         self._port = port
         self._files = files
         self._call = call
         self._cluster_id = cluster_id
+        self._pace = pace or Pace(0)
 
     async def run(self) -> None:
         """Come near the leader's end. Unavailable: it is not our leader any more, or can not be reached."""
@@ -143,28 +155,50 @@ class CatchUp:
 
     async def _pull(self) -> None:
         follower = self._follower
+        end = 0  # of the leader's log when it was last asked
         while True:
             log_ = follower.log
-            reply = await self._call(
-                "Fetch", self._request(pb.FetchRequest(first=log_.end.log_id, max_bytes=FETCH_BYTES))
-            )
+            first = log_.end.log_id
+            reply = await self._call("Fetch", self._request(pb.FetchRequest(first=first, max_bytes=FETCH_BYTES)))
             self._check()
             if reply.anchor:
-                await self._begin_anew(log_.end.log_id)
+                await self._begin_anew(first)
                 continue
-            for entry, data in copying.batches(reply.entries, reply.data):
-                last = log_.last
-                try:
-                    log_.append_copy(entry, data)
-                except LogCorrupt:
-                    follower.compare([entry], last)
-                    raise
-                if log_.needs_roll:
-                    await self._files.roll(follower)
-                    self._check()
+            cost = await self._store(reply)
             follower.committed = max(follower.committed, min(reply.committed, log_.end.log_id))
-            if len(reply.data) < NEAR_BYTES:
+            if log_.end.log_id >= reply.end and len(reply.data) < NEAR_BYTES:
                 return
+            grown, end = reply.end - (end or reply.end), reply.end
+            await self._rest(cost, gains=log_.end.log_id - first >= 2 * grown)
+
+    async def _store(self, reply: pb.FetchReply) -> int:
+        """Append what came; what it cost, in bytes."""
+        follower, log_ = self._follower, self._follower.log
+        cost = turn = 0
+        for entry, data in copying.batches(reply.entries, reply.data):
+            last = log_.last
+            try:
+                log_.append_copy(entry, data)
+            except LogCorrupt:
+                follower.compare([entry], last)
+                raise
+            if log_.needs_roll:
+                await self._files.roll(follower)
+                self._check()
+            cost += max(entry.size, BATCH_COST_MIN)
+            if cost - turn >= SLICE_COST:
+                turn = cost
+                await asyncio.sleep(0)
+                self._check()
+        return cost
+
+    async def _rest(self, cost: int, *, gains: bool) -> None:
+        """`gains`: we come nearer although we rest."""
+        if not gains or self._files.waited_for(self._follower):
+            return
+        if seconds := self._pace.done(cost, asyncio.get_running_loop().time()):
+            await asyncio.sleep(seconds)
+            self._check()
 
     # ---- asking
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog import copying
+from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import NotFound, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
 
@@ -95,19 +96,23 @@ class ReplicaAnswers:
             return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
         if request.first >= end:
             return pb.FetchReply(committed=leadership.committed, end=end)
-        run = await self._read(log_, request.first, request.end or end, request.max_bytes)
+        run = await self._read(log_, request, request.end or end)
         if self._led(request.cluster_id, request.key, request.epoch) is not leadership:
             raise Unavailable("this node led the partition anew meanwhile; its files may have been cut")
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=log_.end.log_id)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
 
-    async def _read(self, log_: LogReader, first: int, end: int, max_bytes: int) -> copying.Run:
+    async def _read(self, log_: LogReader, request: pb.FetchRequest, end: int) -> copying.Run:
         """Batches of one pair of files. LogCorrupt also if retention takes the files meanwhile."""
-        part = log_.part_at(first)
-
-        def read() -> copying.Run:
-            return copying.read_run(part, first, min(end, part.end.log_id), min(max(max_bytes, 1), FETCH_BYTES_MAX))
-
-        return await self._disk.read(read)
+        part, max_bytes = log_.part_at(request.first), min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
+        try:
+            return await self._disk.read(
+                lambda: copying.read_run(part, request.first, min(end, part.end.log_id), max_bytes)
+            )
+        except BatchCorrupt as error:
+            self._replicas.damaged(
+                (request.key.topic_uid, request.key.partition), error.first.log_id, error.end.log_id
+            )
+            raise
 
     async def _fetch_anywhere(self, request: pb.FetchRequest) -> pb.FetchReply:
         """Any replica gives what it has to one that mends its copy, and that finds out whether it fits."""
@@ -117,7 +122,7 @@ class ReplicaAnswers:
         end = 0 if log_ is None else min(log_.end.log_id, request.end or committed)
         if log_ is None or not log_.start.log_id <= request.first < end:
             raise NotFound(f"log id {request.first} is not here")
-        run = await self._read(log_, request.first, end, request.max_bytes)
+        run = await self._read(log_, request, end)
         if self._replicas.log_of(key) is not log_ or run.end > log_.end.log_id:
             raise NotFound("this replica was cut or begun anew meanwhile")
         committed = self._replicas.committed_of(key)

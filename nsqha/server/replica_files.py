@@ -7,7 +7,7 @@ out on batches that were acknowledged since, or files that the log does not know
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from nsqha.errors import AppendFailed
@@ -16,7 +16,7 @@ from nsqha.server.whole import whole
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
     from nsqha.commitlog.journal import NodeJournal
-    from nsqha.election.model import TopicRecord
+    from nsqha.election.model import PartitionMeta, TopicRecord
     from nsqha.server.disk import DiskRounds
     from nsqha.server.follower import Follower
     from nsqha.server.journalling import JournalWriter
@@ -37,15 +37,17 @@ class ReplicaFiles:
         opener: PartitionOpener,
         disk: DiskRounds,
         record_of: Callable[[Key], TopicRecord],
+        nodes: Callable[[], Container[int]],
         begun_anew: Callable[[Key], object],
     ) -> None:
-        """`begun_anew`: nothing of the old log is left."""
+        """`nodes`: those that are alive. `begun_anew`: nothing of the old log is left."""
         self._node = node
         self._journal = journal
         self._journal_writer = journal_writer
         self._opener = opener
         self._disk = disk
         self._record_of = record_of
+        self._nodes = nodes
         self._forget_doubts = begun_anew
         self._loading: set[Key] = set()
         self._one_load = asyncio.Lock()  # one state at a time: two of one partition would share its place in the cache
@@ -122,5 +124,12 @@ class ReplicaFiles:
                 follower.know(state)
 
     def may_lose_committed(self, follower: Follower) -> bool:
-        record = self._record_of(follower.key)
-        return record.partitions[follower.key[1]].isr.get(self._node) != follower.log_uid
+        return self._meta(follower).isr.get(self._node) != follower.log_uid
+
+    def waited_for(self, follower: Follower) -> bool:
+        # A member of the ISR is; and anybody where too few members live: the next one that is near may join.
+        meta, alive = self._meta(follower), self._nodes()
+        return not self.may_lose_committed(follower) or sum(node in alive for node in meta.isr) < meta.min_isr
+
+    def _meta(self, follower: Follower) -> PartitionMeta:
+        return self._record_of(follower.key).partitions[follower.key[1]]

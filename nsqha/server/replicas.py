@@ -31,6 +31,7 @@ from nsqha.server.follower import Follower, FollowerRuntime
 from nsqha.server.following import Receiver
 from nsqha.server.leadership import Leadership
 from nsqha.server.opening import OpenedLog
+from nsqha.server.pace import Pace
 from nsqha.server.partition_records import PartitionRecords
 from nsqha.server.repair import Repairer
 from nsqha.server.replica_answers import ReplicaAnswers
@@ -85,6 +86,7 @@ class Replicas:
         sync_every: int,
         sync_seconds: float,
         limits: IsrLimits | None = None,
+        catch_up_bytes_per_second: int = 0,
     ) -> None:
         """`topic_of(name, uid)`: where partitions that are led here are shown to publishers and consumers;
         `leaders_changed(name)`: who else has to know."""
@@ -110,6 +112,7 @@ class Replicas:
         self._receivers: list[Receiver] = []
         self._spawn = spawn
         self._limits = limits
+        self._pace = Pace(catch_up_bytes_per_second)  # of all partitions that catch up here
         self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
         self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
         self._drawn: set[int] = set()  # names of logs that are about to be made
@@ -124,6 +127,7 @@ class Replicas:
             opener=opener,
             disk=disk,
             record_of=lambda key: self._records[key].record,
+            nodes=nodes,
             begun_anew=lambda key: self._corrupt.pop(key, None),
         )
         self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
@@ -614,7 +618,7 @@ class Replicas:
                 if self._journal.dirty:
                     await self._journal_writer.promise()  # of a cut that is done, before anything is appended again
                 ask = self._caller(leader.grpc_address)
-                await CatchUp(follower, receiver, self._files, ask, self._cluster_id).run()
+                await CatchUp(follower, receiver, self._files, ask, self._cluster_id, self._pace).run()
             except Poisoned:
                 raise  # nothing is tried twice on such a disk
             except (NsqhaError, ValueError) as error:

@@ -104,6 +104,7 @@ def test_the_node_id_follows_the_host_name() -> None:
         (["--mem-queue-size=-1"], "--mem-queue-size=-1: must be at least 0"),
         (["--retention=-1h"], "--retention=-1h0m0s: must not be negative"),
         (["--scrub-interval=0s"], "--scrub-interval=0s: must be above zero"),
+        (["--catch-up-bytes-per-second=-1"], "--catch-up-bytes-per-second=-1: must be at least 0"),
         (["--scrub-bytes-per-second=-1"], "--scrub-bytes-per-second=-1: must be at least 0"),
         (["--auth-http-request-method=put"], "-auth-http-request-method"),
         (["--tls-min-version=tls1.4"], "-tls-min-version"),

@@ -253,7 +253,7 @@ class LeaderStream:
 class ReplicaRig:
     """One node's replicas."""
 
-    def __init__(self, storage: Any = None, *, sync: str = "always") -> None:
+    def __init__(self, storage: Any = None, *, sync: str = "always", catch_up_bytes_per_second: int = 0) -> None:
         loop = asyncio.get_running_loop()
         self.rng = random.Random(4)
         self.storage: Any = storage or MemStorage()
@@ -302,6 +302,7 @@ class ReplicaRig:
             on_failure=self.failures.append,
             sync_every=2500,
             sync_seconds=2.0,
+            catch_up_bytes_per_second=catch_up_bytes_per_second,
         )
         self.replicas.registered(REGISTRATION)
         self.version = 0

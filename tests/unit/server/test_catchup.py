@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ from nsqha.cursor.checkpoint import write
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_CHECKPOINT, HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.catchup import SLICE_COST
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, copy_of, log_of, pause, run, serving
 
@@ -351,5 +353,119 @@ def test_a_log_that_can_not_be_opened_hinders_no_other(monkeypatch: pytest.Monke
         assert not rig.replicas.followers
         refused = await rig.leader(A).open(1, log_of())
         assert refused.refusal == pb.REFUSAL_UNKNOWN and not rig.errors
+
+    run(scenario)
+
+
+# ---- who goes first
+
+
+def long_log(batches: int = 60, size: int = 100_000) -> PartitionLog:
+    log_ = log_of()
+    for _ in range(batches):
+        add(log_, 1, b"x" * size)
+    return log_
+
+
+async def pulled(rig: ReplicaRig, log_: PartitionLog, serves: Any = None, **meta: Any) -> float:
+    """Seconds until a new replica has the leader's log."""
+    await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}, **meta))
+    if "member" in rig.__dict__:
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5, rig.node: rig.follower.log_uid}, **meta))
+    rig.peers.serves = serves or serving(log_, 1)
+    stream = rig.leader(A)
+    begun = asyncio.get_running_loop().time()
+    stream.ask(1, log_)
+    while not any(not opened.behind for opened in stream.opened):
+        await asyncio.sleep(0.01)
+        assert not rig.errors and asyncio.get_running_loop().time() < begun + 1000
+    assert same(rig.follower.log, log_)
+    return asyncio.get_running_loop().time() - begun
+
+
+def test_a_replica_that_nobody_waits_for_pulls_no_faster_than_it_may() -> None:
+    async def scenario() -> None:
+        seconds = await pulled(ReplicaRig(catch_up_bytes_per_second=1 << 20), long_log(), min_isr=1)
+        assert 3.0 < seconds < 6.0  # six megabytes, of which one at once and the last one without a rest
+
+    run(scenario)
+
+
+def test_small_batches_count_for_more_than_their_bytes() -> None:
+    async def scenario() -> None:
+        log_ = long_log(2000, 400)
+        seconds = await pulled(ReplicaRig(catch_up_bytes_per_second=1 << 20), log_, min_isr=1)
+        assert log_.end.position < 1 << 20 and seconds > 3.0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("why", ["it is in the ISR", "too few others live", "the leader's log grows"])
+def test_a_replica_that_is_waited_for_or_would_never_arrive_does_not_rest(why: str) -> None:
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(catch_up_bytes_per_second=1 << 20), long_log()
+        serves = None
+        if why == "it is in the ISR":
+            rig.__dict__["member"] = True
+        elif why == "too few others live":
+            del rig.nodes[B]
+        else:
+            answer = serving(log_, 1)
+
+            def serves(method: str, request: Any) -> Any:
+                for _ in range(6 if log_.end.log_id < 150 else 0):  # while ten come
+                    add(log_, 1, b"y" * 100_000)
+                return answer(method, request)
+
+        floor = 2 if why == "too few others live" else 1
+        seconds = await pulled(rig, log_, serves, min_isr=floor)
+        assert seconds < (log_.end.position >> 20) / 2
+
+    run(scenario)
+
+
+def test_everybody_else_has_a_turn_while_a_long_answer_is_stored() -> None:
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), long_log(200, 8_000)
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        stored = [0]  # bytes, in each turn of the loop
+
+        def append_copy(entry: Any, data: bytes) -> None:
+            if not stored[-1]:
+                asyncio.get_running_loop().call_soon(stored.append, 0)
+            stored[-1] += entry.size
+            append(entry, data)
+
+        append = rig.follower.log.append_copy
+        rig.follower.log.append_copy = append_copy  # type: ignore[method-assign]
+        rig.peers.serves = serving(log_, 1)
+        rig.leader(A).ask(1, log_)
+        await pause(1)
+        assert same(rig.follower.log, log_)
+        assert max(stored) <= SLICE_COST + 8_100 and sum(stored) > 10 * SLICE_COST
+
+    run(scenario)
+
+
+def test_a_short_answer_that_is_not_all_there_is_does_not_end_it() -> None:
+    """As at the end of a pair of files: what is behind would be pushed from the leader's loop."""
+
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), long_log()
+        log_.roll()
+        add(log_, 1, b"more")
+        whole, end = serving(log_, 1), log_.end.log_id
+
+        def by_one(method: str, request: Any) -> Any:
+            if method == "Fetch":
+                request.max_bytes = 1
+            return whole(method, request)
+
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        rig.peers.serves = by_one
+        stream = rig.leader(A)
+        stream.ask(1, log_)
+        await pause(1)
+        assert [(opened.behind, opened.end) for opened in stream.opened] == [(True, 1), (False, end)]
 
     run(scenario)

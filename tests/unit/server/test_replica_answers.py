@@ -63,7 +63,7 @@ def test_batches_are_read_while_the_loop_goes_on() -> None:
         assert not reading.done()
         rig.disk.gate.set()
         reply = await reading
-        assert log_ids(reply) == [2, 3, 4] and reply.end == 6
+        assert log_ids(reply) == [2, 3, 4] and reply.end == 5
 
     run(scenario)
 
