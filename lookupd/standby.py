@@ -38,7 +38,7 @@ async def gone(address: str) -> None:
             if reached:
                 return
         except (OSError, ValueError, TimeoutError):
-            reached = False
+            pass  # silent, or in the middle of its end: what it does next tells
         else:
             if not reached:
                 log.info("controller_reached", "waiting beside the controller at %s", address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,25 @@ def test_a_process_that_ends_is_gone() -> None:
             assert not task.done()
             await listener.die()
             await task
+
+    run(story)
+
+
+def test_a_process_that_ends_while_it_is_asked_again_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(listener: Listener) -> None:
+        async with watched(listener) as task:
+            await listener.reached()
+            connect, fails = asyncio.open_connection, [ConnectionResetError(), TimeoutError()]
+
+            async def failing(*address: Any) -> Any:
+                if fails:
+                    raise fails.pop()
+                return await connect(*address)
+
+            monkeypatch.setattr(asyncio, "open_connection", failing)
+            await listener.die()
+            await task
+            assert not fails
 
     run(story)
 
