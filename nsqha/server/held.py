@@ -13,7 +13,6 @@ Killed anywhere here, the node finds the same doubt at its next start.
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +25,6 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import evidence, tls
 from nsqha.server.etcd_access import etcd_options, stored_topics
 from nsqha.server.peers import PeerIdentity
-
-# Before the first import of grpc: nsqha.server.peer_grpc says why.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
