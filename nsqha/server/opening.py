@@ -203,6 +203,10 @@ class PartitionOpener:
         """Unlink everything of a deleted topic, durably: its tombstone goes next. Safe to repeat."""
         self._remove(self.folder(name, uid))
 
+    def has_files(self, record: TopicRecord, number: int) -> bool:
+        """Whether anything of a partition is here."""
+        return self._storage.exists(f"{self.folder(record.name, record.uid)}/{number}")
+
     def remove_partition(self, record: TopicRecord, number: int) -> None:
         """Unlink everything of one partition, durably: the journal forgets it too. Safe to repeat."""
         self._remove(f"{self.folder(record.name, record.uid)}/{number}")

@@ -118,6 +118,7 @@ class Replicas:
         self._drawn: set[int] = set()  # names of logs that are about to be made
         self._cut: set[Key] = set()  # recovery cut the end, and it has not come again: others that have more go first
         self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
+        self._strays: set[Key] = set()  # was moved away while this node was down: files that go
         self._locks: dict[Key, asyncio.Lock] = {}
         self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
         self._files = ReplicaFiles(
@@ -149,8 +150,12 @@ class Replicas:
     async def recover(self, topic: Versioned[TopicRecord]) -> None:
         """Open the logs that this node has of a topic; nobody is led or followed yet."""
         for number, meta in topic.record.partitions.items():
-            if self._node in meta.replicas or self._node in meta.isr:
-                async with self._changing((topic.record.uid, number)):
+            key = (topic.record.uid, number)
+            if self._node not in meta.replicas and self._node not in meta.isr:
+                if await self._disk.run(lambda n=number: self._opener.has_files(topic.record, n)):  # type: ignore[misc]
+                    self._strays.add(key)
+            else:
+                async with self._changing(key):
                     if not ids.is_ephemeral(topic.record.name):
                         try:
                             await self._make(topic, number)
@@ -188,7 +193,8 @@ class Replicas:
         uid = topic.record.uid
         for number, meta in topic.record.partitions.items():
             key = (uid, number)
-            if key in self.leading or key in self.followers or self._node in meta.replicas or self._node in meta.isr:
+            here = key in self.leading or key in self.followers or key in self._strays
+            if here or self._node in meta.replicas or self._node in meta.isr:
                 await self._try_to_settle(topic, number)
 
     async def _try_to_settle(self, topic: Versioned[TopicRecord], number: int) -> None:
@@ -442,7 +448,7 @@ class Replicas:
     async def _remove(self, record: TopicRecord, number: int) -> None:
         """This node is not to have the partition any more, by a linearizable read: files go."""
         key = (record.uid, number)
-        if key not in self.leading and key not in self.followers:
+        if key not in self.leading and key not in self.followers and key not in self._strays:
             return
         fresh = await self._metadata.read(lambda: self._metadata.store.topic(record.name))
         meta = fresh.record.partitions.get(number) if fresh is not None and fresh.record.uid == record.uid else None
@@ -451,13 +457,15 @@ class Replicas:
         if (leadership := self.leading.get(key)) is not None:
             await self._step_down(leadership, "the partition was moved away")
         follower = self.followers.pop(key, None)
-        if follower is None:
+        if follower is None and key not in self._strays:
             return
         log.info("replica_removed", "%s/%d: moved away from this node", record.name, number)
-        await follower.close()
+        if follower is not None:
+            await follower.close()
         self._opener.forget_partition(key)
         self._records.pop(key, None)
         await self._disk.run(lambda: self._opener.remove_partition(record, number))
+        self._strays.discard(key)
 
     async def drop(self, uid: int, numbers: Iterable[int]) -> None:
         """The topic was deleted: its tombstone was seen. Its files are the caller's business."""

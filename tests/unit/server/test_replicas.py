@@ -119,6 +119,20 @@ def test_files_that_went_are_gone_for_good() -> None:
     run(scenario)
 
 
+def test_files_of_a_replica_that_was_moved_away_while_its_node_was_down_go() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig(SimStorage())
+        await followed(rig)
+        await rig.replicas.followers.pop(KEY).close()  # as if this process had begun now
+        moved = rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B))
+        await rig.replicas.recover(moved)
+        assert not rig.replicas.followers and rig.opener.has_files(moved.record, 0), "by a linearizable read only"
+        await rig.settle(moved)
+        assert not rig.opener.has_files(moved.record, 0) and not rig.opener.knows(KEY)
+
+    run(scenario)
+
+
 def test_a_damaged_end_is_not_led() -> None:
     async def scenario() -> None:
         rig = ReplicaRig(SimStorage())
