@@ -122,8 +122,10 @@ class ReplicaAnswers:
         end = 0 if log_ is None else min(log_.end.log_id, request.end or committed)
         if log_ is None or not log_.start.log_id <= request.first < end:
             raise NotFound(f"log id {request.first} is not here")
+        past = log_.past
         run = await self._read(log_, request, end)
-        if self._replicas.log_of(key) is not log_ or run.end > log_.end.log_id:
+        if self._replicas.log_of(key) is not log_ or log_.past is not past:
+            # Other batches may have come since, and been committed: what was read is not what we vouch for.
             raise NotFound("this replica was cut or begun anew meanwhile")
         committed = self._replicas.committed_of(key)
         return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,6 +124,37 @@ def test_who_mends_is_given_what_is_here_by_anybody_and_told_what_is_committed()
         rig.follower.log.truncate_to(1)
         rig.disk.gate.set()
         with pytest.raises((NotFound, LogCorrupt)):
+            await reading
+
+    run(scenario)
+
+
+def test_what_was_cut_while_it_was_read_is_not_passed_off_as_what_was_committed_in_its_place() -> None:
+    """At the end of its log the one that mends has nothing but our word for it."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+        stream = rig.leader(A)
+        await stream.open(2, log_of())
+        stream.push(2, log_of(2, 2, 2), 1, committed=2)
+        await pause()
+        told = asyncio.Event()
+
+        async def read(job: Callable[[], Any]) -> Any:
+            found = job()
+            await told.wait()
+            return found
+
+        rig.disk.read = read
+        reading = fetch(rig, 1, epoch=0, end=4)
+        await pause()
+        log_ = rig.follower.log
+        log_.truncate_to(3)
+        add(log_, 3, b"another batch under log id 3")
+        rig.follower.committed = 4
+        told.set()
+        with pytest.raises(NotFound):
             await reading
 
     run(scenario)
