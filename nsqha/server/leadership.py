@@ -154,7 +154,6 @@ class Leadership:
         if self._holding_for and self._clock.monotonic() - self._holding_since >= HOLD_SECONDS_MAX:
             # Whoever was to take over did not, and nobody said that it is given up: the metadata may be away.
             self.partition.hold(False)
-        self._hold()
         self._step()
 
     def _hold(self) -> None:
@@ -186,7 +185,6 @@ class Leadership:
     def lost(self, node: int) -> None:
         if not self.ended:
             self._keeper.lost(node, self._clock.monotonic())
-            self._hold()
             self._step()
 
     def fenced(self, node: int, promised: int) -> None:
@@ -228,7 +226,6 @@ class Leadership:
             departing.add(self._node)
         self._keeper.depart(frozenset(departing), self._clock.monotonic())
         self._feed(self._keeper.meta)
-        self._hold()
         self._step()
 
     def retire(self) -> None:
@@ -239,6 +236,7 @@ class Leadership:
     # ---- what the keeper wants
 
     def _step(self) -> None:
+        self._hold()  # before the keeper may name the next leader: what is written behind that is of unknown outcome
         partition = self.partition
         end = partition.log.end.log_id
         self._do(

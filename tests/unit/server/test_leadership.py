@@ -272,3 +272,15 @@ def test_a_leader_that_shuts_down_and_has_nobody_to_hand_over_to_goes_on() -> No
     leading.rig.turn()
     leading.leadership.heard(A, registration=0, log_uid=71, end=leading.end, durable=0, opened=False)
     assert outcome.answers == ["OK"]
+
+
+def test_nothing_is_written_from_the_moment_on_at_which_the_next_leader_is_named() -> None:
+    leading = Leading()
+    leading.heard(A, 71)
+    leading.leadership.lost(A)
+    leading.leadership.retire()
+    end = leading.end
+    outcome = leading.rig.publish(b"written at the end of this tick")
+    leading.leadership.heard(A, registration=3, log_uid=71, end=end, durable=0, opened=True)
+    leading.rig.turn()
+    assert len(leading.records.proposed) == 1 and leading.end == end and not outcome.answers
