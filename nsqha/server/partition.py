@@ -250,7 +250,8 @@ class Partition:
 
     def _flush_waiting(self) -> None:
         while True:
-            urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events or self.cursors.urgent)
+            urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events)
+            urgent = urgent or (self.serving and self.cursors.urgent)  # before, nothing takes them
             if self._exclusive is not None or self.closed or self._holding or not (self._queue.runs or urgent):
                 return
             if self._outstanding and self._queue.bytes_waiting < self._flush_bytes and not urgent:
@@ -446,6 +447,8 @@ class Partition:
             if effects:
                 if not self.serving:
                     self.serving = any(isinstance(e, EpochStarted) and e.epoch == self.leader.epoch for e in effects)
+                    if self.serving and cursors.urgent:
+                        self._schedule_flush()  # what was queued too early
                 self.on_effects(effects)
             # Only now: had that failed, `abandon` would answer these.
             outstanding.popleft()

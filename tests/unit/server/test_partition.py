@@ -336,3 +336,17 @@ def test_a_clean_stop_answers_what_it_stored():
     rig.disk.work()
     assert closing.done() and outcome.answers == ["OK"]
     assert rig.publish(b"late").answers == ["not stored: shutting down"]
+
+
+def test_channel_events_that_were_queued_too_early_wait_for_the_epoch_and_hold_up_nobody():
+    rig = Rig(channel=False)
+    rig.partition.serving = False
+    rig.partition.start_epoch()
+    rig.turn()
+    rig.cursors.reconcile(rig.channel_list("c"))  # the record changed; whoever waits for it is told to try again
+    outcome = rig.publish(b"one")
+    rig.turn()
+    for _ in range(3):
+        rig.disk.sync()
+        rig.turn()
+    assert outcome.answers == ["OK"] and list(rig.cursors.channels) == ["c"]
