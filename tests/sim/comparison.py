@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from nsqha.cursor.checkpoint import digest
@@ -166,7 +167,7 @@ class Comparison:
                 )
         lines += [
             f"\n  missing in {topic}:{channel}: {stored.body[:20]!r}, partition {stored.key[1]}, offset {stored.offset}"
-            for topic, channel, stored in list(self.missing())[:5]
+            for topic, channel, stored in islice(self.missing(), 5)
         ]
         lines += [f"\n  {n.name} up={n.up} joined={n.joined} {n.refused}" for n in cluster.nodes if not n.joined]
         lines += [f"\n  intent {name} {intent.record}" for name, intent in cluster.metadata.store.intents().items()]

@@ -167,11 +167,10 @@ class Ledger:
             ):
                 yield f"an MPUB is not in one piece: {[body[:20] for body in group]} is at {places}"
 
-    def missing(self, history: History, topic: str, channel: str, keys: list[Key]) -> list[Stored]:
+    def missing(self, history: History, topic: str, channel: str, keys: list[Key]) -> Iterator[Stored]:
         """What the channel was to get, has not got since then, and nothing excuses."""
         last = history.last.get((topic, channel), {})
         finished = history.finished.get((topic, channel), {})
-        found = []
         for key in keys:
             mine = [
                 operation
@@ -183,7 +182,7 @@ class Ledger:
             for stored in self.messages.get(key, ()):
                 came = last.get(stored.body, -1.0)
                 if came < 0 and not any(drop.may_drop(stored, stored.at) for drop in drops):
-                    found.append(stored)
+                    yield stored
                     continue
                 for seek in again:
                     assert seek.again_from is not None
@@ -194,9 +193,8 @@ class Ledger:
                         continue
                     since = stored.at if seek.finished_excused else seek.began
                     if not any(drop is not seek and drop.may_drop(stored, since) for drop in drops):
-                        found.append(stored)
+                        yield stored
                         break
-        return found
 
     def settle(self, now: float) -> None:
         """All is calm: what was not answered happens no more."""

@@ -35,7 +35,7 @@ from typing import Any
 Node = str
 Entry = tuple[int, Hashable]  # leader epoch, value
 Step = tuple[Any, ...]  # name of the action, its arguments
-FAULTS = frozenset({"AllowKill", "AllowWipe", "AllowUnknown", "AllowRenew"})
+FAULTS = frozenset({"AllowKill", "AllowWipe", "AllowUnknown", "AllowRenew", "AllowHandOver"})
 NO_BOUND = 1 << 62
 
 
@@ -79,6 +79,7 @@ class Request:
     version: int
     added: Node | None
     registration: int
+    heir: Node | None = None
     status: str = "sent"
 
 
@@ -320,6 +321,19 @@ class Spec:
         need(self.caught_up(s, l, new), f"{new} has not caught up")
         return self.ask(s, l, (leading.isr - {old}) | {new}, new, leading.maximal | {new})
 
+    def HandOver(self, s: State, l: Node, n: Node, keep: bool) -> State:
+        need("AllowHandOver" in self.on, "nobody hands over here")
+        leading, leader = self.may_ask(s, l), s.replicas[l]
+        need(leading.epoch < self.max_epoch, "the bound of epochs is reached")
+        need(n != l and n in leading.isr - s.metadata.stale, f"{n} is no member with the log_uid that the ISR names")
+        need(leader.seen[n] != 0, f"{l} has not heard of {n}")
+        need(leading.committed == len(leader.log), f"{l} has something that is not committed")
+        rest = leading.isr - {l}
+        isr = leading.isr if keep or not self.floor_kept(rest) else rest
+        request = Request(l, leading.epoch, isr, leading.version, None, leader.seen[n], heir=n)
+        s = s.having(l, leading=replace(leading, waiting=True))
+        return replace(s, requests=s.requests | {request})
+
     def request(self, s: State, which: Request | tuple[Node, int, int]) -> Request:
         if isinstance(which, Request):
             need(which in s.requests, f"no such request: {which}")
@@ -333,11 +347,14 @@ class Spec:
         c, m = self.request(s, which), s.metadata
         need(c.status == "sent", f"it was {c.status} before")
         others = s.requests - {c}
-        same_life = c.added is None or s.replicas[c.added].registration == c.registration
+        named = c.heir or c.added
+        same_life = named is None or s.replicas[named].registration == c.registration
         if c.version != m.version or not (same_life or "MutAnyRegistration" in self.on):
             return replace(s, requests=others | {replace(c, status="refused")})
         added = frozenset(() if c.added is None else (c.added,))
         metadata = replace(m, isr=c.isr, stale=(m.stale - added) & c.isr, version=m.version + 1)
+        if c.heir is not None:
+            metadata = replace(metadata, leader=c.heir, epoch=c.epoch + 1)
         back = frozenset(node for node in added if s.replicas[node].up)
         return replace(s, metadata=metadata, requests=others | {replace(c, status="ok")}, lossy=s.lossy - back)
 
@@ -348,6 +365,8 @@ class Spec:
         at = s.replicas[c.leader].leading
         if at is None or not at.waiting or (at.epoch, at.version) != (c.epoch, c.version):
             return s
+        if c.status == "ok" and c.heir is not None:
+            return s.having(c.leader, leading=None)
         if c.status == "ok":
             at = replace(at, isr=c.isr, maximal=c.isr, version=c.version + 1, waiting=False)
             return s.having(c.leader, leading=at)
@@ -445,6 +464,7 @@ class Spec:
         yield from product(("Write", "Commit", "Refresh", "FenceRequest", "FailedWrite"), leaders)
         yield from product(("Push", "Shrink", "Expand"), leaders, nodes)
         yield from product(("Swap",), leaders, nodes, nodes)
+        yield from product(("HandOver",), leaders, nodes, both)
         yield from product(("Sync", "Become", "Kill", "Wipe"), up)
         yield from product(("FenceIsr", "Power"), down)
         yield from product(("Elect",), nodes, both)
@@ -492,7 +512,7 @@ ACTIONS: dict[str, Callable[..., State]] = {
     name: getattr(Spec, name)
     for name in (
         *("Write", "Push", "Sync", "Commit", "Elect", "FenceIsr", "Become", "Refresh", "Shrink", "Expand", "Swap"),
-        *("EtcdApply", "Reply", "FenceRequest", "Crash", "Kill", "Power", "Wipe", "FailedWrite", "Restart"),
+        *("HandOver", "EtcdApply", "Reply", "FenceRequest", "Crash", "Kill", "Power", "Wipe", "FailedWrite", "Restart"),
     )
 }
 INVARIANTS: dict[str, Callable[[Spec, State], bool]] = {
