@@ -292,7 +292,7 @@ def _partition(
         unknown=known.unknown,
     )
     silent = [uid for uid in named if uid not in begun]
-    return Decision(name, before, after, have, missing, _loss(begun, missing, len(silent), after.min_isr))
+    return Decision(name, before, after, have, missing, _loss(begun, isr, missing, len(silent), after.min_isr))
 
 
 def _replicas(
@@ -306,10 +306,15 @@ def _replicas(
     return (*(uid for uid in wanted if uid in kept), *others)
 
 
-def _loss(begun: Mapping[int, ReplicaReport], missing: tuple[int, ...], silent: int, min_isr: int) -> str:
+def _loss(
+    begun: Mapping[int, ReplicaReport], isr: Iterable[int], missing: tuple[int, ...], silent: int, min_isr: int
+) -> str:
     """Why acknowledged messages may be gone, if so. `silent`: replicas that were not heard or have nothing."""
     if not begun:
         return "" if missing else "no node has anything of it"
+    if all(begun[uid].corrupt or begun[uid].poisoned for uid in isr):
+        # A log that lost its end is whole again at the next start, and is elected: nobody would say it then.
+        return "every replica that has most has damage"
     if not missing:
         return ""
     if silent >= min_isr:

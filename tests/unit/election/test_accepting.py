@@ -85,7 +85,7 @@ def after(found: Plan) -> PartitionMeta:
         ({B: {"promise": 12}}, {A, B, C}, 13),
         ({B: {"last_epoch": 12, "promise": 4}}, {B}, 13),  # a promise that was lost does not lower it
         ({A: {"log_uid": 0, "end": 900}}, {B, C}, 6),  # no log at all
-        ({A: {"end": 101, "corrupt": True}}, {A}, 6),  # nobody else has its end: an operator decides on that one
+        ({A: {"corrupt": True}}, {A, B, C}, 6),
         ({A: {"cut": True}}, {A, B, C}, 6),
     ],
 )
@@ -114,6 +114,14 @@ def test_a_node_that_is_not_heard_is_named_with_what_that_may_cost() -> None:
     assert "2 of its replicas were not heard or have nothing" in decided(has_nothing).loss
     doubtful = planned(node(A, replicas={KEY: has(A, cut=True)}), node(B))
     assert "has damage" in decided(doubtful).loss
+
+
+def test_damage_where_nobody_else_has_as_much_is_told() -> None:
+    """What it had behind its end may be gone, and nobody else has what is left."""
+    ahead = planned(node(A, replicas={KEY: has(A, end=101, corrupt=True)}), node(B), node(C))
+    assert set(after(ahead).isr) == {A} and "has damage" in decided(ahead).loss
+    everybody = planned(*(node(uid, replicas={KEY: has(uid, corrupt=True)}) for uid in (A, B, C)))
+    assert set(after(everybody).isr) == {A, B, C} and "has damage" in decided(everybody).loss
 
 
 def test_a_partition_that_only_those_have_who_were_not_heard_waits_for_them() -> None:
