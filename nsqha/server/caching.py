@@ -60,6 +60,7 @@ class CacheWriter:
             self.write(force=True)
         self._closed = True
         await self._ended()
+        await self._disk.run(lambda: None)  # a state that is being looked for reads the cache, and may write to it
         self.cache.close()
 
     async def _ended(self) -> None:
