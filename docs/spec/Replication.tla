@@ -34,8 +34,9 @@ HOW ACTIONS MAP TO CODE (one partition; one entry here is one batch there)
               its acknowledgement arrives; also catch-up. One Push an entry
   Sync        the disk round of a node ends
   Commit      nsqha.replication.LeaderReplica moves `committed` by one
-  Elect       the compare-and-set of leader and leader epoch, by the controller
-              or by a leader that hands over
+  Elect       the controller's compare-and-set of leader and leader epoch
+  HandOver    the same by the leader, which shuts down or has a successor: it
+              is asked for and fenced as a change of the ISR is
   FenceIsr    the controller takes a dead follower out of the ISR
   Become      the elected node has promised its epoch durably and leads
   Refresh     a leader reads the record again within its epoch
@@ -69,6 +70,7 @@ CONSTANTS
   AllowKill, AllowWipe, AllowFailedWrite,
   AllowUnknown,            \* leaders do not always learn the outcome of a request
   AllowRenew,              \* a restart may take a new log_uid without need
+  AllowHandOver,           \* no fault: leaders name the next one themselves
   \* mutants: each switches one rule off, and an invariant must notice
   MutNoPromise,            \* followers do not promise epochs
   MutDuplicateByPosition,  \* "have it already" is decided by log id alone
@@ -241,7 +243,7 @@ Refresh(l) ==
 \* `added` joins with the registration that its last acknowledgement came with.
 Request(l, isr, added) ==
   [leader |-> l, epoch |-> leading[l].epoch, isr |-> isr, version |-> leading[l].version, added |-> added,
-   registration |-> IF added = None THEN 0 ELSE seen[l][added], status |-> "sent"]
+   registration |-> IF added = None THEN 0 ELSE seen[l][added], heir |-> None, status |-> "sent"]
 
 \* The leader asks to take member s out. It goes on needing s until it knows the outcome.
 Shrink(l, s) ==
@@ -277,12 +279,31 @@ Swap(l, o, s) ==
   /\ UNCHANGED <<metadata, registration, log, durable, synced, promise, up, match, seen, acked,
                  next_value, crashes, lossy>>
 
-\* etcd compares the version, and the registration of who joins, at any later time.
+\* The leader asks for the election of member n, with or without itself in the ISR, when
+\* everything it has is committed. That spares clients a doubt and is no rule of safety: a
+\* member has what was committed. All members are needed until the outcome is known.
+HandOver(l, n, keep) ==
+  /\ AllowHandOver
+  /\ up[l] /\ leading[l].on /\ ~leading[l].waiting /\ metadata.version < MaxVersion
+  /\ leading[l].epoch < MaxEpoch
+  /\ n # l /\ n \in leading[l].isr \ metadata.stale /\ seen[l][n] # 0
+  /\ leading[l].committed = Len(log[l])
+  /\ LET rest == leading[l].isr \ {l}
+         isr == IF keep \/ ~FloorKept(rest) THEN leading[l].isr ELSE rest
+     IN requests' = requests \cup {[Request(l, isr, None) EXCEPT !.heir = n, !.registration = seen[l][n]]}
+  /\ leading' = [leading EXCEPT ![l].waiting = TRUE]
+  /\ UNCHANGED <<metadata, registration, log, durable, synced, promise, up, match, seen, acked,
+                 next_value, crashes, lossy>>
+
+\* etcd compares the version, and the registration of who joins or is to lead, at any later time.
 \* (It may be down already. Then what it lost stays lost, and its restart has to say so.)
 EtcdApply(c) ==
   /\ c.status = "sent"
-  /\ IF c.version = metadata.version /\ (c.added = None \/ MutAnyRegistration \/ registration[c.added] = c.registration)
-     THEN /\ metadata' = [metadata EXCEPT !.isr = c.isr, !.stale = (@ \ {c.added}) \cap c.isr, !.version = @ + 1]
+  /\ LET named == IF c.heir = None THEN c.added ELSE c.heir IN
+     IF c.version = metadata.version /\ (named = None \/ MutAnyRegistration \/ registration[named] = c.registration)
+     THEN /\ metadata' = [metadata EXCEPT !.isr = c.isr, !.stale = (@ \ {c.added}) \cap c.isr, !.version = @ + 1,
+                                          !.leader = IF c.heir = None THEN @ ELSE c.heir,
+                                          !.epoch = IF c.heir = None THEN @ ELSE c.epoch + 1]
           /\ requests' = (requests \ {c}) \cup {[c EXCEPT !.status = "ok"]}
           /\ lossy' = IF c.added # None /\ up[c.added] THEN lossy \ {c.added} ELSE lossy
      ELSE /\ requests' = (requests \ {c}) \cup {[c EXCEPT !.status = "refused"]}
@@ -300,6 +321,8 @@ Reply(c, stay) ==
                   /\ leading[l].waiting /\ leading[l].version = c.version
      IN leading' =
           IF ~asked THEN leading
+          ELSE IF c.status = "ok" /\ c.heir # None
+          THEN [leading EXCEPT ![l] = NotLeading]
           ELSE IF c.status = "ok"
           THEN [leading EXCEPT ![l].isr = c.isr, ![l].maximal = c.isr, ![l].version = c.version + 1,
                                ![l].waiting = FALSE]
@@ -387,6 +410,7 @@ Next ==
   \/ \E r \in Replicas : \/ Write(r) \/ Sync(r) \/ Commit(r) \/ Become(r) \/ Refresh(r) \/ FenceIsr(r)
                          \/ FenceRequest(r) \/ Kill(r) \/ Power(r) \/ Wipe(r) \/ FailedWrite(r)
   \/ \E n \in Replicas, keep \in BOOLEAN : Elect(n, keep)
+  \/ \E l, n \in Replicas, keep \in BOOLEAN : HandOver(l, n, keep)
   \/ \E l, f \in Replicas : Push(l, f) \/ Shrink(l, f) \/ Expand(l, f)
   \/ \E l, o, s \in Replicas : Swap(l, o, s)
   \/ \E c \in requests : EtcdApply(c) \/ \E stay \in BOOLEAN : Reply(c, stay)

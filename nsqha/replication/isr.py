@@ -3,9 +3,9 @@
 One keeper per partition that this node leads, for one leader epoch. It sees what followers acknowledge and what the
 metadata says, and answers with actions. The actions of the spec (docs/spec/Replication.tla) are its transitions:
 
-    STEADY  --Shrink, Expand, Swap: Propose-->  WAITING  --Reply: Applied, Refused------------------->  STEADY
+    STEADY  --Shrink, Expand, Swap, HandOver: Propose-->  WAITING  --Reply: Applied, Refused--------->  STEADY
                                                 WAITING  --Reply: Unknown-->  DOUBT  --a newer version-->  STEADY
-    any     --Refresh: another leader or epoch in the record-->  ENDED
+    any     --Refresh, or Reply to HandOver: another leader or epoch in the record-->  ENDED
 
 EtcdApply happens in the store, at any time after Propose, and the keeper may never hear of it:
 
@@ -22,10 +22,11 @@ EtcdApply happens in the store, at any time after Propose, and the keeper may ne
 - A replica that left for being late joins only after it has kept up for a while, longer each time.
 - A node that says that it shuts down leaves the set before its stream ends, so that nothing waits for it. A leader that
   has a successor, or shuts down itself, names the next leader in the record as soon as everything it has is committed:
-  the controller's election (Elect in the spec), written by the one who knows best that the successor lacks nothing.
+  the controller's election, written by the one who knows best that the successor lacks nothing (HandOver).
 
 Invariants, asserted after each call: at most one proposal may be in force; effective is a superset of recorded and of
-that proposal; this node is a member of all of them; nothing is proposed below the floor.
+that proposal; this node is recorded, and whom a proposal names as leader is a member of it; nothing is proposed below
+the floor.
 
 Times are monotonic seconds. A span in which nobody called (this process was stopped) counts for at most
 `IsrLimits.unwatched_seconds`: the acks of that time may still wait in our own sockets.
@@ -434,7 +435,7 @@ class IsrKeeper:
         return [*self._changed(), Propose(meta, registered, change, why)]
 
     def _transfer(self, heir: int) -> list[Action]:
-        """Elect: it has all that we have, as that is committed. If we shut down, nobody is to wait for us any more."""
+        """HandOver: it has all that we have, as that is committed. If we shut down, nobody is to wait for us."""
         isr = dict(self.meta.isr)
         if self.node in self._departing and len(isr) > self._floor:
             del isr[self.node]

@@ -30,24 +30,27 @@ SOMETIMES = {
 }
 SELDOM = {"elect": 0.7, "crash": 0.4, "kill": 0.4, "wipe": 0.3, "power": 0.5, "expel": 1.0, "drop": 0.3}
 TIME = {"long tick": 2.0, "longest tick": 1.0}
+HAND_OVER = {"depart": 0.4, "successor": 1.5}
 WEIGHTS = OFTEN | SOMETIMES | SELDOM | TIME
 
 
 class History:
     """One life, by seed."""
 
-    def __init__(self, seed: int, *, steps: int = STEPS) -> None:
+    def __init__(self, seed: int, *, steps: int = STEPS, hands_over: bool = False) -> None:
+        """`hands_over`: leaders that shut down, or have a successor, name the next one themselves."""
         self.rng = rng = random.Random(seed)
         nodes = rng.choice((2, 3, 3, 3, 4, 5))
         min_isr = rng.randint(1, nodes // 2 + 1) if rng.random() < 0.3 else nodes // 2 + 1
         members = rng.randint(1, nodes) if rng.random() < 0.5 else nodes
         self.tiny = Tiny(nodes, min_isr=min_isr, sync_always=rng.random() < 0.6, members=members)
+        self.tiny.hands_over = hands_over
         self.steps = steps
         character = {kind: rng.choice((0.2, 1.0, 1.0, 4.0)) for kind in WEIGHTS}
         for kind in (*SELDOM, "cut", "give_up"):
             if rng.random() < 0.4:
                 character[kind] = 0.0
-        self.weights = {kind: weight * character[kind] for kind, weight in WEIGHTS.items()}
+        self.weights = {kind: weight * character[kind] for kind, weight in WEIGHTS.items()} | HAND_OVER
 
     def run(self) -> Tiny:
         for _ in range(self.steps):
@@ -71,6 +74,10 @@ def heal(tiny: Tiny, *, rounds: int = 600) -> int | None:
     for uid, node in tiny.nodes.items():
         if not node.up:
             tiny.restart(uid)
+    for uid in sorted(tiny.departing):
+        tiny.depart(uid)
+    if tiny.meta.successor:
+        tiny.name_successor(0)
     if not any(tiny.electable(uid) for uid in tiny.nodes):
         return None  # what is done then is not decided here
     for _ in range(rounds):

@@ -29,16 +29,21 @@ KNOWN = {
 }
 
 
-@given(st.integers(0, 1 << 32))
-@settings(max_examples=150, deadline=None)
-def test_nothing_acknowledged_is_lost_whatever_happens(seed: int) -> None:
-    History(seed).run()
+@given(st.integers(0, 1 << 32), st.booleans())
+@settings(max_examples=250, deadline=None)
+def test_nothing_acknowledged_is_lost_whatever_happens(seed: int, hands_over: bool) -> None:
+    History(seed, hands_over=hands_over).run()
 
 
-@given(st.integers(0, 1 << 32))
-@settings(max_examples=60, deadline=None)
-def test_without_more_faults_everybody_is_in_sync_again_and_all_is_committed(seed: int) -> None:
-    tiny = History(seed, steps=80).run()
+def test_leaders_hand_over_in_these_lives() -> None:
+    proposed = [change for seed in range(60) for change in History(seed, hands_over=True).run().proposed]
+    assert proposed.count("transfer") >= 10
+
+
+@given(st.integers(0, 1 << 32), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_without_more_faults_everybody_is_in_sync_again_and_all_is_committed(seed: int, hands_over: bool) -> None:
+    tiny = History(seed, steps=80, hands_over=hands_over).run()
     leader = heal(tiny)
     if leader is not None:
         tiny.write(leader)

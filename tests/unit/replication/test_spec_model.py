@@ -41,7 +41,7 @@ def states(spec: Spec) -> Iterator[State]:
                 todo.append(following)
 
 
-@pytest.mark.parametrize("name", ["same-isr", "same-election", "same-faults"])
+@pytest.mark.parametrize("name", ["same-isr", "same-election", "same-faults", "same-hand-over"])
 def test_as_many_states_as_tlc_finds_and_the_invariants_hold_in_all(name: str) -> None:
     config, found = BY_NAME[name], 0
     spec = spec_of(config)
@@ -59,7 +59,7 @@ def test_the_invariants_hold_on_random_walks_without_bounds(fsync_ack: bool) -> 
         rng = random.Random(seed)
         # Without weights nodes would be down most of the time, and nothing would ever be committed.
         weights = {"Push": 4, "Commit": 8, "Write": 2, "Sync": 4, "Become": 8, "Restart": 4, "Elect": 0.3, "Expand": 2}
-        weights |= dict.fromkeys(("Crash", "Kill", "Wipe"), 0.1)
+        weights |= dict.fromkeys(("Crash", "Kill", "Wipe"), 0.1) | {"HandOver": 0.2, "FenceIsr": 3, "Refresh": 4}
         s = spec.initial()
         for _ in range(60):
             steps = list(spec.steps(s))
@@ -68,7 +68,7 @@ def test_the_invariants_hold_on_random_walks_without_bounds(fsync_ack: bool) -> 
             assert not spec.broken(s), f"seed {seed}"
         acked += len(s.acked)
     every = "Write Push Sync Commit Elect FenceIsr Become Refresh Shrink Expand Swap EtcdApply Reply FenceRequest"
-    assert taken == {*every.split(), "Crash", "Kill", "Power", "Wipe", "Restart"}
+    assert taken == {*every.split(), "HandOver", "Crash", "Kill", "Power", "Wipe", "Restart"}
     assert acked > 300
 
 

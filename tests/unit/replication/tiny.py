@@ -213,6 +213,9 @@ class Tiny:
         self.held: dict[tuple[int, int], int] = {}  # (node, log_uid) -> the furthest end that log ever had
         self.values = 0
         self.lossy: set[int] = set()
+        self.hands_over = False  # nodes say that they shut down, and the record may name a successor
+        self.departing: set[int] = set()
+        self.proposed: list[str] = []  # which kinds of changes leaders asked for
         self.trace: list[str] = []
 
     def _new_uid(self) -> int:
@@ -501,6 +504,7 @@ class Tiny:
                     leading.leader.set_isr(recorded, nodes, min_isr=min_isr, acked=acked)
                     self._committed(node)
                 case Propose(meta, registered, change, why):
+                    self.proposed.append(change)
                     self.say(f"{node.name} proposes {change} to {self.names(meta.isr)}: {self._named(why)}")
                     self._request(node, meta, dict(registered))
                 case Fence(version):
@@ -588,11 +592,24 @@ class Tiny:
         if old != uid and not keep and len(isr) - 1 >= self.meta.min_isr:
             isr.pop(old, None)
         self.say(f"{self.name(uid)} is elected, epoch {self.meta.epoch + 1}")
-        self._store(replace(self.meta, leader=uid, epoch=self.meta.epoch + 1, isr=isr))
+        self._store(replace(self.meta, leader=uid, epoch=self.meta.epoch + 1, isr=isr, successor=0))
 
     def expel(self, uid: int) -> None:
         """FenceIsr: the controller removes a dead member that does not lead."""
         self._store(replace(self.meta, isr={n: u for n, u in self.meta.isr.items() if n != uid}))
+
+    def depart(self, uid: int) -> None:
+        """A node says that it shuts down, or that it does not after all; every leader hears it."""
+        self.departing ^= {uid}
+        self.say(f"shutting down: {self.names(self.departing)}")
+        for node in self.nodes.values():
+            if node.leading is not None:
+                node.leading.keeper.depart(frozenset(self.departing), self.now)
+
+    def name_successor(self, uid: int) -> None:
+        """The controller asks the leader to hand over to a member; 0: not any more."""
+        self.say(f"{self.name(uid)} is to lead next" if uid else "nobody is to lead next")
+        self._store(replace(self.meta, successor=uid))
 
     def may_become(self, uid: int) -> bool:
         node = self.nodes[uid]
@@ -606,6 +623,7 @@ class Tiny:
         node.promise = self.meta.epoch
         node.committed = 0
         node.leading = Leading(self, node)
+        node.leading.keeper.depart(frozenset(self.departing), self.now)
         self.say(f"{node.name} leads epoch {self.meta.epoch} from {node.end}")
 
     def _stop_leading(self, node: Replica, why: str) -> None:
@@ -667,6 +685,8 @@ class Tiny:
             node.log_uid = self._new_uid()
         node.wiped, node.vouched = False, True
         self._note_held(node)
+        if uid in self.departing:
+            self.depart(uid)
 
     # ---- all that can happen
 
@@ -707,6 +727,11 @@ class Tiny:
         for uid in self.meta.isr:
             if uid != self.meta.leader and not self.nodes[uid].up and len(self.meta.isr) > self.meta.min_isr:
                 found.append(("expel", lambda uid=uid: self.expel(uid)))  # type: ignore[misc]
+        if self.hands_over:
+            for uid in self.nodes:
+                found.append(("depart", lambda uid=uid: self.depart(uid)))  # type: ignore[misc]
+            for uid in {0, *self.meta.isr} - {self.meta.leader, self.meta.successor}:
+                found.append(("successor", lambda uid=uid: self.name_successor(uid)))  # type: ignore[misc]
         for stream in self.streams:
             if stream.down:
                 found.append(("arrives", lambda stream=stream: self.arrives(stream)))  # type: ignore[misc]
