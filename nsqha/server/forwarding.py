@@ -107,8 +107,9 @@ class Link:
         self._begun = loop.time()
         self._queue: deque[tuple[replication_pb2.PartitionKey, Publish]] = deque()  # not sent
         self._sent: dict[int, Publish] = {}  # by sequence, in order
+        self._late: dict[int, int] = {}  # sizes of those that were given up: the other side may still have them
         self._sequence = 0
-        self._bytes = 0  # of `_sent`
+        self._bytes = 0  # of `_sent` and `_late`
         self._scheduled = False
         self._stream: PeerStream = peers.stream(leader.address, "Forward", self)
         self._stream.send(routing_pb2.ForwardRequest(greeting=greeting))
@@ -172,8 +173,7 @@ class Link:
 
     def _take_back(self, sequence: int) -> Publish | None:
         publish = self._sent.pop(sequence, None)
-        if publish is not None:
-            self._bytes -= len(publish.frames)
+        self._bytes -= self._late.pop(sequence, 0) if publish is None else len(publish.frames)
         return publish
 
     def _failed(self, publish: Publish, failure: routing_pb2.ForwardFailure) -> None:
@@ -215,7 +215,8 @@ class Link:
             return
         for sequence, publish in list(self._sent.items()):
             if publish.at + self._answer_seconds < now:
-                del self._sent[sequence]  # its bytes stay in the window: the other side may still have them
+                del self._sent[sequence]
+                self._late[sequence] = len(publish.frames)
                 publish.failed("outcome unknown: not confirmed in time")
         overdue = now - self._wait_seconds
         while self._queue and self._queue[0][1].at < overdue:

@@ -304,6 +304,26 @@ def test_a_publish_that_is_never_confirmed_is_answered():
     Nodes().run(story)
 
 
+def test_a_window_of_what_was_given_up_is_free_again_when_it_is_answered_at_last(monkeypatch: Any):
+    monkeypatch.setattr(forwarding, "WINDOW_BYTES", 10_000)
+
+    async def story(nodes: Any) -> None:
+        partition = nodes[2].lead("t", 0, nodes[2].log, at_once=False)
+        nodes.appoint("t", 0, 2)
+        given_up = [publish(nodes[1], b"x" * 3000, n) for n in range(3)]
+        await answered(*given_up)
+        assert {outcome.answers[0] for outcome in given_up} == {"outcome unknown: not confirmed in time"}
+        partition.store()
+        await asyncio.sleep(1)
+        outcomes = [publish(nodes[1], b"y" * 3000, n) for n in range(10, 13)]
+        await asyncio.sleep(1)
+        assert nodes[2].budget.used > 9000, "all three at once"
+        partition.store()
+        await answered(*outcomes)
+
+    Nodes().run(story)
+
+
 def test_another_life_of_the_topic_gets_nothing():
     async def story(nodes: Any) -> None:
         nodes[2].lead("t", 0, nodes[2].log)
