@@ -36,7 +36,6 @@ MAGIC = b"nqr1"
 _HEADER = struct.Struct(">4sIQI")
 _CRC = struct.Struct(">I")
 HEADER_BYTES = _HEADER.size + _CRC.size
-PAYLOAD_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

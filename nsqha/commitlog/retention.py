@@ -57,8 +57,3 @@ def log_start(pairs: Sequence[PairInfo], retention: Retention, now_ns: int, *, l
 def roll_due(active: PairInfo, retention: Retention, now_ns: int) -> bool:
     """Whether the pair that is being written should be closed only so that it can go: a topic fell silent."""
     return active.size > 0 and expired(active, retention, now_ns)
-
-
-def worth_carrying(pair: PairInfo, carry_bytes: int) -> bool:
-    """Whether the pair should go although so many bytes of it have to be appended again."""
-    return carry_bytes * CARRY_SHARE <= pair.size

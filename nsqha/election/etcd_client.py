@@ -93,11 +93,6 @@ class EtcdOptions:
         return bool(self.ca) or any(_scheme(endpoint) == "https" for endpoint in self.endpoints)
 
 
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Comma-separated endpoints, as etcdctl takes them."""
-    return tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
-
-
 class EtcdClient:
     """Channels and calls. From any thread; a call blocks at most ATTEMPTS deadlines."""
 

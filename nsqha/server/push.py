@@ -275,10 +275,6 @@ class PushLink:
         if pushed.retry is not None:
             pushed.retry.cancel()
 
-    @property
-    def unused(self) -> bool:
-        return not self._pushed
-
     def retry(self, pushed: Pushed) -> None:
         """Ask again in a moment."""
         if pushed.retry is not None:

@@ -210,7 +210,6 @@ NO_TLS = TlsInfo()
 
 _VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 _KEY_EXCHANGES = (("ECDHE-ECDSA", "ECDHE_ECDSA"), ("ECDHE-RSA", "ECDHE_RSA"), ("DHE-RSA", "DHE_RSA"))
-_DIGESTS = ("SHA", "SHA256", "SHA384", "MD5")
 
 
 def describe(tls: ssl.SSLObject | ssl.SSLSocket | None) -> TlsInfo:

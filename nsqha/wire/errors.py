@@ -7,7 +7,6 @@ is worded where it is decoded (`session`, `mpub`, `identify`).
 from __future__ import annotations
 
 from nsqha.wire.encoder import error
-from nsqha.wire.words import quote
 
 NOT_IN_FLIGHT = "ID not in flight"
 NOT_OWNER = "client does not own message"
@@ -39,26 +38,3 @@ def publish_failed(command: str, why: str) -> bytes:
 
 def sub_failed(why: str) -> bytes:
     return error(f"E_SUB_FAILED SUB failed {why}".encode())
-
-
-def consumers_exceeded(topic: str, channel: str, consumers_max: int) -> bytes:
-    """SUB beyond --max-channel-consumers."""
-    return sub_failed(f"consumers for {topic}:{channel} exceeds limit of {consumers_max}")
-
-
-def auth_first(command: str) -> bytes:
-    """A command that needs AUTH came before it."""
-    return error(f"E_AUTH_FIRST AUTH required before {command}".encode())
-
-
-def unauthorized(command: str, topic: str, channel: str = "") -> bytes:
-    """The authorizations of this connection do not cover the command."""
-    return error(
-        b"E_UNAUTHORIZED AUTH failed for %b on %b %b"
-        % (command.encode(), quote(topic.encode()), quote(channel.encode()))
-    )
-
-
-def identify_failed(why: str) -> bytes:
-    """An upgrade that IDENTIFY had agreed to did not happen."""
-    return error(f"E_IDENTIFY_FAILED IDENTIFY failed {why}".encode())

@@ -189,13 +189,6 @@ def _reply(agreed: Agreed, limits: Limits) -> bytes:
     )
 
 
-def auth_reply(identity: str, identity_url: str, permission_count: int) -> bytes:
-    """The frame that answers a successful AUTH."""
-    return encoder.response(
-        _json({"identity": identity, "identity_url": identity_url, "permission_count": permission_count})
-    )
-
-
 def _json(values: dict[str, object]) -> bytes:
     """Compact JSON with the escapes of Go's encoder, which makes its output safe inside HTML."""
     text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)

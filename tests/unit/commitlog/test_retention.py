@@ -6,7 +6,7 @@ import pytest
 
 from nsqha.commitlog.entry import Place
 from nsqha.commitlog.lookup import PairInfo
-from nsqha.commitlog.retention import Retention, log_start, roll_due, wanted_start, worth_carrying
+from nsqha.commitlog.retention import Retention, log_start, roll_due, wanted_start
 
 # Three full pairs of 100 messages and 1000 bytes that end at 10, 20 and 30 ns, and one that is being written.
 BORDERS = [Place(1 + 10 * n, 100 * n, 1000 * n) for n in range(5)]
@@ -60,8 +60,3 @@ def test_a_silent_topic_closes_its_pair_so_that_it_can_go() -> None:
     assert roll_due(active, Retention(5, None), 46)
     assert not roll_due(active, FOR_EVER, 10**18)
     assert not roll_due(PairInfo(BORDERS[3], BORDERS[3], 0, 30), Retention(5, None), 10**18)
-
-
-def test_at_most_a_quarter_of_a_pair_is_carried() -> None:
-    assert worth_carrying(PAIRS[0], 250)
-    assert not worth_carrying(PAIRS[0], 251)

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from nsqha.election import etcd_binary, etcd_bridge, etcd_keys
-from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions, _meaning, parse_endpoints
+from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions, _meaning
 from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
 
 Code = grpc.StatusCode
@@ -79,8 +79,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], problem: str) 
         EtcdOptions(**options)
 
 
-def test_endpoints_are_read_as_etcdctl_reads_them() -> None:
-    assert parse_endpoints("https://a:1/, b:2 ,") == ("https://a:1", "b:2")
+def test_one_https_endpoint_means_tls() -> None:
     assert EtcdOptions(("https://a:1", "[::1]:2")).tls
     assert not EtcdOptions(("http://a:1", "b:2")).tls
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nsqha import NSQ_VERSION
 from nsqha.wire import encoder
-from nsqha.wire.identify import Agreed, Request, auth_reply, initial, negotiate
+from nsqha.wire.identify import Agreed, Request, initial, negotiate
 from nsqha.wire.limits import Limits
 
 DEFAULTS = Limits()
@@ -288,9 +288,3 @@ def test_tls_and_a_compression_go_together() -> None:
     assert (agreed.tls, agreed.codec, agreed.deflate, agreed.snappy, agreed.deflate_level) == (
         True, "deflate", True, False, 2,
     )  # fmt: skip
-
-
-def test_the_reply_to_auth() -> None:
-    assert auth_reply("joe", "http://joe.example", 1)[8:] == (
-        b'{"identity":"joe","identity_url":"http://joe.example","permission_count":1}'
-    )
