@@ -4,9 +4,9 @@
     commit -> channel events applied, high watermark moved, publishers answered, channels pumped
 
 Adaptive group commit: with nothing outstanding the waiting runs are flushed at the end of the loop tick; else they
-gather until the outstanding batch is committed or `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, because a
-batch costs a message and an ack for each of them, whatever its size. Merging stops at `BATCH_BYTES`; one run of
-frames is never split, so an MPUB stays in one batch.
+gather until the outstanding batch is committed, and until who it answered has come back (`nsqha.server.gathering`), or
+until `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, because a batch costs a message and an ack for each of
+them, whatever its size. Merging stops at `BATCH_BYTES`; a run of frames is never split, so an MPUB stays in one batch.
 
 What goes wrong here stays here: a broken invariant or an event that can not be applied stops this partition, answers
 everybody who waits, and no other partition notices. A disk that fails ends the node (`on_failure`).
@@ -39,6 +39,7 @@ from nsqha.replication.leader import LeaderReplica
 from nsqha.server.alarm import Alarm
 from nsqha.server.budget import PublishBudget
 from nsqha.server.disk import DiskRounds, LazySync
+from nsqha.server.gathering import Gathering
 from nsqha.server.measures import Measures
 from nsqha.server.publish_queue import PublishQueue, Reply, Taken, Waiter
 from nsqha.server.trimming import Trimmer
@@ -136,6 +137,7 @@ class Partition:
         self._measures = runtime.measures
         self._on_failure = runtime.on_failure
         self._queue = PublishQueue(runtime.budget)
+        self._gathering = Gathering()
         self._unsent_events = b""
         self._unsent_flags = 0
         self._event_waiters: list[asyncio.Future[None]] = []
@@ -254,8 +256,13 @@ class Partition:
             urgent = urgent or (self.serving and self.cursors.urgent)  # before, nothing takes them
             if self._exclusive is not None or self.closed or self._holding or not (self._queue.runs or urgent):
                 return
-            if self._outstanding and self._queue.bytes_waiting < self._flush_bytes and not urgent:
-                return
+            if not urgent:
+                queue = self._queue
+                if self._outstanding and queue.bytes_waiting < self._flush_bytes:
+                    return
+                if self._gathering.waits(len(queue.runs), queue.bytes_waiting):
+                    self._schedule_flush()
+                    return
             force, self._events_wanted = bool(self._event_waiters) or self._events_wanted, False
             if not self._write(force_events=force):
                 return
@@ -440,6 +447,7 @@ class Partition:
         committed = self.leader.committed
         outstanding = self._outstanding
         cursors = self.cursors
+        answered, runs, size = False, len(self._queue.runs), self._queue.bytes_waiting
         while outstanding and outstanding[0].entry.log_id < committed:
             batch = outstanding[0]
             entry = batch.entry
@@ -453,6 +461,10 @@ class Partition:
             # Only now: had that failed, `abandon` would answer these.
             outstanding.popleft()
             self._budget.give(batch.size)
+            if batch.waiters:
+                answered = True
+                runs += len(batch.waiters)
+                size += batch.size
             if entry.count:
                 self._measures.publish_seconds.observe(now.mono - batch.written_at)
                 self._measures.batch_messages.observe(entry.count)
@@ -465,6 +477,8 @@ class Partition:
             for future in batch.done:
                 if not future.done():
                     future.set_result(None)
+        if answered and not outstanding and (self.sync == "always" or self.on_appended is not None):
+            self._gathering.committed(runs, size, self._flush_bytes)
 
     # ---- timers
 
