@@ -151,7 +151,8 @@ class Leadership:
         """Every 100 ms."""
         if self.ended:
             return
-        if self._holding_for and self._clock.monotonic() - self._holding_since >= HOLD_SECONDS_MAX:
+        held = self._clock.monotonic() - self._holding_since
+        if self._holding_for and held >= HOLD_SECONDS_MAX and self._keeper.ended is None:
             # Whoever was to take over did not, and nobody said that it is given up: the metadata may be away.
             self.partition.hold(False)
         self._step()

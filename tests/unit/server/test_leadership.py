@@ -227,6 +227,7 @@ def test_publishes_wait_for_a_successor_and_go_on_when_it_is_given_up() -> None:
 
 def test_publishes_do_not_wait_for_ever_where_nobody_says_that_it_is_given_up() -> None:
     leading = Leading()
+    leading.records.error = Unavailable("etcd can not be reached")
     leading.leadership.refreshed(replace(META, successor=A, version=6))
     outcome = leading.rig.publish(b"m")
     for _ in range(round(HOLD_SECONDS_MAX * 10) + 2):
@@ -284,3 +285,15 @@ def test_nothing_is_written_from_the_moment_on_at_which_the_next_leader_is_named
     leading.leadership.heard(A, registration=3, log_uid=71, end=end, durable=0, opened=True)
     leading.rig.turn()
     assert len(leading.records.proposed) == 1 and leading.end == end and not outcome.answers
+
+
+def test_what_waits_at_a_leader_that_has_handed_over_is_not_written_there_however_long_its_end_takes() -> None:
+    leading = Leading()
+    leading.heard(A, 71)
+    leading.leadership.retire()
+    outcome = leading.rig.publish(b"m")
+    end = leading.end
+    leading.rig.turn()
+    assert leading.ended
+    leading.passes(HOLD_SECONDS_MAX + 1)
+    assert leading.end == end and not outcome.answers
