@@ -297,7 +297,7 @@ def _costs(planned: Plan, found: Mapping[int, NodeEvidence | str]) -> list[str]:
         if decision.waits:
             lines.append(f"{place(decision.name)}: only nodes that were not heard have it; it waits for them")
     for name in planned.delete:
-        lines.append(f"{name}: was deleted after this state of the metadata; it is deleted again")
+        lines.append(f"{name}: was deleted after this state of the metadata; it is deleted again, and its files go")
     for uid, name in planned.left:
         lines.append(f"{name}: {_name(uid, found)} has files of an earlier topic of that name; they stay")
     return lines

@@ -177,7 +177,9 @@ def plan(
         best = max(uids, key=lambda uid: (uid in held, _made(_record(uid, stored, known), salt_constant)))
         chosen[best] = name
         over |= {uid for uid in uids if uid != best and uid in stored}
-        left += [(n.uid, name) for n in evidence.values() for uid in uids if uid != best and _has(n, uid)]
+        # Of what the metadata have, a tombstone is written, and with that the files go.
+        earlier = [uid for uid in uids if uid != best and uid not in stored]
+        left += [(n.uid, name) for n in evidence.values() for uid in earlier if _has(n, uid)]
 
     hold = _needs_hold(stored, chosen, accepted, evidence)
     plans = [_topic(uid, stored.get(uid), known.get(uid), evidence, unheard, hold) for uid in chosen]

@@ -224,10 +224,13 @@ def test_of_two_lives_of_a_topic_the_later_one_goes_on() -> None:
     later = replace(ORDERS, uid=0x20, salt=replace(CLUSTER, salt_counter=9).next_salt())
     key = (later.uid, 0)
     nodes = [node(uid, replicas={key: has(uid)}, topics=seen(later)) for uid in (A, B)]
-    found = planned(*nodes, node(C, replicas={KEY: has(C), key: has(C)}))
+    has_both = node(C, replicas={KEY: has(C), key: has(C)}, topics=seen(ORDERS))
+    found = planned(*nodes, has_both)
     assert topic(found).record.uid == later.uid and topic(found).restored
     assert {name: t.record.uid for name, t in found.delete.items()} == {"orders": ORDERS.uid}
-    assert found.left == ((C, "orders"),)
+    assert not found.left, "the files go with the topic"
+    unknown = planned(*nodes, has_both, topics={})
+    assert not unknown.delete and unknown.left == ((C, "orders"),)
 
 
 def test_a_life_that_somebody_has_something_of_is_not_given_up_for_one_that_nobody_has() -> None:
