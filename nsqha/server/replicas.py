@@ -207,7 +207,7 @@ class Replicas:
         except LogCorrupt as error:
             log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
             return
-        except NsqhaError as error:
+        except (NsqhaError, OSError) as error:  # a full disk has no room for a new log
             log.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
         except Exception as error:
             log.error("role_failed", "%s/%d: trying again", topic.record.name, number, error=error)
@@ -524,7 +524,7 @@ class Replicas:
         try:
             async with self._changing(key):
                 await self._answer_open(receiver, opened, key)
-        except NsqhaError as error:
+        except (NsqhaError, OSError) as error:
             receiver.refused(opened.key, opened.epoch, pb.REFUSAL_UNKNOWN, 0, str(error))
 
     async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: Key) -> None:
