@@ -222,7 +222,8 @@ class PartitionLog(LogReader):
         """Write consecutive batches, as another replica has them, over what does not verify here; durable.
 
         LogCorrupt if they are not the ones that were here: they have to be chained to the entry before and to the one
-        behind, which verify. Blocks for two fsyncs of each pair of files.
+        behind, which verify, or be the end as this log was opened or written. Blocks for two fsyncs of each pair of
+        files.
         """
         self.mending(batches)()
 
@@ -239,6 +240,8 @@ class PartitionLog(LogReader):
         behind = self.entry(last.log_id + 1) if last.log_id + 1 < self.end.log_id else None
         if behind is not None and not (behind.follows(last) and behind.chained_to(last)):
             raise LogCorrupt(f"{last} is not what comes before {behind} in {self}")
+        if behind is None and last.chain != self._last.chain:
+            raise LogCorrupt(f"{last} is not the last one of {self}, {self._last}")
         writes: list[tuple[File, bytes, int]] = []
         for entry, data in batches:
             pair = self.pair_of(entry.log_id)

@@ -3,8 +3,9 @@
 Who finds damage (the scrub, a reader, a push, a follower that applies) tells `damaged`; any replica may give the range.
 Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that they are the ones that
 were there (`PartitionLog.mend`): it comes from the entry behind. So what is not known to be committed is mended too,
-without a leader, who could not be elected before. At the very end of a log nothing is behind: there only what the giver
-knows to be committed counts. Channels that stopped in front of the range go on, and the scrub counts it no longer.
+without a leader, who could not be elected before. At the very end of a log nothing is behind: there it has to be the
+entry that memory has, and what the giver knows to be committed. Channels that stopped in front of the range go on, and
+the scrub counts it no longer.
 
 One range of a partition at a time; what nobody has now is asked for again as long as the partition is here.
 """

@@ -66,6 +66,25 @@ def test_what_another_log_has_there_is_refused_and_changes_nothing() -> None:
     assert bad.entry(7) == replica().entry(7)
 
 
+@pytest.mark.parametrize("log_id", [7, 30])
+def test_what_parted_from_this_log_there_is_refused_also_at_its_end(log_id: int) -> None:
+    """It follows the batch before. At the very end no batch behind says what was there, but we know what we wrote."""
+    fork, bad = replica(batches=log_id - 1), replica()
+    add(fork, b"another one")
+    assert taken(fork, log_id, log_id + 1)[0][0].chained_to(bad.entry(log_id - 1))
+    damage(bad, log_id)
+    with pytest.raises(LogCorrupt, match="is not"):
+        bad.mend(taken(fork, log_id, log_id + 1))
+    assert bad.entry(log_id) == replica().entry(log_id)
+
+
+def test_the_last_batch_is_mended_as_it_was() -> None:
+    bad = replica()
+    damage(bad, 30, entry=True)
+    bad.mend(taken(replica(), 30, 31))
+    assert bad.read(bad.entry(30)) == replica().read(replica().entry(30))
+
+
 def test_a_range_that_does_not_reach_what_verifies_is_refused() -> None:
     good, bad = replica(), replica()
     damage(bad, 7, entry=True)
