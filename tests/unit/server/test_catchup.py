@@ -273,6 +273,26 @@ def test_a_member_with_committed_batches_never_begins_anew_behind_them() -> None
     run(scenario)
 
 
+def test_a_member_never_cuts_what_is_committed() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        mine = log_of(1, 1, 1)
+        stream = rig.leader(A)
+        await stream.open(1, log_of())
+        stream.push(1, mine, 1, committed=4)
+        await pause()
+        other = copy_of(mine, 2)
+        add(other, 2, b"x")
+        rig.record(leader=B, epoch=2, isr={B: 6, rig.node: rig.follower.log_uid})
+        rig.peers.serves = serving(other, 2, committed=3)
+        rig.leader(B).ask(2, other, start=2)
+        await pause(1)
+        assert rig.follower.stopped and rig.follower.log.end.log_id == 4
+
+    run(scenario)
+
+
 async def another_past(rig: ReplicaRig) -> tuple[Any, PartitionLog]:
     """A follower with a batch of epoch 2 for which the next leader has another one, and more behind it."""
     await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
