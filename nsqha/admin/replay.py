@@ -117,7 +117,7 @@ async def _carry_out(
         except NsqhaError as error:
             answers[partition.number] = _refusal(partition.number, error)
     if not request.plan_only and targets:
-        done = await broker.topics.seek_channel(request.topic, request.channel, targets)
+        done = await broker.channels.seek(request.topic, request.channel, targets)
         for number in targets:
             outcome = done.get(number)
             if outcome is None:

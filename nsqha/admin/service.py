@@ -134,7 +134,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         wanted = settings_of(request.settings)
         await self._broker.topics.create_topic(request.topic, wanted)
         for channel in request.channels:
-            await self._broker.topics.create_channel(request.topic, channel)
+            await self._broker.channels.create(request.topic, channel)
         remarks = settings.remarks(wanted, self._broker.cluster)
         return admin_pb2.CreateTopicResponse(topic=await self._topic(request.topic), remarks=remarks)
 
@@ -145,12 +145,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def PauseTopic(self, request: Any) -> Any:
-        await self._broker.topics.pause_topic(request.topic, request.paused)
+        await self._broker.channels.pause_topic(request.topic, request.paused)
         return admin_pb2.PauseTopicResponse()
 
     @answers
     async def EmptyTopic(self, request: Any) -> Any:
-        await self._broker.topics.empty_topic(request.topic)
+        await self._broker.channels.empty_topic(request.topic)
         return admin_pb2.EmptyTopicResponse()
 
     @answers
@@ -182,25 +182,25 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @answers
     async def CreateChannel(self, request: Any) -> Any:
         _named(request.topic, request.channel)
-        if self._broker.topics.has_channel(request.topic, request.channel):
+        if self._broker.channels.has(request.topic, request.channel):
             raise Conflict(f"channel {request.channel} of topic {request.topic} exists already")
-        await self._broker.topics.create_channel(request.topic, request.channel)
+        await self._broker.channels.create(request.topic, request.channel)
         wanted = admin_pb2.DescribeChannelRequest(topic=request.topic, channel=request.channel)
         return admin_pb2.CreateChannelResponse(channel=(await self._describer.channel(wanted)).channel)
 
     @answers
     async def DeleteChannel(self, request: Any) -> Any:
-        await self._broker.topics.delete_channel(request.topic, request.channel)
+        await self._broker.channels.delete(request.topic, request.channel)
         return admin_pb2.DeleteChannelResponse()
 
     @answers
     async def PauseChannel(self, request: Any) -> Any:
-        await self._broker.topics.pause_channel(request.topic, request.channel, request.paused)
+        await self._broker.channels.pause(request.topic, request.channel, request.paused)
         return admin_pb2.PauseChannelResponse()
 
     @answers
     async def EmptyChannel(self, request: Any) -> Any:
-        await self._broker.topics.empty_channel(request.topic, request.channel)
+        await self._broker.channels.empty(request.topic, request.channel)
         return admin_pb2.EmptyChannelResponse()
 
     # ---- replay

@@ -45,35 +45,39 @@ class PublishingApi(Protocol):
 
 
 class TopicsApi(Protocol):
-    """Topics and channels, and their administration."""
+    """Which topics there are."""
 
     async def create_topic(self, topic: str) -> None:
         """Create it, if it is not there."""
 
     async def delete_topic(self, topic: str) -> None: ...
 
-    async def empty_topic(self, topic: str) -> None: ...
-
-    async def pause_topic(self, topic: str, paused: bool) -> None: ...
-
-    async def create_channel(self, topic: str, channel: str) -> None:
-        """Create it, if it is not there; the topic must be."""
-
-    async def delete_channel(self, topic: str, channel: str) -> None: ...
-
-    async def empty_channel(self, topic: str, channel: str) -> None: ...
-
-    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None: ...
-
     # ---- questions
 
     def __contains__(self, topic: object) -> bool: ...
 
-    def has_channel(self, topic: str, channel: str) -> bool: ...
-
     def topic_names(self) -> Sequence[str]: ...
 
-    def channel_names(self, topic: str) -> Sequence[str]: ...
+
+class ChannelsApi(Protocol):
+    """Channels, and what is done to all channels of a topic."""
+
+    async def create(self, topic: str, channel: str) -> None:
+        """Create it, if it is not there; the topic must be."""
+
+    async def delete(self, topic: str, channel: str) -> None: ...
+
+    async def pause(self, topic: str, channel: str, paused: bool) -> None: ...
+
+    async def pause_topic(self, topic: str, paused: bool) -> None: ...
+
+    async def empty(self, topic: str, channel: str) -> None: ...
+
+    async def empty_topic(self, topic: str) -> None: ...
+
+    # ---- questions
+
+    def has(self, topic: str, channel: str) -> bool: ...
 
 
 class BrokerApi(Protocol):
@@ -98,6 +102,9 @@ class BrokerApi(Protocol):
 
     @property
     def topics(self) -> TopicsApi: ...
+
+    @property
+    def channels(self) -> ChannelsApi: ...
 
     @property
     def publishing(self) -> PublishingApi: ...

@@ -2,7 +2,7 @@
 
 Owner of the connections, of whether publishes are taken (`refuses_publish`), and of the end: a stop in order, or the
 data directory closed for good after the first write to it that failed. The parts have their own files: `Topics` (which
-there are, and their changes), `Publishing`, `Subscriptions`, `Metadata`, `JournalWriter`, `CacheWriter`.
+there are, and their changes), `Channels`, `Publishing`, `Subscriptions`, `Metadata`, `JournalWriter`, `CacheWriter`.
 
 Invariants: nothing is promised before the journal holds it; nothing listens before every log is recovered and in line
 with its record; a stop answers the publishes that are under way before it closes their connections.
@@ -28,6 +28,7 @@ from nsqha.server import diskspace
 from nsqha.server.api import Check, Ports
 from nsqha.server.caching import CacheWriter
 from nsqha.server.changes import Changes
+from nsqha.server.channels import Channels
 from nsqha.server.connection import Connection
 from nsqha.server.delivery import Delivery
 from nsqha.server.disk import DiskRounds
@@ -119,6 +120,14 @@ class Broker:
             ending=lambda: self.exiting or self.failure is not None,
             forget_targets=self._forget_targets,
         )
+        self.channels = Channels(
+            self.topics,
+            options,
+            node_uid=journal.identity.node_uid,
+            rng=rng,
+            metadata=metadata,
+            changes=self.changes,
+        )
         if cluster is not None:
             self._join_parts(cluster, metadata)
         self.publishing = Publishing(
@@ -130,7 +139,7 @@ class Broker:
             next_number=self.next_connection_number,
         )
         self.subscriptions = Subscriptions(
-            self.topics, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
+            self.topics, self.channels, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
         )
         if cluster is not None:
             from nsqha.server.routing import Routing

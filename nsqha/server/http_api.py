@@ -143,13 +143,13 @@ class NsqdHttp:
 
     async def topic_empty(self, request: Request) -> None:
         request.query.require_name("topic", "INVALID_TOPIC")
-        await _done(self._broker.topics.empty_topic(self._existing(request)), self._broker)
+        await _done(self._broker.channels.empty_topic(self._existing(request)), self._broker)
 
     async def topic_pause(self, request: Request) -> None:
-        await _done(self._broker.topics.pause_topic(self._existing(request), True), self._broker)
+        await _done(self._broker.channels.pause_topic(self._existing(request), True), self._broker)
 
     async def topic_unpause(self, request: Request) -> None:
-        await _done(self._broker.topics.pause_topic(self._existing(request), False), self._broker)
+        await _done(self._broker.channels.pause_topic(self._existing(request), False), self._broker)
 
     def _existing(self, request: Request) -> str:
         topic = request.query.require("topic")
@@ -159,23 +159,23 @@ class NsqdHttp:
 
     async def channel_create(self, request: Request) -> None:
         topic, channel = self._named(request)
-        await _done(self._broker.topics.create_channel(topic, channel), self._broker)
+        await _done(self._broker.channels.create(topic, channel), self._broker)
 
     async def channel_delete(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.topics.delete_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.channels.delete(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
 
     async def channel_empty(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.topics.empty_channel(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.channels.empty(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
 
     async def channel_pause(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.topics.pause_channel(topic, channel, True), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.channels.pause(topic, channel, True), self._broker, "CHANNEL_NOT_FOUND")
 
     async def channel_unpause(self, request: Request) -> None:
         topic, channel = self._existing_channel(request)
-        await _done(self._broker.topics.pause_channel(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
+        await _done(self._broker.channels.pause(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
 
     def _named(self, request: Request) -> tuple[str, str]:
         topic = request.query.require_name("topic")
@@ -186,7 +186,7 @@ class NsqdHttp:
 
     def _existing_channel(self, request: Request) -> tuple[str, str]:
         topic, channel = self._named(request)
-        if not self._broker.topics.has_channel(topic, channel):
+        if not self._broker.channels.has(topic, channel):
             raise ApiError(404, "CHANNEL_NOT_FOUND")
         return topic, channel
 

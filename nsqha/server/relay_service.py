@@ -41,10 +41,10 @@ log = Log("relay")
 class Channels(Protocol):
     """What the leader does about channels that it does not have yet."""
 
-    async def ensure_channel_here(self, topic: Topic, channel: str) -> None:
+    async def ensure_here(self, topic: Topic, channel: str) -> None:
         """Bring the logs led here in line with what is wanted. NotFound: the record has no such channel."""
 
-    async def leave_channel(self, topic: str, channel: str) -> None:
+    async def leave(self, topic: str, channel: str) -> None:
         """Nobody may be left who reads it."""
 
 
@@ -342,7 +342,7 @@ class RelayService:
         why = "the leader has only just been elected"
         while not consumer.legs and not consumer.wire.closed:
             try:
-                await self._channels.ensure_channel_here(topic, consumer.channel)
+                await self._channels.ensure_here(topic, consumer.channel)
             except NotFound as error:
                 stream.close_subscription(consumer.number, gone=True, why=str(error))
                 return
@@ -361,7 +361,7 @@ class RelayService:
             return
         last = topic.detach(consumer, self.now())
         if last and ids.is_ephemeral(consumer.channel) and not topic.deleting:
-            self._spawn(self._channels.leave_channel(consumer.topic, consumer.channel))
+            self._spawn(self._channels.leave(consumer.topic, consumer.channel))
 
     def _tell_figures(self) -> None:
         self._figures = self.loop.call_later(FIGURES_SECONDS, self._tell_figures)

@@ -31,7 +31,7 @@ class Routing:
 
     def __init__(self, broker: Broker, leaders: Leaders, peers: Peers) -> None:
         """`peers` should be connections of their own: publishes and messages must not hold up replication."""
-        options, loop, topics = broker.options, broker.loop, broker.topics
+        options, loop, topics, channels = broker.options, broker.loop, broker.topics, broker.channels
         wait_seconds = options.publish_wait_ns / 1e9
         self._peers = peers
         self.forwarder = Forwarder(
@@ -46,19 +46,19 @@ class Routing:
         )
         self.forward_service = ForwardService(topics, leaders, loop=loop, refusal=broker.refuses_publish)
         self.relaying = Relaying(topics, leaders, peers, loop=loop, now=broker.now)
-        self.relay_service = RelayService(topics, topics, leaders, loop=loop, now=broker.now, spawn=broker.spawn)
+        self.relay_service = RelayService(topics, channels, leaders, loop=loop, now=broker.now, spawn=broker.spawn)
         self.reconciler = Reconciler(
             leaders,
             peers,
             loop=loop,
             seconds=wait_seconds,
-            follow=topics.follow,
-            carry_out=topics.carry_out,
-            led_elsewhere=topics.led_elsewhere,
+            follow=channels.follow,
+            carry_out=channels.carry_out,
+            led_elsewhere=channels.led_elsewhere,
         )
         broker.publishing.forwarder = self.forwarder
         broker.subscriptions.relaying = self.relaying
-        topics.reconciler = self.reconciler
+        channels.reconciler = self.reconciler
         self._unwatch = leaders.when_changed(broker.subscriptions.leaders_changed)
 
     def serve(self, server: PeerServer) -> None:

@@ -23,6 +23,7 @@ from nsqha import ids
 from nsqha.clock import Now
 from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options
+from nsqha.server.channels import Channels
 from nsqha.server.delivery import Consumer
 from nsqha.server.topic import Topic
 from nsqha.server.topics import Topics
@@ -41,6 +42,7 @@ class Subscriptions:
     def __init__(
         self,
         topics: Topics,
+        channels: Channels,
         options: Options,
         *,
         exiting: Callable[[], bool],
@@ -49,6 +51,7 @@ class Subscriptions:
     ) -> None:
         self.relaying: Relaying | None = None  # None: this node is alone
         self._topics = topics
+        self._channels = channels
         self._wait_seconds = options.publish_wait_ns / 1e9
         self._consumers_max = options.max_channel_consumers
         self._exiting = exiting
@@ -66,7 +69,7 @@ class Subscriptions:
                 if self.relaying is not None:
                     await self._read_all(self.relaying, topic, consumer)
                     return
-                if await self._topics.ensure_channel(topic, consumer.channel) and topic.serves(consumer.channel):
+                if await self._channels.ensure(topic, consumer.channel) and topic.serves(consumer.channel):
                     self._check_consumers(topic, consumer)
                     topic.attach(consumer)
                     return
@@ -80,7 +83,7 @@ class Subscriptions:
         """Places at every partition, here and elsewhere. Unavailable if a leader does not know the channel in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds
-        if not await self._topics.ensure_channel(topic, consumer.channel):
+        if not await self._channels.ensure(topic, consumer.channel):
             raise Unavailable("deleted topic/channel")
         self._check_consumers(topic, consumer)
         consumer.direct = bool(topic.led)
@@ -94,7 +97,7 @@ class Subscriptions:
                     raise Unavailable(f"the leaders of partitions {missing} of {topic.name} did not answer in time")
                 await asyncio.sleep(PLACES_RETRY_SECONDS)
                 if topic.places_missing(consumer):
-                    await self._topics.ensure_channel(topic, consumer.channel)
+                    await self._channels.ensure(topic, consumer.channel)
         except BaseException:
             self.unsubscribe(consumer)
             raise
@@ -114,7 +117,7 @@ class Subscriptions:
             if not any(topic.places_missing(consumer) for consumer in topic.consumers.get(channel, ())):
                 return
             with suppress(NotFound, Unavailable):  # led elsewhere again
-                await self._topics.ensure_channel(topic, channel)
+                await self._channels.ensure(topic, channel)
             await asyncio.sleep(MAKE_AGAIN_SECONDS)
 
     def _check_consumers(self, topic: Topic, consumer: Consumer) -> None:
@@ -142,4 +145,4 @@ class Subscriptions:
 
     async def _delete_if_unused(self, topic: str, channel: str) -> None:
         with suppress(NotFound, Unavailable):  # somebody else deleted it
-            await self._topics.delete_channel_if_unused(topic, channel)
+            await self._channels.delete_if_unused(topic, channel)

@@ -1,9 +1,8 @@
-"""The topics of this node, and how they and their channels are made, changed and deleted.
+"""The topics of this node: which there are, and how they are made, changed and deleted.
 
-Every change goes the same way: compare-and-set in the metadata store (`Metadata`), then the channel events that follow
-from it in the log of each partition that is led here (`Topic.reconcile`), then the answer. What is not in the record
-(ephemeral channels, empty, seek) is an event alone. Slow work (metadata writes, recovery, deletion) runs on the disk
-thread in order of submission.
+Every change goes the same way: compare-and-set in the metadata store (`Metadata`), then what follows from it in the
+partitions that are led here, then the answer. Their channels have a part of their own (`server.channels`). Slow work
+(metadata writes, recovery, deletion) runs on the disk thread in order of submission.
 
 Owner of which topics there are; a `Topic` owns what this node does for one of them. Invariants: changes of one topic
 come one after the other and look at the world again when their turn comes; a change that began runs to its end
@@ -21,16 +20,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.cursor.events import TARGET_END
-from nsqha.cursor.seek import SeekPlan
-from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.election.model import PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import Conflict, NotFound, NsqhaError, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.server.changes import Changes
+from nsqha.server.channels import add_channel
 from nsqha.server.disk import DiskRounds
 from nsqha.server.journalling import JournalWriter
-from nsqha.server.leaders import Administration
 from nsqha.server.metadata import Metadata
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
@@ -39,10 +36,7 @@ from nsqha.server.topic import NewDelivery, Topic
 
 if TYPE_CHECKING:
     from nsqha.server.cluster import Cluster
-    from nsqha.server.reconciling import Reconciler
     from nsqha.server.registrar import Registrar
-
-LEADER_RETRY_SECONDS = 0.02  # a leader whose epoch has only begun
 
 log = Log("topics")
 
@@ -79,7 +73,6 @@ class Topics(Mapping[str, Topic]):
         self._ending = ending  # the node stops or has failed: no new topics
         self._forget_targets = forget_targets  # connections have to ask again where to publish
         self.cluster: Cluster | None = None  # None: this node is alone
-        self.reconciler: Reconciler | None = None  # None: nobody else leads anything
         self._topics: dict[str, Topic] = {}
         self._creating: dict[str, asyncio.Task[Topic]] = {}
         self._settings = TopicChanges(
@@ -271,7 +264,7 @@ class Topics(Mapping[str, Topic]):
                     await partition.start_epoch()
                 if self.registrar is not None:
                     for channel in await self.registrar.known_channels(name):
-                        await self._add_channel(topic, channel)
+                        await add_channel(self._metadata, self._rng, topic, channel)
                 await topic.reconcile()
             except (NsqhaError, OSError) as error:
                 self._half_made[name] = record
@@ -331,9 +324,9 @@ class Topics(Mapping[str, Topic]):
 
     async def _delete_topic(self, name: str) -> None:
         async with self._changes.of(name):
-            await self._bury(self.topic(name))
+            await self.bury(self.topic(name))
 
-    async def _bury(self, topic: Topic) -> None:
+    async def bury(self, topic: Topic) -> None:
         """Delete a topic whose lock is held."""
         name, record = topic.name, topic.record
         topic.deleting = True
@@ -358,24 +351,6 @@ class Topics(Mapping[str, Topic]):
         except (StorageError, OSError) as error:
             log.warning("files_remain", "files of the deleted topic %s are removed later: %s", record.name, error)
 
-    async def empty_topic(self, name: str) -> None:
-        self.topic(name)
-        await self._changes.whole(self._empty_topic(name))
-
-    async def _empty_topic(self, name: str) -> None:
-        async with self._changes.of(name):
-            await self._everywhere(self.topic(name), Administration.EMPTY_TOPIC)
-
-    async def pause_topic(self, name: str, paused: bool) -> None:
-        self.topic(name)
-        await self._changes.whole(self._pause_topic(name, paused))
-
-    async def _pause_topic(self, name: str, paused: bool) -> None:
-        async with self._changes.of(name):
-            topic = self.topic(name)
-            await self._change_channels(topic, lambda channels: channels.with_topic_paused(paused))
-            await self._all_follow(topic)
-
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings that may change while a topic lives (`server.settings`). ValueError if they do not fit."""
         self.topic(name)
@@ -384,239 +359,3 @@ class Topics(Mapping[str, Topic]):
     async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         async with self._changes.of(name):
             await self._settings.change(self.topic(name), changes, self.cluster)
-
-    # ---- channels
-
-    def has_channel(self, topic: str, channel: str) -> bool:
-        found = self._topics.get(topic)
-        return found is not None and found.has_channel(channel)
-
-    def channel_names(self, topic: str) -> list[str]:
-        return self.topic(topic).channel_names()
-
-    def _existing_channel(self, topic: str, channel: str) -> Topic:
-        found = self.topic(topic)
-        if not found.has_channel(channel):
-            raise NotFound(f"there is no channel {channel} of topic {topic}")
-        return found
-
-    async def create_channel(self, topic: str, channel: str) -> None:
-        if not await self.ensure_channel(self.topic(topic), channel):
-            raise Unavailable("deleted topic/channel")
-
-    async def ensure_channel(self, topic: Topic, channel: str) -> bool:
-        """Make the channel if it is not there; False if its topic is being deleted."""
-        if not self._has(topic, channel):
-            await self._changes.whole(self._create_channel(topic, channel))
-        return not topic.deleting
-
-    def _has(self, topic: Topic, channel: str) -> bool:
-        return topic.serves(channel) if self.cluster is None else topic.knows(channel)
-
-    async def _create_channel(self, topic: Topic, channel: str) -> None:
-        async with self._changes.of(topic.name):
-            if topic.deleting or self._has(topic, channel):
-                return
-            await self._add_channel(topic, channel)
-            await self._all_follow(topic)
-            log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
-        self.announce(topic.name)
-
-    async def _add_channel(self, topic: Topic, channel: str) -> None:
-        if ids.is_ephemeral(channel):
-            for partition in topic.led:
-                if partition.serving:  # another leader's epoch may have only begun; it is asked again
-                    partition.cursors.create_ephemeral(channel, ids.new_uid(self._rng))
-            return
-        uid = ids.new_uid(self._rng)
-        await self._change_channels(
-            topic, lambda channels: channels if channel in channels.channels else channels.with_channel(channel, uid)
-        )
-
-    async def delete_channel(self, topic: str, channel: str) -> None:
-        self._existing_channel(topic, channel)
-        await self._changes.whole(self._delete_channel(topic, channel))
-
-    async def delete_channel_if_unused(self, topic: str, channel: str) -> None:
-        """Delete it, unless it has a consumer when its turn comes."""
-        await self._changes.whole(self._delete_channel(topic, channel, unless_used=True))
-
-    async def _delete_channel(self, topic: str, channel: str, *, unless_used: bool = False) -> None:
-        async with self._changes.of(topic):
-            found = self._existing_channel(topic, channel)
-            if unless_used and found.used(channel):
-                return
-            found.leaving.add(channel)  # a SUB that comes now waits for the lock, and makes it anew
-            try:
-                if ids.is_ephemeral(channel):
-                    for partition in found.led:
-                        partition.cursors.delete_ephemeral(channel)
-                    await found.commit_events()
-                else:
-                    await self._change_channels(found, lambda channels: channels.without_channel(channel))
-                    await self._all_follow(found)
-            finally:
-                found.leaving.discard(channel)
-            log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
-            self.announce(topic)
-            if found.ephemeral and not found.channel_names():
-                await self._bury(found)
-
-    async def empty_channel(self, topic: str, channel: str) -> None:
-        self._existing_channel(topic, channel)
-        await self._changes.whole(self._empty_channel(topic, channel))
-
-    async def _empty_channel(self, topic: str, channel: str) -> None:
-        async with self._changes.of(topic):
-            await self._everywhere(self._existing_channel(topic, channel), Administration.EMPTY_CHANNEL, channel)
-
-    async def seek_channel(
-        self, topic: str, channel: str, targets: Mapping[int, int | None]
-    ) -> dict[int, SeekPlan | NsqhaError]:
-        """Move the channel in these partitions (None: undo its last seek); what was done in each, or why it was not."""
-        self._existing_channel(topic, channel)
-        return await self._changes.whole(self._seek_channel(topic, channel, targets))
-
-    async def _seek_channel(
-        self, topic: str, channel: str, targets: Mapping[int, int | None]
-    ) -> dict[int, SeekPlan | NsqhaError]:
-        async with self._changes.of(topic):
-            found = self._existing_channel(topic, channel)
-            moving = [p for p in found.led if p.number in targets]
-            moves = [self._move(p, channel, targets[p.number]) for p in moving]
-            outcomes = await asyncio.gather(*moves)
-        return dict(zip((p.number for p in moving), outcomes, strict=True))
-
-    async def _move(self, partition: Partition, channel: str, target: int | None) -> SeekPlan | NsqhaError:
-        cursors = partition.cursors
-        if not partition.serving:
-            return Unavailable(partition.begins)  # before an event is queued
-        try:
-            plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
-            await partition.commit_events()
-        except NsqhaError as error:
-            return error
-        # The event is applied and no later progress can be: this is where the seek came from and where it went.
-        committed = cursors.channels[channel].committed
-        before = committed.undo
-        assert before is not None
-        clamped = plan.clamped or target not in (None, TARGET_END, committed.floor)
-        return replace(
-            plan, floor=before.floor, target=committed.floor, exact=before.ranges is not None, clamped=clamped
-        )
-
-    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
-        self._existing_channel(topic, channel)
-        await self._changes.whole(self._pause_channel(topic, channel, paused))
-
-    async def _pause_channel(self, topic: str, channel: str, paused: bool) -> None:
-        async with self._changes.of(topic):
-            found = self._existing_channel(topic, channel)
-            if ids.is_ephemeral(channel):
-                what = Administration.PAUSE_CHANNEL if paused else Administration.UNPAUSE_CHANNEL
-                await self._everywhere(found, what, channel)
-            else:
-                await self._change_channels(found, lambda channels: channels.with_channel_paused(channel, paused))
-                await self._all_follow(found)
-        found.wake(channel)
-
-    async def _change_channels(self, topic: Topic, change: Callable[[ChannelList], ChannelList]) -> None:
-        """Change the record alone; `Topic.reconcile` has the logs follow."""
-        topic.versioned = await self._metadata.change_channels(topic.versioned, change)
-
-    # ---- all leaders follow the record
-
-    async def _all_follow(self, topic: Topic) -> None:
-        """Every leader has what the record says in its log, the ones on other nodes included. Unavailable if not."""
-        if self.reconciler is None:
-            await topic.reconcile()
-        else:
-            await self._led_follow(topic)
-            await self.reconciler.others_follow(topic)
-
-    async def led_elsewhere(self, name: str, uid: int) -> dict[int, str]:
-        """Who leads partitions of a topic on other nodes, by a linearizable read: number -> address, without those
-        whose leader has no lease. NotFound, Unavailable."""
-        found, nodes = await self._metadata.read(lambda: (self._store.topic(name), self._store.nodes()))
-        if found is None or found.record.uid != uid:
-            raise NotFound(f"there is no topic {name} any more")
-        leaders = {number: meta.leader for number, meta in found.record.partitions.items()}
-        return {n: nodes[at].grpc_address for n, at in leaders.items() if at != self._node_uid and at in nodes}
-
-    async def _led_follow(self, topic: Topic) -> list[int]:
-        """What is led here follows; an epoch that has only begun is waited for. The numbers of those partitions."""
-        now = asyncio.get_running_loop().time
-        deadline = now() + self._options.publish_wait_ns / 1e9
-        while True:
-            led = topic.led
-            try:
-                await topic.reconcile()
-            except Unavailable:
-                if now() > deadline or topic.deleting:
-                    raise
-                await asyncio.sleep(LEADER_RETRY_SECONDS)
-            else:
-                return [partition.number for partition in led if not partition.closed]
-
-    async def follow(self, name: str, uid: int, version: int) -> list[int]:
-        """Another node changed the record: which partitions are led here and follow it now. NotFound, Unavailable.
-
-        No lock is taken: whoever asks holds his, and may be asked by us at the same time.
-        """
-        topic = self.of_uid(name, uid)
-        if topic is None or topic.record.channels.version < version:
-            topic = await self._read_again(name, uid)
-        if topic.record.channels.version < version:
-            raise Unavailable(f"the record of topic {name} is not as new as version {version} of its channels")
-        return await self._led_follow(topic)
-
-    async def _read_again(self, name: str, uid: int) -> Topic:
-        """The topic with its record as it is now."""
-        fresh = await self._metadata.read(lambda: self._store.topic(name))
-        if fresh is None or fresh.record.uid != uid:
-            raise NotFound(f"there is no topic {name} any more")
-        return self.adopt(fresh)
-
-    async def ensure_channel_here(self, topic: Topic, channel: str) -> None:
-        """A client of another node reads a channel of what is led here. NotFound: the record does not have it."""
-        if ids.is_ephemeral(channel):
-            await self.ensure_channel(topic, channel)
-        elif not topic.knows(channel):
-            topic = await self._read_again(topic.name, topic.record.uid)
-            if channel not in topic.record.channels.channels:
-                raise NotFound("deleted topic/channel")
-
-    async def leave_channel(self, topic: str, channel: str) -> None:
-        """Nobody may be left who reads this #ephemeral channel."""
-        with suppress(NotFound, Unavailable):  # somebody else deleted it
-            await self.delete_channel_if_unused(topic, channel)
-
-    # ---- what is not in the record
-
-    async def _everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        """Have it done in every partition, those that are led elsewhere included. Unavailable if not."""
-        await self.carry_out(topic.name, topic.record.uid, what, channel)
-        if self.reconciler is not None:
-            await self.reconciler.others_do(topic, what, channel)
-
-    async def carry_out(self, name: str, uid: int, what: Administration, channel: str) -> list[int]:
-        """Do it in what is led here; the numbers of those partitions. NotFound, Unavailable."""
-        topic = self.of_uid(name, uid)
-        if topic is None:
-            raise NotFound(f"there is no topic {name} any more")
-        led = topic.led
-        for partition in led:
-            if not partition.serving:
-                raise Unavailable(f"partition {partition.number}: {partition.begins}")  # before any of them does it
-        for partition in led:
-            cursors = partition.cursors
-            if what == Administration.EMPTY_TOPIC:
-                cursors.topic_empty()
-            elif channel in cursors.channels:
-                if what == Administration.EMPTY_CHANNEL:
-                    cursors.empty(channel)
-                else:
-                    cursors.channels[channel].paused = what == Administration.PAUSE_CHANNEL
-        await topic.commit_events()
-        topic.wake(channel)
-        return [partition.number for partition in led]

@@ -212,7 +212,7 @@ class SimCluster:
                 try:
                     await node.broker.topics.create_topic(topic, settings)
                     for channel in self.channels_of(topic):
-                        await node.broker.topics.create_channel(topic, channel)
+                        await node.broker.channels.create(topic, channel)
                 except NsqhaError as error:
                     self.note(f"{topic} is not made yet: {error}")
                     await asyncio.sleep(0.1)

@@ -214,7 +214,7 @@ class Operators:
             return None
         broker = node.broker
         assert broker is not None
-        return self._empty(node, "empty", topic, channel, lambda: broker.topics.empty_channel(topic, channel))
+        return self._empty(node, "empty", topic, channel, lambda: broker.channels.empty(topic, channel))
 
     def empty_topic(self) -> str | None:
         node, topic = self._node(), self._topic()
@@ -222,7 +222,7 @@ class Operators:
             return None
         broker = node.broker
         assert broker is not None
-        return self._empty(node, "empty", topic, "", lambda: broker.topics.empty_topic(topic))
+        return self._empty(node, "empty", topic, "", lambda: broker.channels.empty_topic(topic))
 
     def _empty(self, node: SimNode, kind: str, topic: str, channel: str, asking: Callable[[], Awaitable[None]]) -> str:
         operations = self._operations(kind, topic, channel)
@@ -273,9 +273,9 @@ class Operators:
 
         async def asking() -> None:
             if channel:
-                await broker.topics.pause_channel(topic, channel, paused)
+                await broker.channels.pause(topic, channel, paused)
             else:
-                await broker.topics.pause_topic(topic, paused)
+                await broker.channels.pause_topic(topic, paused)
 
         def answered(_: Any) -> None:
             pause.answered = pause.over = now()

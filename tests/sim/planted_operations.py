@@ -13,10 +13,10 @@ from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import PartitionState
 from nsqha.election import moves
 from nsqha.errors import NsqhaError
+from nsqha.server.channels import Channels
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
 from nsqha.server.repair import Repairer
-from nsqha.server.topics import Topics
 from tests.sim.planting import mutant
 
 # ---- operators
@@ -26,7 +26,7 @@ from tests.sim.planting import mutant
 def seek_answered_before_it_is_committed() -> Iterator[None]:
     """A seek that a failover can undo."""
 
-    async def move(self: Topics, partition: Partition, channel: str, target: int | None) -> Any:
+    async def move(self: Channels, partition: Partition, channel: str, target: int | None) -> Any:
         cursors = partition.cursors
         try:
             plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
@@ -35,7 +35,7 @@ def seek_answered_before_it_is_committed() -> Iterator[None]:
         partition.write_events()
         return plan
 
-    with patch.object(Topics, "_move", move):
+    with patch.object(Channels, "_move", move):
         yield
 
 
@@ -73,10 +73,10 @@ def pause_lost_at_failover() -> Iterator[None]:
 def pause_answered_from_the_record() -> Iterator[None]:
     """Leaders follow a change by their watch, whenever that tells them."""
 
-    async def all_follow(self: Topics, topic: Any) -> None:
+    async def all_follow(self: Channels, topic: Any) -> None:
         pass
 
-    with patch.object(Topics, "_all_follow", all_follow):
+    with patch.object(Channels, "_all_follow", all_follow):
         yield
 
 

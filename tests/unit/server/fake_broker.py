@@ -48,52 +48,54 @@ class FakeTopics(dict[str, FakeTopic]):
         self.setdefault(topic, FakeTopic())
 
     async def delete_topic(self, topic: str) -> None:
-        self._topic(topic)
+        self.topic(topic)
         del self[topic]
 
-    async def empty_topic(self, topic: str) -> None:
-        self._topic(topic).bodies.clear()
-
-    async def pause_topic(self, topic: str, paused: bool) -> None:
-        self._topic(topic).paused = paused
-
-    async def create_channel(self, topic: str, channel: str) -> None:
-        self._topic(topic).channels.setdefault(channel, FakeChannel())
-
-    async def delete_channel(self, topic: str, channel: str) -> None:
-        self._channel(topic, channel)
-        del self[topic].channels[channel]
-
-    async def empty_channel(self, topic: str, channel: str) -> None:
-        self._channel(topic, channel).depth = 0
-
-    async def pause_channel(self, topic: str, channel: str, paused: bool) -> None:
-        self._channel(topic, channel).paused = paused
-
-    def _topic(self, topic: str) -> FakeTopic:
+    def topic(self, topic: str) -> FakeTopic:
         self.maybe_refuse()
         if topic not in self:
             raise NotFound(topic)
         return self[topic]
 
-    def _channel(self, topic: str, channel: str) -> FakeChannel:
-        found = self._topic(topic).channels.get(channel)
-        if found is None:
-            raise NotFound(channel)
-        return found
-
     def maybe_refuse(self) -> None:
         if self.refusal is not None:
             raise self.refusal
 
-    def has_channel(self, topic: str, channel: str) -> bool:
-        return topic in self and channel in self[topic].channels
-
     def topic_names(self) -> Sequence[str]:
         return list(self)
 
-    def channel_names(self, topic: str) -> Sequence[str]:
-        return list(self[topic].channels)
+
+class FakeChannels:
+    def __init__(self, topics: FakeTopics) -> None:
+        self._topics = topics
+
+    async def create(self, topic: str, channel: str) -> None:
+        self._topics.topic(topic).channels.setdefault(channel, FakeChannel())
+
+    async def delete(self, topic: str, channel: str) -> None:
+        self._channel(topic, channel)
+        del self._topics[topic].channels[channel]
+
+    async def pause(self, topic: str, channel: str, paused: bool) -> None:
+        self._channel(topic, channel).paused = paused
+
+    async def pause_topic(self, topic: str, paused: bool) -> None:
+        self._topics.topic(topic).paused = paused
+
+    async def empty(self, topic: str, channel: str) -> None:
+        self._channel(topic, channel).depth = 0
+
+    async def empty_topic(self, topic: str) -> None:
+        self._topics.topic(topic).bodies.clear()
+
+    def has(self, topic: str, channel: str) -> bool:
+        return topic in self._topics and channel in self._topics[topic].channels
+
+    def _channel(self, topic: str, channel: str) -> FakeChannel:
+        found = self._topics.topic(topic).channels.get(channel)
+        if found is None:
+            raise NotFound(channel)
+        return found
 
 
 class FakePublishing:
@@ -117,6 +119,7 @@ class FakeBroker:
         self.start_time_ns = self.clock.wall_ns()
         self.exiting = False
         self.topics = FakeTopics()
+        self.channels = FakeChannels(self.topics)
         self.publishing = FakePublishing(self.topics)
         self.producers: tuple[ClientStats, ...] = ()
         self.health_text = "OK"

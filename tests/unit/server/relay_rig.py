@@ -178,9 +178,9 @@ class RelayNode:
     def _delivery(self, partition: Partition, channel: Any) -> Delivery:
         return Delivery(partition, channel, self.loop, self.rng, None)
 
-    # ---- what `Topics` does for the relay
+    # ---- what `Channels` does for the relay
 
-    async def ensure_channel_here(self, topic: Topic, channel: str) -> None:
+    async def ensure_here(self, topic: Topic, channel: str) -> None:
         topic.versioned = Versioned(self.store.record, topic.versioned.version + 1)
         if ids.is_ephemeral(channel):
             for partition in topic.led:
@@ -189,7 +189,7 @@ class RelayNode:
             raise NotFound("deleted topic/channel")
         await topic.reconcile()
 
-    async def leave_channel(self, topic: str, channel: str) -> None:
+    async def leave(self, topic: str, channel: str) -> None:
         found = self.topics[topic]
         if not found.used(channel):
             for partition in found.led:

@@ -106,7 +106,7 @@ def test_metadata_that_can_not_be_written_closes_the_node(tmp_path: Path):
             await broker.publishing.publish("t", ONE, 1)
             broker.store.replace = Gate(broker.store.replace, error=Poisoned("fdatasync failed"))  # type: ignore[method-assign]
             with pytest.raises(Poisoned):
-                await broker.topics.create_channel("t", "c")
+                await broker.channels.create("t", "c")
             assert broker.failure is not None
             with pytest.raises(Unavailable):
                 await broker.publishing.publish("t", ONE, 1)
@@ -228,7 +228,7 @@ def test_who_subscribes_while_the_last_consumer_leaves_stays(tmp_path: Path):
                 await asyncio.sleep(0.005)
                 assert not second.wire.closed
                 broker.subscriptions.unsubscribe(second)
-                await until(lambda: not broker.topics.has_channel("t", "c#ephemeral"))
+                await until(lambda: not broker.channels.has("t", "c#ephemeral"))
 
     asyncio.run(story())
 
@@ -239,7 +239,7 @@ def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(tmp_pa
             first = await subscribed(broker, "t", "c")
             gate = Gate(broker.store.replace)
             broker.store.replace = gate  # type: ignore[method-assign]
-            deletion = asyncio.create_task(broker.topics.delete_channel("t", "c"))
+            deletion = asyncio.create_task(broker.channels.delete("t", "c"))
             await gate.until_reached()
             late = asyncio.create_task(subscribed(broker, "t", "c"))
             await asyncio.sleep(0.01)
@@ -248,7 +248,7 @@ def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(tmp_pa
             await deletion
             second = await late
             assert first.wire.closed and not second.wire.closed
-            assert broker.topics.has_channel("t", "c")
+            assert broker.channels.has("t", "c")
 
     asyncio.run(story())
 
@@ -262,7 +262,7 @@ def test_an_ephemeral_channel_made_for_a_client_that_is_gone_goes_too(tmp_path: 
             sub.cancel()
             await asyncio.gather(sub, return_exceptions=True)
             await asyncio.sleep(0.05)
-            await until(lambda: not broker.topics.has_channel("t", "c#ephemeral") and not broker.changes)
+            await until(lambda: not broker.channels.has("t", "c#ephemeral") and not broker.changes)
 
     asyncio.run(story())
 
@@ -282,13 +282,13 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path: Path):
 def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.topics.create_channel(await made(broker, "t"), "c")
+            await broker.channels.create(await made(broker, "t"), "c")
             gate = Gate(broker.store.delete_topic)
             broker.store.delete_topic = gate  # type: ignore[method-assign]
             deletion = asyncio.create_task(broker.topics.delete_topic("t"))
             await gate.until_reached()
             broker.topics["t"].deleting = False  # as it was when the pause was asked for
-            pause = asyncio.create_task(broker.topics.pause_channel("t", "c", True))
+            pause = asyncio.create_task(broker.channels.pause("t", "c", True))
             await asyncio.sleep(0)
             gate.open()
             await deletion
@@ -346,10 +346,10 @@ def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE, 1)
-            await broker.topics.create_channel("t", "c")
+            await broker.channels.create("t", "c")
             (partition,) = broker.topics.topic("t").led
             partition.serving = False
-            done = await broker.topics.seek_channel("t", "c", {0: 1})
+            done = await broker.channels.seek("t", "c", {0: 1})
             assert isinstance(done[0], Unavailable)
             partition.serving = True
             await partition.commit_events()

@@ -193,7 +193,7 @@ def test_the_next_start_makes_what_only_the_record_has(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as broker:
             await publish(broker, 1)
-            await broker.topics.create_channel("t", "c")
+            await broker.channels.create("t", "c")
             broker.opener.create = Gate(broker.opener.create, error=AppendFailed("disk full"))  # type: ignore[method-assign]
             with pytest.raises(Unavailable):
                 await broker.topics.change_settings("t", {"partitions": 2})
@@ -212,7 +212,7 @@ def test_two_changes_at_once_are_both_made(tmp_path: Path) -> None:
             await asyncio.gather(
                 broker.topics.change_settings("t", {"partitions": 2}),
                 broker.topics.change_settings("t", {"retention_ms": 5000}),
-                broker.topics.create_channel("t", "c"),
+                broker.channels.create("t", "c"),
             )
             topic = broker.topics.topic("t")
             assert (topic.record.settings.partitions, topic.record.settings.retention_ms) == (2, 5000)

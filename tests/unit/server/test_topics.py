@@ -1,4 +1,4 @@
-"""The topics of a node in a cluster: which of them lookup daemons hear of, who was faster, who leads elsewhere."""
+"""The topics of a node in a cluster: which of them lookup daemons hear of, who was faster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from nsqha.election.model import ChannelList, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
-from nsqha.errors import Conflict, NotFound
+from nsqha.election.model import ChannelList, TopicRecord, TopicSettings, Versioned
+from nsqha.errors import Conflict
 from nsqha.options import Options
 from nsqha.server.changes import Changes
 from nsqha.server.topics import Topics
@@ -26,7 +26,6 @@ class Metadata:
         self.store = self
         self.records: dict[str, Versioned[TopicRecord]] = {}
         self.races: list[Versioned[TopicRecord]] = []
-        self.alive: dict[int, NodeInfo] = {}
 
     async def read(self, read: Callable[[], Any]) -> Any:
         return read()
@@ -35,9 +34,6 @@ class Metadata:
 
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         return self.records.get(name)
-
-    def nodes(self) -> dict[int, NodeInfo]:
-        return self.alive
 
     def create_topic(self, name: str, settings: TopicSettings, *, partitions: Any) -> Versioned[TopicRecord]:
         if self.races:
@@ -176,23 +172,5 @@ def test_whoever_wanted_just_that_or_nothing_special_has_it(wanted: TopicSetting
         rig.metadata.races = [record(settings=replace(EIGHT, replicas=2, unknown={"newer": 1}))]
         await rig.topics.create_topic("t", wanted)
         assert rig.topics.topic("t").record.uid == 7
-
-    run(scenario)
-
-
-# ---- who leads elsewhere
-
-
-def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
-    async def scenario() -> None:
-        rig = Rig()
-        rig.topics.adopt(record(partitions={0: PartitionMeta()}))
-        metas = {n: PartitionMeta(leader=leader) for n, leader in enumerate((1, 2, 0, 9))}
-        metas[4] = PartitionMeta(leader=2, successor=3)  # it leads until the other one does
-        rig.metadata.records["t"] = record(partitions=metas, version=2)
-        rig.metadata.alive = {n: NodeInfo(n, grpc_address=f"n{n}") for n in (1, 2, 3)}
-        assert await rig.topics.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
-        with pytest.raises(NotFound):
-            await rig.topics.led_elsewhere("t", 8)
 
     run(scenario)

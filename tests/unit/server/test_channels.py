@@ -1,0 +1,49 @@
+"""The channels of a topic in a cluster: whose leaders have to follow a change."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
+from nsqha.errors import NotFound
+from nsqha.options import Options
+from nsqha.server.changes import Changes
+from nsqha.server.channels import Channels
+from tests.unit.server.replica_rig import run
+
+
+class Metadata:
+    """One record, and who is alive."""
+
+    def __init__(self, record: TopicRecord, nodes: dict[int, NodeInfo]) -> None:
+        self.store = SimpleNamespace(topic=lambda name: Versioned(record, 2), nodes=lambda: nodes)
+
+    async def read(self, read: Callable[[], Any]) -> Any:
+        return read()
+
+
+def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
+    metas = {n: PartitionMeta(leader=leader) for n, leader in enumerate((1, 2, 0, 9))}
+    metas[4] = PartitionMeta(leader=2, successor=3)  # it leads until the other one does
+    nodes = {n: NodeInfo(n, grpc_address=f"n{n}") for n in (1, 2, 3)}
+
+    async def scenario() -> None:
+        channels = Channels(
+            cast(Any, None),  # no topic is looked at here
+            Options(),
+            node_uid=1,
+            rng=random.Random(1),
+            metadata=cast(Any, Metadata(TopicRecord("t", 7, 3, partitions=metas), nodes)),
+            changes=Changes(asyncio.get_running_loop()),
+        )
+        assert await channels.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
+        with pytest.raises(NotFound):
+            await channels.led_elsewhere("t", 8)
+
+    run(scenario)
