@@ -273,6 +273,44 @@ def test_a_member_with_committed_batches_never_begins_anew_behind_them() -> None
     run(scenario)
 
 
+def test_of_a_log_that_was_given_up_nothing_counts_as_committed_behind_the_cut() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        mine = log_of(1, 1, 1)
+        stream = rig.leader(A)
+        await stream.open(1, log_of())
+        rig.follower.damage = (1, 2)  # it applies nothing for the time being
+        stream.push(1, mine, 1, committed=4)
+        await pause()
+        assert rig.follower.committed == 4
+        other = copy_of(mine, 2)
+        add(other, 2, b"x")
+        add(other, 2, b"y")
+        rig.record(leader=B, epoch=2, isr={B: 6})
+        rig.peers.serves = serving(other, 2)
+        rig.leader(B).ask(2, other, start=2)
+        await pause(1)
+        assert same(rig.follower.log, other) and rig.follower.committed == 2
+        record = rig.journal.record(KEY)
+        assert record is not None and record.cut is None and not rig.journal.dirty
+
+    run(scenario)
+
+
+def test_the_journal_forgets_a_cut_before_anything_is_appended_again() -> None:
+    """What is pulled may be the very batch that was cut: the next start would cut it once more."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await another_past(rig)
+        await rig.replicas._files.cut(rig.follower, 2)
+        record = rig.journal.record(KEY)
+        assert record is not None and record.cut is None and not rig.journal.dirty
+
+    run(scenario)
+
+
 def test_a_member_never_cuts_what_is_committed() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()

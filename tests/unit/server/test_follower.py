@@ -10,7 +10,7 @@ from nsqha.clock import ManualClock
 from nsqha.commitlog.copying import read_run
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import follower as follower_module
 from nsqha.server.follower import Follower, FollowerRuntime
@@ -249,6 +249,31 @@ def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before()
     assert all(durable <= 2 for _, durable in rig.port.acks)
     rig.disk.sync()
     assert rig.port.acks[-1] == (4, 4)
+
+
+@pytest.mark.parametrize("missing", ["nothing", "log start", "checkpoint", "on its disk"])
+def test_files_go_when_log_start_and_checkpoint_are_past_them_and_durable_here(missing: str) -> None:
+    rig = Rig(sync="none", limits=LogLimits(segment_bytes=72))
+    rig.write(b"x" * 40, b"y" * 40, b"z")
+    for first in (1, 2, 3):
+        rig.push(first, first + 1)
+        rig.disk.work()
+        rig.loop.turn()
+    rig.follower.committed_to(4)
+    assert len(rig.log.pairs) == 3 and rig.log.local_durable == 3
+    gone = rig.log.pairs[0].end
+    if missing != "on its disk":
+        rig.disk.request(rig.follower)
+        rig.disk.sync()
+    if missing != "log start":
+        rig.state.log_start, rig.state.log_start_log_id = (gone.offset, gone.position), 3
+    if missing != "checkpoint":
+        rig.state.checkpoint = CheckpointMark(as_of=gone.log_id, end_log_id=3)
+    rig.follower.keep_house()
+    rig.loop.turn()
+    rig.disk.work()
+    rig.loop.turn()
+    assert (len(rig.log.pairs) == 2) == (missing == "nothing") and not rig.follower.busy
 
 
 def test_much_that_is_committed_at_once_is_applied_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
