@@ -154,7 +154,7 @@ class Broker:
         )
         self.scrubber.on_damage = self._found_damage
         if cluster is not None:
-            cluster.replicas.on_mended = self.scrubber.mended
+            cluster.replicas.damage.on_mended = self.scrubber.mended
 
     def _join_parts(self, cluster: Cluster, metadata: Metadata) -> None:
         """Topics, replicas and membership know each other."""
@@ -194,7 +194,7 @@ class Broker:
         """The scrub found batches that do not verify: another replica has them."""
         if self.cluster is not None:
             identity = replica.log.identity
-            self.cluster.replicas.damaged((identity.topic_uid, identity.partition), first, end)
+            self.cluster.replicas.damage.found((identity.topic_uid, identity.partition), first, end)
 
     # ---- start and stop
 

@@ -181,7 +181,7 @@ class Cluster:
 
     def serve(self, server: PeerServer) -> None:
         """What other nodes may ask of this one."""
-        server.on_stream("Push", self.replicas.receive)
+        server.on_stream("Push", self.replicas.promises.receive)
         server.on_stream("Live", self._accept_live)
         self.replicas.answers.register(server)
         self.routing.serve(server)

@@ -1,6 +1,6 @@
 """The follower's half of live replication: one handler for each stream that another node pushes on.
 
-    PushMessage: opens -> Replicas.open (promise, catch-up) -> Opened
+    PushMessage: opens -> Promises.open (promise, catch-up) -> Opened
                  appends -> Follower.append ..... end of tick, end of disk round -> one PushReply with all acks
                  committed -> Follower.committed_to
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = Log("following")
 
 
-class Replicas(Protocol):
+class Promises(Protocol):
     """What this node has, as far as its leaders may touch it."""
 
     def hello(self) -> pb.PushHello:
@@ -48,12 +48,12 @@ class Replicas(Protocol):
 class Receiver:
     """One incoming stream."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, replicas: Replicas, stream: PeerStream) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, promises: Promises, stream: PeerStream) -> None:
         self.leader = 0  # node uid, from the hello
         self.registration = 0
         self.closed = False
         self._loop = loop
-        self._replicas = replicas
+        self._promises = promises
         self._stream = stream
         self._acks: dict[Follower, None] = {}
         self._answers = pb.PushReply()
@@ -77,39 +77,39 @@ class Receiver:
         elif not self.leader:
             raise Unavailable("a stream begins with a hello")
         for opened in message.opens:
-            self._replicas.open(self, opened)
+            self._promises.open(self, opened)
         for append in message.appends:
-            follower = self._replicas.following(append.key)
+            follower = self._promises.following(append.key)
             if follower is None:
                 self.refused(append.key, append.epoch, pb.REFUSAL_UNKNOWN, 0, "this partition is not followed here")
             else:
                 follower.append(self, append)
         for committed in message.committed:
-            follower = self._replicas.following(committed.key)
+            follower = self._promises.following(committed.key)
             if follower is not None and follower.port is self and follower.epoch == committed.epoch:
                 follower.committed_to(committed.committed)
 
     def _stranger(self, hello: pb.PushHello) -> str:
         """Why this stream is not for us, or not from whom it says; empty: it is welcome."""
-        mine = self._replicas.hello()
+        mine = self._promises.hello()
         if hello.cluster_id != mine.cluster_id:
             return f"this node belongs to cluster {mine.cluster_id:016x}, not to {hello.cluster_id:016x}"
         if hello.target_uid != mine.node_uid:
             return f"this is node {mine.node_uid:016x}, not {hello.target_uid:016x}"
-        if not self._stream.peer.may_be(hello.node_uid, self._replicas.name_of(hello.node_uid)):
+        if not self._stream.peer.may_be(hello.node_uid, self._promises.name_of(hello.node_uid)):
             return f"{self._stream.peer} may not speak for node {hello.node_uid:016x}"
         return ""
 
     def _greet(self, hello: pb.PushHello) -> None:
         self.leader = hello.node_uid
-        self._replicas.stream_found(hello.node_uid)
+        self._promises.stream_found(hello.node_uid)
         self.registration = hello.registration
         self.greet()
 
     def greet(self) -> None:
         """Say who this node is; again after it has registered."""
         if self.leader:
-            hello = self._replicas.hello()
+            hello = self._promises.hello()
             hello.target_uid = self.leader
             self._answers.hello.CopyFrom(hello)
             self._soon()
@@ -119,7 +119,7 @@ class Receiver:
         for follower in self._followers.values():
             follower.left(self)
         if self._followers:
-            self._replicas.stream_lost(self.leader)
+            self._promises.stream_lost(self.leader)
         self._followers.clear()
 
     # ---- out

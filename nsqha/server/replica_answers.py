@@ -61,7 +61,7 @@ class ReplicaAnswers:
                 continue
             last = log_.entry_before(log_.end.log_id)
             record = journal.record(key)
-            cut, damaged = replicas.doubts(key)
+            cut, damaged = replicas.damage.doubts(key)
             reply.replicas.add(
                 key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
                 role=role if stopped is None else pb.ROLE_NONE,
@@ -109,7 +109,7 @@ class ReplicaAnswers:
                 lambda: copying.read_run(part, request.first, min(end, part.end.log_id), max_bytes)
             )
         except BatchCorrupt as error:
-            self._replicas.damaged(
+            self._replicas.damage.found(
                 (request.key.topic_uid, request.key.partition), error.first.log_id, error.end.log_id
             )
             raise

@@ -1,14 +1,18 @@
 """The replicas of this node and the role that each plays: leader, follower, or neither any more.
 
     metadata record --settle--> make the log | lead | step down | follow | remove
-    Open from a leader --open--> promise, durably --> follow (catch up first, if the logs part or we are far behind)
 
-Owner of which role each replica has. One partition's changes come one after the other (its lock); each looks at the
-record again before it acts. A role is given up before another is taken; the log and the channel state are handed over,
-never shared. What makes a leader: the record, read linearizably, names this node, this process life and this log, in an
-epoch above the promise; then the promise is journalled. Spec: `Become`, `Restart`, the promise half of `Push`.
+Owner of which role each replica has, and of the newest record seen of it. One partition's changes come one after the
+other (its lock, `changing`); each looks at the record again before it acts. A role is given up before another is taken;
+the log and the channel state are handed over, never shared. What makes a leader: the record, read linearizably, names
+this node, this process life and this log, in an epoch above the promise; then the promise is journalled. Spec:
+`Become`, `Restart`.
 
-Invariants: a process life leads an epoch at most once; no answer leaves before the promise it rests on is durable;
+Parts: `Promises` answers the leaders of other nodes, `ReplicaDamage` knows what is wrong with logs, `ReplicaFiles`
+changes the files of those that catch up, `ReplicaAnswers` tells others what is here. They share `leading` and
+`followers`, which only this class changes.
+
+Invariants: a process life leads an epoch at most once; no role is taken before the promise it rests on is durable;
 files go only by a tombstone, or because the record no longer names this node.
 """
 
@@ -22,19 +26,15 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
-from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
+from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.nsqlog import Log
-from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
-from nsqha.server.catchup import CALL_SECONDS, CatchUp
 from nsqha.server.follower import Follower, FollowerRuntime
-from nsqha.server.following import Receiver
 from nsqha.server.leadership import Leadership
 from nsqha.server.opening import OpenedLog
-from nsqha.server.pace import Pace
 from nsqha.server.partition_records import PartitionRecords
-from nsqha.server.repair import Repairer
+from nsqha.server.promises import Promises
 from nsqha.server.replica_answers import ReplicaAnswers
+from nsqha.server.replica_damage import ReplicaDamage
 from nsqha.server.replica_files import ReplicaFiles
 from nsqha.server.scrub import Replica as Scrubbed
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from nsqha.server.journalling import JournalWriter
     from nsqha.server.metadata import Metadata
     from nsqha.server.opening import PartitionOpener
-    from nsqha.server.peers import Peers, PeerStream
+    from nsqha.server.peers import Peers
     from nsqha.server.push import PushLinks
     from nsqha.server.topic import Topic
 
@@ -55,7 +55,6 @@ log = Log("replicas")
 
 Key = tuple[int, int]  # topic uid, partition
 
-CATCH_UP_RETRY_SECONDS = 0.5
 SETTLE_RETRY_SECONDS = 0.5
 
 
@@ -96,31 +95,33 @@ class Replicas:
         self._loop = loop
         self._clock = clock
         self._node = node
-        self._cluster_id = cluster_id
         self._journal = journal
         self._journal_writer = journal_writer
         self._metadata = metadata
         self._opener = opener
         self._disk = disk
-        self._peers = peers
         self._links = links
         self._nodes = nodes
         self._topic_of = topic_of
         self._leaders_changed = leaders_changed
-        self._stream_lost = stream_lost
-        self._stream_found = stream_found
-        self._receivers: list[Receiver] = []
         self._spawn = spawn
         self._limits = limits
-        self._pace = Pace(catch_up_bytes_per_second)  # of all partitions that catch up here
         self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
         self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
         self._drawn: set[int] = set()  # names of logs that are about to be made
-        self._cut: set[Key] = set()  # recovery cut the end, and it has not come again: others that have more go first
-        self._corrupt: dict[Key, int] = {}  # nothing at or above this log id can be vouched for
         self._strays: set[Key] = set()  # was moved away while this node was down: files that go
         self._locks: dict[Key, asyncio.Lock] = {}
         self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
+        self.damage = ReplicaDamage(
+            self,
+            node=node,
+            cluster_id=cluster_id,
+            peers=peers,
+            nodes=nodes,
+            disk=disk,
+            spawn=spawn,
+            on_failure=on_failure,
+        )
         self._files = ReplicaFiles(
             node=node,
             journal=journal,
@@ -129,18 +130,26 @@ class Replicas:
             disk=disk,
             record_of=lambda key: self._records[key].record,
             nodes=nodes,
-            begun_anew=lambda key: self._corrupt.pop(key, None),
+            begun_anew=self.damage.renewed,
         )
-        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
-        self._repairer = Repairer(
-            peers,
+        self.promises = Promises(
+            self,
+            loop=loop,
+            clock=clock,
+            node=node,
             cluster_id=cluster_id,
-            log_of=self.log_of,
-            others=self._others,
-            mended=self._mended,
-            run=disk.run,
-            on_failure=on_failure,
+            journal=journal,
+            journal_writer=journal_writer,
+            metadata=metadata,
+            opener=opener,
+            peers=peers,
+            nodes=nodes,
+            files=self._files,
+            damage=self.damage,
+            stream_lost=stream_lost,
+            stream_found=stream_found,
             spawn=spawn,
+            catch_up_bytes_per_second=catch_up_bytes_per_second,
         )
         self.answers = ReplicaAnswers(self, journal, disk, node=node, cluster_id=cluster_id)
         self.stopping = False  # no role is taken any more
@@ -155,13 +164,18 @@ class Replicas:
                 if await self._disk.run(lambda n=number: self._opener.has_files(topic.record, n)):  # type: ignore[misc]
                     self._strays.add(key)
             else:
-                async with self._changing(key):
+                async with self.changing(key):
                     if not ids.is_ephemeral(topic.record.name):
                         try:
-                            await self._make(topic, number)
+                            await self.make(topic, number)
                         except LogCorrupt as error:
                             # The others on this disk are not to blame; this replica is as if it were down.
                             log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
+
+    def registered(self, registration: int) -> None:
+        """This process life has a new name."""
+        self.registration = registration
+        self.promises.greet()
 
     async def close(self) -> None:
         """The node stops. Partitions that are led have been closed by their owner."""
@@ -171,7 +185,7 @@ class Replicas:
         for leadership in list(self.leading.values()):
             leadership.stop()
         for key in list(self._locks):
-            async with self._changing(key):  # a change of role that is under way leaves a log to be closed
+            async with self.changing(key):  # a change of role that is under way leaves a log to be closed
                 follower = self.followers.get(key)
                 if follower is not None:
                     await follower.close()
@@ -202,7 +216,7 @@ class Replicas:
         if (handle := self._again.pop(key, None)) is not None:
             handle.cancel()
         try:
-            async with self._changing(key):
+            async with self.changing(key):
                 await self._settle(topic, number)
         except LogCorrupt as error:
             log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
@@ -235,9 +249,9 @@ class Replicas:
             leadership.refreshed(meta)
             return
         if leadership is not None:
-            await self._step_down(leadership, f"epoch {meta.epoch} has begun")
+            await self.step_down(leadership, f"epoch {meta.epoch} has begun")
         if key not in self.followers:
-            await self._make(topic, number)
+            await self.make(topic, number)
         self.followers[key].set_sync(self._sync_of(topic.record, meta))
         if meta.leader == self._node:
             await self._lead(topic.record, number)
@@ -261,7 +275,7 @@ class Replicas:
         """No record names it."""
         self._drawn.discard(log_uid)
 
-    async def _make(self, topic: Versioned[TopicRecord], number: int) -> None:
+    async def make(self, topic: Versioned[TopicRecord], number: int) -> None:
         """Open the log, or begin an empty one."""
         record, key = topic.record, (topic.record.uid, number)
         meta = record.partitions[number]
@@ -285,11 +299,7 @@ class Replicas:
             promise = max(promise, meta.epoch)
         self._opener.stage_promise(key, promise, opened.log, opened.log_uid)
         await self._journal_writer.promise()
-        report = opened.report
-        if report is not None and any(cut.why == "torn" for cut in report.cuts):
-            self._cut.add(key)
-        if report is not None and report.serve_end is not None:
-            self._corrupt[key] = report.serve_end
+        self.damage.recovered(key, opened.report)
         self._follow(topic, number, opened, promise=promise)
 
     def _never_made(self, key: Key, meta: PartitionMeta) -> bool:
@@ -313,7 +323,7 @@ class Replicas:
             sync=self._sync_of(topic.record, topic.record.partitions[number]),
             epoch=promise,
         )
-        follower.on_damage = lambda first, end: self.damaged(key, first, end)
+        follower.on_damage = lambda first, end: self.damage.found(key, first, end)
 
     def _sync_of(self, record: TopicRecord, meta: PartitionMeta) -> str:
         return meta.sync or self._opener.sync_of(record)
@@ -371,7 +381,7 @@ class Replicas:
             limits=self._limits,
         )
         self.leading[key] = leadership
-        self._cut.discard(key)  # what it has is the truth from now on
+        self.damage.leads(key)
         self._records[key] = fresh
         end = opened.log.end.log_id
         took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
@@ -385,7 +395,7 @@ class Replicas:
             took,
             took_ms=took,
         )
-        partition.on_damage = lambda first, end: self.damaged(key, first, end)
+        partition.on_damage = lambda first, end: self.damage.found(key, first, end)
         topic.add_led(partition)
         # What was changed through this node since that read: nobody else knows that its logs have to follow.
         channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
@@ -415,7 +425,7 @@ class Replicas:
             return "the ISR names another log"
         if follower.state is None:
             return "its channels are not known yet"
-        if len(meta.replicas) > 1 and (key in self._corrupt or not follower.readable):
+        if len(meta.replicas) > 1 and (self.damage.unsound_from(key) is not None or not follower.readable):
             return "its log is damaged"
         return follower.stopped or ""
 
@@ -423,11 +433,11 @@ class Replicas:
         self._spawn(self._step_down_later(leadership, why))
 
     async def _step_down_later(self, leadership: Leadership, why: str) -> None:
-        async with self._changing(leadership.key):
+        async with self.changing(leadership.key):
             if self.leading.get(leadership.key) is leadership and not self.stopping:
-                await self._step_down(leadership, why)
+                await self.step_down(leadership, why)
 
-    async def _step_down(self, leadership: Leadership, why: str) -> None:
+    async def step_down(self, leadership: Leadership, why: str) -> None:
         """Lead no longer: the log goes to a follower of the same partition."""
         key, partition = leadership.key, leadership.partition
         name, number = leadership.topic, key[1]
@@ -455,7 +465,7 @@ class Replicas:
         if meta is None or self._node in meta.replicas or self._node in meta.isr:
             return
         if (leadership := self.leading.get(key)) is not None:
-            await self._step_down(leadership, "the partition was moved away")
+            await self.step_down(leadership, "the partition was moved away")
         follower = self.followers.pop(key, None)
         if follower is None and key not in self._strays:
             return
@@ -471,7 +481,7 @@ class Replicas:
         """The topic was deleted: its tombstone was seen. Its files are the caller's business."""
         for number in numbers:
             key = (uid, number)
-            async with self._changing(key):
+            async with self.changing(key):
                 leadership = self.leading.pop(key, None)
                 if leadership is not None:
                     leadership.stop()
@@ -486,161 +496,15 @@ class Replicas:
         for leadership in list(self.leading.values()):
             leadership.retire()
 
-    # ---- a leader speaks
+    # ---- what its parts ask for
 
-    def hello(self) -> pb.PushHello:
-        return pb.PushHello(cluster_id=self._cluster_id, node_uid=self._node, registration=self.registration)
+    def record_of(self, key: Key) -> Versioned[TopicRecord] | None:
+        """The newest record seen of a partition that has a replica here."""
+        return self._records.get(key)
 
-    def following(self, key: pb.PartitionKey) -> Follower | None:
-        return self.followers.get((key.topic_uid, key.partition))
-
-    def name_of(self, node: int) -> str:
-        info = self._nodes().get(node)
-        return info.broadcast_address if info is not None else ""
-
-    def stream_lost(self, node: int) -> None:
-        self._stream_lost(node)
-
-    def stream_found(self, node: int) -> None:
-        self._stream_found(node)
-
-    def receive(self, stream: PeerStream) -> Receiver:
-        """A node opens its stream of appends to us."""
-        receiver = Receiver(self._loop, self, stream)
-        self._receivers = [r for r in self._receivers if not r.ended()] + [receiver]
-        return receiver
-
-    def registered(self, registration: int) -> None:
-        """This process life has a new name: leaders need it to take us into an ISR."""
-        self.registration = registration
-        for receiver in self._receivers:
-            receiver.greet()
-
-    def open(self, receiver: Receiver, opened: pb.Open) -> None:
-        self._spawn(self._open(receiver, opened))
-
-    async def _open(self, receiver: Receiver, opened: pb.Open) -> None:
-        key = (opened.key.topic_uid, opened.key.partition)
-        try:
-            async with self._changing(key):
-                await self._answer_open(receiver, opened, key)
-        except (NsqhaError, OSError) as error:
-            receiver.refused(opened.key, opened.epoch, pb.REFUSAL_UNKNOWN, 0, str(error))
-
-    async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: Key) -> None:
-        leader, epoch = receiver.leader, opened.epoch
-        times = [self._clock.monotonic()]
-        topic = self._records.get(key)
-        decision = self._decide(key, epoch, leader, topic)
-        if isinstance(decision, NotConfirmed) or (key not in self.followers and key not in self.leading):
-            topic = await self._metadata.read(lambda: self._metadata.store.topic(opened.topic))
-            if topic is None or topic.record.uid != key[0] or key[1] not in topic.record.partitions:
-                raise NotFound(f"there is no partition {key[1]} of topic {opened.topic}")
-            self._records[key] = topic
-            meta = topic.record.partitions[key[1]]
-            if key not in self.followers and key not in self.leading:
-                if self._node not in meta.replicas and self._node not in meta.isr:
-                    raise NotFound(f"{opened.topic}/{key[1]} has no replica on this node")
-                await self._make(topic, key[1])
-            decision = self._decide(key, epoch, leader, topic)
-        if receiver.ended() or self.stopping:
-            return
-        match decision:
-            case Fenced(promised):
-                why = "a later epoch has begun"
-                receiver.refused(opened.key, epoch, pb.REFUSAL_FENCED, promised, why)
-                return
-            case NotConfirmed(why):
-                receiver.refused(opened.key, epoch, pb.REFUSAL_UNKNOWN, self._promise(key), why)
-                return
-            case Accepted() | PromiseNeeded():
-                pass
-        if (leadership := self.leading.get(key)) is not None:
-            await self._step_down(leadership, f"epoch {epoch} has begun")
-        follower = self.followers[key]
-        if follower.stopped is not None:
-            receiver.refused(opened.key, epoch, pb.REFUSAL_FAILED, follower.epoch, follower.stopped)
-            return
-        # From here on nothing is taken from an earlier leader, nor from an earlier stream of this one.
-        follower.fence()
-        times.append(self._clock.monotonic())
-        if isinstance(decision, PromiseNeeded):
-            self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
-        if isinstance(decision, PromiseNeeded) or self._journal.dirty:
-            # Also if it is only staged: the write of an earlier attempt may have failed.
-            await self._journal_writer.promise()
-        times.append(self._clock.monotonic())
-        await follower.files_free()  # the last wait: housekeeping takes them too
-        if receiver.ended() or follower.closed:
-            return
-        times.append(self._clock.monotonic())
-        took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
-        text = "%s/%d: following node %016x in epoch %d; took %s ms to check the record, promise, free the files"
-        log.info("following", text, opened.topic, key[1], leader, epoch, took, took_ms=took)
-        follower.follow(receiver, epoch, opened.start)
-        receiver.followed_by(follower)
-        if self._in_sync(key, follower, opened):
-            follower.caught_up()
-            receiver.opened(follower, behind=False)
-        else:
-            follower.behind = True
-            receiver.opened(follower, behind=True)
-            follower.exclusively(self._catch_up(follower, receiver), interruptible=True)
-
-    def _decide(self, key: Key, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
-        leadership = self.leading.get(key)
-        return decide_open(
-            epoch=epoch,
-            leader=leader,
-            promise=self._promise(key),
-            meta=None if topic is None else topic.record.partitions.get(key[1]),
-            leading=None if leadership is None else leadership.epoch,
-        )
-
-    def _promise(self, key: Key) -> int:
-        known = self._journal.record(key)
-        return 0 if known is None else known.promise
-
-    def _in_sync(self, key: Key, follower: Follower, opened: pb.Open) -> bool:
-        """Whether our log is the beginning of the leader's, without asking."""
-        log_ = follower.log
-        end = log_.end.log_id
-        if key in self._corrupt or follower.state is None or end < opened.first or follower.differs_at is not None:
-            return False
-        last = log_.entry_before(end)
-        # What we have of this epoch came from this leader, who takes nothing back.
-        return last.epoch == opened.epoch or (end == opened.start and last.chain == opened.chain)
-
-    async def _catch_up(self, follower: Follower, receiver: Receiver) -> None:
-        """Until we are near, or the leader is another."""
-        while follower.port is receiver and not follower.closed:
-            leader = self._nodes().get(receiver.leader)
-            try:
-                if leader is None:
-                    raise Unavailable(f"node {receiver.leader:016x} is not registered")
-                bad = self._corrupt.get(follower.key)
-                if bad is not None and bad < follower.log.end.log_id:
-                    log.warning("refetching", "%s: from log id %d on, which is damaged", follower.log.directory, bad)
-                    await self._files.cut(follower, bad)
-                    follower.forget_pending()
-                if self._journal.dirty:
-                    await self._journal_writer.promise()  # of a cut that is done, before anything is appended again
-                ask = self._caller(leader.grpc_address)
-                await CatchUp(follower, receiver, self._files, ask, self._cluster_id, self._pace).run()
-            except Poisoned:
-                raise  # nothing is tried twice on such a disk
-            except (NsqhaError, ValueError) as error:
-                log.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
-                await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
-            else:
-                self._corrupt.pop(follower.key, None)
-                receiver.opened(follower, behind=False)
-                return
-
-    def _caller(self, address: str) -> Callable[[str, Any], Any]:
-        return lambda method, request: self._peers.call(address, method, request, timeout=CALL_SECONDS)
-
-    # ---- damage
+    def saw(self, key: Key, topic: Versioned[TopicRecord]) -> None:
+        """A part has read the record."""
+        self._records[key] = topic
 
     def log_of(self, key: Key) -> PartitionLog | None:
         leader, follower = self.leading.get(key), self.followers.get(key)
@@ -649,39 +513,6 @@ class Replicas:
     def committed_of(self, key: Key) -> int:
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.committed if leader is not None else follower.committed if follower is not None else 0
-
-    def _others(self, key: Key) -> list[str]:
-        """Where the other replicas of a partition are, members of the ISR first."""
-        topic, nodes = self._records.get(key), self._nodes()
-        if topic is None:
-            return []
-        meta = topic.record.partitions[key[1]]
-        order = [*meta.isr, *(node for node in meta.replicas if node not in meta.isr)]
-        return [nodes[node].grpc_address for node in order if node != self._node and node in nodes]
-
-    def _mended(self, key: Key, first: int, end: int) -> None:
-        if (log_ := self.log_of(key)) is not None:
-            self.on_mended(log_, first, end)
-        if (leadership := self.leading.get(key)) is not None:
-            for delivery in leadership.partition.deliveries.values():
-                delivery.mended()
-        if (follower := self.followers.get(key)) is not None:
-            follower.mended()
-
-    def damaged(self, key: Key, first: int, end: int) -> None:
-        """Batches of a replica of this node do not verify any more."""
-        log_ = self.log_of(key)
-        # The entry behind says what was here, committed or not: nobody may lead before, who could say that it is.
-        proven = log_ is not None and end < log_.end.log_id
-        if (proven or end <= self.committed_of(key)) and self._others(key):
-            self._repairer.damaged(key, first, end)
-
-    def doubts(self, key: Key) -> tuple[bool, bool]:
-        """Of a replica: whether recovery cut its end, and whether a range of it does not verify."""
-        follower = self.followers.get(key)
-        if key in self._cut and follower is not None and follower.complete:
-            self._cut.discard(key)  # what was cut has come again, as far as it counts
-        return key in self._cut, key in self._corrupt or (follower is not None and follower.damage is not None)
 
     # ---- time
 
@@ -724,7 +555,7 @@ class Replicas:
                 self._prepare(topic.record.partitions[key[1]])
 
     @asynccontextmanager
-    async def _changing(self, key: Key) -> AsyncIterator[None]:
-        """One change of a partition's role at a time."""
+    async def changing(self, key: Key) -> AsyncIterator[None]:
+        """One change of a partition's role at a time; whoever calls `make` or `step_down` is in it."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             yield

@@ -198,7 +198,7 @@ class Oracle:
                 return
         else:
             return
-        if mine != log_uid or key in replicas._corrupt:
+        if mine != log_uid or replicas.damage.unsound_from(key) is not None:
             return
         has = min(log_.local_durable, log_.end.log_id) if self.cluster.sync_always else log_.end.log_id
         if has < committed:

@@ -12,7 +12,7 @@ from nsqha.election import controller, elect
 from nsqha.replication.acceptance import Accepted, Fenced
 from nsqha.replication.isr import IsrKeeper, Refused
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server import catchup, leadership, replicas
+from nsqha.server import catchup, leadership, promises
 from nsqha.server.catchup import CatchUp
 from nsqha.server.disk import DiskRounds
 from nsqha.server.follower import Follower
@@ -20,6 +20,7 @@ from nsqha.server.following import Receiver
 from nsqha.server.journalling import JournalWriter
 from nsqha.server.lanes import Lane
 from nsqha.server.partition_records import PartitionRecords
+from nsqha.server.promises import Promises
 from nsqha.server.publishing import PublishWaiter
 from nsqha.server.push import Pushed
 from nsqha.server.replicas import Replicas
@@ -45,11 +46,11 @@ def epoch_unchecked() -> Iterator[None]:
         self._port, self.epoch = port, epoch
         self._held.clear()
 
-    original, decided = Follower.append, replicas.decide_open
+    original, decided = Follower.append, promises.decide_open
     with (
         patch.object(Follower, "append", append),
         patch.object(Follower, "follow", follow),
-        patch.object(replicas, "decide_open", decide),
+        patch.object(promises, "decide_open", decide),
     ):
         yield
 
@@ -304,11 +305,11 @@ def opened_anywhere() -> Iterator[None]:
         message.chain = log_.entry_before(message.end).chain
         original(self, message, registration)
 
-    def in_sync(self: Replicas, key: Any, follower: Follower, message: Any) -> bool:
-        return follower.state is not None and key not in self._corrupt
+    def in_sync(self: Promises, key: Any, follower: Follower, message: Any) -> bool:
+        return follower.state is not None and self._damage.unsound_from(key) is None
 
     original = Pushed.opened
-    with patch.object(Pushed, "opened", opened), patch.object(Replicas, "_in_sync", in_sync):
+    with patch.object(Pushed, "opened", opened), patch.object(Promises, "_in_sync", in_sync):
         yield
 
 

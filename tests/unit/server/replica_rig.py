@@ -17,7 +17,7 @@ from typing import Any, cast
 from nsqha import hot
 from nsqha.clock import ManualClock
 from nsqha.commitlog.entry import Entry
-from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.journal import NodeJournal, inspect
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog, SyncTicket
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage, Storage
@@ -194,7 +194,7 @@ class LeaderStream:
         self.peer = PeerIdentity("somewhere")
         self.pending = 0
         self.replies: list[pb.PushReply] = []
-        self.receiver = rig.replicas.receive(self)
+        self.receiver = rig.replicas.promises.receive(self)
         hello = pb.PushHello(cluster_id=CLUSTER, node_uid=node, registration=7, target_uid=rig.node)
         self.receiver.on_message(pb.PushMessage(hello=hello))
 
@@ -384,3 +384,25 @@ def serving(log_: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str
         return pb.FetchReply(entries=batch.entries, data=batch.data, committed=committed, end=log_.end.log_id)
 
     return answer
+
+
+async def followed(rig: ReplicaRig, epoch: int = 1) -> tuple[Any, Any]:
+    """A follower of A, in sync, and A's stream and log."""
+    await rig.settle(rig.record(leader=A, epoch=epoch, isr={A: 5}))
+    log_ = log_of()
+    stream = rig.leader(A)
+    opened = await stream.open(epoch, log_)
+    assert opened.DESCRIPTOR.name == "Opened" and not opened.behind
+    return stream, log_
+
+
+def promised(rig: ReplicaRig) -> int:
+    """What a start would find now."""
+    found = [r for key, r in inspect(rig.storage, "data").partitions.items() if tuple(key) == KEY]
+    return found[0].promise if found else 0
+
+
+async def fit_to_lead(rig: ReplicaRig) -> int:
+    """A replica with a log; the name of that log."""
+    await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+    return rig.follower.log_uid

@@ -1,0 +1,251 @@
+"""What leaders on other nodes may ask of the replicas here: a promise, then to follow.
+
+    Open --decide (not confirmed: read the record)--> refused | step down, promise, free the files --> follow
+    follow --> in sync: Opened | else: Opened(behind), CatchUp .. until near, Opened
+
+Owner of the streams that leaders push on (`Receiver`), and of what one partition's leader is answered on them. Which
+role a replica plays is `Replicas`' business: an Open is answered under its lock of the partition, with its record, and
+what does not fit the answer is done there (`make`, `step_down`). Spec: the promise half of `Push`.
+
+Invariants: no answer leaves before the promise it rests on is durable; from the decision on, nothing is taken from an
+earlier leader, nor from an earlier stream of this one; a log counts as in sync only if it is the beginning of the
+leader's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from nsqha.errors import NotFound, NsqhaError, Poisoned, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
+from nsqha.server.catchup import CALL_SECONDS, CatchUp
+from nsqha.server.following import Receiver
+from nsqha.server.pace import Pace
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.election.model import NodeInfo, TopicRecord, Versioned
+    from nsqha.server.follower import Follower
+    from nsqha.server.journalling import JournalWriter
+    from nsqha.server.metadata import Metadata
+    from nsqha.server.opening import PartitionOpener
+    from nsqha.server.peers import Peers, PeerStream
+    from nsqha.server.replica_damage import ReplicaDamage
+    from nsqha.server.replica_files import ReplicaFiles
+    from nsqha.server.replicas import Replicas
+
+log = Log("promises")
+
+Key = tuple[int, int]  # topic uid, partition
+
+CATCH_UP_RETRY_SECONDS = 0.5
+
+
+class Promises:
+    """Answers the leaders of one node's replicas."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        node: int,
+        cluster_id: int,
+        journal: NodeJournal,
+        journal_writer: JournalWriter,
+        metadata: Metadata,
+        opener: PartitionOpener,
+        peers: Peers,
+        nodes: Callable[[], Mapping[int, NodeInfo]],
+        files: ReplicaFiles,
+        damage: ReplicaDamage,
+        stream_lost: Callable[[int], None],
+        stream_found: Callable[[int], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        catch_up_bytes_per_second: int,
+    ) -> None:
+        self._replicas = replicas
+        self._loop = loop
+        self._clock = clock
+        self._node = node
+        self._cluster_id = cluster_id
+        self._journal = journal
+        self._journal_writer = journal_writer
+        self._metadata = metadata
+        self._opener = opener
+        self._peers = peers
+        self._nodes = nodes
+        self._files = files
+        self._damage = damage
+        self._stream_lost = stream_lost
+        self._stream_found = stream_found
+        self._spawn = spawn
+        self._pace = Pace(catch_up_bytes_per_second)  # of all partitions that catch up here
+        self._receivers: list[Receiver] = []
+
+    # ---- streams
+
+    def receive(self, stream: PeerStream) -> Receiver:
+        """A node opens its stream of appends to us."""
+        receiver = Receiver(self._loop, self, stream)
+        self._receivers = [r for r in self._receivers if not r.ended()] + [receiver]
+        return receiver
+
+    def greet(self) -> None:
+        """This process life has a new name: leaders need it to take us into an ISR."""
+        for receiver in self._receivers:
+            receiver.greet()
+
+    def hello(self) -> pb.PushHello:
+        return pb.PushHello(cluster_id=self._cluster_id, node_uid=self._node, registration=self._replicas.registration)
+
+    def following(self, key: pb.PartitionKey) -> Follower | None:
+        return self._replicas.followers.get((key.topic_uid, key.partition))
+
+    def name_of(self, node: int) -> str:
+        info = self._nodes().get(node)
+        return info.broadcast_address if info is not None else ""
+
+    def stream_lost(self, node: int) -> None:
+        self._stream_lost(node)
+
+    def stream_found(self, node: int) -> None:
+        self._stream_found(node)
+
+    # ---- Open
+
+    def open(self, receiver: Receiver, opened: pb.Open) -> None:
+        self._spawn(self._open(receiver, opened))
+
+    async def _open(self, receiver: Receiver, opened: pb.Open) -> None:
+        key = (opened.key.topic_uid, opened.key.partition)
+        try:
+            async with self._replicas.changing(key):
+                await self._answer_open(receiver, opened, key)
+        except (NsqhaError, OSError) as error:
+            receiver.refused(opened.key, opened.epoch, pb.REFUSAL_UNKNOWN, 0, str(error))
+
+    async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: Key) -> None:
+        replicas, leader, epoch = self._replicas, receiver.leader, opened.epoch
+        times = [self._clock.monotonic()]
+        topic = replicas.record_of(key)
+        decision = self._decide(key, epoch, leader, topic)
+        if isinstance(decision, NotConfirmed) or (key not in replicas.followers and key not in replicas.leading):
+            topic = await self._metadata.read(lambda: self._metadata.store.topic(opened.topic))
+            if topic is None or topic.record.uid != key[0] or key[1] not in topic.record.partitions:
+                raise NotFound(f"there is no partition {key[1]} of topic {opened.topic}")
+            replicas.saw(key, topic)
+            meta = topic.record.partitions[key[1]]
+            if key not in replicas.followers and key not in replicas.leading:
+                if self._node not in meta.replicas and self._node not in meta.isr:
+                    raise NotFound(f"{opened.topic}/{key[1]} has no replica on this node")
+                await replicas.make(topic, key[1])
+            decision = self._decide(key, epoch, leader, topic)
+        if receiver.ended() or replicas.stopping:
+            return
+        match decision:
+            case Fenced(promised):
+                why = "a later epoch has begun"
+                receiver.refused(opened.key, epoch, pb.REFUSAL_FENCED, promised, why)
+                return
+            case NotConfirmed(why):
+                receiver.refused(opened.key, epoch, pb.REFUSAL_UNKNOWN, self.promised(key), why)
+                return
+            case Accepted() | PromiseNeeded():
+                pass
+        if (leadership := replicas.leading.get(key)) is not None:
+            await replicas.step_down(leadership, f"epoch {epoch} has begun")
+        follower = replicas.followers[key]
+        if follower.stopped is not None:
+            receiver.refused(opened.key, epoch, pb.REFUSAL_FAILED, follower.epoch, follower.stopped)
+            return
+        # From here on nothing is taken from an earlier leader, nor from an earlier stream of this one.
+        follower.fence()
+        times.append(self._clock.monotonic())
+        if isinstance(decision, PromiseNeeded):
+            self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+        if isinstance(decision, PromiseNeeded) or self._journal.dirty:
+            # Also if it is only staged: the write of an earlier attempt may have failed.
+            await self._journal_writer.promise()
+        times.append(self._clock.monotonic())
+        await follower.files_free()  # the last wait: housekeeping takes them too
+        if receiver.ended() or follower.closed:
+            return
+        times.append(self._clock.monotonic())
+        took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
+        text = "%s/%d: following node %016x in epoch %d; took %s ms to check the record, promise, free the files"
+        log.info("following", text, opened.topic, key[1], leader, epoch, took, took_ms=took)
+        follower.follow(receiver, epoch, opened.start)
+        receiver.followed_by(follower)
+        if self._in_sync(key, follower, opened):
+            follower.caught_up()
+            receiver.opened(follower, behind=False)
+        else:
+            follower.behind = True
+            receiver.opened(follower, behind=True)
+            follower.exclusively(self._catch_up(follower, receiver), interruptible=True)
+
+    def _decide(self, key: Key, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
+        leadership = self._replicas.leading.get(key)
+        return decide_open(
+            epoch=epoch,
+            leader=leader,
+            promise=self.promised(key),
+            meta=None if topic is None else topic.record.partitions.get(key[1]),
+            leading=None if leadership is None else leadership.epoch,
+        )
+
+    def promised(self, key: Key) -> int:
+        """The highest epoch that this node has promised to, 0 if none."""
+        known = self._journal.record(key)
+        return 0 if known is None else known.promise
+
+    def _in_sync(self, key: Key, follower: Follower, opened: pb.Open) -> bool:
+        """Whether our log is the beginning of the leader's, without asking."""
+        log_ = follower.log
+        end = log_.end.log_id
+        if self._damage.unsound_from(key) is not None or follower.state is None:
+            return False
+        if end < opened.first or follower.differs_at is not None:
+            return False
+        last = log_.entry_before(end)
+        # What we have of this epoch came from this leader, who takes nothing back.
+        return last.epoch == opened.epoch or (end == opened.start and last.chain == opened.chain)
+
+    # ---- catch-up
+
+    async def _catch_up(self, follower: Follower, receiver: Receiver) -> None:
+        """Until we are near, or the leader is another."""
+        while follower.port is receiver and not follower.closed:
+            leader = self._nodes().get(receiver.leader)
+            try:
+                if leader is None:
+                    raise Unavailable(f"node {receiver.leader:016x} is not registered")
+                bad = self._damage.unsound_from(follower.key)
+                if bad is not None and bad < follower.log.end.log_id:
+                    log.warning("refetching", "%s: from log id %d on, which is damaged", follower.log.directory, bad)
+                    await self._files.cut(follower, bad)
+                    follower.forget_pending()
+                if self._journal.dirty:
+                    await self._journal_writer.promise()  # of a cut that is done, before anything is appended again
+                ask = self._caller(leader.grpc_address)
+                await CatchUp(follower, receiver, self._files, ask, self._cluster_id, self._pace).run()
+            except Poisoned:
+                raise  # nothing is tried twice on such a disk
+            except (NsqhaError, ValueError) as error:
+                log.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
+                await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
+            else:
+                self._damage.renewed(follower.key)
+                receiver.opened(follower, behind=False)
+                return
+
+    def _caller(self, address: str) -> Callable[[str, Any], Any]:
+        return lambda method, request: self._peers.call(address, method, request, timeout=CALL_SECONDS)
