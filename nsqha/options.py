@@ -123,7 +123,7 @@ class Options:
     data_path: str = _flag(STRING, "", "folder of everything stored (default: the current one)")
     mem_queue_size: int = _flag(INT, 10_000, "unread messages that an #ephemeral topic or channel keeps")
     max_bytes_per_file: int = _flag(INT, 100 * MIB, "bytes per segment file before rolling, unless --segment-bytes")
-    sync_every: int = _flag(INT, 2500, "messages per fsync with --sync=interval; at most one fsync per 10 ms")
+    sync_every: int = _flag(INT, 2500, "messages per fsync with --sync=interval; at most one fsync per 50 ms")
     sync_timeout_ns: int = _flag(DURATION, 2 * SECOND, "time between fsyncs with --sync=interval")
     queue_scan_worker_pool_max: int = _flag(INT, 4, "", inert=_NO_SCAN)
     queue_scan_selection_count: int = _flag(INT, 20, "", inert=_NO_SCAN)

@@ -25,7 +25,7 @@ from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
 READ_THREADS = 2
-PATIENT_SECONDS = 0.01  # from the beginning of one round to that of the next, if nobody waits for it
+PATIENT_SECONDS = 0.05  # from the beginning of one round to that of the next, if nobody waits for it
 
 log = Log("disk")
 
