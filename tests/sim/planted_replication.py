@@ -42,8 +42,9 @@ def epoch_unchecked() -> Iterator[None]:
         verdict = decided(**known)
         return Accepted() if isinstance(verdict, Fenced) else verdict
 
-    def follow(self: Follower, port: Any, epoch: int) -> None:
+    def follow(self: Follower, port: Any, epoch: int, start: int) -> None:
         self._port, self.epoch = port, epoch
+        self._told, self._needed = 0, start
         self._held.clear()
 
     original, decided = Follower.append, promises.decide_open
