@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsqha.election.etcd_binary import find_etcd
+from tests import freezing
 from tests.integration.servers import free_port
 
 START_S = 20.0
@@ -96,7 +97,7 @@ class EtcdServer:
 
     def freeze(self) -> None:
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        freezing.stop(self._process.pid)
 
     def thaw(self) -> None:
         assert self._process is not None

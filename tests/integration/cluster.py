@@ -39,6 +39,7 @@ from nsqha.election.model import PartitionMeta
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
+from tests import freezing
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.servers import LOOPBACK, CannotStart, Daemon, Host, Lookupd, Node, free_port, wait_until
 from tests.jepsen.checker import Report
@@ -109,7 +110,7 @@ class Member(Node):
 
 def freeze(daemon: Daemon) -> None:
     """SIGSTOP: it is silent, and knows nothing of it."""
-    os.kill(daemon.pid, signal.SIGSTOP)
+    freezing.stop(daemon.pid)
 
 
 def thaw(daemon: Daemon) -> None:

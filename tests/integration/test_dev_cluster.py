@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from nsqha.cli import build_parser
+from tests import freezing
 from tests.integration.devnode import ANY_PORTS, BIN, DevNode, die_with_parent
 from tests.integration.test_cli import keys_of
 
@@ -187,7 +188,7 @@ def test_with_restart_a_killed_node_comes_back(tmp_path: Path) -> None:
 
 def test_a_child_that_hangs_does_not_outlive_a_second_signal(tmp_path: Path) -> None:
     cluster = DevCluster(tmp_path, nodes=2)
-    os.kill(cluster.nodes[1]["pid"], signal.SIGSTOP)
+    freezing.stop(cluster.nodes[1]["pid"])
     cluster.process.send_signal(signal.SIGTERM)
     eventually(lambda: not lives(cluster.nodes[0]["pid"]))  # it has begun to stop
     assert lives(cluster.nodes[1]["pid"])
@@ -197,7 +198,7 @@ def test_a_child_that_hangs_does_not_outlive_a_second_signal(tmp_path: Path) -> 
 
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
     cluster = DevCluster(tmp_path, nodes=2)
-    os.kill(cluster.nodes[1]["pid"], signal.SIGSTOP)
+    freezing.stop(cluster.nodes[1]["pid"])
     cluster.process.kill()
     cluster.process.communicate(timeout=60)
     eventually(lambda: gone(cluster.pids))

@@ -22,6 +22,7 @@ from nsqha.options import Options, load_nsqd
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import peer_grpc, tls
 from nsqha.server.peers import PeerIdentity, PeerStream
+from tests import freezing
 from tests.unit.server.peer_rig import SERVICES, Acceptor, GrpcWorld, Recorder, World, push, reply
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -71,7 +72,7 @@ def test_a_frozen_process_holds_messages_back(process: tuple[subprocess.Popen[st
         stream = world.peers.stream(address, "Push", handler)
         stream.send(push(0))
         await handler.until(lambda: handler.messages)
-        victim.send_signal(signal.SIGSTOP)
+        freezing.stop(victim.pid)
         for n in range(1, count):
             stream.send(push(n, size=1 << 20))
         assert stream.pending == count - 1
@@ -85,7 +86,7 @@ def test_a_frozen_process_holds_messages_back(process: tuple[subprocess.Popen[st
         assert handler.numbers == list(range(count))
         assert stream.pending == 0
         # Closing does not wait for a peer that reads nothing.
-        victim.send_signal(signal.SIGSTOP)
+        freezing.stop(victim.pid)
         for n in range(count):
             stream.send(push(n, size=1 << 20))
         stream.close()
