@@ -1,9 +1,8 @@
-"""docs/spec/Replication.tla as Python: an oracle for what the simulation records of the real code.
+"""docs/spec/Replication.tla as Python: random walks far beyond TLC's bounds, and a checker of recorded steps.
 
-The simulation runs real leaders, followers, recovery and elections and notes what they did as spec actions,
-`("Push", "a", "b")`. `TraceChecker` replays them: each must be a step that the spec allows in the state that the
-steps before it led to, and every invariant must hold after it. So the code is held to the model that TLC has explored,
-and a run is judged while it runs instead of by what is lost at its end.
+`TraceChecker` replays steps that are named as the spec names them, `("Push", "a", "b")`: each must be one that the spec
+allows in the state that the steps before it led to, and every invariant must hold after it. The random walks of
+tests/unit/replication use it; the simulation of whole nodes checks the invariants on the nodes themselves.
 
     checker = TraceChecker(Spec(replicas=("a", "b", "c"), leader="a"))
     checker.step("Become", "a")
