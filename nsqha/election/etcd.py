@@ -418,8 +418,8 @@ class EtcdStore:
 
     def _ranges(self, *ops: Any) -> tuple[list[Any], int]:
         """The keys of each `get`, all of one revision."""
-        answer = self._client.read(lambda stubs: stubs.kv.Txn, txn([], ops))
-        return [response.response_range.kvs for response in answer.responses], answer.header.revision
+        found, header = self._client.ranges(*(op.request_range for op in ops))
+        return found, header.revision
 
     def _txn(self, compares: list[Any], then: list[Any], otherwise: list[Any] | None = None) -> Any:
         return self._client.change(lambda stubs: stubs.kv.Txn, txn(compares, then, otherwise or ()))

