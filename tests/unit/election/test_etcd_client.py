@@ -257,7 +257,7 @@ class History(EtcdClient):
     """An etcd whose revision grows with every answer, and that forgets old ones now and then."""
 
     def __init__(self, forgets_after: int) -> None:
-        self.revision = 10
+        self.now = 10
         self.asked: list[tuple[bytes, int]] = []
         self._left = forgets_after
 
@@ -266,9 +266,9 @@ class History(EtcdClient):
         self._left -= 1
         if request.revision and self._left == 0:
             raise Compacted("required revision has been compacted")
-        self.revision += 1
-        at = request.revision or self.revision
-        return SimpleNamespace(kvs=[(request.key, at)], header=SimpleNamespace(revision=self.revision))
+        self.now += 1
+        at = request.revision or self.now
+        return SimpleNamespace(kvs=[(request.key, at)], header=SimpleNamespace(revision=self.now))
 
 
 def test_several_ranges_are_of_one_revision_also_if_it_is_compacted_meanwhile() -> None:
