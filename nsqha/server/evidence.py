@@ -86,11 +86,12 @@ def read_seen(folder: str) -> Seen:
 
 
 def forget_seen(folder: str) -> None:
-    """The metadata are believed again."""
+    """The metadata are believed again; durably, or a later doubt would be decided by what was true long before."""
     try:
         os.unlink(f"{folder}/{SEEN}")
     except FileNotFoundError:
-        pass
+        return
+    OsStorage().sync_dir(folder)
 
 
 class _SeenTopic(msgspec.Struct):

@@ -159,6 +159,17 @@ def test_what_was_seen_is_kept_whole_or_not_at_all(folder: Folder) -> None:
     assert evidence.read_seen(folder.path) == Seen()
 
 
+def test_what_is_forgotten_does_not_come_back_after_a_power_loss(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence.write_seen(folder.path, Seen(9))
+    synced: list[tuple[str, bool]] = []
+    there = Path(folder.path) / evidence.SEEN
+    monkeypatch.setattr(OsStorage, "sync_dir", lambda self, path: synced.append((path, there.exists())))
+    evidence.forget_seen(folder.path)
+    assert synced == [(folder.path, False)]
+
+
 def test_the_answer_carries_it_to_whoever_asks() -> None:
     known = Known(replace(RECORD, partitions={0: PartitionMeta(epoch=8, version=44)}), 6)
     answer = evidence.reply(pb.StatusReply(node_uid=1), "n1", held=True, generation=2, view_revision=9, topics=[known])
