@@ -29,7 +29,6 @@ from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.election.moves import Intents, read_intents
 from nsqha.election.placement import PartitionName, able, balance, host_of, spread
-from nsqha.election.planner import progress
 from nsqha.election.session import View
 from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
@@ -98,7 +97,8 @@ class ClusterApi:
             "revision": view.revision,
             "nodes": [_node(node, metas, intents) for _, node in sorted(view.nodes.items())],
             "decommissions": [
-                {"node": f"{uid:016x}", **progress(uid, metas, intents.moves)} for uid in sorted(intents.decommissions)
+                {"node": f"{uid:016x}", **health.progress(uid, metas, intents.moves)}
+                for uid in sorted(intents.decommissions)
             ],
             "moves": moves,
             "leaderless": [_named(name) for name, meta in sorted(metas.items()) if meta.leader not in view.nodes],
@@ -228,7 +228,7 @@ def _move(name: PartitionName, wanted: tuple[int, ...], meta: PartitionMeta | No
 
 def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents: Intents) -> dict[str, Any]:
     uid = node.node_uid
-    held = progress(uid, metas, intents.moves)
+    held = health.progress(uid, metas, intents.moves)
     return {
         "uid": f"{uid:016x}",
         "name": node.name,

@@ -7,10 +7,9 @@ from typing import Any
 
 from nsqha.cli.cluster_access import Picture
 from nsqha.cli.screen import some, table
-from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, state_of, stays
+from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, progress, state_of, stays
 from nsqha.election.model import NodeInfo
 from nsqha.election.placement import PartitionName
-from nsqha.election.planner import progress
 from nsqha.ids import is_ephemeral
 
 

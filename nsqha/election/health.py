@@ -79,3 +79,13 @@ def counts(metas: Iterable[PartitionMeta], alive: Container[int]) -> dict[str, i
     for meta in metas:
         found[state_of(meta, alive)] += 1
     return found
+
+
+def progress(node: int, metas: Mapping[PartitionName, PartitionMeta], names: Iterable[PartitionName]) -> dict[str, int]:
+    """How far the emptying of a node is: partitions that still have a replica there, led there, and under way."""
+    mine = [name for name, meta in metas.items() if node in meta.replicas]
+    return {
+        "replicas": len(mine),
+        "leaderships": sum(1 for meta in metas.values() if meta.leader == node),
+        "moving": len(set(mine) & set(names)),
+    }

@@ -276,13 +276,3 @@ def fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tup
     fit = [uid for uid in meta.replicas if uid in meta.isr and uid in nodes]
     kept = sorted(fit, key=lambda uid: uid != meta.leader)[:count]
     return (tuple(uid for uid in fit if uid in kept), "fewer_replicas") if len(kept) == count else None
-
-
-def progress(node: int, metas: Mapping[PartitionName, PartitionMeta], names: Iterable[PartitionName]) -> dict[str, int]:
-    """How far the emptying of a node is: partitions that still have a replica there, led there, and under way."""
-    mine = [name for name, meta in metas.items() if node in meta.replicas]
-    return {
-        "replicas": len(mine),
-        "leaderships": sum(1 for meta in metas.values() if meta.leader == node),
-        "moving": len(set(mine) & set(names)),
-    }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
+import importlib.util
 import subprocess
 import sys
 import threading
@@ -193,32 +192,29 @@ def test_etcd3_is_imported_without_touching_what_protobuf_shares() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
-def test_a_bridge_that_is_not_needed_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_bridge, "_modules", lambda folder: pytest.fail("built"))
-    assert etcd_bridge.load() is etcd_bridge.rpc  # imported already
+def test_nothing_of_etcd3_is_run_but_its_messages_and_stubs() -> None:
+    code = (
+        "import sys\n"
+        "from nsqha.election.etcd_bridge import rpc\n"
+        "assert rpc.KVStub\n"
+        "assert not sys.modules.keys() & {'etcd3', 'etcd3.client', 'tenacity'}\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_an_etcd3_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert etcd_bridge.load() is etcd_bridge.rpc  # built once
     for name in [name for name in sys.modules if name.split(".")[0] == "etcd3"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(etcd_bridge, "_refuses_old_code", lambda: False)
-    monkeypatch.setattr(importlib, "import_module", lambda name: name)
-    assert etcd_bridge.load() == "etcd3.etcdrpc"
-
-
-def test_an_etcd3_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise TypeError("Descriptors cannot be created directly.")
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "etcd3"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.1")
-    monkeypatch.setattr(importlib, "import_module", refuse)
-    with pytest.raises(ConfigError, match=r"etcd3 0\.11\.1 does not run beside protobuf .* install etcd3 0\.12\.0"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package etcd3 0\.12\.0; install it"):
         etcd_bridge.load()
 
 
 def test_the_description_is_found_in_both_ways_of_writing_it() -> None:
     assert etcd_bridge.serialized_pb(r"D = F(name='x', serialized_pb=_b('\n\xff'))") == b"\n\xff"
     assert etcd_bridge.serialized_pb(r"D = F(serialized_pb=b'\n\xff')") == b"\n\xff"
-    with pytest.raises(ConfigError, match="not as it was published"):
+    with pytest.raises(ConfigError, match=r"not 0\.12\.0 as it was published"):
         etcd_bridge.serialized_pb("D = F()")
 
 
