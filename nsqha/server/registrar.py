@@ -168,7 +168,11 @@ class Registrar:
             )
         try:
             async with self._session.get(URL(url, encoded=True)) as response:
-                body = await response.content.read(CHANNELS_BYTES_MAX)
+                body = b""
+                while part := await response.content.readany():
+                    body += part
+                    if len(body) > CHANNELS_BYTES_MAX:
+                        raise ValueError(f"more than {CHANNELS_BYTES_MAX} bytes")
                 if response.status != 200:
                     raise ValueError(f"status {response.status}")
                 return msgspec.json.decode(body, type=_Channels).channels or []

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -285,6 +286,52 @@ def test_known_channels_are_asked_of_the_daemon_behind_the_connection(
         await lookupd.until_heard("REGISTER a")
         assert await registrar.known_channels("t") == known
         assert asked == ["/channels?topic=t"]
+        server.close()
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_an_answer_that_comes_in_pieces_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channels of a topic may be more than one packet: the first of them is no JSON, and would count as none."""
+    names = [f"channel-{n:03}" for n in range(500)]
+    body = json.dumps({"channels": names}).encode()
+    arrived = asyncio.Event()
+    feed = aiohttp.StreamReader.feed_data
+
+    def feed_data(reader: aiohttp.StreamReader, *args: Any) -> None:
+        feed(reader, *args)
+        arrived.set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body[:1000])
+        await arrived.wait()
+        writer.write(body[1000:])
+        writer.close()
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % server.sockets[0].getsockname()[1]
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        monkeypatch.setattr(aiohttp.StreamReader, "feed_data", feed_data)
+        assert await registrar.known_channels("t") == names
+        server.close()
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_a_daemon_that_answers_without_end_knows_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHANNELS_BYTES_MAX", 100)
+    body = b'{"channels":["a"],"more":"' + 200 * b"x" + b'"}'
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        server, port, _ = await http_server({"/channels?topic=t": ("200 OK", body)})
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        assert await registrar.known_channels("t") == []
         server.close()
 
     run(conversation, lambda: {"a": []})
