@@ -18,6 +18,7 @@ from nsqha import ids
 from nsqha.admin.others import Others
 from nsqha.admin.replay import timestamp_of
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
+from nsqha.election.session import called
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.pb.v1 import admin_pb2
 from nsqha.server.snapshot import under_replicated
@@ -148,7 +149,10 @@ class Describer:
     def _membership(self, record: TopicRecord, number: int, meta: PartitionMeta | None = None) -> Any:
         """Who leads a partition and who has it, by the record as the leader, or else this node, knows it."""
         meta = meta or record.partitions[number]
-        return membership(number, meta, self._nodes(), wanted=record.settings.replicas if self._others else None)
+        cluster = self._broker.cluster
+        names = cluster.view().names if cluster is not None else {}
+        wanted = record.settings.replicas if self._others else None
+        return membership(number, meta, self._nodes(), names, wanted=wanted)
 
     def _nodes(self) -> Mapping[int, NodeInfo]:
         broker = self._broker
@@ -253,8 +257,15 @@ class Describer:
 # ---- pure
 
 
-def membership(number: int, meta: PartitionMeta, nodes: Mapping[int, NodeInfo], *, wanted: int | None) -> Any:
-    """The part of a partition's state that its record tells."""
+def membership(
+    number: int,
+    meta: PartitionMeta,
+    nodes: Mapping[int, NodeInfo],
+    names: Mapping[int, str],
+    *,
+    wanted: int | None,
+) -> Any:
+    """The part of a partition's state that its record tells. `names`: what nodes that are away were called."""
     leader = meta.leader if meta.leader in nodes else 0
     listed = [*meta.replicas, *(node for node in meta.isr if node not in meta.replicas)]
     return admin_pb2.PartitionState(
@@ -264,7 +275,7 @@ def membership(number: int, meta: PartitionMeta, nodes: Mapping[int, NodeInfo], 
         leader_epoch=meta.epoch,
         replicas=[
             admin_pb2.Replica(
-                node=node, name=nodes[node].name if node in nodes else "", alive=node in nodes, in_sync=node in meta.isr
+                node=node, name=called(node, nodes, names), alive=node in nodes, in_sync=node in meta.isr
             )
             for node in listed
         ],

@@ -23,6 +23,7 @@ from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import Intents, read_intents
 from nsqha.election.placement import PartitionName, able
+from nsqha.election.session import called
 from nsqha.election.store import MetadataStore
 
 if TYPE_CHECKING:
@@ -123,11 +124,7 @@ class Picture:
 
     def name(self, uid: int) -> str:
         """What people call a node, or called it before it went; else its uid."""
-        node = self.nodes.get(uid)
-        last = self.intents.names.get(uid, "")
-        if node is None and any(last == other.name for other in self.nodes.values()):
-            last = ""  # somebody else is called so now
-        return (last if node is None else node.name) or f"{uid:016x}"
+        return called(uid, self.nodes, self.intents.names) or f"{uid:016x}"
 
     def names(self, uids: Any) -> list[str]:
         return [self.name(uid) for uid in uids]

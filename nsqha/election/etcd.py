@@ -20,11 +20,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-import msgspec
-
 from nsqha.clock import Clock
 from nsqha.election import etcd_keys, rules
-from nsqha.election.codec import FORMAT, encode
+from nsqha.election.codec import encode
 from nsqha.election.etcd_accepting import Look, look
 from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions
@@ -45,7 +43,7 @@ from nsqha.election.model import (
 )
 from nsqha.election.session import Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent
-from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, StaleMetadata, Unavailable
+from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.ids import is_ephemeral, new_uid
 
 RETRIES = 20
@@ -163,7 +161,7 @@ class EtcdStore:
 
     def intents(self) -> dict[str, Versioned[Intent]]:
         kvs, _ = list_keys(self._client, self._keys.intents)
-        return {self._keys.short(kv.key).removeprefix("intents/"): _intent(kv) for kv in kvs}
+        return {self._keys.short(kv.key).removeprefix("intents/"): etcd_keys.intent_of(kv) for kv in kvs}
 
     # Acceptance (nsqha.election.accepting)
 
@@ -340,7 +338,7 @@ class EtcdStore:
     ) -> Versioned[Intent]:
         rules.check_intent_name(name)
         key = self._keys.intent(name)
-        value = msgspec.json.encode({"format": FORMAT, "intent": intent})
+        value = etcd_keys.intent_value(intent)
         answer = self._txn([unchanged(key, expected_version), *self._led_by(controller)], [put(key, value)])
         if not answer.succeeded:
             raise Conflict(f"intent {name} was changed meanwhile, or the controller's epoch is over")
@@ -529,17 +527,6 @@ class EtcdStore:
 
 def _partitions(topic: Versioned[TopicRecord]) -> Iterator[tuple[int, PartitionMeta]]:
     yield from topic.record.partitions.items()
-
-
-def _intent(kv: Any) -> Versioned[Intent]:
-    try:
-        plain = msgspec.json.decode(kv.value, type=dict[str, Any])
-        number, intent = msgspec.convert(plain.get("format"), int), msgspec.convert(plain.get("intent"), dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise LogCorrupt(f"etcd key {kv.key.decode(errors='replace')} is no intent: {error}") from error
-    if number > FORMAT:
-        raise ConfigError(f"etcd key {kv.key.decode(errors='replace')} has format {number}; use a newer version")
-    return Versioned(intent, kv.mod_revision)
 
 
 def _too_many(what: str) -> Unavailable:

@@ -20,11 +20,13 @@ keys are left alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from nsqha.election.codec import decode, encode
+import msgspec
+
+from nsqha.election.codec import FORMAT, decode, encode
 from nsqha.election.etcd_bridge import rpc
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, Record, TopicRecord, Versioned
 from nsqha.errors import ConfigError, LogCorrupt
@@ -36,7 +38,7 @@ R = TypeVar("R", bound=Record)
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _PARTITION = re.compile(r"partitions/([0-9a-f]{16})/([0-9]{1,4})")
-_UID = re.compile(r"(?:nodes|tombstones|waiting)/([0-9a-f]{16})")
+_UID = re.compile(r"(?:nodes|tombstones|waiting|intents/names)/([0-9a-f]{16})")
 
 
 class Keys:
@@ -96,7 +98,7 @@ def partition_of(short: str) -> tuple[int, int] | None:
 
 
 def uid_of(short: str) -> int:
-    """Of a node's, tombstone's or waiting node's key; 0 if it is none."""
+    """Of the key of a node, tombstone or waiting node, or of the intent that keeps a node's name; 0 if it is none."""
     match = _UID.fullmatch(short)
     return 0 if match is None else int(match[1], 16)
 
@@ -133,6 +135,21 @@ def node_value(node: NodeInfo) -> bytes:
 
 def node_info(kv: Any) -> NodeInfo:
     return replace(record_of(NodeInfo, kv), registration=kv.create_revision)
+
+
+def intent_value(intent: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode({"format": FORMAT, "intent": intent})
+
+
+def intent_of(kv: Any) -> Versioned[Mapping[str, Any]]:
+    try:
+        plain = msgspec.json.decode(kv.value, type=dict[str, Any])
+        number, intent = msgspec.convert(plain.get("format"), int), msgspec.convert(plain.get("intent"), dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise LogCorrupt(f"etcd key {kv.key.decode(errors='replace')} is no intent: {error}") from error
+    if number > FORMAT:
+        raise ConfigError(f"etcd key {kv.key.decode(errors='replace')} has format {number}; use a newer version")
+    return Versioned(intent, kv.mod_revision)
 
 
 def controller_value(controller: Controller) -> bytes:

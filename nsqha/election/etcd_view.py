@@ -30,6 +30,7 @@ class Records:
     tombstones: dict[int, Tombstone] = field(default_factory=dict)
     nodes: dict[int, NodeInfo] = field(default_factory=dict)
     controller: Controller | None = None
+    node_names: dict[int, str] = field(default_factory=dict)  # also of those that are away
     _names: dict[int, str] = field(default_factory=dict)  # by topic uid
     _round: dict[str, None] = field(default_factory=dict)  # keys that changed since the last view
     _gone: list[int] = field(default_factory=list)  # uids of topics that were removed since the last view
@@ -54,6 +55,8 @@ class Records:
             self.nodes.pop(etcd_keys.uid_of(short), None)
         elif kind == "tombstones":
             self.tombstones.pop(etcd_keys.uid_of(short), None)
+        elif kind == "intents":
+            self.node_names.pop(etcd_keys.uid_of(short), None)
         elif (partition := etcd_keys.partition_of(short)) is not None:
             uid, number = partition
             self.partitions.get(uid, {}).pop(number, None)
@@ -78,7 +81,14 @@ class Records:
         return self._view({name: self._join(topic) for name, topic in self.topics.items()})
 
     def _view(self, topics: dict[str, Versioned[TopicRecord]]) -> View:
-        return View(self.revision, topics, dict(self.tombstones), dict(self.nodes), self.controller)
+        return View(
+            self.revision,
+            topics,
+            dict(self.tombstones),
+            dict(self.nodes),
+            self.controller,
+            dict(self.node_names),
+        )
 
     def _join(self, topic: Versioned[TopicRecord]) -> Versioned[TopicRecord]:
         return join(topic, self.partitions.get(topic.record.uid, {}))
@@ -117,6 +127,8 @@ class Records:
             self.nodes[uid] = etcd_keys.node_info(kv)
         elif kind == "tombstones" and (uid := etcd_keys.uid_of(short)):
             self.tombstones[uid] = etcd_keys.record_of(Tombstone, kv)
+        elif kind == "intents" and (uid := etcd_keys.uid_of(short)):
+            self.node_names[uid] = str(etcd_keys.intent_of(kv).record.get("name", ""))
         elif (partition := etcd_keys.partition_of(short)) is not None:
             uid, number = partition
             self.partitions.setdefault(uid, {})[number] = etcd_keys.partition_meta(kv)

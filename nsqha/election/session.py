@@ -37,15 +37,28 @@ class View:
     tombstones: Mapping[int, Tombstone] = field(default_factory=dict)
     nodes: Mapping[int, NodeInfo] = field(default_factory=dict)
     controller: Controller | None = None
+    names: Mapping[int, str] = field(default_factory=dict)  # what nodes that hold something were last called
 
     def partition(self, topic: str, number: int) -> PartitionMeta | None:
         found = self.topics.get(topic)
         return None if found is None else found.record.partitions.get(number)
 
+    def name(self, uid: int) -> str:
+        """What people call a node, or called it before it went; empty: that is not known."""
+        return called(uid, self.nodes, self.names)
+
     def leader(self, topic: str, number: int) -> NodeInfo | None:
         """Who leads a partition; None if nobody does, or nobody who is alive."""
         meta = self.partition(topic, number)
         return None if meta is None else self.nodes.get(meta.leader)
+
+
+def called(uid: int, nodes: Mapping[int, NodeInfo], names: Mapping[int, str]) -> str:
+    """The name of a node; `names`: the last ones, also of those that are away. Empty: unknown, or another's by now."""
+    if (node := nodes.get(uid)) is not None:
+        return node.name
+    last = names.get(uid, "")
+    return "" if any(last == other.name for other in nodes.values()) else last
 
 
 class Session(Protocol):

@@ -36,6 +36,7 @@ from nsqha.election.model import (
     TopicSettings,
     Versioned,
 )
+from nsqha.election.moves import read_intents
 from nsqha.election.rules import (
     changed_partitions,
     check_intent_name,
@@ -224,7 +225,12 @@ class MemoryStore:
         if self._view is None:
             state = self._state
             self._view = View(
-                state.revision, dict(state.topics), dict(state.tombstones), dict(self._nodes), self._controller
+                state.revision,
+                dict(state.topics),
+                dict(state.tombstones),
+                dict(self._nodes),
+                self._controller,
+                read_intents({name: intent.record for name, intent in state.intents.items()}).names,
             )
         return self._view
 

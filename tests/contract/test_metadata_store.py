@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nsqha.clock import SystemClock
 from nsqha.commitlog.storage import MemStorage, OsStorage
+from nsqha.election import moves
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.election.etcd import EtcdStore
 from nsqha.election.etcd_client import EtcdOptions
@@ -525,11 +526,15 @@ def test_the_view_comes_to_what_is_read(store: MetadataStore, session: Session) 
     store.create_topic("b", TopicSettings())
     node = session.register(NodeInfo(7))
     session.campaign(Controller("a"))
+    for uid, name in ((7, "seven"), (8, "eight"), (9, "nine")):
+        store.put_intent(moves.node_name(uid), {"node": uid, "name": name})
+    store.remove_intent(moves.node_name(8), store.intents()[moves.node_name(8)].version)
+    store.put_intent(moves.BALANCE, {"paused": True})
 
     def same() -> bool:
         view = store.view()
-        known = (view.topics, view.tombstones, view.nodes, view.controller)
-        return known == (store.topics(), store.tombstones(), store.nodes(), store.controller())
+        known = (view.topics, view.tombstones, view.nodes, view.controller, view.names)
+        return known == (store.topics(), store.tombstones(), store.nodes(), store.controller(), {7: "seven", 9: "nine"})
 
     eventually(same)
     view = store.view()

@@ -57,19 +57,21 @@ def test_a_channel_is_the_sum_of_its_partitions_and_of_all_consumers() -> None:
 def test_membership_says_who_is_missing() -> None:
     nodes = {1: info(1), 2: info(2)}
     meta = PartitionMeta(leader=1, epoch=4, isr={1: 10, 2: 20}, replicas=(2, 1, 3), min_isr=2)
-    state = membership(0, meta, nodes, wanted=None)
+    state = membership(0, meta, nodes, {}, wanted=None)
     assert [(r.name, r.alive, r.in_sync) for r in state.replicas] == [
         ("n2", True, True),
         ("n1", True, True),
         ("", False, False),
     ]
     assert (state.leader, state.leader_name, state.leader_epoch, state.under_replicated) == (1, "n1", 4, True)
+    away = [membership(0, meta, nodes, {3: name}, wanted=None).replicas[2].name for name in ("n3", "n2")]
+    assert away == ["n3", ""], "its last name, unless another node has it now"
     full = PartitionMeta(leader=3, isr={1: 10, 2: 20}, replicas=(1, 2))
-    state = membership(0, full, nodes, wanted=None)
+    state = membership(0, full, nodes, {}, wanted=None)
     assert (state.leader, state.under_replicated) == (0, False), "its leader is away"
-    assert membership(0, full, nodes, wanted=3).under_replicated
+    assert membership(0, full, nodes, {}, wanted=3).under_replicated
     floor = PartitionMeta(leader=1, isr={1: 10, 3: 30}, replicas=(1, 3), min_isr=2)
-    assert membership(0, floor, nodes, wanted=None).under_replicated, "the member at the floor is away"
+    assert membership(0, floor, nodes, {}, wanted=None).under_replicated, "the member at the floor is away"
 
 
 def test_nodes_that_do_not_answer_are_named() -> None:
