@@ -43,7 +43,7 @@ from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, PartitionKey,
 from nsqha.cursor.lmdb_proof import remove, unproven
 from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, Pin, Tables, TablesError
 from nsqha.cursor.loading import Loaded, LogLike, load
-from nsqha.cursor.state import EntryLike, PartitionState
+from nsqha.cursor.state import NEEDS_LOOK, EntryLike, PartitionState
 from nsqha.nsqlog import Log
 
 Read = Callable[[EntryLike], bytes | bytearray]
@@ -185,31 +185,39 @@ class LmdbCache:
         *,
         committed: int | None = None,
         later: tuple[LogLike, Read] | None = None,
+        must_read: int = NEEDS_LOOK,
     ) -> Loaded:
         """The committed state of a partition: from here as far as its log vouches for it. It is written from now on.
 
         `committed`: the end of what is known to be committed, if that is not the whole log. `later`: the log itself, if
-        `log_` is a snapshot of one in use; what is stored here is of an earlier log then, and not asked."""
+        `log_` is a snapshot of one in use; what is stored here is of an earlier log then, and not asked. `must_read`:
+        flags of the batches that are not passed over."""
         self._loads += 1
         try:
             try:
-                return self._load(key, log_, read, committed, later)
+                return self._load(key, log_, read, committed, later, must_read)
             except BaseLost:
-                return self._load(key, log_, read, committed, later)  # in memory
+                return self._load(key, log_, read, committed, later, must_read)  # in memory
         finally:
             self._loads -= 1
 
     def _load(
-        self, key: PartitionKey, log_: LogLike, read: Read, committed: int | None, later: tuple[LogLike, Read] | None
+        self,
+        key: PartitionKey,
+        log_: LogLike,
+        read: Read,
+        committed: int | None,
+        later: tuple[LogLike, Read] | None,
+        must_read: int,
     ) -> Loaded:
         recall_log, recall_read = later or (log_, read)
 
         def recall(log_id: int) -> PartitionState:
-            return load(recall_log, recall_read, end_log_id=log_id + 1).state
+            return load(recall_log, recall_read, end_log_id=log_id + 1, must_read=must_read).state
 
         partition = CachedPartition(self, key, recall)
         stored = partition.stored if later is None else lambda: None
-        loaded = load(log_, read, stored, partition.new_deferred, committed=committed)
+        loaded = load(log_, read, stored, partition.new_deferred, committed=committed, must_read=must_read)
         partition.base_log_id = loaded.state.applied.log_id
         partition.state = loaded.state
         for uid, set_ in partition.sets():

@@ -67,8 +67,11 @@ def load(
     *,
     end_log_id: int | None = None,
     committed: int | None = None,
+    must_read: int = NEEDS_LOOK,
 ) -> Loaded:
     """The committed state of `log` up to its end, or up to `end_log_id` (exclusive).
+
+    `must_read`: flags of the batches that are read; all others are passed over.
 
     `committed`: only what is below is known to be committed. The cache may know better: it holds nothing else.
     LogCorrupt if a batch that is needed does not verify, or the log begins in the middle and no source vouches for what
@@ -89,7 +92,7 @@ def load(
         state, source = PartitionState(new_deferred), LOG_START
     first = state.applied.log_id + 1
     for entry in log.entries(first, end):
-        state.apply(entry, read(entry) if entry.flags & NEEDS_LOOK else b"")
+        state.apply(entry, read(entry) if entry.flags & must_read else b"")
     state.start_at(log.start.offset, log.start.position)
     return Loaded(state, source, max(end - first, 0))
 

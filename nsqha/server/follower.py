@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from nsqha.commitlog import copying
-from nsqha.commitlog.entry import BatchCorrupt, Entry, Place
+from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry, Place
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
@@ -35,6 +35,7 @@ log = Log("follower")
 T = TypeVar("T")
 
 APPLY_SLICE = 2000  # entries read and applied at once when the committed point jumps
+MUST_READ = NEEDS_LOOK | FAULTY  # what was lost here others have, and nobody knows which events were in it
 
 
 class Port(Protocol):
@@ -248,7 +249,7 @@ class Follower:
                 if pending and pending[0][0].log_id == log_id:
                     entry, data = pending.popleft()
                     if data is None:
-                        data = self.log.read(entry) if entry.flags & NEEDS_LOOK else b""
+                        data = self.log.read(entry) if entry.flags & MUST_READ else b""
                     state.apply(entry, data)
                     left -= 1
                 else:
@@ -278,7 +279,7 @@ class Follower:
         if state is not None and self.damage is None:
             try:
                 for entry in self.log.entries(state.applied.log_id + 1, self.log.end.log_id):
-                    if entry.flags & NEEDS_LOOK:
+                    if entry.flags & MUST_READ:
                         self.log.read(entry)
             except BatchCorrupt as error:
                 self.found(error)
@@ -287,6 +288,7 @@ class Follower:
         """What could not be read can be read again, perhaps."""
         if self.damage is not None:
             self.damage = None
+            self.tried_committed = 0
             if not self.behind:
                 self._apply()
 
@@ -330,8 +332,12 @@ class Follower:
     def keep_house(self) -> None:
         """Called about once a second: unlink what nobody needs, by what is committed and durable here."""
         if self.damage is not None and not self.closed and self._exclusive is None:
-            self.mended()  # a repair may not have been possible when the damage was found
-            self._look_ahead()
+            # A repair may not have been possible when the damage was found.
+            if self.state is None:
+                self.on_damage(*self.damage)
+            else:
+                self.mended()
+                self._look_ahead()
         state = self.state
         if state is None or self.closed or self._exclusive is not None or len(self.log.pairs) == 1:
             return

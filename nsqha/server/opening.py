@@ -16,7 +16,7 @@ from typing import cast
 from nsqha import ids
 from nsqha.clock import Clock
 from nsqha.commitlog import copying
-from nsqha.commitlog.entry import Entry
+from nsqha.commitlog.entry import BatchCorrupt, Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity, LogReader
@@ -28,7 +28,7 @@ from nsqha.commitlog.storage import MemStorage, OsStorage, Storage, parent
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.state import NEEDS_LOOK, PartitionState
 from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Log
@@ -36,6 +36,7 @@ from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.budget import PublishBudget
 from nsqha.server.disk import DiskRounds
+from nsqha.server.follower import MUST_READ
 from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
 from nsqha.server.trimming import AbandonedPolicy, Trimmer
@@ -142,7 +143,9 @@ class PartitionOpener:
             if replicas == 1:  # what is in the log is committed
                 state = self.state_of(key, recovery.log)
             else:
-                state = self.state_vouched_for(key, recovery.log, below=recovery.report.serve_end)
+                alone = set(meta.isr) == {self._journal.identity.node_uid}  # what it lost, nobody has
+                below = recovery.report.serve_end
+                state, _ = self.state_vouched_for(key, recovery.log, below=below, alone=alone)
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report)
         return opened
 
@@ -154,19 +157,22 @@ class PartitionOpener:
         committed: int = 0,
         below: int | None = None,
         seen_as: LogReader | None = None,
-    ) -> PartitionState | None:
+        alone: bool = False,
+    ) -> tuple[PartitionState | None, BatchCorrupt | None]:
         """The channel state up to what is known to be committed: `committed`, or what the batches say of all replicas.
 
         `seen_as`: a snapshot of a log that is in use; only that is looked at, and not what the cache has of an earlier
-        one. None: nothing that is known to be committed says it, as in a log that was begun anew a moment ago.
+        one. `alone`: no other replica has more, so what is lost is passed over. None: nothing that is known to be
+        committed says it, as in a log that was begun anew a moment ago; or a batch does not verify, which is returned.
         """
         committed = max(committed, durable_everywhere(seen_as or log_))
         committed = committed if below is None else min(committed, below)
+        must_read = NEEDS_LOOK if alone else MUST_READ
         try:
-            return self.state_of(key, log_, committed=committed, seen_as=seen_as)
+            return self.state_of(key, log_, committed=committed, seen_as=seen_as, must_read=must_read), None
         except LogCorrupt as error:
             log.warning("state_unknown", "%s: the channels are not known yet: %s", log_.directory, error)
-            return None
+            return None, error if isinstance(error, BatchCorrupt) else None
 
     def begin_at(self, record: TopicRecord, number: int, anchor: Entry) -> PartitionLog:
         """An empty log in the place of what is there, which goes on behind `anchor`: catch-up pulls the rest."""
@@ -191,13 +197,17 @@ class PartitionOpener:
         *,
         committed: int | None = None,
         seen_as: LogReader | None = None,
+        must_read: int = NEEDS_LOOK,
     ) -> PartitionState:
         """The channel state that a log says, up to `committed` if that is not its end. LogCorrupt."""
         read = lambda entry: log_.read(cast(Entry, entry))  # noqa: E731
         if seen_as is None:
-            return self.cursor_cache.load(key, log_, read, committed=committed).state
+            return self.cursor_cache.load(key, log_, read, committed=committed, must_read=must_read).state
         see = lambda entry: seen_as.read(cast(Entry, entry))  # noqa: E731
-        return self.cursor_cache.load(key, seen_as, see, committed=committed, later=(log_, read)).state
+        later = (log_, read)
+        return self.cursor_cache.load(
+            key, seen_as, see, committed=committed, later=later, must_read=must_read
+        ).state
 
     def remove(self, name: str, uid: int) -> None:
         """Unlink everything of a deleted topic, durably: its tombstone goes next. Safe to repeat."""

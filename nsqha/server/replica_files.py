@@ -110,15 +110,16 @@ class ReplicaFiles:
             log_, past, follower.tried_committed = follower.log, follower.log.past, follower.committed
             committed, snapshot = min(follower.committed, log_.end.log_id), log_.snapshot()
             try:
-                state = await self._disk.run(
+                state, damage = await self._disk.run(
                     lambda: self._opener.state_vouched_for(key, log_, committed=committed, seen_as=snapshot)
                 )
             finally:
                 self._loading.discard(key)
-            if state is None:
-                return
             changed = follower.log is not log_ or log_.past is not past or follower.closed
-            if changed or (not alone and (follower.busy or follower.behind)):
+            if state is None:
+                if damage is not None and not changed:
+                    follower.found(damage)
+            elif changed or (not alone and (follower.busy or follower.behind)):
                 cache.give_back(key, state)  # of a log that is another one now, or about to be
             else:
                 follower.know(state)

@@ -8,7 +8,7 @@ import pytest
 
 from nsqha.clock import ManualClock
 from nsqha.commitlog.copying import read_run
-from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.cursor.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -222,6 +222,24 @@ def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:
     rig.follower.committed_to(3)
     rig.follower.keep_house()
     assert told == [(1, 2), (1, 2)]
+
+
+def test_what_recovery_marked_as_lost_is_not_passed_over() -> None:
+    """There may have been channel events in it, and the other replicas have them."""
+    rig = Rig(sync="interval")
+    told: list[tuple[int, int]] = []
+    rig.follower.on_damage = lambda first, end: told.append((first, end))
+    rig.write(b"a", b"b")
+    rig.push(1)
+    rig.follower.forget_pending()  # as after a restart
+    lost = rig.log.entry(2)
+    commitlog = rig.storage.open(next(path for path in rig.storage.contents() if path.endswith(".commitlog")))
+    commitlog.pwrite(lost._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
+    rig.follower.committed_to(3)
+    assert told == [(2, 3)] and rig.state.applied.log_id == 1 and not rig.follower.readable
+    commitlog.pwrite(lost.encode(), 2 * ENTRY_BYTES)
+    rig.follower.mended()
+    assert rig.state.applied.log_id == 2
 
 
 def test_a_damaged_end_is_not_forgotten_while_nobody_says_that_it_is_committed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY
 from tests.unit.server.replica_rig import (
     KEY,
     REGISTRATION,
@@ -70,5 +71,34 @@ def test_the_log_of_a_leader_is_whole_whatever_was_cut_before() -> None:
         rig.replicas.damage._cut.add(KEY)
         await rig.settle(rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION))
         assert KEY in rig.replicas.leading and rig.replicas.damage.doubts(KEY) == (False, False)
+
+    run(scenario)
+
+
+def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_came() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+        log_ = log_of(1, 2, 2, 2)
+        stream = rig.leader(A)
+        await stream.open(2, log_of())
+        stream.push(2, log_, 1, committed=5)
+        await pause()
+        follower = rig.replicas.followers[KEY]
+        lost = follower.log.entry(2)
+        commitlog = rig.storage.open(f"{follower.log.directory}/{0:020}.commitlog")
+        commitlog.pwrite(lost._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
+        rig.replicas._files.forget_state(follower)  # as after a cut: it is looked for anew
+        follower.committed_to(5)
+        for _ in range(2):
+            rig.replicas.keep_house()
+            await pause()
+        assert follower.state is None and follower.damage == (2, 3)
+        assert "Fetch" in rig.peers.calls
+        commitlog.pwrite(lost.encode(), 2 * ENTRY_BYTES)
+        rig.replicas.damage._mended(KEY, 2, 3)
+        rig.replicas.keep_house()
+        await pause()
+        assert follower.damage is None and follower.state is not None and follower.state.applied.log_id == 4
 
     run(scenario)
