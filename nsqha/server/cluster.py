@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqha import ids
-from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicSettings
 from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
@@ -43,6 +43,7 @@ T = TypeVar("T")
 WORKERS = 8  # calls to the metadata store at a time
 TICK_SECONDS = 0.1
 REJOIN_SECONDS = 1.0
+DROP_AGAIN_SECONDS = 10.0  # what is left of a deleted topic is tried again
 
 
 class LiveStream:
@@ -228,7 +229,7 @@ class Cluster:
         """Open every log that this node has; nobody is led yet and nobody knows of us."""
         view = self.view()
         for tombstone in view.tombstones.values():
-            await self.topics.dropped(tombstone)
+            await self._drop(tombstone)
         for topic in view.topics.values():
             self.topics.adopt(topic)
             await self.replicas.recover(topic)
@@ -342,7 +343,7 @@ class Cluster:
                 self.changed(topic_name)
         for uid, tombstone in view.tombstones.items():
             if everything or f"tombstones/{uid:016x}" in names or f"topics/{tombstone.name}" in names:
-                await self.topics.dropped(tombstone)
+                await self._drop(tombstone)
         named = [name.removeprefix("topics/") for name in names if name.startswith("topics/")]
         for name in list(view.topics) if everything else named:
             topic = view.topics.get(name)
@@ -356,6 +357,14 @@ class Cluster:
         if everything:
             for name in [name for name in self.topics if ids.is_ephemeral(name) and name not in view.topics]:
                 await self.topics.vanished(name)
+
+    async def _drop(self, tombstone: Tombstone) -> None:
+        """Remove what is left of a deleted topic. What can not go now goes later, and keeps no other from its role."""
+        try:
+            await self.topics.dropped(tombstone)
+        except (NsqhaError, OSError) as error:
+            log.warning("files_remain", "of the deleted topic %s; trying again: %s", tombstone.name, error)
+            self._loop.call_later(DROP_AGAIN_SECONDS, self._hinted, f"tombstones/{tombstone.uid:016x}")
 
     # ---- leaving
 

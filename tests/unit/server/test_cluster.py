@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from nsqha.clock import ManualClock
-from nsqha.election.model import NodeInfo, TopicSettings
+from nsqha.election.model import NodeInfo, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.election.session import View
 from nsqha.errors import Unavailable
-from nsqha.server.cluster import REJOIN_SECONDS, Cluster
+from nsqha.server.cluster import DROP_AGAIN_SECONDS, REJOIN_SECONDS, Cluster
 from tests.unit.server.replica_rig import FakePeers, pause, run
 
 
@@ -48,6 +50,54 @@ def test_a_record_that_can_not_be_dealt_with_is_tried_again_and_others_are_looke
         made._hinted("topics/b")
         await pause()
         assert looked[-1] == {"topics/b"} and not task.done()
+
+    run(scenario)
+
+
+class Dropping:
+    """Topics of a node on which what is left of `stays` can not be removed."""
+
+    def __init__(self, stays: int, error: Exception) -> None:
+        self.stays = stays
+        self.error = error
+        self.tried: list[int] = []
+        self.adopted: list[str] = []
+
+    async def dropped(self, tombstone: Tombstone) -> None:
+        self.tried.append(tombstone.uid)
+        if tombstone.uid == self.stays:
+            raise self.error
+
+    def adopt(self, topic: Versioned[TopicRecord]) -> None:
+        self.adopted.append(topic.record.name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+
+@pytest.mark.parametrize("error", [OSError(1, "Operation not permitted"), Unavailable("etcd is away")])
+def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(error: Exception) -> None:
+    async def scenario() -> None:
+        made = cluster()
+        tombstones = {uid: Tombstone(f"old{uid}", uid, 1, (1,)) for uid in (5, 6)}
+        view = View(9, {"t": Versioned(TopicRecord("t", 7, 1), 8)}, tombstones)
+        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        settled: list[str] = []
+
+        async def recover(topic: Versioned[TopicRecord]) -> None:
+            settled.append(topic.record.name)
+
+        made.replicas = cast(Any, SimpleNamespace(settle=recover, recover=recover, nodes_changed=lambda: None))
+        made.topics = cast(Any, topics := Dropping(5, error))
+        await made.recover()
+        assert settled == ["t"] and topics.tried == [5, 6]
+        task = asyncio.ensure_future(made._follow_records())
+        made._hinted("")
+        await pause()
+        assert settled == ["t", "t"] and topics.tried == [5, 6] * 2
+        await pause(DROP_AGAIN_SECONDS)
+        assert topics.tried == [5, 6] * 2 + [5] and settled == ["t", "t"]
+        task.cancel()
 
     run(scenario)
 
