@@ -27,6 +27,7 @@ SHAPE = (
 )
 REPLICAS_MAX = 15
 LOOK_SECONDS = 0.1
+SAY_SECONDS = 1.0  # of waiting without a word
 
 
 def add_parser(commands: Any) -> None:
@@ -91,7 +92,12 @@ def add_parser(commands: Any) -> None:
             "nsqha topic set orders --replicas 3 --min-isr 2",
         ),
         shape=SHAPE,
+        statuses=(*USUAL, exits.PARTLY),
+        description="Change settings of a topic. With --partitions it returns when the new partitions acknowledge "
+        "messages; if --timeout is over before, or there are too few nodes for that, exit status 7 says so. Other "
+        "changes are carried out after it has returned, replicas by the controller.",
     )
+    verb.add_argument("--no-wait", action="store_true", help="with --partitions: return as soon as it is stored")
     verb.add_argument("--partitions", type=count, metavar="N", help="add partitions until there are so many")
     _add_settings(verb)
     add_json(verb)
@@ -203,25 +209,40 @@ def run_create(args: argparse.Namespace) -> int:
         settings = admin.messages.TopicSettings(partitions=args.partitions, ordered=args.ordered, **_settings(args))
         fields = {"topic": args.topic, "settings": settings, "channels": args.channel}
         answer = admin.call("CreateTopic", **fields)
-        topic = answer.topic if args.no_wait else wait_served(admin, answer.topic, args.timeout / 1e9)
+        topic = answer.topic if args.no_wait else wait_served(args, admin, answer.topic)
         _show_changed(args, admin, topic, answer.remarks)
-    idle = {p.partition: unserved(p) for p in topic.partitions if unserved(p)}
-    if args.no_wait or not idle:
-        return exits.OK
-    why = ", ".join(sorted(set(idle.values())))
-    places = some([f"{args.topic}/{number}" for number in idle])
-    raise exits.Exit(exits.PARTLY, f"{args.topic} exists, but {places} can not acknowledge messages yet: {why}")
+    return exits.OK if args.no_wait else _served(topic, f"{args.topic} exists")
 
 
-def wait_served(admin: Admin, topic: Any, seconds: float) -> Any:
-    """The topic when each partition acknowledges messages, or when it is no use to wait, or after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while any(unserved(partition) for partition in topic.partitions) and all(map(_hopeful, topic.partitions)):
-        if time.monotonic() > deadline:
+def wait_served(args: argparse.Namespace, admin: Admin, topic: Any, *, first: int = 0) -> Any:
+    """The topic when its partitions from `first` on acknowledge messages, or when it is no use to wait, or after
+    --timeout. Says what it waits for."""
+    began, said = time.monotonic(), False
+    while idle(topic, first) and all(map(_hopeful, topic.partitions[first:])):
+        waited = time.monotonic() - began
+        if waited > args.timeout / 1e9:
             break
+        if waited > SAY_SECONDS and not said:
+            most = show_duration(args.timeout / 1e9)
+            say(f"{args.parser.prog}: waits, at most {most}: {idle(topic, first)}")
+            said = True
         time.sleep(LOOK_SECONDS)
         topic = admin.call("DescribeTopic", topic=topic.name).topic
     return topic
+
+
+def _served(topic: Any, done: str, *, first: int = 0) -> int:
+    """Exit: what was asked for is done, but partitions from `first` on acknowledge nothing."""
+    if waiting := idle(topic, first):
+        raise exits.Exit(exits.PARTLY, f"{done}, but {waiting}")
+    return exits.OK
+
+
+def idle(topic: Any, first: int = 0) -> str:
+    """Which partitions from `first` on acknowledge nothing, and why; empty: all do."""
+    found = {partition.partition: why for partition in topic.partitions[first:] if (why := unserved(partition))}
+    places = some([f"{topic.name}/{number}" for number in found])
+    return f"{places} can not acknowledge messages yet: {', '.join(sorted(set(found.values())))}" if found else ""
 
 
 def unserved(partition: Any) -> str:
@@ -244,11 +265,16 @@ def run_set(args: argparse.Namespace) -> int:
         args.parser.error(f"nothing to change: give {what}")
     with Admin.of(args) as admin:
         settings = _settings(args)
+        there = 0
         if args.partitions is not None:
             settings["partitions"] = args.partitions
+            there = len(admin.call("DescribeTopic", topic=args.topic).topic.partitions)
         answer = admin.call("UpdateTopicSettings", topic=args.topic, **settings)
-        _show_changed(args, admin, answer.topic, answer.remarks)
-    return exits.OK
+        waits = args.partitions is not None and not args.no_wait
+        first = there if there < len(answer.topic.partitions) else 0  # asked for once more: what is left may be any
+        topic = wait_served(args, admin, answer.topic, first=first) if waits else answer.topic
+        _show_changed(args, admin, topic, answer.remarks)
+    return _served(topic, f"{args.topic} has {len(topic.partitions)} partitions", first=first) if waits else exits.OK
 
 
 def run_pause(args: argparse.Namespace) -> int:

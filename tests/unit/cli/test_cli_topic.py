@@ -1,4 +1,4 @@
-"""`topic create` waits until messages can be acknowledged, as long as that may still come."""
+"""`topic create`, and `set --partitions`, wait until messages can be acknowledged, as long as that may still come."""
 
 from __future__ import annotations
 
@@ -94,3 +94,54 @@ def test_nobody_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker(UNPLACED)
     assert create(monkeypatch, broker, "--no-wait") == exits.OK
     assert broker.asked == 0
+
+
+class Growing(Broker):
+    """Has one partition, which waits for a node that is not there, until more are asked for."""
+
+    def call(self, rpc: str, **fields: Any) -> Any:
+        answer = super().call(rpc, **fields)
+        self.grown |= rpc == "UpdateTopicSettings"
+        if hasattr(answer, "topic"):
+            states = [TOO_FEW, *([answer.topic.partitions[0]] * self.grown)]
+            parts = [pb.PartitionState() for _ in states]
+            for number, (part, state) in enumerate(zip(parts, states, strict=True)):
+                part.CopyFrom(state)
+                part.partition = number
+            answer.topic = pb.Topic(name="orders", partitions=parts)
+        return answer
+
+    grown = False
+
+
+def test_new_partitions_are_waited_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Growing(UNPLACED, UNPLACED, JOINING, SERVES)
+    assert change(monkeypatch, broker, "--partitions", "2") == exits.OK
+    assert broker.asked == 3, "once before the change, twice after it"
+    broker = Growing(UNPLACED)
+    assert change(monkeypatch, broker, "--partitions", "2", "--no-wait") == exits.OK
+    assert change(monkeypatch, Growing(UNPLACED), "--sync", "none") == exits.OK
+
+
+def test_what_new_partitions_wait_for_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(topic, "SAY_SECONDS", -1)
+    with pytest.raises(exits.Exit, match=r"orders has 2 partitions, but orders/1 .* below min_isr") as end:
+        change(monkeypatch, Growing(UNPLACED, UNPLACED, TOO_FEW), "--partitions", "2", "--timeout", "1h")
+    assert end.value.status == exits.PARTLY
+    assert "waits, at most 1h00m: orders/1 can not acknowledge messages yet: no leader" in capsys.readouterr().err
+
+
+def test_a_change_that_is_asked_for_again_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Growing(SERVES)
+    broker.grown = True
+    with pytest.raises(exits.Exit, match="orders/0 can not acknowledge messages yet: below min_isr"):
+        change(monkeypatch, broker, "--partitions", "2")
+
+
+def change(monkeypatch: pytest.MonkeyPatch, broker: Broker, *flags: str) -> int:
+    monkeypatch.setattr(Admin, "of", lambda args: Entered(broker))
+    args = build_parser("topic").parse_args(["topic", "set", "orders", *flags])
+    status: int = args.run(args)
+    return status
