@@ -353,7 +353,7 @@ class Replica(_message.Message):
     IN_SYNC_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     name: _builtins.str
-    """empty: the node is away"""
+    """of a node that is away: its last one; empty: not known"""
     alive: _builtins.bool
     in_sync: _builtins.bool
     def __init__(
