@@ -229,7 +229,7 @@ class Promises:
                 if leader is None:
                     raise Unavailable(f"node {receiver.leader:016x} is not registered")
                 bad = self._damage.unsound_from(follower.key)
-                if bad is not None and bad < follower.log.end.log_id:
+                if bad is not None and follower.log.doubtful_from is not None:  # else what is above came anew
                     log.warning("refetching", "%s: from log id %d on, which is damaged", follower.log.directory, bad)
                     await self._files.cut(follower, bad)
                     follower.forget_pending()

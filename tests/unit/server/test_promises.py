@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsqha.errors import AppendFailed
+from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import PeerIdentity
 from tests.sim.storage import SimStorage
@@ -169,6 +169,42 @@ def test_what_the_leader_does_not_have_is_cut_and_what_is_missing_pulled() -> No
         assert record is not None and record.cut is None
         assert [opened.behind for opened in other.opened] == [True, False]
         assert other.opened[-1].end == 7 and not rig.errors
+
+    run(scenario)
+
+
+def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
+    """It may be known to be committed by now."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, log_ = await followed(rig)
+        for _ in range(4):
+            add(log_, 1, b"x")
+        stream.push(1, log_, 1)
+        await pause()
+        rig.replicas.damage._unsound_from[KEY] = rig.follower.log.doubtful_from = 2
+        whole, broken = serving(log_, 1), True
+        fetched: list[int] = []
+
+        def serves(method: str, request: Any) -> Any:
+            if method == "Fetch":
+                request.max_bytes = 1  # one batch at a time
+                fetched.append(request.first)
+                if request.first >= 4 and broken:
+                    raise LogCorrupt("the leader has damage too")
+            return whole(method, request)
+
+        rig.peers.serves = serves
+        stream.ask(1, log_)
+        await pause(0.2)
+        assert rig.follower.log.end.log_id == 4 and rig.follower.behind
+        await pause(2)
+        assert fetched.count(4) > 2 and fetched.count(2) == fetched.count(3) == 1
+        broken = False
+        await pause(1)
+        assert rig.follower.log.end.log_id == 5 and not rig.follower.behind
+        assert rig.replicas.damage.unsound_from(KEY) is None and not rig.errors
 
     run(scenario)
 
