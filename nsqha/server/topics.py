@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.election.model import PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
-from nsqha.errors import Conflict, NotFound, NsqhaError, StorageError, Unavailable
+from nsqha.errors import AppendFailed, Conflict, NotFound, NsqhaError, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.server.changes import Changes
@@ -94,8 +94,13 @@ class Topics(Mapping[str, Topic]):
     async def recover(self) -> None:
         """Finish deletions, then recover everything that the metadata names; promises of its epochs are staged."""
         for tombstone in self._store.tombstones().values():
-            await self._disk.run(lambda t=tombstone: self._opener.remove(t.name, t.uid))  # type: ignore[misc]
-            self._store.forget_tombstone(tombstone.uid)
+            try:
+                await self._disk.run(lambda t=tombstone: self._opener.remove(t.name, t.uid))  # type: ignore[misc]
+                for number in range(tombstone.partitions):
+                    self._opener.forget_partition((tombstone.uid, number))
+                self._store.forget_tombstone(tombstone.uid)
+            except (AppendFailed, OSError) as error:
+                files_remain(tombstone.name, error)
         recovered = {}
         for name, versioned in self._store.topics().items():
             recovered[name] = await self._disk.run(lambda r=versioned.record: self._opener.recover(r))  # type: ignore[misc]
@@ -342,14 +347,14 @@ class Topics(Mapping[str, Topic]):
 
     async def _remove_files(self, record: TopicRecord) -> None:
         """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start."""
-        self._opener.forget(record)
         try:
             if not ids.is_ephemeral(record.name):
                 await self._disk.run(lambda: self._opener.remove(record.name, record.uid))
+            self._opener.forget(record)  # only now: whoever sees the tombstone later asks whether there is anything
             node = None if self.cluster is None else self._node_uid
             await self._metadata.write(lambda: self._store.forget_tombstone(record.uid, node=node))
         except (StorageError, OSError) as error:
-            log.warning("files_remain", "files of the deleted topic %s are removed later: %s", record.name, error)
+            files_remain(record.name, error)
 
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings that may change while a topic lives (`server.settings`). ValueError if they do not fit."""
@@ -359,3 +364,8 @@ class Topics(Mapping[str, Topic]):
     async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         async with self._changes.of(name):
             await self._settings.change(self.topic(name), changes, self.cluster)
+
+
+def files_remain(topic: str, error: Exception) -> None:
+    """Of a deleted topic: they go with the next start, or the next look of a cluster's node."""
+    log.warning("files_remain", "files of the deleted topic %s are removed later: %s", topic, error)

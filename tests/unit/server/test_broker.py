@@ -11,6 +11,7 @@ import pytest
 
 from nsqha import hot
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, Poisoned, Unavailable
+from nsqha.server.opening import PartitionOpener
 from tests.unit.server.broker_rig import Gate, consumer, running, start, subscribed, until
 
 ONE = hot.frame(b"one")
@@ -45,6 +46,30 @@ def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_pa
         async with running(tmp_path) as broker:
             assert broker.topics.topic("t").led[0].log.end.offset == 1
             assert broker.store.tombstones() == {}
+
+    asyncio.run(story())
+
+
+def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stays(opener: PartitionOpener, name: str, uid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("gone", ONE, 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(PartitionOpener, "remove", stays)
+                await broker.topics.delete_topic("gone")
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionOpener, "remove", stays)
+            async with running(tmp_path) as broker:
+                assert broker.topics.topic("t").led[0].log.end.offset == 1
+                assert [tombstone.name for tombstone in broker.store.tombstones().values()] == ["gone"]
+        async with running(tmp_path) as broker:
+            assert broker.store.tombstones() == {}
+            assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
+            assert len(broker.journal.records()) == 1
 
     asyncio.run(story())
 

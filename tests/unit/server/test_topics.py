@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from nsqha.election.model import ChannelList, TopicRecord, TopicSettings, Versioned
+from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import Conflict
 from nsqha.options import Options
 from nsqha.server.changes import Changes
@@ -26,6 +26,7 @@ class Metadata:
         self.store = self
         self.records: dict[str, Versioned[TopicRecord]] = {}
         self.races: list[Versioned[TopicRecord]] = []
+        self.tombstones: dict[int, Tombstone] = {}
 
     async def read(self, read: Callable[[], Any]) -> Any:
         return read()
@@ -42,6 +43,12 @@ class Metadata:
             raise Conflict(f"topic {name} exists already")
         self.records[name] = Versioned(TopicRecord(name, 7, 3, settings), 1)
         return self.records[name]
+
+    def delete_topic(self, name: str) -> None:
+        self.tombstones[7] = Tombstone(name, 7, 1, (1,))
+
+    def forget_tombstone(self, uid: int, *, node: int) -> None:
+        del self.tombstones[uid]
 
 
 class Registrar:
@@ -61,6 +68,8 @@ class Replicas:
     def forget_log_uid(self, log_uid: int) -> None: ...
 
     async def settle(self, topic: Any) -> None: ...
+
+    async def drop(self, uid: int, numbers: Any) -> None: ...
 
 
 class Rig:
@@ -93,6 +102,57 @@ def record(*channels: str, version: int = 1, **fields: Any) -> Versioned[TopicRe
 
 
 LED: Any = SimpleNamespace(serving=False, cursors=SimpleNamespace(channels={"mine#ephemeral": None}))
+
+
+# ---- deleted topics
+
+
+class Files:
+    """A node's folders and what its journal knows of them; `stays`: they can not be removed now."""
+
+    def __init__(self, *keys: tuple[int, int]) -> None:
+        self.folders = {key[0] for key in keys}
+        self.journal = set(keys)
+        self.stays = False
+
+    def remove(self, name: str, uid: int) -> None:
+        if self.stays:
+            raise OSError(5, "Input/output error")
+        self.folders.discard(uid)
+
+    def knows(self, key: tuple[int, int]) -> bool:
+        return key in self.journal
+
+    def forget_partition(self, key: tuple[int, int]) -> None:
+        self.journal.discard(key)
+
+    def forget(self, record: TopicRecord) -> None:
+        for number in record.partitions:
+            self.forget_partition((record.uid, number))
+
+
+class Disk:
+    async def run(self, job: Callable[[], Any]) -> Any:
+        return job()
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_tombstone_is_forgotten_only_when_the_files_are_gone(stays: bool) -> None:
+    """Also by a node that has deleted the topic itself, could not remove them, and sees the tombstone afterwards."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics._disk = Disk()
+        rig.topics._opener = files = Files((7, 0))
+        rig.topics.adopt(record(partitions={0: PartitionMeta()}))
+        files.stays = stays
+        await rig.topics.delete_topic("t")
+        assert bool(rig.metadata.tombstones) == stays == bool(files.folders)
+        files.stays = False
+        await rig.topics.dropped(Tombstone("t", 7, 1, (1,) if stays else ()))
+        assert not files.folders and not files.journal and not rig.metadata.tombstones
+
+    run(scenario)
 
 
 # ---- lookup daemons
