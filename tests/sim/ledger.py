@@ -213,9 +213,18 @@ class Ledger:
                 continue
             if not pause.channel and (stored.at <= pause.answered or not pause.binds(number, stored.epoch)):
                 continue  # handed to the channels before
+            if not pause.channel and self._passed_by_an_empty(stored, topic):
+                continue  # the pump went past it, and a seek brings it back
             if not any(other is not pause and self._ends(other, pause) for other in self.pauses):
                 return pause
         return None
+
+    def _passed_by_an_empty(self, stored: Stored, topic: str) -> bool:
+        return any(
+            op.kind == "empty" and (op.topic, op.channel, op.number) == (topic, "", stored.key[1])
+            for op in self.operations
+            if op.may_drop(stored, stored.at)
+        )
 
     @staticmethod
     def _ends(other: Pause, pause: Pause) -> bool:
