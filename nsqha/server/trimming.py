@@ -8,6 +8,9 @@ Four steps, each waiting for the one before to be committed, looked at once a se
 Retention never passes the lowest committed floor of a channel nor the pump, except where the topic has an explicit
 policy for abandoned channels: those without a consumer whose oldest unread message is too old, or who hold back too
 many bytes. What such a channel loses is named in the event, counted and logged.
+
+A batch that can not be read and has to be, because a deferred message is in it, is told to whoever repairs; the files
+stay until then.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqha.clock import Now
-from nsqha.commitlog.entry import Place
+from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.lookup import PairInfo
 from nsqha.commitlog.retention import CARRY_SHARE, Retention, log_start, roll_due, wanted_start
 from nsqha.cursor.events import Abandoned
@@ -48,9 +51,19 @@ class Trimmer:
         self._proposed = 0  # position of the log start that was asked for last
         self._worthwhile = 0  # position of the log start whose deferred messages are being carried
         self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
+        self._damaged = -1  # the batch that was told last
 
     def step(self, partition: Partition, now: Now) -> None:
         """Take the next step, if one is due."""
+        try:
+            self._step(partition, now)
+        except BatchCorrupt as error:
+            if self._damaged != error.first.log_id:
+                self._damaged = error.first.log_id
+                log.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
+            partition.on_damage(error.first.log_id, error.end.log_id)
+
+    def _step(self, partition: Partition, now: Now) -> None:
         pairs = partition.log.pairs
         if len(pairs) == 1:
             if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0]):

@@ -1,0 +1,46 @@
+"""What a partition's log forgets, and what stops it."""
+
+from __future__ import annotations
+
+import random
+
+from nsqha.commitlog.log import LogLimits
+from tests.sim.storage import SimStorage
+from tests.unit.server.shell_rig import Rig
+
+
+def test_a_deferred_message_that_can_not_be_read_keeps_its_files_and_is_told() -> None:
+    storage = SimStorage(random.Random(1))
+    rig = Rig(storage=storage, limits=LogLimits(segment_bytes=300))
+    rig.log._cache.bytes_max = 0  # what is read comes from the files
+    told: list[tuple[int, int]] = []
+    rig.partition.on_damage = lambda first, end: told.append((first, end))
+    rig.publish(b"later", defer_ms=3_600_000)
+    rig.disk.sync()
+    deferred = rig.log.last.log_id
+    while len(rig.log.pairs) < 3:
+        rig.publish(b"y" * 300)
+        rig.disk.sync()
+        rig.disk.work()
+        rig.disk.sync()
+    rig.cursors.seek("c", rig.cursors.pump)
+    rig.partition.commit_events()
+    rig.disk.sync()
+    bit = 8 * (rig.log.entry(deferred).position + rig.log.entry(deferred).size - 1)
+    storage.flip("topic/0/00000000000000000000.segment", bit)
+
+    def keep_house() -> None:
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.sync()
+        rig.disk.work()
+
+    for _ in range(8):
+        keep_house()
+    assert set(told) == {(deferred, deferred + 1)} and rig.log.start.log_id == 1
+    storage.flip("topic/0/00000000000000000000.segment", bit)
+    for _ in range(8):
+        keep_house()
+    assert rig.log.start.log_id > deferred
+    consumer = rig.consume(10)
+    rig.pass_time(3_601)
+    assert consumer.wire.bodies == [b"later"]
