@@ -32,6 +32,8 @@ HAS_EVENTS: Final = 1
 HAS_ATTRIBUTES: Final = 2
 HAS_CHECKPOINT: Final = 4
 HAS_CARRY: Final = 8
+# The frames of the batch can not be read on this replica, and an operator has given them up; see `commitlog.entry`.
+LOST: Final = 1 << 29
 
 HEAD: Final = struct.Struct(">II")
 

@@ -3,7 +3,9 @@
     run = entries, data       entries: 80 bytes each, consecutive; data: their frames, back to back
 
 A run is checked before it goes out (the reader's CRCs) and before it is appended (`PartitionLog.append_copy`: place,
-chain, CRC). It says nothing about being committed; who asks for it knows up to where it may be used.
+chain, CRC). It says nothing about being committed; who asks for it knows up to where it may be used. Frames that were
+given up (LOST) go as their entry alone, and only to whom that is better than nothing: one that gets the whole log, not
+one that mends a range.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogReader
 from nsqha.commitlog.pairs import LogIdentity, Pair
 from nsqha.errors import LogCorrupt
+from nsqha.frames import LOST
 
 if TYPE_CHECKING:
     from nsqha.commitlog.reader import BatchCache
@@ -38,8 +41,10 @@ class EpochEnd(NamedTuple):
     chain: int
 
 
-def read_run(log: LogReader, first: int, end: int, max_bytes: int) -> Run:
-    """The batches of [first, end) up to `max_bytes` of data, but at least one. LogCorrupt if that one is damaged."""
+def read_run(log: LogReader, first: int, end: int, max_bytes: int, *, lost: bool = False) -> Run:
+    """The batches of [first, end) up to `max_bytes` of data, but at least one. LogCorrupt if that one is damaged.
+
+    `lost`: also those whose frames were given up, without them."""
     entries: list[bytes] = []
     parts: list[bytes | bytearray] = []
     size = 0
@@ -47,15 +52,17 @@ def read_run(log: LogReader, first: int, end: int, max_bytes: int) -> Run:
     while log_id < end:
         try:
             entry = log.entry(log_id)
-            if parts and size + entry.size > max_bytes:
+            given_up = lost and bool(entry.flags & LOST)
+            if entries and not given_up and size + entry.size > max_bytes:
                 break
-            parts.append(log.read(entry))
+            data = b"" if given_up else log.read(entry)
         except LogCorrupt:
-            if not parts:
+            if not entries:
                 raise
             break
+        parts.append(data)
         entries.append(entry.encode())
-        size += entry.size
+        size += len(data) or ENTRY_BYTES
         log_id += 1
     return Run(b"".join(entries), b"".join(parts), log_id)
 
@@ -69,11 +76,12 @@ def batches(entries: bytes, data: bytes) -> Iterator[tuple[Entry, bytes]]:
         entry = decode(entries[n : n + ENTRY_BYTES])
         if entry is None:
             raise LogCorrupt("a commitlog entry that was sent does not verify")
-        if entry.size > len(data) - at:
+        size = 0 if entry.flags & LOST else entry.size
+        if size > len(data) - at:
             raise LogCorrupt(f"{entry} came without its bytes")
         # One batch, one message: by far the usual case, and then nothing is copied.
-        yield entry, data if entry.size == len(data) else data[at : at + entry.size]
-        at += entry.size
+        yield entry, data if size == len(data) else data[at : at + size]
+        at += size
     if at != len(data):
         raise LogCorrupt(f"{len(data) - at} bytes came without an entry")
 

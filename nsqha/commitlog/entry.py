@@ -10,17 +10,18 @@ Big endian, 80 bytes:
     40  count         u32   messages
     44  size          u32   bytes of frames
     48  crc           u32   of the frames
-    52  flags         u32   HAS_..., REBUILT, FAULTY
+    52  flags         u32   HAS_..., LOST, REBUILT, FAULTY
     56  version       u16   of this layout: 1
     58  crc_kind      u16   how `crc` is computed: 1 = zlib.crc32
-    60  chain         u64   BLAKE2b-64 of the previous entry's chain and bytes 0..59
+    60  chain         u64   BLAKE2b-64 of the previous entry's chain and bytes 0..59, without LOST
     68  durable       u64   end of the log ids that were durable on every in-sync replica when this was written
     76  entry_crc     u32   zlib.crc32 of bytes 0..75
 
 The chain makes an entry name its whole past: two logs that agree on (log_id, chain) agree on everything before. It
 begins with a hash of topic uid, partition and version, so entries of another partition never fit. It leaves out
-`durable`, which says something about replicas and nothing about the batch: so a lost entry that is rebuilt from its
-neighbours and frames is proven, or refuted, by the chain of the entry that follows.
+`durable` and LOST, which say something about replicas and nothing about the batch: so a lost entry that is rebuilt
+from its neighbours and frames is proven, or refuted, by the chain of the entry that follows; and a log whose operator
+gave up some frames is still the same log, into which a replica that has them can write them back.
 
 Entry 0, the *genesis*, is computed, describes nothing and begins the chain.
 """
@@ -33,16 +34,20 @@ from operator import add, le
 from typing import NamedTuple
 
 from nsqha.errors import LogCorrupt
+from nsqha.frames import LOST
 from nsqha.hot import crc32
 
 VERSION = 1
 CRC_ZLIB = 1
 
 # The low bits of `flags` are HAS_... of `nsqha.frames`: what is in the batch beside messages.
+# LOST, of `frames`: everything in the entry is as it was written, and its frames can not be read here. An operator has
+# given them up, so replicas are made without them; where they are still found, they are written back and it is cleared.
 # Set by recovery on an entry that it had to write anew; the chain of the entry behind one is not expected to fit.
 REBUILT = 1 << 30  # from the frames, and no successor's chain could prove it
 FAULTY = 1 << 31  # stands for messages that can not be read
 BROKEN_CHAIN = REBUILT | FAULTY
+UNREADABLE = FAULTY | LOST
 
 _LINKED = struct.Struct(">QQQQQQIIIIHH")  # the chain before, and what the chain covers
 _WHOLE = struct.Struct(">QQQQQIIIIHHQQI")
@@ -93,6 +98,16 @@ class Entry(NamedTuple):
             and self.timestamp_ns >= previous.timestamp_ns
             and self.epoch >= previous.epoch
         )
+
+    @property
+    def named(self) -> Entry:
+        """As it was written, whether or not its frames were given up since."""
+        return self._replace(flags=self.flags & ~LOST) if self.flags & LOST else self
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether it only fills a log id of a run that one FAULTY entry before it stands for."""
+        return bool(self.flags & REBUILT) and not self.size and not self.flags & FAULTY
 
     def chained_to(self, previous: Entry) -> bool:
         """Whether the chain says that this is what came after `previous`."""
@@ -160,7 +175,7 @@ def next_entry(
 
 def next_chain(chain: int, entry: Entry) -> int:
     """The chain of `entry` behind one whose chain is `chain`."""
-    digest = _blake2b(_LINKED.pack(chain, *entry[:11]), digest_size=8).digest()
+    digest = _blake2b(_LINKED.pack(chain, *entry.named[:11]), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 

@@ -11,8 +11,8 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
   or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
 - A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
 - `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_pairs`
-  and what `mending` returns; `next_pair` and what `cutting` returns as long as nobody appends. All else that changes
-  the list of files belongs to the readers' thread.
+  and what `mending` and `giving_up` return; `next_pair` and what `cutting` returns as long as nobody appends. All else
+  that changes the list of files belongs to the readers' thread.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, genesis, next_entry
+from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, Entry, Place, genesis, next_entry
 from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.lookup import LogReader, PairInfo, verifies
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.reader import Batch, BatchCache
+from nsqha.commitlog.rebuild import lost_entries
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
+from nsqha.frames import LOST
+from nsqha.ranges import RangeSet
 
 if TYPE_CHECKING:
     from nsqha.commitlog.storage import File, Storage
@@ -122,10 +125,12 @@ class PartitionLog(LogReader):
         return entry
 
     def append_copy(self, entry: Entry, data: bytes | bytearray) -> None:
-        """Write a batch that the leader wrote as `entry`. LogCorrupt if it does not follow, or is not what it says."""
+        """Write a batch that the leader wrote as `entry`. LogCorrupt if it does not follow, or is not what it says.
+
+        One whose frames were given up (LOST) comes without them, and leaves a gap in the segment."""
         if not (entry.follows(self._last) and entry.chained_to(self._last)):
             raise LogCorrupt(f"{entry} does not follow {self._last}")
-        if not verifies(entry, data):
+        if not verifies(entry, data) and not (entry.flags & LOST and not data):
             raise LogCorrupt(f"the bytes that came with {entry} are not its own")
         self._write(entry, entry.encode(), data)
 
@@ -142,7 +147,10 @@ class PartitionLog(LogReader):
         self._last = entry
         end = (entry.log_id + 1, entry.first_offset + entry.count, entry.position + entry.size)
         self.end = tuple.__new__(Place, end)
-        self._shelf.append(Batch(entry, data, end[0], end[1], entry.flags))
+        if entry.flags & (LOST | BROKEN_CHAIN):
+            self._shelf.clear()  # its tail has no gaps; and what was there may be written back
+        else:
+            self._shelf.append(Batch(entry, data, end[0], end[1], entry.flags))
 
     def _cut_back(self, error: OSError) -> None:
         pair = self._active
@@ -227,21 +235,19 @@ class PartitionLog(LogReader):
         """
         self.mending(batches)()
 
-    def mending(self, batches: Sequence[tuple[Entry, bytes]]) -> Callable[[], None]:
+    def mending(self, batches: Sequence[tuple[Entry, bytes]], *, proven: bool = False) -> Callable[[], None]:
         """The quick half of `mend`: they are the ones. What is returned blocks, and may run in another thread: whoever
-        reads the range meanwhile finds it damaged still."""
+        reads the range meanwhile finds it damaged still. `proven`: `prove` says so of one that they are followed by."""
         first, last = batches[0][0], batches[-1][0]
         assert self.start.log_id <= first.log_id and last.log_id < self.end.log_id, f"{first} is not in {self}"
         before = self.entry_before(first.log_id)
         for entry, data in batches:
-            if not (entry.follows(before) and entry.chained_to(before) and verifies(entry, data)):
-                raise LogCorrupt(f"{entry} is not what follows {before} in {self}")
+            if not verifies(entry, data):
+                raise LogCorrupt(f"the bytes that came with {entry} are not its own")
+            self._check_next(before, entry)
             before = entry
-        behind = self.entry(last.log_id + 1) if last.log_id + 1 < self.end.log_id else None
-        if behind is not None and not (behind.follows(last) and behind.chained_to(last)):
-            raise LogCorrupt(f"{last} is not what comes before {behind} in {self}")
-        if behind is None and last.chain != self._last.chain:
-            raise LogCorrupt(f"{last} is not the last one of {self}, {self._last}")
+        if not proven:
+            self.prove(last)
         writes: list[tuple[File, bytes, int]] = []
         for entry, data in batches:
             pair = self.pair_of(entry.log_id)
@@ -255,6 +261,61 @@ class PartitionLog(LogReader):
                 file.sync()
 
         return write
+
+    def _check_next(self, before: Entry, entry: Entry) -> None:
+        if not (entry.follows(before) and entry.chained_to(before)):
+            raise LogCorrupt(f"{entry} is not what follows {before} in {self}")
+
+    def prove(self, last: Entry) -> None:
+        """That `last`, which another replica has, was in this log, and so all that it is chained to. LogCorrupt."""
+        behind = self.entry(last.log_id + 1) if last.log_id + 1 < self.end.log_id else None
+        if behind is not None and not (behind.follows(last) and behind.chained_to(last)):
+            raise LogCorrupt(f"{last} is not what comes before {behind} in {self}")
+        if behind is None and last.chain != self._last.chain:
+            raise LogCorrupt(f"{last} is not the last one of {self}, {self._last}")
+        if last.flags & BROKEN_CHAIN and self.entry(last.log_id).named != last:
+            raise LogCorrupt(f"{last} stands in for what was in {self}, and proves nothing")
+
+    # ---- giving up
+
+    def giving_up(self, first: int, end: int) -> Callable[[], list[tuple[int, int]]]:
+        """Mark what does not verify of [first, end) as LOST: others may copy this log without it. Durable.
+
+        What is returned blocks, and is run in another thread; it says which log ids were marked. Entries that do not
+        verify are written anew first (`rebuild`), from what is around them; what that proves is lost no more. What is
+        marked may be mended later. Killed in between, the rest is damaged as it was, or worse by the one entry that was
+        being written: to be given up again."""
+        assert self.start.log_id <= first < end <= self.end.log_id, f"[{first}, {end}) is not in {self}"
+        parts = []
+        log_id = first
+        while log_id < end:
+            pair = self.pair_of(log_id)
+            i = self._pairs.index(pair)
+            # Of each pair's last entry there is a good copy: the next anchor, or in memory.
+            last = self._pairs[i + 1].anchor if i + 1 < len(self._pairs) else self._last
+            # The tail in memory is what was written, whatever the disk makes of it.
+            held = {n: batch for n in range(log_id, end) if (batch := self._shelf.by_log_id(n)) is not None}
+            commitlog, segment = pair.commitlog, pair.segment  # opened here: readers must not open them at once
+            parts.append((Pair(self._storage, self.directory, pair.anchor), commitlog, segment, log_id, last, held))
+            log_id = last.log_id + 1
+
+        def mark() -> list[tuple[int, int]]:
+            marked = RangeSet()
+            for pair, commitlog, segment, log_id, last, held in parts:
+                for n in range(log_id, min(end, last.log_id + 1)):
+                    if (batch := held.get(n)) is not None:
+                        segment.pwrite(batch.data, batch.entry.position - pair.position)
+                        commitlog.pwrite(batch.entry.encode(), pair.slot(n))
+                for entry in lost_entries(pair, log_id, min(end, last.log_id + 1), last):
+                    commitlog.pwrite(entry.encode(), pair.slot(entry.log_id))
+                    if entry.flags & LOST:
+                        marked.add(entry.log_id, entry.log_id + 1)
+                segment.sync()
+                commitlog.sync()
+                pair.close()
+            return list(marked)
+
+        return mark
 
     # ---- shortening
 

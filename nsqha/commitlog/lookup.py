@@ -22,6 +22,7 @@ from nsqha.commitlog.directory import find
 from nsqha.commitlog.entry import (
     ENTRY_BYTES,
     FAULTY,
+    UNREADABLE,
     BatchCorrupt,
     Entry,
     Place,
@@ -30,7 +31,8 @@ from nsqha.commitlog.entry import (
 )
 from nsqha.commitlog.pairs import BLOCK_SLOTS, LogIdentity, Pair
 from nsqha.commitlog.reader import RUN_BYTES, Batch, BatchCache
-from nsqha.errors import NotFound
+from nsqha.errors import LogCorrupt, NotFound
+from nsqha.frames import LOST
 from nsqha.hot import crc32
 
 if TYPE_CHECKING:
@@ -270,6 +272,22 @@ class LogReader:
         first_place = Place(before.log_id + 1, before.end_offset, before.end_position)
         return BatchCorrupt(first_place, end, "commitlog entries do not verify")
 
+    def whole_damage(self, first_log_id: int, end_log_id: int) -> tuple[int, int]:
+        """A damaged range, with what belongs to it: log ids that only a FAULTY entry in front of them stands for."""
+        first, end = max(first_log_id, self.start.log_id), min(end_log_id, self.end.log_id)
+        try:
+            while first > self.start.log_id and self.entry(first).stands_in:
+                first -= 1
+        except LogCorrupt:
+            pass  # that one is damage of its own
+        try:
+            if self.entry(end - 1).flags & FAULTY or self.entry(end - 1).stands_in:
+                while end < self.end.log_id and self.entry(end).stands_in:
+                    end += 1
+        except LogCorrupt:
+            pass
+        return first, end
+
     # ---- frames
 
     def read(self, entry: Entry) -> bytes | bytearray:
@@ -340,7 +358,7 @@ def _verified_run(pair: Pair, first: Entry, fields: list[tuple[int, ...]]) -> Ba
     with memoryview(data) as view:
         crcs = [crc32(view[at:end]) for at, end in pairwise([0, *ends[:n]])]
     flags = reduce(or_, fields[FLAGS][:n])
-    if tuple(crcs) != fields[CRC][:n] or flags & FAULTY:
+    if tuple(crcs) != fields[CRC][:n] or flags & UNREADABLE:
         return None
     end_offset = first.first_offset + sum(fields[COUNT][:n])
     return Batch(first, data, first.log_id + n, end_offset, flags)
@@ -348,11 +366,15 @@ def _verified_run(pair: Pair, first: Entry, fields: list[tuple[int, ...]]) -> Ba
 
 def verifies(entry: Entry, data: bytes | bytearray | memoryview) -> bool:
     """Whether these are the frames that the entry describes."""
-    return not entry.flags & FAULTY and len(data) == entry.size and crc32(data) == entry.crc
+    return not entry.flags & UNREADABLE and len(data) == entry.size and crc32(data) == entry.crc
 
 
 def bad_data(entry: Entry) -> BatchCorrupt:
     """The error for a batch whose entry is good and whose frames are not."""
     end = Place(entry.log_id + 1, entry.end_offset, entry.end_position)
-    why = "lost before, marked by recovery" if entry.flags & FAULTY else "the bytes in the segment do not verify"
+    why = "the bytes in the segment do not verify"
+    if entry.flags & LOST:
+        why = "lost, and given up"
+    elif entry.flags & FAULTY:
+        why = "lost before, marked by recovery"
     return BatchCorrupt(Place(entry.log_id, entry.first_offset, entry.position), end, why)

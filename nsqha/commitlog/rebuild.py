@@ -1,4 +1,5 @@
-"""Writing lost commitlog entries anew, from their neighbours and the frames. Only where there is no other replica.
+"""Writing lost commitlog entries anew, from their neighbours and the frames: where there is no other replica, or where
+an operator gives up what no other one has.
 
 A run of `n` entries between two good ones is missing. The frames between them are all there; what is lost is where
 one batch ended, and a few numbers. Batches show in the frames: all messages of a batch have one timestamp, channel
@@ -15,17 +16,20 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from nsqha.commitlog.control import iter_frames
 from nsqha.commitlog.entry import (
     CRC_ZLIB,
     FAULTY,
     REBUILT,
+    UNREADABLE,
     VERSION,
     Entry,
     crc_of,
     next_chain,
 )
+from nsqha.commitlog.lookup import verifies
 from nsqha.errors import LogCorrupt
 from nsqha.frames import (
     ATTRIBUTES,
@@ -36,8 +40,12 @@ from nsqha.frames import (
     HAS_CARRY,
     HAS_CHECKPOINT,
     HAS_EVENTS,
+    LOST,
     MESSAGE,
 )
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.pairs import Pair
 
 _MESSAGE = struct.Struct(">q2x16s")  # behind size and type: timestamp, attempts, id
 _MESSAGE_MIN = 8 + _MESSAGE.size
@@ -92,6 +100,47 @@ def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[li
     )
     group = Group(0, size, count, before.timestamp_ns, FAULTY)
     return list(_entries(before, after, [group], n, data, REBUILT)), Outcome.FAULTY
+
+
+def lost_entries(pair: Pair, first: int, end: int, last: Entry) -> Iterator[Entry]:
+    """What goes into the slots [first, end) of a pair when everything in them that does not verify is given up.
+
+    An entry whose frames do not verify, marked LOST; and runs of entries that do not verify, whole, as `rebuild` makes
+    them. `last`: the pair's last entry, from another place. Written while this goes on, nothing is read after that."""
+
+    def known(log_id: int) -> Entry | None:
+        entry = pair.read_entry(log_id)
+        head = entry
+        for before_id in range(log_id - 1, pair.anchor.log_id, -1):
+            if head is None or not head.stands_in:
+                break
+            head = pair.read_entry(before_id)
+        if head is not None and head.flags & UNREADABLE == FAULTY:
+            entry = None  # marked by a recovery that did not look at the frames
+        return last if entry is None and log_id == last.log_id else entry
+
+    log_id = first
+    while log_id > pair.first.log_id and known(log_id - 1) is None:
+        log_id -= 1
+    before: Entry | None = pair.anchor if log_id == pair.first.log_id else known(log_id - 1)
+    while log_id < end:
+        assert before is not None
+        entry = known(log_id)
+        if entry is None:
+            after = next(found for n in range(log_id + 1, last.log_id + 1) if (found := known(n)) is not None)
+            data = pair.read_data(before.end_position, after.position - before.end_position)
+            entries, outcome = rebuild(before, after, after.log_id - log_id, data)
+            if outcome is Outcome.FAULTY:
+                entries[0] = entries[0]._replace(flags=entries[0].flags | LOST)
+            yield from entries
+            before, log_id = entries[-1], after.log_id
+            continue
+        if not verifies(entry.named, pair.read_data(entry.position, entry.size)):
+            if not entry.flags & LOST:
+                yield entry._replace(flags=entry.flags | LOST)
+        elif pair.read_entry(log_id) != entry.named:
+            yield entry.named
+        before, log_id = entry, log_id + 1
 
 
 def _entries(

@@ -244,7 +244,7 @@ class _Work:
             self._write([copy])
             self.damage.append(Damage(_place(copy), _end_place(copy), Outcome.PROVEN.value))
         short = next(iter(scan.bad_data), (scan.end, 0))[0]
-        scan_data(scan, self.pairs, min(local_durable, short))
+        scan_data(scan, self.pairs, min(local_durable, short), alone=self.circumstances.replicas == 1)
         bad = RangeSet([*scan.bad_entries, *scan.bad_data])
         bad.add(scan.end, self.watermark)
         self.verdict = judge(self.watermark, bad, self.circumstances)

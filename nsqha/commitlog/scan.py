@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, Entry, columns, decode, follow_each_other
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, UNREADABLE, Entry, columns, decode, follow_each_other
 from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair, read_around
+from nsqha.frames import LOST
 from nsqha.hot import crc32
 from nsqha.ranges import RangeSet
 
@@ -70,7 +71,7 @@ def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
             else:
                 if previous is not None and not entry.follows(previous):
                     scan.bad_entries.add(log_id, log_id + 1)
-                if entry.end_position > segment_end and not entry.flags & FAULTY:
+                if entry.end_position > segment_end and not entry.flags & UNREADABLE:
                     scan.bad_data.add(log_id, log_id + 1)
                 if entry.durable > scan.watermark:
                     scan.watermark = entry.durable
@@ -121,26 +122,30 @@ def _end_of_bytes(pair: Pair, log_id: int) -> int:
     return end
 
 
-def scan_data(scan: Scan, pairs: list[Pair], first: int) -> None:
-    """Second pass: frames and chain of every valid entry from `first` on."""
+def scan_data(scan: Scan, pairs: list[Pair], first: int, *, alone: bool) -> None:
+    """Second pass: frames and chain of every valid entry from `first` on. `alone`: no other replica could have what
+    an earlier recovery marked as FAULTY."""
     for pair, end in zip(pairs, [*(p.first.log_id for p in pairs[1:]), scan.end], strict=True):
-        for log_id, good_chain, good_data in check_pair(pair, max(first, pair.first.log_id), end):
+        for log_id, good_chain, good_data in check_pair(pair, max(first, pair.first.log_id), end, alone=alone):
             if not good_chain:
                 scan.bad_entries.add(log_id, log_id + 1)
             elif not good_data:
                 scan.bad_data.add(log_id, log_id + 1)
 
 
-def check_pair(pair: Pair, first: int, end: int) -> Iterator[tuple[int, bool, bool]]:
-    """(log id, chain fits, frames verify) of every entry in [first, end) that is valid and not marked FAULTY."""
+def check_pair(pair: Pair, first: int, end: int, *, alone: bool) -> Iterator[tuple[int, bool, bool]]:
+    """(log id, chain fits, frames verify or are known to be lost) of every valid entry in [first, end)."""
     if first >= end:
         return
     previous = pair.anchor if first == pair.first.log_id else pair.read_entry(first - 1)
     for log_id in range(first, end, BLOCK_SLOTS):
         for entry, frames in frames_of(pair, pair.read_entries(log_id, min(BLOCK_SLOTS, end - log_id))):
-            if entry is not None and not entry.flags & FAULTY:
-                good_chain = previous is None or entry.chained_to(previous)
-                yield entry.log_id, good_chain, len(frames) == entry.size and crc32(frames) == entry.crc
+            if entry is not None:
+                good_chain = previous is None or bool(entry.flags & FAULTY) or entry.chained_to(previous)
+                good_data = len(frames) == entry.size and crc32(frames) == entry.crc
+                if entry.flags & UNREADABLE:
+                    good_data = alone or bool(entry.flags & LOST)
+                yield entry.log_id, good_chain, good_data
             previous = entry
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nsqha import hot
-from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry, Place
+from nsqha.commitlog.entry import UNREADABLE, BatchCorrupt, Entry, Place
 from nsqha.commitlog.lookup import LogReader, bad_data
 from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
 from nsqha.commitlog.scan import frames_of
@@ -67,7 +67,7 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Check
         pair = log.pair_of(log_id)
         if log_id == pair.first.log_id:
             on_disk = pair.read_entry(pair.anchor.log_id)
-            if on_disk != pair.anchor or previous not in (None, on_disk):
+            if not _same(on_disk, pair.anchor) or (previous is not None and not _same(previous, on_disk)):
                 yield Checked(pair.first, problem=_anchor_problem(pair))
             previous = pair.anchor
         end = min(end_log_id, log.end_of(pair).log_id, log_id + BLOCK_SLOTS)
@@ -83,7 +83,7 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Check
             hole = log.hole(log_id)
             log_id, previous = hole.end_log_id, None
             yield Checked(hole.end, problem=hole)
-    if previous is not None and previous.log_id + 1 == log.end.log_id and previous != log.last:
+    if previous is not None and previous.log_id + 1 == log.end.log_id and not _same(previous, log.last):
         # Its own CRC and the chain before it are good: only what came after it, or memory, tells.
         first = Place(previous.log_id, previous.first_offset, previous.position)
         yield Checked(log.end, problem=BatchCorrupt(first, log.end, "the last entry was replaced"))
@@ -99,13 +99,18 @@ def _check(log: LogReader, log_id: int, entry: Entry | None, data: memoryview, p
         problem = BatchCorrupt(here, end, "the entry does not go on where the one before it ends")
     elif previous is not None and not entry.chained_to(previous):
         problem = BatchCorrupt(here, end, "the chain is broken: an entry was replaced")
-    elif entry.flags & FAULTY or len(data) != entry.size or hot.crc32(data) != entry.crc:
+    elif entry.flags & UNREADABLE or len(data) != entry.size or hot.crc32(data) != entry.crc:
         problem = bad_data(entry)
     elif _messages(data) != entry.count:
         problem = BatchCorrupt(here, end, f"the frames do not tile the batch or are not {entry.count} messages")
     else:
         return Checked(end, entry.count, entry.size)
     return Checked(end, problem=problem)
+
+
+def _same(one: Entry | None, other: Entry | None) -> bool:
+    """Whether two copies are of one entry; what was given up since is marked in the one in its slot only."""
+    return one is other or (one is not None and other is not None and one.named == other.named)
 
 
 def _messages(data: memoryview) -> int | None:
