@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from nsqha.election import moves
+from nsqha.election import moves, rules
 from nsqha.election.model import ChannelList, TopicSettings
 from nsqha.election.placement import Move, PartitionName
 from nsqha.election.store import Intent, MetadataStore
@@ -47,6 +47,24 @@ class Changes:
                 self._store.create_topic(name, TopicSettings())
             except Conflict:
                 pass  # somebody was faster
+
+    def change_settings(self, name: str, changes: Mapping[str, Any]) -> bool:
+        """False: the cluster has no such topic. ValueError if they do not fit each other or what is there.
+
+        The controller places what is new."""
+        for _ in range(RETRIES):
+            found = self._store.topic(name)
+            if found is None:
+                return False
+            changed = rules.with_settings(found.record, changes)
+            if changed == found.record:
+                return True
+            try:
+                self._store.replace(name, found.version, changed)
+            except Conflict:
+                continue
+            return True
+        raise Unavailable(f"topic {name} is being changed by too many at once")
 
     def delete_topic(self, name: str) -> bool:
         """False: the cluster has no such topic."""

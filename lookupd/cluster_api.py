@@ -194,14 +194,18 @@ def different_hosts(view: View, replicas: Collection[int]) -> None:
         raise ApiError(400, "INVALID_ARG_REPLICAS", why="two replicas would be on one host, or one is not alive")
 
 
-def number(request: Request, name: str, default: int | None, low: int, high: int) -> int:
-    """A whole number within limits; 400 otherwise. Without a default it must be there."""
-    text = request.query.require(name) if default is None else request.query.get(name)
+def number(request: Request, name: str, default: int | None, low: int, high: int, *, code: str = "") -> int:
+    """A whole number within limits; 400 otherwise. Without a default it must be there.
+
+    `code`: what errors call it, MISSING_ARG_<code> and INVALID_ARG_<code>, if not by its name."""
+    text, code = request.query.get(name), code or name.upper()
+    if text is None and default is None:
+        raise ApiError(400, f"MISSING_ARG_{code}")
     if text is None:
         assert default is not None
         return default
     if not text.isascii() or not text.isdecimal() or not low <= int(text[:10]) <= high:
-        raise ApiError(400, f"INVALID_ARG_{name.upper()}", why=f"it must be {low} to {high}")
+        raise ApiError(400, f"INVALID_ARG_{code}", why=f"it must be {low} to {high}")
     return int(text)
 
 

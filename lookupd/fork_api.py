@@ -1,23 +1,42 @@
-"""What tools of the Youzan fork ask of a cluster by its URLs, as the intents that this cluster has for it.
+"""What tools of the Youzan fork ask of a cluster by its URLs, as the changes and intents that this cluster has for it.
 
+    POST /topic/partition/expand?topic=&partition_num=
+    POST /topic/meta/update?topic=[&replicator=][&syncdisk=][&retention=]
     POST /topic/partition/move?topic=&partition=&move_from=&move_to=[&move_leader=true]
     POST /cluster/node/remove?remove_node=
     GET  /listlookup
 
-A move replaces the replica `move_from` by `move_to`; with `move_leader`, `move_to` leads from then on, and a `move_to`
-that is a replica already takes over without a replica being moved. The leader itself is moved only with `move_leader`,
-and nobody else with it. Nodes are named as in `lookupd.cluster_api`. /listlookup names this daemon alone, also as the
-one to send changes to: every daemon takes them.
+Settings are those of the fork's /topic/create (`settings_of`), and errors are called as it calls them:
+
+    partition_num  partitions; there can only be more of them
+    replicator     replicas of each partition; 0: the default
+    syncdisk       1 is sync=always, more is sync=interval, 0 the default
+    retention      days; 0: the default
+    orderedmulti   of /topic/create only
+
+`extend`, `upgradeext` and `disable_channel_auto_create` are refused: there is no such topic here. What a change means
+for partitions is carried out by the controller and the leaders, after the answer. A move replaces the replica
+`move_from` by `move_to`; with `move_leader`, `move_to` leads from then on, and a `move_to` that is a replica already
+takes over without a replica being moved. The leader itself is moved only with `move_leader`, and nobody else with it.
+Nodes are named as in `lookupd.cluster_api`. /listlookup names this daemon alone, also as the one to send changes to:
+every daemon takes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from lookupd.cluster_api import Cluster, different_hosts, node_uid, number
-from nsqha.election.model import PartitionMeta
+from nsqha.election.model import REPLICAS_MAX, PartitionMeta, TopicSettings
 from nsqha.election.placement import PartitionName
+from nsqha.ids import PARTITIONS_MAX
 from nsqha.server.http_envelope import ApiError, HttpApi, Request
+
+DAY_MS = 24 * 3600 * 1000
+SYNCDISK_MAX = 4000
+RETENTION_DAYS_MAX = 36_500
+_REFUSED = ("extend", "upgradeext", "disable_channel_auto_create")
 
 
 class ForkApi:
@@ -29,9 +48,22 @@ class ForkApi:
         self._describe = describe
 
     def add_to(self, api: HttpApi) -> None:
+        api.add("POST", "/topic/partition/expand", self.expand)
+        api.add("POST", "/topic/meta/update", self.update)
         api.add("POST", "/topic/partition/move", self.move)
         api.add("POST", "/cluster/node/remove", self.remove)
         api.add("GET", "/listlookup", self.lookups)
+
+    async def expand(self, request: Request) -> None:
+        await self._change(request, {"partitions": partition_num(request)})
+
+    async def update(self, request: Request) -> None:
+        await self._change(request, changed_by(request))
+
+    async def _change(self, request: Request, changes: dict[str, Any]) -> None:
+        topic = request.query.require_name("topic")
+        if not await self._cluster.run(lambda: self._cluster.changes.change_settings(topic, changes)):
+            raise ApiError(404, "TOPIC_NOT_FOUND")
 
     async def move(self, request: Request) -> None:
         view, query = self._cluster.view, request.query
@@ -52,6 +84,37 @@ class ForkApi:
     async def lookups(self, _: Request) -> object:
         me = self._describe()
         return {"lookupdnodes": [me], "lookupdleader": me}
+
+
+def settings_of(request: Request) -> TopicSettings | None:
+    """What the parameters of /topic/create ask for; None if they ask for nothing."""
+    changes = changed_by(request)
+    if request.query.get("partition_num") is not None:
+        changes["partitions"] = partition_num(request)
+    if request.query.get("orderedmulti") is not None:
+        changes["ordered"] = request.query.flag("orderedmulti", False)
+    return TopicSettings(**changes) if changes else None
+
+
+def partition_num(request: Request) -> int:
+    return number(request, "partition_num", None, 1, PARTITIONS_MAX, code="TOPIC_PARTITION_NUM")
+
+
+def changed_by(request: Request) -> dict[str, Any]:
+    """The settings that the parameters change; None for one that goes back to its default."""
+    query, changes = request.query, dict[str, Any]()
+    for name in _REFUSED:
+        if query.flag(name, False):
+            raise ApiError(400, f"INVALID_ARG_{name.upper()}", why="there is no such topic here")
+    if query.get("replicator") is not None:
+        changes["replicas"] = number(request, "replicator", None, 0, REPLICAS_MAX, code="TOPIC_REPLICATOR") or None
+    if query.get("syncdisk") is not None:
+        every = number(request, "syncdisk", None, 0, SYNCDISK_MAX, code="TOPIC_SYNC_DISK")
+        changes["sync"] = None if every == 0 else "always" if every == 1 else "interval"
+    if query.get("retention") is not None:
+        days = number(request, "retention", None, 0, RETENTION_DAYS_MAX, code="TOPIC_RETENTION")
+        changes["retention_ms"] = days * DAY_MS or None
+    return changes
 
 
 def moved(meta: PartitionMeta, source: int, target: int, *, leader: bool) -> tuple[int, ...]:

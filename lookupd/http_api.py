@@ -12,11 +12,10 @@ Parameters of the Youzan fork that have a meaning here:
     GET  /topics?metaInfo=true                                      adds `meta_info`
     POST /topic/create?topic=&partition_num=&replicator=&syncdisk=&retention=&orderedmulti=
 
-`access=w` leaves out what can not acknowledge publishes now, `access=r` shows also what a tombstone hides. `syncdisk` 1
-is sync=always, more is sync=interval; `retention` is in days. `extend` and `disable_channel_auto_create` are refused:
-there is no such topic here. `multipart` and `suggestload` say nothing that matters here and are taken: a node may lead
-any number of a topic's partitions, and where they go follows from what is there. So is `consistent` of /lookup. The
-fork's URLs for moves are in `lookupd.fork_api`.
+`access=w` leaves out what can not acknowledge publishes now, `access=r` shows also what a tombstone hides. `multipart`
+and `suggestload` say nothing that matters here and are taken: a node may lead any number of a topic's partitions, and
+where they go follows from what is there. So is `consistent` of /lookup. The other settings, and the fork's other URLs,
+are in `lookupd.fork_api`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,13 @@ from typing import Any
 
 from lookupd.cluster_api import Cluster, ClusterApi, number
 from lookupd.directory import meta_info, producer
-from lookupd.fork_api import ForkApi
+from lookupd.fork_api import ForkApi, settings_of
 from lookupd.registry import Peer, Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
-from nsqha.election.model import REPLICAS_MAX, NodeInfo, Sync, TopicSettings
+from nsqha.election.model import NodeInfo
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral
 from nsqha.server.http_envelope import ApiError, HttpApi, Request
-
-DAY_MS = 24 * 3600 * 1000
-SYNCDISK_MAX = 4000
-RETENTION_DAYS_MAX = 36_500
-_SETTINGS = ("partition_num", "replicator", "syncdisk", "retention", "orderedmulti")
-_REFUSED = ("extend", "disable_channel_auto_create")
 
 
 class LookupdApi:
@@ -76,6 +69,7 @@ class LookupdApi:
         if self._cluster is not None:
             ClusterApi(self._cluster).add_to(api)
             ForkApi(self._cluster, self._describe).add_to(api)
+            api.add("PUT", "/topic/create", self.create_topic)  # the fork's
         return api
 
     # ---- questions
@@ -190,7 +184,7 @@ class LookupdApi:
 
     async def create_topic(self, request: Request) -> None:
         topic = request.query.require_name("topic")
-        settings = _settings(request)
+        settings = settings_of(request)
         if self._cluster is None or is_ephemeral(topic):
             if settings is not None:
                 raise ApiError(400, "INVALID_REQUEST", why="these settings need a topic of a cluster")
@@ -234,28 +228,6 @@ class LookupdApi:
         self._registry.tombstone(topic, node, now)
         if self._cluster is not None:
             self._cluster.directory.tombstone(self._cluster.view, topic, node, now)
-
-
-def _settings(request: Request) -> TopicSettings | None:
-    """What the parameters ask for; None if they ask for nothing."""
-    query = request.query
-    for name in _REFUSED:
-        if query.flag(name, False):
-            raise ApiError(400, f"INVALID_ARG_{name.upper()}", why="there is no such topic here")
-    if all(query.get(name) is None for name in _SETTINGS):
-        return None
-    sync: Sync | None = None
-    if query.get("syncdisk") is not None:
-        every = number(request, "syncdisk", None, 0, SYNCDISK_MAX)
-        sync = None if every == 0 else "always" if every == 1 else "interval"
-    days = number(request, "retention", 0, 0, RETENTION_DAYS_MAX)
-    return TopicSettings(
-        sync=sync,
-        retention_ms=days * DAY_MS or None,
-        ordered=query.flag("orderedmulti", False),
-        partitions=number(request, "partition_num", 1, 1, PARTITIONS_MAX),
-        replicas=number(request, "replicator", 0, 0, REPLICAS_MAX) or None,
-    )
 
 
 def _async(answer: Callable[[Request], object]) -> Callable[[Request], Awaitable[object]]:

@@ -28,6 +28,7 @@ from nsqha.admin.describe import SYNC, Describer
 from nsqha.admin.others import GrpcOthers, Others
 from nsqha.admin.whole_topic import WholeTopic
 from nsqha.election.model import TopicSettings
+from nsqha.election.rules import check_settings
 from nsqha.errors import Conflict, LogCorrupt, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
@@ -242,7 +243,7 @@ def settings_of(message: Any) -> TopicSettings:
         replicas=message.replicas or None,
         min_isr=message.min_isr or None,
     )
-    settings.check(wanted)
+    check_settings(wanted)
     return wanted
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from nsqha.election.model import PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.election.placement import DEFAULT_REPLICAS, min_isr_of
 from nsqha.errors import Conflict
-from nsqha.ids import valid_name
+from nsqha.ids import is_ephemeral, valid_name
 
 _INTENT = re.compile(r"[a-zA-Z0-9._#/-]{1,200}")
 
@@ -74,6 +76,50 @@ def check_partitions(record: TopicRecord) -> None:
             f"topic {record.name} has settings for {record.settings.partitions} partitions and records of "
             f"{sorted(record.partitions)}"
         )
+
+
+def changed_settings(record: TopicRecord, changes: Mapping[str, Any]) -> TopicSettings:
+    """ValueError if they do not fit each other or what is there."""
+    settings = replace(record.settings, **changes)
+    there = len(record.partitions)
+    if settings.partitions < there:
+        raise ValueError(
+            f"topic {record.name} has {there} partitions; they can not become {settings.partitions}, only more"
+        )
+    check_settings(settings)
+    return settings
+
+
+def check_settings(settings: TopicSettings) -> None:
+    """ValueError for what the record alone does not refuse: min_isr against replicas that are not said."""
+    if settings.replicas is None and (settings.min_isr or 0) > DEFAULT_REPLICAS:
+        raise ValueError(
+            f"min_isr is {settings.min_isr}; it can not be more than replicas, {DEFAULT_REPLICAS} unless they are set"
+        )
+
+
+def with_settings(record: TopicRecord, changes: Mapping[str, Any]) -> TopicRecord:
+    """The record with these settings and what follows for its partitions; new ones are the controller's to place.
+
+    ValueError if they do not fit each other or what is there."""
+    if is_ephemeral(record.name) and (fixed := sorted({"partitions", "replicas", "min_isr"} & changes.keys())):
+        raise ValueError(f"{record.name} is kept by one node only, in one partition: {fixed[0]} can not be changed")
+    settings = changed_settings(record, changes)
+    metas = with_min_isr(record, settings) if changes.keys() & {"min_isr", "replicas"} else record.partitions
+    new = {number: PartitionMeta() for number in range(len(metas), settings.partitions)}
+    return replace(record, settings=settings, partitions={**metas, **new})
+
+
+def with_min_isr(record: TopicRecord, settings: TopicSettings) -> dict[int, PartitionMeta]:
+    """The partitions' records with the floor that the settings say, as far as there are replicas.
+
+    Where more replicas are yet to come it rises with the move that brings them, so that nothing stands still meanwhile.
+    """
+    metas = {}
+    for number, meta in record.partitions.items():
+        there = max(len(meta.replicas), 1)
+        metas[number] = replace(meta, min_isr=min(min_isr_of(settings, there), there))
+    return metas
 
 
 def check_intent_name(name: str) -> None:

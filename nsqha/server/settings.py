@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.election.model import PartitionMeta, TopicRecord, TopicSettings, Versioned
-from nsqha.election.placement import DEFAULT_REPLICAS, able, host_of, min_isr_of, replicas_wanted
+from nsqha.election.placement import able, host_of, min_isr_of, replicas_wanted
+from nsqha.election.rules import changed_settings, with_settings
 from nsqha.errors import Conflict, NotFound, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.server.metadata import CHANGE_RETRIES
@@ -74,15 +75,10 @@ class TopicChanges:
             await self._change_in(cluster, topic, changes)
 
     async def _change_in(self, cluster: Cluster, topic: Topic, changes: Mapping[str, Any]) -> None:
-        if topic.ephemeral and (fixed := sorted({"partitions", "replicas", "min_isr"} & changes.keys())):
-            raise ValueError(f"{topic.name} is kept by one node only, in one partition: {fixed[0]} can not be changed")
-
         def changed(record: TopicRecord) -> TopicRecord:
-            settings = changed_settings(record, changes)
-            metas = with_min_isr(record, settings) if changes.keys() & {"min_isr", "replicas"} else record.partitions
-            first = len(record.partitions)
-            new = cluster.placed(settings, {}, first=first) if settings.partitions > first else {}
-            return replace(record, settings=settings, partitions={**metas, **new})
+            found, first = with_settings(record, changes), len(record.partitions)
+            new = cluster.placed(found.settings, {}, first=first) if found.settings.partitions > first else {}
+            return replace(found, partitions={**found.partitions, **new})
 
         versioned = await self._replace(topic, changed)
         self._adopt(versioned)
@@ -164,38 +160,6 @@ class TopicChanges:
         for partition in topic.led:
             partition.set_sync(self._opener.sync_of(record))
             partition.trimmer.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
-
-
-def changed_settings(record: TopicRecord, changes: Mapping[str, Any]) -> TopicSettings:
-    """ValueError if they do not fit each other or what is there."""
-    settings = replace(record.settings, **changes)
-    there = len(record.partitions)
-    if settings.partitions < there:
-        raise ValueError(
-            f"topic {record.name} has {there} partitions; they can not become {settings.partitions}, only more"
-        )
-    check(settings)
-    return settings
-
-
-def check(settings: TopicSettings) -> None:
-    """ValueError for what the record alone does not refuse: min_isr against replicas that are not said."""
-    if settings.replicas is None and (settings.min_isr or 0) > DEFAULT_REPLICAS:
-        raise ValueError(
-            f"min_isr is {settings.min_isr}; it can not be more than replicas, {DEFAULT_REPLICAS} unless they are set"
-        )
-
-
-def with_min_isr(record: TopicRecord, settings: TopicSettings) -> dict[int, PartitionMeta]:
-    """The partitions' records with the floor that the settings say, as far as there are replicas.
-
-    Where more replicas are yet to come it rises with the move that brings them, so that nothing stands still meanwhile.
-    """
-    metas = {}
-    for number, meta in record.partitions.items():
-        there = max(len(meta.replicas), 1)
-        metas[number] = replace(meta, min_isr=min(min_isr_of(settings, there), there))
-    return metas
 
 
 def remarks(settings: TopicSettings, cluster: Cluster | None) -> list[str]:

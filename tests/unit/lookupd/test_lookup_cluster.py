@@ -377,9 +377,57 @@ def test_a_node_is_removed_and_daemons_are_listed_by_the_urls_of_the_fork() -> N
     run(story)
 
 
+def test_a_topic_grows_and_changes_by_the_urls_of_the_fork() -> None:
+    async def story(s: Site) -> None:
+        assert await s.post("/topic/create?topic=t&replicator=1&syncdisk=1") == 200
+        await s.world.led()
+        assert await s.ask("POST", "/topic/partition/expand?topic=t&partition_num=3") == (200, b"")
+        await s.world.until(lambda: all(s.world.meta("t", n).leader for n in range(3)))
+        assert await s.post("/topic/partition/expand?topic=t&partition_num=3") == 200, "again is fine"
+        assert await s.post("/topic/partition/expand?topic=t&partition_num=2") == 400, "only more"
+        update = "/topic/meta/update?topic=t&replicator=3&syncdisk=2500&retention=2&upgradeext=false"
+        assert await s.ask("POST", update) == (200, b"")
+        found = s.world.store.topic("t")
+        assert found is not None
+        wanted = TopicSettings(sync="interval", retention_ms=2 * 86_400_000, partitions=3, replicas=3)
+        assert found.record.settings == wanted
+        assert await s.post("/topic/meta/update?topic=t&syncdisk=0&retention=0") == 200
+        found = s.world.store.topic("t")
+        assert found is not None and found.record.settings == TopicSettings(partitions=3, replicas=3)
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "code"),
+    [
+        ("/topic/partition/expand?partition_num=2", 400, "MISSING_ARG_TOPIC"),
+        ("/topic/partition/expand?topic=t", 400, "MISSING_ARG_TOPIC_PARTITION_NUM"),
+        ("/topic/partition/expand?topic=t&partition_num=0", 400, "INVALID_ARG_TOPIC_PARTITION_NUM"),
+        ("/topic/partition/expand?topic=u&partition_num=2", 404, "TOPIC_NOT_FOUND"),
+        ("/topic/partition/expand?topic=e%23ephemeral&partition_num=2", 400, "INVALID_REQUEST"),
+        ("/topic/meta/update?topic=t&replicator=16", 400, "INVALID_ARG_TOPIC_REPLICATOR"),
+        ("/topic/meta/update?topic=t&syncdisk=x", 400, "INVALID_ARG_TOPIC_SYNC_DISK"),
+        ("/topic/meta/update?topic=t&retention=-1", 400, "INVALID_ARG_TOPIC_RETENTION"),
+        ("/topic/meta/update?topic=t&retention=1&upgradeext=true", 400, "INVALID_ARG_UPGRADEEXT"),
+        ("/topic/meta/update?topic=u&retention=1", 404, "TOPIC_NOT_FOUND"),
+    ],
+)
+def test_changes_by_the_urls_of_the_fork_that_can_not_be(target: str, status: int, code: str) -> None:
+    async def story(s: Site) -> None:
+        for name in ("t", "e#ephemeral"):
+            s.world.store.create_topic(name, TopicSettings())
+        got, answer = await s.ask("POST", target)
+        assert (got, answer["message"]) == (status, code)
+        found = s.world.store.topic("t")
+        assert found is not None and found.record.settings == TopicSettings()
+
+    run(story)
+
+
 def test_parameters_of_the_fork_that_mean_nothing_here_are_taken() -> None:
     async def story(s: Site) -> None:
-        assert await s.post("/topic/create?topic=t&partition_num=2&multipart=true&suggestload=3") == 200
+        assert (await s.ask("PUT", "/topic/create?topic=t&partition_num=2&multipart=true&suggestload=3"))[0] == 200
         await s.world.until(lambda: all(s.world.meta("t", n).leader for n in range(2)))
         assert sorted((await s.get("/lookup?topic=t&access=r&consistent=true"))["partitions"]) == ["0", "1"]
 

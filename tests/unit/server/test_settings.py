@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nsqha import hot
+from nsqha.election import rules
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.errors import AppendFailed, Conflict, Unavailable
 from nsqha.server import settings
@@ -27,7 +28,7 @@ def record(partitions: int = 2, replicas: int = 3, **chosen: Any) -> TopicRecord
 
 
 def floors(found: TopicRecord, **chosen: Any) -> list[int]:
-    metas = settings.with_min_isr(found, replace(found.settings, **chosen))
+    metas = rules.with_min_isr(found, replace(found.settings, **chosen))
     return [meta.min_isr for meta in metas.values()]
 
 
@@ -35,20 +36,20 @@ def floors(found: TopicRecord, **chosen: Any) -> list[int]:
 
 
 def test_partitions_only_grow() -> None:
-    assert settings.changed_settings(record(2), {"partitions": 5}).partitions == 5
-    assert settings.changed_settings(record(2), {"partitions": 2}).partitions == 2
+    assert rules.changed_settings(record(2), {"partitions": 5}).partitions == 5
+    assert rules.changed_settings(record(2), {"partitions": 2}).partitions == 2
     with pytest.raises(ValueError, match="topic t has 2 partitions; they can not become 1, only more"):
-        settings.changed_settings(record(2), {"partitions": 1})
+        rules.changed_settings(record(2), {"partitions": 1})
     with pytest.raises(ValueError, match="partitions is 1024"):
-        settings.changed_settings(record(2), {"partitions": 1024})
+        rules.changed_settings(record(2), {"partitions": 1024})
 
 
 def test_min_isr_is_at_most_replicas() -> None:
     with pytest.raises(ValueError, match="min_isr is 3; it can not be more than replicas, 2"):
-        settings.changed_settings(record(replicas=3), {"replicas": 2, "min_isr": 3})
+        rules.changed_settings(record(replicas=3), {"replicas": 2, "min_isr": 3})
     with pytest.raises(ValueError, match="min_isr is 4; it can not be more than replicas, 3 unless they are set"):
-        settings.changed_settings(record(), {"min_isr": 4})
-    assert settings.changed_settings(record(), {"replicas": 4, "min_isr": 4}).min_isr == 4
+        rules.changed_settings(record(), {"min_isr": 4})
+    assert rules.changed_settings(record(), {"replicas": 4, "min_isr": 4}).min_isr == 4
 
 
 def test_the_floor_follows_what_is_there() -> None:
