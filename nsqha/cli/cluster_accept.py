@@ -312,9 +312,11 @@ def _print(planned: Plan, found: Mapping[int, NodeEvidence | str]) -> None:
     rows: list[tuple[str | int, ...]] = []
     for decision in planned.decisions:
         before, after = decision.before, decision.after
-        for uid in sorted({*decision.have, *decision.missing}):
+        named = {uid for meta in (before, after) if meta is not None for uid in meta.replicas}
+        for uid in sorted({*decision.have, *decision.missing, *named}):
             report = decision.have.get(uid)
-            has = "not heard" if report is None else f"{report.last_epoch}:{report.end}"
+            without = "not heard" if uid in planned.unheard else "nothing"
+            has = f"{report.last_epoch}:{report.end}" if report is not None and report.log_uid else without
             doubts = [] if report is None else [t for t, on in (("cut", report.cut), ("damaged", report.corrupt)) if on]
             rows.append(
                 (

@@ -293,8 +293,9 @@ def _partition(
         version=0 if before is None else before.version,
         unknown=known.unknown,
     )
-    silent = [uid for uid in named if uid not in begun]
-    return Decision(name, before, after, have, missing, _loss(begun, isr, missing, len(silent), after.min_isr))
+    kept = {uid for uid, report in begun.items() if known.isr.get(uid, report.log_uid) == report.log_uid}
+    gone = sum(uid not in kept for uid in named)
+    return Decision(name, before, after, have, missing, _loss(begun, isr, missing, gone, after.min_isr))
 
 
 def _replicas(
@@ -309,20 +310,22 @@ def _replicas(
 
 
 def _loss(
-    begun: Mapping[int, ReplicaReport], isr: Iterable[int], missing: tuple[int, ...], silent: int, min_isr: int
+    begun: Mapping[int, ReplicaReport], isr: Iterable[int], missing: tuple[int, ...], gone: int, min_isr: int
 ) -> str:
-    """Why acknowledged messages may be gone, if so. `silent`: replicas that were not heard or have nothing."""
+    """Why acknowledged messages may be gone, if so. `gone`: replicas that were not heard or do not have the log that
+    they had, which a node makes anew where its disk was replaced, or its host went down before all was synced."""
     if not begun:
         return "" if missing else "no node has anything of it"
     if all(begun[uid].corrupt or begun[uid].poisoned for uid in isr):
         # A log that lost its end is whole again at the next start, and is elected: nobody would say it then.
         return "every replica that has most has damage"
-    if not missing:
+    if not gone:
         return ""
-    if silent >= min_isr:
-        return f"{silent} of its replicas were not heard or have nothing, and {min_isr} are enough to acknowledge"
+    if gone >= min_isr:
+        whose = "were not heard or have lost their log" if missing else "have lost their log"
+        return f"{gone} of its replicas {whose}, and {min_isr} are enough to acknowledge"
     doubtful = [report for report in begun.values() if report.cut or report.corrupt or report.poisoned]
-    return "not all of its replicas were heard, and one that was has damage" if doubtful else ""
+    return "not all of its replicas were heard and have their log, and one that has it has damage" if doubtful else ""
 
 
 def _channels(

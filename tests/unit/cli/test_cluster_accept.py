@@ -8,7 +8,9 @@ from typing import Any, cast
 import pytest
 
 from nsqha.cli import cluster_accept, exits
-from nsqha.election.accepting import WaitingNode
+from nsqha.election.accepting import NodeEvidence, WaitingNode, plan
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 
 A, B = 1, 2
 
@@ -68,3 +70,18 @@ def test_evidence_counts_when_nobody_leads_follows_or_elects_any_more(
     assert cluster.now > 0 and len(cluster.looks) == 1
     with pytest.raises(exits.Exit, match="did not stop within"):
         held(Cluster(not_yet), monkeypatch)
+
+
+def test_a_replica_without_a_log_is_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    meta = PartitionMeta(epoch=5, isr={A: 1, B: 2}, replicas=(A, B, 3), min_isr=2)
+    topic = Versioned(TopicRecord("orders", 7, 1, partitions={0: meta}), 4)
+    found = {
+        A: NodeEvidence(A, "a", replicas={(7, 0): ReplicaReport(1, 1, 5, 100, 5)}),
+        B: NodeEvidence(B, "b"),
+    }
+    planned = plan({"orders": topic}, (), 0, found, salt_constant=0)
+    cluster_accept._print(planned, found)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[1:3] for row in rows[1:]] == [["a", "5:100"], ["b", "nothing"], [f"{3:016x}", "not"]]
+    (lost,) = cluster_accept._costs(planned, found)
+    assert lost.startswith("orders/0: acknowledged messages may be lost: 2 of its replicas were not heard or")

@@ -27,9 +27,7 @@ CLUSTER = ClusterRecord(0xC105)
 LOGS = {A: 0xA, B: 0xB, C: 0xC, D: 0xD}
 META = PartitionMeta(leader=A, epoch=5, isr={A: 0xA, B: 0xB, C: 0xC}, replicas=(A, B, C), min_isr=2, version=40)
 CHANNELS = ChannelList(version=3, channels={"billing": ChannelInfo(7)})
-ORDERS = TopicRecord(
-    "orders", 0x10, replace(CLUSTER, salt_counter=1).next_salt(), TopicSettings(), CHANNELS, {0: META}
-)
+ORDERS = TopicRecord("orders", 0x10, replace(CLUSTER, salt_counter=1).next_salt(), TopicSettings(), CHANNELS, {0: META})
 KEY = (ORDERS.uid, 0)
 
 
@@ -111,8 +109,21 @@ def test_a_node_that_is_not_heard_is_named_with_what_that_may_cost() -> None:
     two_away = planned(node(A))
     assert two_away.unheard == (B, C) and "2 of its replicas were not heard" in decided(two_away).loss
     has_nothing = planned(node(A), node(B, replicas={}))
-    assert "2 of its replicas were not heard or have nothing" in decided(has_nothing).loss
+    assert "2 of its replicas were not heard or have lost their log" in decided(has_nothing).loss
     doubtful = planned(node(A, replicas={KEY: has(A, cut=True)}), node(B))
+    assert "has damage" in decided(doubtful).loss
+
+
+@pytest.mark.parametrize("lost", [{}, {"log_uid": 0}, {"log_uid": 0xAA, "end": 3}])
+def test_replicas_that_were_heard_and_have_lost_their_log_are_told(lost: Mapping[str, Any]) -> None:
+    """What the two acknowledged without the third is nowhere any more, though every node was heard."""
+    empty = {B: {KEY: has(B, **lost)} if lost else {}, C: {KEY: has(C, **lost)} if lost else {}}
+    found = planned(node(A), *(node(uid, replicas=replicas) for uid, replicas in empty.items()))
+    assert set(after(found).isr) == {A} and not found.unheard
+    assert decided(found).loss == "2 of its replicas have lost their log, and 2 are enough to acknowledge"
+    one = planned(node(A), node(B, replicas=empty[B]), node(C))
+    assert not decided(one).loss, "whatever was acknowledged is on A or on C"
+    doubtful = planned(node(A, replicas={KEY: has(A, cut=True)}), node(B, replicas=empty[B]), node(C))
     assert "has damage" in decided(doubtful).loss
 
 
