@@ -244,7 +244,7 @@ class PartitionLog(LogReader):
         for entry, data in batches:
             if not verifies(entry, data):
                 raise LogCorrupt(f"the bytes that came with {entry} are not its own")
-            self._check_next(before, entry)
+            self.check_next(before, entry)
             before = entry
         if not proven:
             self.prove(last)
@@ -262,7 +262,8 @@ class PartitionLog(LogReader):
 
         return write
 
-    def _check_next(self, before: Entry, entry: Entry) -> None:
+    def check_next(self, before: Entry, entry: Entry) -> None:
+        """That `entry` came after `before`, as both say. LogCorrupt."""
         if not (entry.follows(before) and entry.chained_to(before)):
             raise LogCorrupt(f"{entry} is not what follows {before} in {self}")
 

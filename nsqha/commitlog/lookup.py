@@ -288,6 +288,16 @@ class LogReader:
             pass
         return first, end
 
+    def knows(self, log_id: int) -> bool:
+        """Whether the entry of this log id verifies, so that it can prove what came before; or the log ends there."""
+        if log_id >= self.end.log_id:
+            return log_id == self.end.log_id
+        try:
+            entry = self.entry(log_id)
+        except LogCorrupt:
+            return False
+        return not entry.flags & FAULTY and not entry.stands_in
+
     # ---- frames
 
     def read(self, entry: Entry) -> bytes | bytearray:

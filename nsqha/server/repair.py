@@ -1,18 +1,24 @@
 """Ranges of a log that do not verify any more are written anew from another replica.
 
-Who finds damage (the scrub, a reader, a push, a follower that applies) tells `damaged`; any replica may give the range.
-Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that they are the ones that
-were there (`PartitionLog.mend`): it comes from the entry behind. So what is not known to be committed is mended too,
-without a leader, who could not be elected before. At the very end of a log nothing is behind: there it has to be the
-entry that memory has, and what the giver knows to be committed. Channels that stopped in front of the range go on, and
-the scrub counts it no longer.
+Who finds damage (recovery, the scrub, a reader, a push, a follower that applies) tells `damaged`; any replica may give
+the range, led or not. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that
+they are the ones that were there (`PartitionLog.mend`): it comes from the entry behind. So what is not known to be
+committed is mended too, without a leader, who could not be elected before. At the very end of a log nothing is behind:
+there it has to be the entry that memory has, and what the giver knows to be committed. Channels that stopped in front
+of the range go on, and the scrub counts it no longer.
 
-One range of a partition at a time; what nobody has now is asked for again as long as the partition is here.
+    own entries verify, frames do not    each run that comes is proven by the next entry: written at once
+    own entries do not verify            followed up to the next one that does, chains only; then fetched and written
+
+So memory holds one answer, however long the range. What one replica lacks the next one may have: each goes on where
+the others ended. One range of a partition at a time; what nobody has now is asked for again as long as the partition
+is here.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +28,14 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.entry import Entry
     from nsqha.commitlog.log import PartitionLog
     from nsqha.server.peers import Peers
 
 log = Log("repair")
 
 Key = tuple[int, int]
+Batches = list[tuple["Entry", bytes]]
 
 CALL_SECONDS = 10.0
 FETCH_BYTES = 4 << 20
@@ -77,54 +85,104 @@ class Repairer:
                 for first, end in list(ranges):
                     if (log_ := self._log_of(key)) is None:
                         return
-                    if await self._mend(key, log_, first, end):
+                    if await self.mend(key, log_, first, end):
                         ranges.remove((first, end))
                 if ranges:
                     await asyncio.sleep(RETRY_SECONDS)
         finally:
             del self._wanted[key]
 
-    async def _mend(self, key: Key, log_: PartitionLog, first: int, end: int) -> bool:
-        """Whether somebody had the range, or it is not of this log any more."""
-        if not _holds(log_, first, end):
-            return True
-        for address in self._others(key):
-            try:
-                await self._fetch(key, log_, address, first, end)
-            except (OSError, Poisoned) as error:
-                self._on_failure(error)  # of our own disk: nothing is tried there twice
-                return True
-            except (NsqhaError, ValueError) as error:
-                log.info("repair_delayed", "%s: %s", log_.directory, error)
-            else:
-                log.warning("repaired", "%s: log ids [%d, %d) from %s", log_.directory, first, end, address)
-                self._mended(key, first, end)
-                return True
+    async def mend(self, key: Key, log_: PartitionLog, first: int, end: int) -> bool:
+        """Ask everybody, once. Whether the range is whole now, or not of this log any more."""
+        at, asked_at = first, -1
+        while at != asked_at:  # as long as somebody had some of it
+            asked_at = at
+            for address in self._others(key):
+                if not _holds(log_, first, end):
+                    return True
+                try:
+                    at = await self._take(key, log_, address, at, end)
+                except (OSError, Poisoned) as error:
+                    self._on_failure(error)  # of our own disk: nothing is tried there twice
+                    return True
+                if at >= end:
+                    self._mended(key, first, end)
+                    return True
         return False
 
-    async def _fetch(self, key: Key, log_: PartitionLog, address: str, first: int, end: int) -> None:
-        batches = []
+    async def _take(self, key: Key, log_: PartitionLog, address: str, first: int, end: int) -> int:
+        """Write what one replica has of [first, end), from its beginning; up to where."""
         at = first
+        try:
+            while at < end:
+                past = log_.past
+                run = await self._fetch(key, log_, past, address, at, end)
+                while run and not log_.knows(run[-1][0].log_id + 1):
+                    run.pop()
+                if run:
+                    log_.prove(run[-1][0])
+                    await self._run(log_.mending(run, proven=True))
+                    at = run[-1][0].log_id + 1
+                else:
+                    chains = await self._follow(key, log_, past, address, at, end)
+                    at = await self._write_followed(key, log_, past, address, at, chains)
+        except Poisoned:
+            raise
+        except (NsqhaError, ValueError) as error:
+            log.info("repair_delayed", "%s: %s", log_.directory, error)
+        if at > first:
+            log.warning("repaired", "%s: log ids [%d, %d) from %s", log_.directory, first, at, address)
+        return at
+
+    async def _follow(
+        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int
+    ) -> array[int]:
+        """The chains of what another replica has from `first` on, to the first one that an entry of ours proves."""
+        chains: array[int] = array("Q")
+        before = log_.entry_before(first)
+        while True:
+            for entry, _ in await self._fetch(key, log_, past, address, first + len(chains), end):
+                log_.check_next(before, entry)
+                chains.append(entry.chain)
+                before = entry
+                if log_.knows(entry.log_id + 1):
+                    log_.prove(entry)
+                    return chains
+
+    async def _write_followed(
+        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, chains: array[int]
+    ) -> int:
+        at, end = first, first + len(chains)
         while at < end:
-            request = pb.FetchRequest(
-                cluster_id=self._cluster_id,
-                key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
-                first=at,
-                end=end,
-                max_bytes=FETCH_BYTES,
-            )
-            reply = await self._peers.call(address, "Fetch", request, timeout=CALL_SECONDS)
-            run = list(copying.batches(reply.entries, reply.data))
-            if not run or run[0][0].log_id != at:
-                raise LogCorrupt(f"{address} does not have log id {at} either")
-            batches += run
+            run = await self._fetch(key, log_, past, address, at, end)
+            if any(entry.chain != chains[entry.log_id - first] for entry, _ in run):
+                raise LogCorrupt(f"what {address} has at log id {at} is not what it was")
+            await self._run(log_.mending(run, proven=True))
             at = run[-1][0].log_id + 1
-            if end == log_.end.log_id and at > reply.committed:
-                raise NotFound(f"{address} does not know whether its log id {at - 1} is committed")
-        if self._log_of(key) is not log_ or not _holds(log_, first, end):
-            raise NotFound(f"log ids [{first}, {end}) are not in {log_} any more")
-        # Jobs come one after the other: a cut that is decided from here on is carried out after this.
-        await self._run(log_.mending(batches))
+        return at
+
+    async def _fetch(self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int) -> Batches:
+        """Batches of [first, end), at least one. The log was not cut since `past`.
+
+        What is written on their account is begun before anything else is waited for: jobs come one after the other, so
+        a cut that is decided later is carried out later."""
+        request = pb.FetchRequest(
+            cluster_id=self._cluster_id,
+            key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
+            first=first,
+            end=end,
+            max_bytes=FETCH_BYTES,
+        )
+        reply = await self._peers.call(address, "Fetch", request, timeout=CALL_SECONDS)
+        run = list(copying.batches(reply.entries, reply.data))
+        if [entry.log_id for entry, _ in run] != list(range(first, min(first + max(len(run), 1), end))):
+            raise LogCorrupt(f"{address} does not have log id {first} either")
+        after = run[-1][0].log_id + 1
+        if after == log_.end.log_id and after > reply.committed:
+            raise NotFound(f"{address} does not know whether its log id {after - 1} is committed")
+        if self._log_of(key) is not log_ or log_.past is not past or not _holds(log_, first, after):
+            raise NotFound(f"log ids [{first}, {after}) are not in {log_} any more")
+        return run
 
 
 def _holds(log_: PartitionLog, first: int, end: int) -> bool:

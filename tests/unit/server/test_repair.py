@@ -8,8 +8,10 @@ from typing import Any
 from nsqha.commitlog import copying
 from nsqha.commitlog.log import PartitionLog
 from nsqha.errors import LogCorrupt, Unavailable
+from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.repair import RETRY_SECONDS, Repairer
+from tests.unit.commitlog.logs import add
 from tests.unit.commitlog.test_mend import damage, replica
 from tests.unit.server.shell_rig import HeldDisk, ManualClock, ManualLoop
 
@@ -146,7 +148,7 @@ def test_a_disk_that_fails_is_told() -> None:
     mine = replica()
     damage(mine, 5)
     rig = Rig(mine, a=replica())
-    mine.mending = lambda batches: failing  # type: ignore[method-assign]
+    mine.mending = lambda batches, *, proven: failing  # type: ignore[method-assign]
     rig.damaged(5, 6)
     assert [str(error) for error in rig.failures] == ["fsync"] and not rig.mended
 
@@ -171,3 +173,63 @@ def test_at_the_end_of_a_log_only_what_is_committed_elsewhere_counts() -> None:
     rig.others.committed = end
     rig.pass_time()
     assert rig.mended == [(end - 1, end)] and whole()
+
+
+def test_damaged_entries_are_followed_up_to_one_that_proves_them_and_fetched_again() -> None:
+    """However long the range, no more than one answer is held in memory."""
+    mine = replica()
+    for log_id in range(4, 8):
+        damage(mine, log_id, entry=True)
+    rig = Rig(mine, a=replica())
+    rig.damaged(4, 8)
+    assert verifies(mine) and rig.mended == [(4, 8)]
+    assert len(rig.others.asked) == 1 + 4 + 4, "nothing is proven; followed; written"
+
+
+def test_a_replica_that_parted_behind_the_range_gives_nothing_of_damaged_entries() -> None:
+    mine, fork = replica(), replica(batches=6)
+    add(fork, b"another one")
+    for log_id in range(5, 8):
+        damage(mine, log_id, entry=True)
+    rig = Rig(mine, fork=fork)
+    before = [mine.pair_of(n).read_slots(n, 1) for n in range(5, 8)]
+    rig.damaged(5, 8)
+    assert not rig.mended and [mine.pair_of(n).read_slots(n, 1) for n in range(5, 8)] == before
+
+
+def test_a_replica_that_has_another_content_the_second_time_gives_nothing_more() -> None:
+    mine, other = replica(), replica()
+    for log_id in range(5, 8):
+        damage(mine, log_id, entry=True)
+    rig = Rig(mine, a=other)
+
+    def meanwhile() -> None:
+        if len(rig.others.asked) == 5:  # between the two passes
+            other.truncate_to(5)
+            add(other, b"another one")
+
+    rig.others.meanwhile = meanwhile
+    rig.damaged(5, 8)
+    assert not rig.mended and mine.pair_of(5).read_entry(5) is None
+
+
+def test_what_one_replica_lacks_another_one_gives() -> None:
+    """Each has damage of its own: none has all of the range."""
+    mine, a, b = replica(), replica(), replica()
+    for log_id in range(4, 8):
+        damage(mine, log_id)
+    damage(a, 6)
+    damage(b, 4)
+    rig = Rig(mine, a=a, b=b)
+    rig.damaged(4, 8)
+    assert verifies(mine) and rig.mended == [(4, 8)]
+
+
+def test_what_others_gave_up_mends_nothing() -> None:
+    mine, other = replica(), replica()
+    for log in (mine, other):
+        damage(log, 5)
+    other.giving_up(5, 6)()
+    rig = Rig(mine, a=other)
+    rig.damaged(5, 6)
+    assert not rig.mended and not mine.entry(5).flags & LOST
