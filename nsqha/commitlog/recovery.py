@@ -82,8 +82,10 @@ def recover(
     host_restarted: bool,
     cache: BatchCache,
     limits: LogLimits | None = None,
+    alone: bool = False,
 ) -> Recovery:
-    """Open the log of a partition. Everything in it is durable when this returns."""
+    """Open the log of a partition. Everything in it is durable when this returns. `alone`: no other replica counts at
+    the moment, so what an earlier recovery marked as lost is not waited for."""
     known = record is not None and record.log_uid != 0 and (record.log_uid_trusted or replicas == 1)
     local_durable = record.local_durable if record is not None else 0
     circumstances = Circumstances(sync_always, replicas, host_restarted, known, local_durable)
@@ -102,7 +104,7 @@ def recover(
         # Others have it: what is here is kept aside, and it begins as a new replica does.
         set_aside(storage, directory, found.unreadable)
         return _begin(storage, directory, identity, circumstances, cache, limits, lost=bool(found.unreadable))
-    work = _Work(storage, found.pairs[-2:], found, cuts, circumstances)
+    work = _Work(storage, found.pairs[-2:], found, cuts, circumstances, alone=alone or replicas == 1)
     work.settle_files()
     if record is not None and record.cut is not None:
         work.finish_cut(record.cut)
@@ -154,13 +156,21 @@ class _Work:
     """One recovery of existing files. `pairs` are the last two, or the only one; a cut may shorten `found.pairs`."""
 
     def __init__(
-        self, storage: Storage, pairs: list[Pair], found: Found, cuts: Cuts, circumstances: Circumstances
+        self,
+        storage: Storage,
+        pairs: list[Pair],
+        found: Found,
+        cuts: Cuts,
+        circumstances: Circumstances,
+        *,
+        alone: bool,
     ) -> None:
         self.storage = storage
         self.pairs = pairs
         self.found = found
         self.cuts = cuts
         self.circumstances = circumstances
+        self.alone = alone
         self.verdict = Verdict(None, None, False, False, False)
         self.watermark = 0
         self.cuts_made: list[Cut] = []
@@ -238,13 +248,13 @@ class _Work:
     def examine(self) -> Entry:
         """Scan, judge, restore and cut; the last entry of the log as it is now."""
         local_durable = self.circumstances.local_durable
-        scan = scan_entries(self.pairs)
+        scan = scan_entries(self.pairs, alone=self.alone)
         self.watermark = max(scan.watermark, local_durable)
         for copy in scan.copies:
             self._write([copy])
             self.damage.append(Damage(_place(copy), _end_place(copy), Outcome.PROVEN.value))
         short = next(iter(scan.bad_data), (scan.end, 0))[0]
-        scan_data(scan, self.pairs, min(local_durable, short), alone=self.circumstances.replicas == 1)
+        scan_data(scan, self.pairs, min(local_durable, short))
         bad = RangeSet([*scan.bad_entries, *scan.bad_data])
         bad.add(scan.end, self.watermark)
         self.verdict = judge(self.watermark, bad, self.circumstances)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, UNREADABLE, Entry, columns, decode, follow_each_other
 from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair, read_around
-from nsqha.frames import LOST
 from nsqha.hot import crc32
 from nsqha.ranges import RangeSet
 
+_FLAGS = Entry._fields.index("flags")
 READ_BYTES = 1 << 20  # data verified at a time, unless one batch is larger
 
 
@@ -30,7 +30,8 @@ class Scan:
 
     first: int  # the lowest log id looked at
     end: int  # behind the highest valid entry
-    watermark: int = 0  # the highest `durable` of any valid entry
+    watermark: int = 0  # the highest `durable` of any valid entry; above what was marked as FAULTY
+    alone: bool = True
     bad_entries: RangeSet = field(
         default_factory=RangeSet
     )  # may reach behind `end`: slots with bytes that are no entry
@@ -40,10 +41,10 @@ class Scan:
     )  # entries that the next pair's anchor has and their own slot lacks
 
 
-def scan_entries(pairs: list[Pair]) -> Scan:
-    """First pass."""
+def scan_entries(pairs: list[Pair], *, alone: bool) -> Scan:
+    """First pass. `alone`: no other replica could have what an earlier recovery marked as FAULTY."""
     first = pairs[0].first.log_id
-    scan = Scan(first, first, watermark=max(pair.anchor.durable for pair in pairs))
+    scan = Scan(first, first, watermark=max(pair.anchor.durable for pair in pairs), alone=alone)
     for pair, after in zip(pairs, [*pairs[1:], None], strict=True):
         _scan_pair(scan, pair, after)
     return scan
@@ -75,6 +76,10 @@ def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
                     scan.bad_data.add(log_id, log_id + 1)
                 if entry.durable > scan.watermark:
                     scan.watermark = entry.durable
+                if entry.flags & UNREADABLE == FAULTY and not scan.alone:
+                    # Lost here, and durable once, whatever the journal knows of that by now.
+                    scan.bad_data.add(log_id, log_id + 1)
+                    scan.watermark = max(scan.watermark, log_id + 1)
                 scan.bad_entries.add(scan.end, log_id)
                 previous = entry
                 scan.end = log_id + 1
@@ -92,6 +97,8 @@ def _sound(scan: Scan, raw: bytes, previous: Entry, segment_end: int) -> Entry |
         return None
     last = decode(raw[-ENTRY_BYTES:])
     if last is None or last.end_position > segment_end:
+        return None
+    if not scan.alone and any(flags & FAULTY for flags in fields[_FLAGS]):
         return None
     scan.watermark = max(scan.watermark, max(fields[-1]))
     return last
@@ -122,18 +129,17 @@ def _end_of_bytes(pair: Pair, log_id: int) -> int:
     return end
 
 
-def scan_data(scan: Scan, pairs: list[Pair], first: int, *, alone: bool) -> None:
-    """Second pass: frames and chain of every valid entry from `first` on. `alone`: no other replica could have what
-    an earlier recovery marked as FAULTY."""
+def scan_data(scan: Scan, pairs: list[Pair], first: int) -> None:
+    """Second pass: frames and chain of every valid entry from `first` on."""
     for pair, end in zip(pairs, [*(p.first.log_id for p in pairs[1:]), scan.end], strict=True):
-        for log_id, good_chain, good_data in check_pair(pair, max(first, pair.first.log_id), end, alone=alone):
+        for log_id, good_chain, good_data in check_pair(pair, max(first, pair.first.log_id), end):
             if not good_chain:
                 scan.bad_entries.add(log_id, log_id + 1)
             elif not good_data:
                 scan.bad_data.add(log_id, log_id + 1)
 
 
-def check_pair(pair: Pair, first: int, end: int, *, alone: bool) -> Iterator[tuple[int, bool, bool]]:
+def check_pair(pair: Pair, first: int, end: int) -> Iterator[tuple[int, bool, bool]]:
     """(log id, chain fits, frames verify or are known to be lost) of every valid entry in [first, end)."""
     if first >= end:
         return
@@ -143,8 +149,7 @@ def check_pair(pair: Pair, first: int, end: int, *, alone: bool) -> Iterator[tup
             if entry is not None:
                 good_chain = previous is None or bool(entry.flags & FAULTY) or entry.chained_to(previous)
                 good_data = len(frames) == entry.size and crc32(frames) == entry.crc
-                if entry.flags & UNREADABLE:
-                    good_data = alone or bool(entry.flags & LOST)
+                good_data |= bool(entry.flags & UNREADABLE)
                 yield entry.log_id, good_chain, good_data
             previous = entry
 

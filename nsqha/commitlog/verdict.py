@@ -21,7 +21,8 @@ Three numbers decide (all ends are exclusive):
 Corruption below W and a torn end above it are judged apart: the first never hides the second.
 
 With R > 1 entries that do not verify in the middle are replaced by FAULTY ones of the same extent, so that the log can
-be opened; catch-up fetches them again.
+be opened; catch-up fetches them again. Until it has, every recovery finds them bad, and below W: the journal may have
+died before it knew.
 """
 
 from __future__ import annotations

@@ -123,6 +123,7 @@ class PartitionOpener:
             key = (record.uid, number)
             meta = record.partitions[number]
             replicas = max(len({*meta.replicas, *meta.isr}), 1)
+            alone = set(meta.isr) == {self._journal.identity.node_uid}  # what it lost, nobody has
             before = self._journal.record(key)
             recovery = recover(
                 self._storage,
@@ -135,6 +136,7 @@ class PartitionOpener:
                 host_restarted=self._journal.host_restarted,
                 cache=self._cache,
                 limits=self._limits,
+                alone=alone,
             )
             self._tell(f"{record.name}/{number}", recovery.report)
             new_uid = recovery.report.new_log_uid or before is None or not before.log_uid
@@ -143,7 +145,6 @@ class PartitionOpener:
             if replicas == 1:  # what is in the log is committed
                 state = self.state_of(key, recovery.log)
             else:
-                alone = set(meta.isr) == {self._journal.identity.node_uid}  # what it lost, nobody has
                 below = recovery.report.serve_end
                 state, _ = self.state_vouched_for(key, recovery.log, below=below, alone=alone)
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report)

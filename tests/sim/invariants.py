@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from nsqha.commitlog.entry import REBUILT
+from nsqha.commitlog.entry import FAULTY, REBUILT, UNREADABLE
 from nsqha.election.model import PartitionMeta
 from nsqha.errors import LogCorrupt
 from tests.sim.ledger import Ledger
@@ -204,12 +204,24 @@ class Oracle:
         if has < committed:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} and has {has} of {committed}")
             return
+        if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(log_, committed)) is not None:
+            self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} without batch {hole}")
         last = committed - 1
         if last >= log_.start.log_id:
             entry = self._entry(log_, last)
             expected = self.chains.get(key, {}).get(last)
             if entry is not None and expected is not None and entry != expected:
                 self.broken(f"I4 {key}: {node.name} is in the ISR with {entry} at {last}, committed is {expected}")
+
+    def _hole(self, log_: PartitionLog, committed: int) -> int | None:
+        """A committed batch whose place is held by what recovery put there: it knows that it does not have it."""
+        for log_id in range(log_.start.log_id, min(committed, log_.end.log_id)):
+            try:
+                if log_.entry(log_id).flags & UNREADABLE == FAULTY:
+                    return log_id
+            except (LogCorrupt, OSError):
+                continue  # nobody has looked there yet
+        return None
 
     # ---- the records
 

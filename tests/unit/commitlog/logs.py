@@ -89,6 +89,7 @@ def reopen(
     host_restarted: bool = False,
     known: bool = True,
     limits: LogLimits = SMALL,
+    alone: bool = False,
 ) -> Recovery:
     """Recover the log as a restarted process would."""
     if cuts is None:
@@ -104,6 +105,7 @@ def reopen(
         host_restarted=host_restarted,
         cache=BatchCache(64 << 10),
         limits=limits,
+        alone=alone,
     )
 
 

@@ -383,6 +383,29 @@ def test_corrupt_with_other_replicas(local_durable: int, alarm: bool) -> None:
     assert log.entry(6).end_position == built.entry(7).position
 
 
+@pytest.mark.parametrize("journalled", [11, 5], ids=["died before the journal knew", "the journal knows"])
+@pytest.mark.parametrize("durable", [1, 8])
+def test_what_one_recovery_marked_is_found_by_the_next_one_too(durable: int, journalled: int) -> None:
+    """It would pass for whole, or what is good behind it for a torn end: what was durable here is never cut."""
+    built = Built(durable=durable)
+    built.zero_entries(5, 7)
+    first = reopen(built.storage, local_durable=11, replicas=3, limits=ONE_PAIR)
+    assert first.report.serve_end == first.log.vouched_durable == 5
+    first.log.close()
+    again = reopen(built.storage, local_durable=journalled, replicas=3, limits=ONE_PAIR)
+    assert again.report.new_log_uid and again.report.serve_end == again.log.vouched_durable == 5
+    assert again.report.cuts == () and again.log.end.log_id == 11
+    assert [again.log.entry(n) for n in range(7, 11)] == [built.entry(n) for n in range(7, 11)]
+
+
+def test_what_nobody_else_counts_for_is_not_waited_for() -> None:
+    built = Built(durable=8)
+    built.zero_entries(5, 7)
+    reopen(built.storage, local_durable=11, limits=ONE_PAIR).log.close()
+    report = reopen(built.storage, local_durable=11, replicas=3, alone=True, limits=ONE_PAIR).report
+    assert not report.new_log_uid and report.serve_end is None
+
+
 def test_damage_is_not_vouched_for_until_it_was_fetched_again() -> None:
     """A process that dies before that is followed by one that must find the damage again."""
     built = Built(durable=8)
