@@ -2,7 +2,8 @@
 
     in doubt --recover, serve Evidence, announce--> held --accepted names this node--> an ordinary start
 
-Nothing is led, followed or served to clients; only the gRPC port answers, and only with evidence. What ends it:
+Nothing is led, followed or served to clients; only the gRPC port answers, only with evidence, and only to those who
+may ask a node that runs (`nsqha.server.members`), as far as any record known here tells who that is. What ends it:
 
 - `accepted` of a later generation names this node: the journal follows it, durably, before anything else;
 - the doubt was not about the past: this is the right etcd again (another one had answered), or only a hold is over.
@@ -18,21 +19,23 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.election.accepting import WaitingNode
 from nsqha.election.etcd_accepting import EtcdAcceptance, Look
+from nsqha.election.model import NodeInfo
+from nsqha.election.session import View
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server import evidence, tls
+from nsqha.server import evidence
 from nsqha.server.etcd_access import etcd_options, stored_topics
 from nsqha.server.peers import PeerIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.model import TopicRecord, Versioned
-    from nsqha.election.session import View
+    from nsqha.server.certificates import CertificateFiles
     from nsqha.server.disk import DiskRounds
     from nsqha.server.opening import PartitionOpener
 
@@ -51,6 +54,7 @@ class Holding:
     disk: DiskRounds
     opener: PartitionOpener
     stop: asyncio.Event  # set: the process is to end
+    certificates: CertificateFiles | None = None  # of the gRPC port, read again while we wait
 
 
 async def until_accepted(holding: Holding, why: str) -> bool:
@@ -212,10 +216,6 @@ class _EvidenceServer:
     @classmethod
     async def start(cls, holding: Holding) -> _EvidenceServer:
         """Recover every log, then answer. Unavailable: the port can not be had, or etcd can not be read."""
-        from grpc import aio
-
-        from nsqha.server import joining, peer_grpc
-
         options, journal = holding.options, holding.journal
         stored = await asyncio.get_running_loop().run_in_executor(None, stored_topics, options, holding.clock)
         seen = await holding.disk.run(lambda: evidence.read_seen(options.data_path))
@@ -233,31 +233,53 @@ class _EvidenceServer:
             topics=(*seen.topics, *held.topics),
         )
 
+        records = [*(topic.record for topic in stored.values()), *(topic.record for topic in seen.topics)]
+        found = await cls.serve(options, answer, mine.cluster_id, members(records), holding.certificates)
+        log.info("held", "%d logs are recovered; evidence is served on %s", len(held.replicas), found.address)
+        return found
+
+    @classmethod
+    async def serve(
+        cls,
+        options: Options,
+        answer: pb.EvidenceReply,
+        cluster_id: int,
+        nodes: View,
+        certificates: CertificateFiles | None,
+    ) -> _EvidenceServer:
+        """Answer members of `nodes` and lookup daemons. Unavailable: the port can not be had."""
+        from grpc import aio
+
+        from nsqha.server import joining, peer_grpc, renewing
+
         async def answered(peer: PeerIdentity, request: pb.EvidenceRequest) -> pb.EvidenceReply:
-            check_cluster(request, mine.cluster_id)
+            check_cluster(request, cluster_id)
             return answer
 
         peers = joining.peer_server(options)
-        peers.on_call("Evidence", answered)
-        cluster_tls = tls.cluster_tls(options)
+        joining.MembersOnly(peers, lambda: nodes).on_call("Evidence", answered)
         server = aio.server(options=peer_grpc.server_options(joining.message_bytes(options)))
         peers.add_to(server)
         wanted = options.grpc_address
         try:
-            if cluster_tls is None:
+            if certificates is None:
                 port = server.add_insecure_port(wanted)
             else:
-                port = server.add_secure_port(wanted, peer_grpc.server_credentials(cluster_tls))
+                port = server.add_secure_port(wanted, renewing.server_credentials(certificates))
         except RuntimeError as error:
             raise Unavailable(f"--grpc-address={wanted}: cannot listen: {error}") from None
         await server.start()
-        address = f"{wanted.rpartition(':')[0]}:{port}"
-        log.info("held", "%d logs are recovered; evidence is served on %s", len(held.replicas), address)
-        return cls(server, peers, address)
+        return cls(server, peers, f"{wanted.rpartition(':')[0]}:{port}")
 
     async def close(self) -> None:
         self._peers.close()
         await self._server.stop(grace=0.5)
+
+
+def members(records: Iterable[TopicRecord]) -> View:
+    """The nodes of the cluster, as far as records name them; registered are those that believe another etcd."""
+    metas = (meta for record in records for meta in record.partitions.values())
+    return View(nodes={uid: NodeInfo(uid) for meta in metas for uid in (*meta.replicas, *meta.isr)})
 
 
 def check_cluster(request: pb.EvidenceRequest, cluster_id: int) -> None:

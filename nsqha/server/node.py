@@ -158,7 +158,7 @@ class Node:
                     for sock in sockets.values():
                         sock.close()  # clients go elsewhere: this may take until an operator comes
                     held = importlib.import_module("nsqha.server.held")
-                    holding = held.Holding(self.options, journal, clock, disk, opener, self._stop)
+                    holding = held.Holding(self.options, journal, clock, disk, opener, self._stop, self._certificates)
                     if not await held.until_accepted(holding, str(error)):
                         journal.close()
                         disk.close()
