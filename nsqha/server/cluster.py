@@ -99,6 +99,7 @@ class Cluster:
         self._unwatch: Callable[[], None] = lambda: None
         self._watchers: list[Callable[[str], None]] = []
         self._lost_to: dict[int, int] = {}  # nodes whose stream to us ended -> the life in which it did
+        self._dropping: set[int] = set()  # uids of deleted topics that are being removed here
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._tick_at: asyncio.TimerHandle | None = None
@@ -343,7 +344,7 @@ class Cluster:
                 self.changed(topic_name)
         for uid, tombstone in view.tombstones.items():
             if everything or f"tombstones/{uid:016x}" in names or f"topics/{tombstone.name}" in names:
-                await self._drop(tombstone)
+                self.spawn(self._drop(tombstone))
         named = [name.removeprefix("topics/") for name in names if name.startswith("topics/")]
         for name in list(view.topics) if everything else named:
             topic = view.topics.get(name)
@@ -360,11 +361,17 @@ class Cluster:
 
     async def _drop(self, tombstone: Tombstone) -> None:
         """Remove what is left of a deleted topic. What can not go now goes later, and keeps no other from its role."""
+        if tombstone.uid in self._dropping:
+            return
+        self._dropping.add(tombstone.uid)
         try:
             await self.topics.dropped(tombstone)
-        except (NsqhaError, OSError) as error:
-            log.warning("files_remain", "of the deleted topic %s; trying again: %s", tombstone.name, error)
+        except Exception as error:
+            text = "of the deleted topic %s; trying again: %s: %s"
+            log.warning("files_remain", text, tombstone.name, type(error).__name__, error)
             self._loop.call_later(DROP_AGAIN_SECONDS, self._hinted, f"tombstones/{tombstone.uid:016x}")
+        finally:
+            self._dropping.discard(tombstone.uid)
 
     # ---- leaving
 

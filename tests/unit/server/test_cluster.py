@@ -60,11 +60,13 @@ class Dropping:
     def __init__(self, stays: int, error: Exception) -> None:
         self.stays = stays
         self.error = error
+        self.slowly = 0.0
         self.tried: list[int] = []
         self.adopted: list[str] = []
 
     async def dropped(self, tombstone: Tombstone) -> None:
         self.tried.append(tombstone.uid)
+        await asyncio.sleep(self.slowly)
         if tombstone.uid == self.stays:
             raise self.error
 
@@ -97,6 +99,13 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
         assert settled == ["t", "t"] and topics.tried == [5, 6] * 2
         await pause(DROP_AGAIN_SECONDS)
         assert topics.tried == [5, 6] * 2 + [5] and settled == ["t", "t"]
+        topics.slowly = 60.0
+        made._hinted("")
+        await pause()
+        assert settled == ["t"] * 3, "a role waits for files that go"
+        made._hinted("")
+        await pause(DROP_AGAIN_SECONDS)
+        assert topics.tried == [5, 6] * 2 + [5] + [5, 6], "one removal of a topic at a time"
         task.cancel()
 
     run(scenario)
