@@ -157,7 +157,7 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
 
     files = certificates.CertificateFiles.of(options)
     if files is not None:
-        watching = asyncio.get_running_loop().create_task(certificates.watch(files))
+        watching = asyncio.get_running_loop().create_task(certificates.watch([files]))
         stack.callback(watching.cancel)
     log = Log("metadata")
     store = await asyncio.to_thread(

@@ -1,24 +1,32 @@
-"""The certificate files of the port between nodes, read again when they change: nothing is restarted or signalled.
+"""Certificate files, read again when they change: nothing is restarted or signalled.
+
+    CertificateFiles    of the port between nodes; whoever connects or accepts asks `tls` each time
+    ClientCertificate   what clients see by TCP and HTTPS; its `context` answers each handshake with the newest
 
 Every LOOK_SECONDS the files are looked at. A new set counts from the next connection on, in both directions;
 connections that stand are left alone. A set that can not be used (half replaced, expired, another key's) changes
-nothing, and is said once it has stayed so for two looks. Whoever connects or accepts asks `tls` each time and keeps
-nothing of it but `generation`, which rises with each set.
+nothing, and is said once it has stayed so for two looks. `generation` rises with each set.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from typing import Protocol
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from nsqha.errors import ConfigError
 from nsqha.nsqlog import Log
-from nsqha.server.tls import ClusterTls, load_cluster_tls
+from nsqha.options import Options
+from nsqha.server.tls import ClusterTls, load_cluster_tls, server_context
 
 LOOK_SECONDS = 2.0
 
 log = Log("certificates")
+
+T = TypeVar("T")
 
 _Stamps = tuple[tuple[int, int, int], ...]
 
@@ -34,31 +42,28 @@ class ClusterTlsFlags(Protocol):
     def cluster_tls_ca(self) -> str: ...
 
 
-class CertificateFiles:
+class Renewed(ABC, Generic[T]):
     """The last good set. `look` is called in one thread at a time, the rest is read from any."""
 
-    def __init__(self, cert: str, key: str, ca: str) -> None:
+    def __init__(self, *paths: str) -> None:
         """ConfigError: they can not be used."""
-        self._paths = (cert, key, ca)
+        self._paths = paths
         self._stamps = self._stat()
         self._bad: _Stamps | None = None  # files that could not be used, seen once
         self._said: _Stamps | None = None
-        self._set = (1, load_cluster_tls(*self._paths))
+        self._set = (1, self._load())
 
-    @classmethod
-    def of(cls, options: ClusterTlsFlags) -> CertificateFiles | None:
-        """None without the flags."""
-        if not options.cluster_tls_cert:
-            return None
-        return cls(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+    @abstractmethod
+    def _load(self) -> T:
+        """What the files have now. ConfigError, OSError."""
 
     @property
-    def tls(self) -> ClusterTls:
+    def newest(self) -> T:
         return self._set[1]
 
     @property
     def generation(self) -> int:
-        """1, 2, ..: of the set that `tls` gives now."""
+        """1, 2, ..: of the set that is `newest` now."""
         return self._set[0]
 
     def look(self) -> bool:
@@ -67,7 +72,7 @@ class CertificateFiles:
         if stamps in (self._stamps, self._said):
             return False
         try:
-            tls = load_cluster_tls(*self._paths)
+            found = self._load()
         except (ConfigError, OSError) as error:
             if stamps == self._bad:
                 self._said = stamps
@@ -75,19 +80,57 @@ class CertificateFiles:
             self._bad = stamps
             return False
         self._stamps, self._bad, self._said = stamps, None, None
-        self._set = (self.generation + 1, tls)
-        log.info("certificates_renewed", "%s, %s and %s were read again", *self._paths)
+        self._set = (self.generation + 1, found)
+        log.info("certificates_renewed", "%s were read again", ", ".join(self._paths))
         return True
 
     def _stat(self) -> _Stamps:
         return tuple(_stamp(path) for path in self._paths)
 
 
-async def watch(files: CertificateFiles) -> None:
+class CertificateFiles(Renewed[ClusterTls]):
+    """Of the port between nodes."""
+
+    @classmethod
+    def of(cls, options: ClusterTlsFlags) -> CertificateFiles | None:
+        """None without the flags."""
+        if not options.cluster_tls_cert:
+            return None
+        return cls(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+
+    def _load(self) -> ClusterTls:
+        return load_cluster_tls(*self._paths)
+
+    @property
+    def tls(self) -> ClusterTls:
+        return self.newest
+
+
+class ClientCertificate(Renewed[ssl.SSLContext]):
+    """Of the ports for clients: --tls-cert, --tls-key and, for those who show one too, --tls-root-ca-file."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        super().__init__(*filter(None, (options.tls_cert, options.tls_key, options.tls_root_ca_file)))
+        self.context = self.newest
+        # The context is with listeners and connections already. It is asked once per handshake, name or no name.
+        self.context.sni_callback = self._choose
+
+    def _load(self) -> ssl.SSLContext:
+        context = server_context(self._options)
+        assert context is not None, "there is a --tls-cert"
+        return context
+
+    def _choose(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        handshake.context = self.newest
+
+
+async def watch(files: Sequence[Renewed[Any]]) -> None:
     """Look again and again; a task that is cancelled when the process ends."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        await asyncio.to_thread(files.look)
+        for each in files:
+            await asyncio.to_thread(each.look)
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -139,7 +139,7 @@ class Node:
         if options.cluster_tls_cert:
             certificates = importlib.import_module("nsqha.server.certificates")
             self._certificates = certificates.CertificateFiles.of(options)
-            self._tasks.append(loop.create_task(certificates.watch(self._certificates)))
+            self._tasks.append(loop.create_task(certificates.watch([self._certificates])))
         # Sockets first: a port that is taken should not cost a recovery.
         sockets = self._listen()
         clock = SystemClock()
@@ -269,11 +269,13 @@ class Node:
         return sockets
 
     def _prepare_tls_and_auth(self, broker: Broker) -> None:
-        from nsqha.server import tls
+        from nsqha.server import certificates, tls
 
         options = self.options
         if options.tls_cert:
-            broker.tls_context = tls.server_context(options)
+            certificate = certificates.ClientCertificate(options)
+            broker.tls_context = certificate.context
+            self._tasks.append(broker.loop.create_task(certificates.watch([certificate])))
         if options.auth_http_addresses:
             broker.auth = AuthClient(
                 options.auth_http_addresses,

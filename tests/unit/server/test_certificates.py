@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from grpc import aio
 
 from nsqha.errors import ConfigError, Unavailable
+from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import peer_grpc
-from nsqha.server.certificates import CertificateFiles
+from nsqha.server.certificates import CertificateFiles, ClientCertificate
 from nsqha.server.renewing import RenewingPeers, server_credentials
 from tests.certificates import Certificates
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder
@@ -170,3 +173,133 @@ def test_the_commands_of_the_manual_make_a_certificate_that_works(tmp_path: Path
         cwd=tmp_path, check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert "DNS:broker1" in shown.stdout
+
+
+# ---- what clients see
+
+
+class Shown:
+    """Files of what one broker shows to clients."""
+
+    def __init__(self, folder: Path, made: Certificates) -> None:
+        self.folder = folder
+        self._made = made
+
+    def use(self, name: str, *, trusted: str = "ca") -> None:
+        """The certificate `name`; clients show one of the authority `trusted`."""
+        for file, path in (("c.crt", self._made.cert(name)), ("c.key", self._made.key(name)),
+                           ("roots.crt", self._made.cert(trusted))):  # fmt: skip
+            (self.folder / file).write_bytes(Path(path).read_bytes())
+
+    def open(self, policy: str = "") -> ClientCertificate:
+        return ClientCertificate(
+            Options(
+                tls_cert=str(self.folder / "c.crt"),
+                tls_key=str(self.folder / "c.key"),
+                tls_client_auth_policy=policy,
+                tls_root_ca_file=str(self.folder / "roots.crt"),
+            )
+        )
+
+
+@pytest.fixture
+def shown(tmp_path: Path, certificates: Certificates) -> Shown:
+    found = Shown(tmp_path, certificates)
+    found.use("first")
+    return found
+
+
+def of(certificates: Certificates, name: str) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(Path(certificates.cert(name)).read_text())
+
+
+async def connect(port: int, mine: tuple[str, str] | None = None, name: str | None = None) -> Any:
+    """A client's end; `name`: it says whom it wants."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if mine is not None:
+        context.load_cert_chain(*mine)
+    return await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+
+
+async def answered(end: Any) -> bytes | None:
+    """The certificate of the other side; None if it does not serve us."""
+    reader, writer = end
+    try:
+        writer.write(b"?")
+        if await reader.read(1) != b"!":
+            return None
+    except OSError:
+        return None
+    found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    return found
+
+
+async def listening(context: ssl.SSLContext) -> asyncio.Server:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1):
+            writer.write(b"!")
+        writer.close()
+
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # refused handshakes are expected here
+    return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+
+
+def test_clients_that_connect_see_the_new_certificate(shown: Shown, certificates: Certificates) -> None:
+    async def story() -> None:
+        files = shown.open()
+        server = await listening(files.context)
+        port = server.sockets[0].getsockname()[1]
+        before = await connect(port)
+        assert await answered(before) == of(certificates, "first")
+        shown.use("second")
+        assert files.look()
+        for name in (None, "second"):
+            after = await connect(port, name=name)
+            assert await answered(after) == of(certificates, "second")
+            after[1].close()
+        assert await answered(before) == of(certificates, "first"), "it goes on"
+        before[1].close()
+        server.close()
+
+    uvloop.run(story())
+
+
+def test_a_certificate_for_clients_that_can_not_be_used_changes_nothing(
+    shown: Shown, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        files = shown.open()
+        server = await listening(files.context)
+        shown.use("second")
+        (shown.folder / "c.key").write_bytes(Path(certificates.key("first")).read_bytes())
+        assert not files.look() and not files.look()
+        end = await connect(server.sockets[0].getsockname()[1])
+        assert await answered(end) == of(certificates, "first")
+        end[1].close()
+        server.close()
+
+    uvloop.run(story())
+    assert "stays in use" in caplog.text and "--tls-cert=" in caplog.text
+
+
+def test_clients_show_certificates_of_the_authority_that_is_trusted_now(
+    shown: Shown, certificates: Certificates
+) -> None:
+    async def story() -> None:
+        files = shown.open("require-verify")
+        server = await listening(files.context)
+        port = server.sockets[0].getsockname()[1]
+        older, newer = ((certificates.cert(name), certificates.key(name)) for name in ("second", "third"))
+        for trusted, mine, theirs in (("ca", older, newer), ("newer", newer, older)):
+            shown.use("first", trusted=trusted)
+            files.look()
+            end, refused = await connect(port, mine), await connect(port, theirs)
+            assert await answered(end) == of(certificates, "first")
+            assert await answered(refused) is None
+            end[1].close()
+            refused[1].close()
+        server.close()
+
+    uvloop.run(story())
