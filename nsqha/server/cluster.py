@@ -23,6 +23,7 @@ from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wan
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.hints import Hints
 from nsqha.server.leaders import LeaderAt
 from nsqha.server.leadership import spawner
 from nsqha.server.push import PushLinks
@@ -83,6 +84,14 @@ class Cluster:
         self.live: set[LiveStream] = set()
         self.links = PushLinks(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
         self.spawn: Callable[[Coroutine[Any, Any, None]], None] = spawner(loop)
+        self.hints = Hints(
+            self,
+            routing_peers,
+            epoch_of=self._epoch_of,
+            addresses=lambda: {uid: info.grpc_address for uid, info in self.nodes().items()},
+            cut_off=lambda: not (self.has_lease or self._closing),
+            spawn=self.spawn,
+        )
         self.on_fatal: Callable[[str], None] = lambda why: None  # this process must end
         self.topics: Topics  # set by the broker, as they need each other
         self.routing: Routing
@@ -124,8 +133,8 @@ class Cluster:
         return "" if info is None else info.broadcast_address
 
     def alive(self, node: int) -> bool:
-        """Whether a node is registered."""
-        return node in self.nodes()
+        """Whether a node is registered, as far as is known."""
+        return node in self.nodes() or self.hints.names(node)
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0: it is not known."""
@@ -134,6 +143,14 @@ class Cluster:
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
         """Who leads a partition; None: nobody at the moment."""
+        found = self.view().topics.get(topic)
+        meta = None if found is None else found.record.partitions.get(number)
+        if found is None or meta is None:
+            return None
+        return self.hints.leader((found.record.uid, number), meta.epoch) or self.recorded(topic, number)
+
+    def recorded(self, topic: str, number: int) -> LeaderAt | None:
+        """Who leads a partition, by the record alone."""
         view = self.view()
         found = view.topics.get(topic)
         meta = None if found is None else found.record.partitions.get(number)
@@ -141,6 +158,16 @@ class Cluster:
         if found is None or meta is None or info is None or meta.successor:
             return None
         return LeaderAt(meta.leader, info.grpc_address, meta.epoch, found.record.uid)
+
+    def not_led(self, topic: str, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> bool:
+        """A node takes nothing for a partition: it does not lead, and says perhaps who does, or it is not there."""
+        found = self.view().topics.get(topic)
+        return found is not None and self.hints.not_led(topic, (found.record.uid, number), by, hint)
+
+    def _epoch_of(self, topic: str, key: tuple[int, int]) -> int | None:
+        found = self.view().topics.get(topic)
+        meta = None if found is None or found.record.uid != key[0] else found.record.partitions.get(key[1])
+        return None if meta is None else meta.epoch
 
     def when_changed(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call with the name of each topic whose leaders may have changed; the result ends it."""
@@ -185,6 +212,7 @@ class Cluster:
         """What other nodes may ask of this one."""
         server.on_stream("Push", self.replicas.promises.receive)
         server.on_stream("Live", self._accept_live)
+        self.hints.register(server)
         self.replicas.answers.register(server)
         self.routing.serve(server)
 
@@ -268,6 +296,8 @@ class Cluster:
         if not self._closing and life is self._life:
             log.warning("lease_lost", "the others may take this node for dead; joining again")
             self._session = None
+            for topic in self.view().topics:
+                self.changed(topic)  # whoever waits for a leader asks other nodes from now on
             self.spawn(self._rejoin())
 
     async def _rejoin(self) -> None:
@@ -336,6 +366,7 @@ class Cluster:
 
     async def _look_at(self, names: set[str]) -> None:
         view = self.view()
+        self.hints.prune()
         everything = "" in names
         if everything or any(name.startswith("nodes/") for name in names):
             self._forgive(view)

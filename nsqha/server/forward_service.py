@@ -1,6 +1,7 @@
 """The leader's side of forwarded publishes: they go into the local partition, and what came of them goes back.
 
-A publish for a partition that is not led here is refused, never passed on. One that comes in the moment between the
+A publish for a partition that is not led here is refused, never passed on; with it goes who leads, by the records as
+they are known here. One that comes in the moment between the
 election of this node and the start of its epoch waits for that, in order, for PARK_SECONDS at most: the sender would
 only ask again and again. Outcomes of one tick leave in one message.
 Messages are handled one at a time, and the sender bounds what it has under way (`forwarding.WINDOW_BYTES`); so a node
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from nsqha import hot
 from nsqha.errors import Unavailable
 from nsqha.pb.v1 import routing_pb2
+from nsqha.server.hints import Key, hint_of
 from nsqha.server.lanes import NOT_STORED
 from nsqha.server.leaders import Leaders
 from nsqha.server.partition import Partition
@@ -38,24 +40,26 @@ def check_greeting(greeting: routing_pb2.Greeting, leaders: Leaders, stream: Pee
 class ForwardedReply:
     """One publish of another node that waits for its outcome: a `Reply` of the partition."""
 
-    __slots__ = ("partition", "sequence", "stream")
+    __slots__ = ("key", "partition", "sequence", "stream", "topic")
 
-    def __init__(self, stream: ForwardStream, sequence: int, partition: Partition) -> None:
+    def __init__(self, stream: ForwardStream, sequence: int, partition: Partition, topic: str, key: Key) -> None:
         self.stream = stream
         self.sequence = sequence
         self.partition = partition
+        self.topic = topic
+        self.key = key
 
     def stored(self) -> None:
         self.stream.stored(self.sequence)
 
     def failed(self, why: str) -> None:
+        text = why.removeprefix(NOT_STORED).removeprefix("outcome unknown: ")
         if not why.startswith(NOT_STORED):
-            outcome = routing_pb2.FORWARD_OUTCOME_UNKNOWN
+            self.stream.failed(self.sequence, routing_pb2.FORWARD_OUTCOME_UNKNOWN, text)
         elif self.partition.closed:
-            outcome = routing_pb2.FORWARD_OUTCOME_NOT_LEADER
+            self.stream.not_leader(self.sequence, text, self.topic, self.key)
         else:
-            outcome = routing_pb2.FORWARD_OUTCOME_REFUSED
-        self.stream.failed(self.sequence, outcome, why.removeprefix(NOT_STORED).removeprefix("outcome unknown: "))
+            self.stream.failed(self.sequence, routing_pb2.FORWARD_OUTCOME_REFUSED, text)
 
 
 class ForwardStream:
@@ -66,9 +70,10 @@ class ForwardStream:
         self._stream = stream
         self._greeted = False
         self._answers = routing_pb2.ForwardReply()
+        self._refused: dict[Key, str] = {}  # what `_answers` says is not led here: the topics' names
         self._scheduled = False
         self.under_way = 0
-        self._parked: dict[tuple[int, int], list[routing_pb2.ForwardedPublish]] = {}  # topic uid, partition
+        self._parked: dict[Key, list[routing_pb2.ForwardedPublish]] = {}
 
     def on_message(self, message: routing_pb2.ForwardRequest) -> None:
         if message.HasField("greeting"):
@@ -98,7 +103,7 @@ class ForwardStream:
         else:
             self._store(partition, publish)
 
-    def _park(self, key: tuple[int, int], publish: routing_pb2.ForwardedPublish) -> None:
+    def _park(self, key: Key, publish: routing_pb2.ForwardedPublish) -> None:
         """It, and all that come after it, until this node leads or it has taken too long."""
         if key not in self._parked:
             self._parked[key] = []
@@ -112,7 +117,7 @@ class ForwardStream:
             if parked[0].topic == topic and (service.partition(*key, topic) or not service.elected(*key, topic)):
                 self._unpark(key, parked)
 
-    def _unpark(self, key: tuple[int, int], parked: list[routing_pb2.ForwardedPublish]) -> None:
+    def _unpark(self, key: Key, parked: list[routing_pb2.ForwardedPublish]) -> None:
         if self._parked.get(key) is parked:
             del self._parked[key]
             for publish in parked:
@@ -120,16 +125,16 @@ class ForwardStream:
 
     def _store(self, partition: Partition | None, publish: routing_pb2.ForwardedPublish) -> None:
         sequence, frames = publish.sequence, publish.frames
+        key = (publish.key.topic_uid, publish.key.partition)
         if partition is None:
-            why = f"{publish.topic}/{publish.key.partition} is not led by this node"
-            self.failed(sequence, routing_pb2.FORWARD_OUTCOME_NOT_LEADER, why)
+            self.not_leader(sequence, f"{publish.topic}/{key[1]} is not led by this node", publish.topic, key)
             return
         refusal = self._service.refusal()
         if refusal is not None:
             self.failed(sequence, routing_pb2.FORWARD_OUTCOME_REFUSED, refusal)
             return
         delay_ms = publish.defer_ms if publish.HasField("defer_ms") else None
-        reply = ForwardedReply(self, sequence, partition)
+        reply = ForwardedReply(self, sequence, partition, publish.topic, key)
         partition.publish(frames, reply, delay_ms, waited=publish.waited_ms / 1000)
 
     # ---- outcomes
@@ -138,6 +143,10 @@ class ForwardStream:
         self.under_way -= 1
         self._answers.stored.append(sequence)
         self._schedule()
+
+    def not_leader(self, sequence: int, why: str, topic: str, key: Key) -> None:
+        self._refused[key] = topic
+        self.failed(sequence, routing_pb2.FORWARD_OUTCOME_NOT_LEADER, why)
 
     def failed(self, sequence: int, outcome: routing_pb2.ForwardOutcome.ValueType, why: str) -> None:
         self.under_way -= 1
@@ -152,6 +161,10 @@ class ForwardStream:
     def _send(self) -> None:
         self._scheduled = False
         answers, self._answers = self._answers, routing_pb2.ForwardReply()
+        refused, self._refused = self._refused, {}
+        for key, topic in refused.items():
+            if (hint := hint_of(self._service.leaders, topic, key)) is not None:
+                answers.leaders.append(hint)
         self._stream.send(answers)
 
     @property
@@ -198,7 +211,7 @@ class ForwardService:
 
     def elected(self, topic_uid: int, number: int, topic: str) -> bool:
         """Whether the record names this node as leader, which does not lead yet."""
-        leader = self.leaders.leader(topic, number)
+        leader = self.leaders.recorded(topic, number)
         return leader is not None and leader.node == self.leaders.node and leader.topic_uid == topic_uid
 
     def partition(self, topic_uid: int, number: int, topic: str) -> Partition | None:

@@ -3,7 +3,8 @@
     Connection, HTTP, gRPC -> Lane (order, retry) -> Partition here | Link -> one Forward stream per node -> its leader
 
 Any node takes publishes for any topic. A publisher keeps to one partition per topic, one that is led here if there is
-one; it stays with it when the leader changes. At most one hop: who is sent a publish and does not lead refuses it.
+one; it stays with it when the leader changes. At most one hop: who is sent a publish and does not lead refuses it, and
+says who does, which matters to a node that has lost the records (`nsqha.server.hints`).
 
 A link's stream begins with a greeting each way, and nothing is sent before the other side has answered: so a node that
 is gone costs a wait, not an unknown outcome. What was sent when the stream breaks is of unknown outcome; so it is when
@@ -23,6 +24,7 @@ from nsqha.errors import NotFound
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.budget import PublishBudget
+from nsqha.server.hints import from_wire
 from nsqha.server.lanes import NOT_STORED, Lane, Publish, Target
 from nsqha.server.leaders import LeaderAt, Leaders
 from nsqha.server.topic import Topic
@@ -88,8 +90,8 @@ class Link:
     def __init__(
         self,
         peers: Peers,
+        leaders: Leaders,
         leader: LeaderAt,
-        greeting: routing_pb2.Greeting,
         *,
         loop: asyncio.AbstractEventLoop,
         wait_seconds: float,
@@ -106,12 +108,14 @@ class Link:
         self._on_end = on_end
         self._begun = loop.time()
         self._queue: deque[tuple[replication_pb2.PartitionKey, Publish]] = deque()  # not sent
-        self._sent: dict[int, Publish] = {}  # by sequence, in order
+        self._sent: dict[int, tuple[replication_pb2.PartitionKey, Publish]] = {}  # by sequence, in order
         self._late: dict[int, int] = {}  # sizes of those that were given up: the other side may still have them
         self._sequence = 0
         self._bytes = 0  # of `_sent` and `_late`
         self._scheduled = False
+        self._leaders = leaders
         self._stream: PeerStream = peers.stream(leader.address, "Forward", self)
+        greeting = routing_pb2.Greeting(cluster_id=leaders.cluster_id, node_uid=leaders.node, target_uid=leader.node)
         self._stream.send(routing_pb2.ForwardRequest(greeting=greeting))
 
     def take(self, key: replication_pb2.PartitionKey, publish: Publish) -> None:
@@ -142,7 +146,7 @@ class Link:
                     break
                 self._queue.popleft()
                 self._sequence += 1
-                self._sent[self._sequence] = publish
+                self._sent[self._sequence] = key, publish
                 self._bytes += length
                 size += length
                 message.publishes.add(
@@ -163,18 +167,25 @@ class Link:
         if message.HasField("greeting"):
             self.greeted = True
         for sequence in message.stored:
-            if (publish := self._take_back(sequence)) is not None:
-                publish.stored()
+            if (taken := self._take_back(sequence)) is not None:
+                taken[1].stored()
+        not_led: dict[tuple[int, int], str] = {}
         for failure in message.failures:
-            if (publish := self._take_back(failure.sequence)) is not None:
+            if (taken := self._take_back(failure.sequence)) is not None:
+                key, publish = taken
+                if failure.outcome == routing_pb2.FORWARD_OUTCOME_NOT_LEADER:
+                    not_led[key.topic_uid, key.partition] = publish.lane.topic
                 self._failed(publish, failure)
+        hints = {(hint.key.topic_uid, hint.key.partition): from_wire(hint) for hint in message.leaders}
+        for where, topic in not_led.items():
+            self._leaders.not_led(topic, where[1], by=self.node, hint=hints.get(where))
         if self._queue:
             self._schedule()
 
-    def _take_back(self, sequence: int) -> Publish | None:
-        publish = self._sent.pop(sequence, None)
-        self._bytes -= self._late.pop(sequence, 0) if publish is None else len(publish.frames)
-        return publish
+    def _take_back(self, sequence: int) -> tuple[replication_pb2.PartitionKey, Publish] | None:
+        taken = self._sent.pop(sequence, None)
+        self._bytes -= self._late.pop(sequence, 0) if taken is None else len(taken[1].frames)
+        return taken
 
     def _failed(self, publish: Publish, failure: routing_pb2.ForwardFailure) -> None:
         if failure.outcome == routing_pb2.FORWARD_OUTCOME_NOT_LEADER:
@@ -200,10 +211,12 @@ class Link:
         sent, self._sent = self._sent, {}
         queue, self._queue = self._queue, deque()
         self._bytes = 0
-        for publish in sent.values():
+        for _, publish in sent.values():
             publish.failed(f"outcome unknown: the connection to {self.address} was lost: {why}")
         for _, publish in queue:
             publish.refused(f"no connection to {self.address}: {why}")
+        for topic, number in {(publish.lane.topic, publish.lane.number): None for _, publish in queue}:
+            self._leaders.not_led(topic, number, by=self.node)
 
     # ---- time
 
@@ -213,7 +226,7 @@ class Link:
         if not self.greeted and now - self._begun > GREETING_SECONDS:
             self.close("no answer")
             return
-        for sequence, publish in list(self._sent.items()):
+        for sequence, (_, publish) in list(self._sent.items()):
             if publish.at + self._answer_seconds < now:
                 del self._sent[sequence]
                 self._late[sequence] = len(publish.frames)
@@ -293,7 +306,10 @@ class Forwarder:
                 raise NotFound(f"topic {topic} was deleted")
             return None
         leader = self._leaders.leader(topic, number)
-        if leader is None or leader.node == self._leaders.node or self._closed:
+        if self._closed:
+            return None
+        if leader is None or leader.node == self._leaders.node:
+            self._leaders.not_led(topic, number)
             return None
         return RemoteTarget(self._link(leader), leader, number)
 
@@ -318,13 +334,10 @@ class Forwarder:
             return link
         if link is not None and not link.ended:
             link.close("the node has another address now")
-        greeting = routing_pb2.Greeting(
-            cluster_id=self._leaders.cluster_id, node_uid=self._leaders.node, target_uid=leader.node
-        )
         link = Link(
             self._peers,
+            self._leaders,
             leader,
-            greeting,
             loop=self._loop,
             wait_seconds=self._wait_seconds,
             answer_seconds=self._answer_seconds,

@@ -50,7 +50,16 @@ class Leaders(Protocol):
         """How many the topic has; 0: there is no such topic."""
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
-        """Who leads the partition; None: nobody at the moment, or a node without a lease."""
+        """Who leads the partition; None: nobody at the moment, or a node without a lease. By the record, or by what
+        other nodes say of a later epoch: good for where to send, and for nothing else."""
+
+    def recorded(self, topic: str, number: int) -> LeaderAt | None:
+        """As `leader`, by the record alone: what may be told to other nodes."""
+
+    def not_led(self, topic: str, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> bool:
+        """The node `by` takes nothing for the partition: it does not lead, and says with `hint` who does, or it is not
+        there. 0: nobody is known who leads. True: this node has lost the records and asks others now: look again in a
+        moment."""
 
     def when_changed(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call with a topic's name when a leader or address changed, the topic came or went, and after this node began

@@ -24,6 +24,7 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import routing_pb2
 from nsqha.server.delivery import Consumer
 from nsqha.server.forward_service import check_greeting
+from nsqha.server.hints import hint_of
 from nsqha.server.leaders import Leaders
 from nsqha.server.peers import PeerServer, PeerStream
 from nsqha.server.topic import Topic
@@ -92,6 +93,7 @@ class RelayedConsumer(Consumer):
             msg_timeout=subscribe.msg_timeout_ms / 1000,
             sample_rate=subscribe.sample_rate,
         )
+        self.key = (subscribe.key.topic_uid, subscribe.key.partition)
         self.only = subscribe.key.partition
         self.number = number
         self.standby = False
@@ -224,8 +226,10 @@ class RelayStream:
     def close_subscription(self, number: int, *, gone: bool, why: str) -> None:
         """End it from here."""
         if number in self.consumers:
+            consumer = self.consumers[number]
             self._remove(number)
-            closed = routing_pb2.RelayClosed(gone=gone, why=why)
+            leader = None if gone else hint_of(self.service.leaders, consumer.topic, consumer.key)
+            closed = routing_pb2.RelayClosed(gone=gone, why=why, leader=leader)
             self.event(routing_pb2.RelayEvent(number=number, closed=closed))
 
     def on_closed(self, why: str) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from nsqha import hot, ids
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2, routing_pb2
+from nsqha.server.hints import from_wire
 from nsqha.server.leaders import LeaderAt, Leaders
 from nsqha.server.windows import Loan, shares
 
@@ -173,17 +174,19 @@ class RemoteLeg:
         return self._link is not None
 
     def seek(self) -> None:
-        """Have it open at whoever leads now; does nothing if it is, or if nobody leads."""
+        """Have it open at whoever leads now; does nothing if it is, or if nobody is known who leads."""
         places = self._places
         leader = places.relaying.leader(places.consumer.topic, self.partition)
         if self._link is not None:
             if leader is None or leader == self._leader:
                 return
             self.end()
-        if leader is not None:
-            self._leader = leader
-            self._link = places.relaying.link(leader)
-            self._subscription = self._link.add(self, places.subscribe(leader, self.partition))
+        if leader is None:
+            places.not_led(self.partition)
+            return
+        self._leader = leader
+        self._link = places.relaying.link(leader)
+        self._subscription = self._link.add(self, places.subscribe(leader, self.partition))
 
     def end(self) -> None:
         """Read nothing more from there."""
@@ -194,17 +197,22 @@ class RemoteLeg:
 
     def lost(self) -> None:
         """The stream ended."""
-        self._link = None
-        self._forget()
-        self._places.lost()
+        self._lost(None)
 
     def closed(self, closed: routing_pb2.RelayClosed) -> None:
-        self._link = None
-        self._forget()
         if closed.gone:
+            self._link = None
+            self._forget()
             self._places.consumer.wire.close()
         else:
-            self._places.lost()
+            self._lost(from_wire(closed.leader) if closed.HasField("leader") else None)
+
+    def _lost(self, hint: LeaderAt | None) -> None:
+        assert self._leader is not None, "it was open"
+        self._link = None
+        self._forget()
+        self._places.not_led(self.partition, by=self._leader.node, hint=hint)
+        self._places.lost()
 
     def _forget(self) -> None:
         self.accepted = self.standby = False
@@ -324,6 +332,11 @@ class Places:
         topic, relaying = self.consumer.topic, self.relaying
         return [n for n, leg in self.legs.items() if not leg.accepted and relaying.leader(topic, n) is not None]
 
+    def not_led(self, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> None:
+        """As `Leaders.not_led`; looks again in a moment if others are asked."""
+        if self.relaying.leaders.not_led(self.consumer.topic, number, by=by, hint=hint):
+            self.relaying.seek_later(self.consumer.topic)
+
     def lost(self) -> None:
         """A leader is gone: its part of the window is free."""
         self.balance()
@@ -427,7 +440,7 @@ class Relaying:
         self.loop = loop
         self.now = now
         self._topics = topics
-        self._leaders = leaders
+        self.leaders = leaders
         self._peers = peers
         self._links: dict[int, RelayLink] = {}
         self._places: dict[str, set[Places]] = {}  # by topic
@@ -460,7 +473,7 @@ class Relaying:
     def _follow(self, places: Places) -> None:
         topic = self._topics.get(places.consumer.topic)
         led = {partition.number for partition in topic.led} if topic is not None else set()
-        places.follow(self._leaders.partitions(places.consumer.topic), led)
+        places.follow(self.leaders.partitions(places.consumer.topic), led)
 
     # ---- leaders
 
@@ -481,10 +494,10 @@ class Relaying:
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
         """Who leads the partition, if that is another node."""
-        if number >= self._leaders.partitions(topic):
+        if number >= self.leaders.partitions(topic):
             return None
-        leader = self._leaders.leader(topic, number)
-        return None if leader is None or leader.node == self._leaders.node or self._closed else leader
+        leader = self.leaders.leader(topic, number)
+        return None if leader is None or leader.node == self.leaders.node or self._closed else leader
 
     # ---- links
 
@@ -499,7 +512,7 @@ class Relaying:
         if link is not None:
             link.close("the node has another address now")
         greeting = routing_pb2.Greeting(
-            cluster_id=self._leaders.cluster_id, node_uid=self._leaders.node, target_uid=leader.node
+            cluster_id=self.leaders.cluster_id, node_uid=self.leaders.node, target_uid=leader.node
         )
         link = self._links[leader.node] = RelayLink(self, self._peers, leader, greeting)
         return link

@@ -5,7 +5,7 @@ Between nodes, for clients that are connected elsewhere than at a leader: publis
 are fed from it, and changes of a topic that every leader has to follow.
 
 Streams go from the node that has the client to the node that leads. Nothing is ever passed on a second time: who does
-not lead refuses.
+not lead refuses, and says who does by the records as it knows them. That is a hint for where to send, and no more.
 """
 
 from collections import abc as _abc
@@ -103,6 +103,107 @@ class Greeting(_message.Message):
 Global___Greeting: _TypeAlias = Greeting  # noqa: Y015
 
 @_typing.final
+class LeaderHint(_message.Message):
+    """---- who leads"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    NODE_UID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    node_uid: _builtins.int
+    address: _builtins.str
+    """of its gRPC port"""
+    epoch: _builtins.int
+    """the higher one counts"""
+    @_builtins.property
+    def key(self) -> _replication_pb2.PartitionKey: ...
+    def __init__(
+        self,
+        *,
+        key: _replication_pb2.PartitionKey | None = ...,
+        node_uid: _builtins.int = ...,
+        address: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "key", b"key", "node_uid", b"node_uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaderHint: _TypeAlias = LeaderHint  # noqa: Y015
+
+@_typing.final
+class LeadersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionName]: ...
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___PartitionName] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeadersRequest: _TypeAlias = LeadersRequest  # noqa: Y015
+
+@_typing.final
+class PartitionName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    @_builtins.property
+    def key(self) -> _replication_pb2.PartitionKey: ...
+    def __init__(
+        self,
+        *,
+        key: _replication_pb2.PartitionKey | None = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionName: _TypeAlias = PartitionName  # noqa: Y015
+
+@_typing.final
+class LeadersReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def leaders(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaderHint]:
+        """those that are known"""
+
+    def __init__(
+        self,
+        *,
+        leaders: _abc.Iterable[Global___LeaderHint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaders", b"leaders"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeadersReply: _TypeAlias = LeadersReply  # noqa: Y015
+
+@_typing.final
 class ForwardRequest(_message.Message):
     """---- publishes"""
 
@@ -177,6 +278,7 @@ class ForwardReply(_message.Message):
     GREETING_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    LEADERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def greeting(self) -> Global___Greeting: ...
     @_builtins.property
@@ -185,16 +287,21 @@ class ForwardReply(_message.Message):
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ForwardFailure]: ...
+    @_builtins.property
+    def leaders(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaderHint]:
+        """of partitions that something was refused for, once each"""
+
     def __init__(
         self,
         *,
         greeting: Global___Greeting | None = ...,
         stored: _abc.Iterable[_builtins.int] | None = ...,
         failures: _abc.Iterable[Global___ForwardFailure] | None = ...,
+        leaders: _abc.Iterable[Global___LeaderHint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["greeting", b"greeting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "greeting", b"greeting", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "greeting", b"greeting", "leaders", b"leaders", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -487,18 +594,24 @@ class RelayClosed(_message.Message):
 
     GONE_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     gone: _builtins.bool
     """topic or channel were deleted: the client's connection ends. Else the partition is led elsewhere"""
     why: _builtins.str
+    @_builtins.property
+    def leader(self) -> Global___LeaderHint:
+        """where it is led, if that is known"""
+
     def __init__(
         self,
         *,
         gone: _builtins.bool = ...,
         why: _builtins.str = ...,
+        leader: Global___LeaderHint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "leader", b"leader", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,11 @@ class RoutingStub:
                 request_serializer=nsqha_dot_v1_dot_routing__pb2.ReconcileRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_routing__pb2.ReconcileReply.FromString,
                 _registered_method=True)
+        self.Leaders = channel.unary_unary(
+                '/nsqha.v1.Routing/Leaders',
+                request_serializer=nsqha_dot_v1_dot_routing__pb2.LeadersRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_routing__pb2.LeadersReply.FromString,
+                _registered_method=True)
         self.Administer = channel.unary_unary(
                 '/nsqha.v1.Routing/Administer',
                 request_serializer=nsqha_dot_v1_dot_routing__pb2.AdministerRequest.SerializeToString,
@@ -81,6 +86,13 @@ class RoutingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Leaders(self, request, context):
+        """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Administer(self, request, context):
         """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat.
         """
@@ -105,6 +117,11 @@ def add_RoutingServicer_to_server(servicer, server):
                     servicer.Reconcile,
                     request_deserializer=nsqha_dot_v1_dot_routing__pb2.ReconcileRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_routing__pb2.ReconcileReply.SerializeToString,
+            ),
+            'Leaders': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leaders,
+                    request_deserializer=nsqha_dot_v1_dot_routing__pb2.LeadersRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_routing__pb2.LeadersReply.SerializeToString,
             ),
             'Administer': grpc.unary_unary_rpc_method_handler(
                     servicer.Administer,
@@ -193,6 +210,33 @@ class Routing:
             '/nsqha.v1.Routing/Reconcile',
             nsqha_dot_v1_dot_routing__pb2.ReconcileRequest.SerializeToString,
             nsqha_dot_v1_dot_routing__pb2.ReconcileReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leaders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Routing/Leaders',
+            nsqha_dot_v1_dot_routing__pb2.LeadersRequest.SerializeToString,
+            nsqha_dot_v1_dot_routing__pb2.LeadersReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ Between nodes, for clients that are connected elsewhere than at a leader: publis
 are fed from it, and changes of a topic that every leader has to follow.
 
 Streams go from the node that has the client to the node that leads. Nothing is ever passed on a second time: who does
-not lead refuses.
+not lead refuses, and says who does by the records as it knows them. That is a hint for where to send, and no more.
 """
 
 from collections import abc as _abc
@@ -44,6 +44,8 @@ class RoutingStub:
     """A topic's record has changed: read it and append what follows from it to the logs led here. The answer comes when
     that is committed.
     """
+    Leaders: _grpc.UnaryUnaryMultiCallable[_routing_pb2.LeadersRequest, _routing_pb2.LeadersReply]
+    """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself."""
     Administer: _grpc.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]
     """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
 
@@ -58,6 +60,8 @@ class RoutingAsyncStub(RoutingStub):
     """A topic's record has changed: read it and append what follows from it to the logs led here. The answer comes when
     that is committed.
     """
+    Leaders: _aio.UnaryUnaryMultiCallable[_routing_pb2.LeadersRequest, _routing_pb2.LeadersReply]  # type: ignore[assignment]
+    """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself."""
     Administer: _aio.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]  # type: ignore[assignment]
     """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
 
@@ -87,6 +91,14 @@ class RoutingServicer(metaclass=_abc_1.ABCMeta):
         """A topic's record has changed: read it and append what follows from it to the logs led here. The answer comes when
         that is committed.
         """
+
+    @_abc_1.abstractmethod
+    def Leaders(
+        self,
+        request: _routing_pb2.LeadersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_routing_pb2.LeadersReply, _abc.Awaitable[_routing_pb2.LeadersReply]]:
+        """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself."""
 
     @_abc_1.abstractmethod
     def Administer(

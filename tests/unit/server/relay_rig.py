@@ -164,6 +164,7 @@ class RelayNode:
             self.topics, self, self.leaders, loop=self.loop, now=self.clock.now, spawn=self.spawn
         )
         self.service.register(self.server)
+        self.leaders.hear(self.peers, self.server, 4)
         self.relaying = Relaying(self.topics, self.leaders, self.peers, loop=self.loop, now=self.clock.now)
 
     @property
@@ -265,6 +266,7 @@ class RelayNode:
             partition.abandon("stopped")
         self.relaying.close()
         self.service.close()
+        self.leaders.close()
         for task in list(self.tasks):
             task.cancel()
         await self.peers.close()

@@ -13,6 +13,7 @@ from nsqha.pb.v1 import routing_pb2
 from nsqha.server.budget import PublishBudget
 from nsqha.server.forward_service import ForwardService
 from nsqha.server.forwarding import Forwarder
+from nsqha.server.hints import Hints
 from nsqha.server.leaders import LeaderAt
 from tests.sim.net import Network
 from tests.unit.server.peer_rig import VirtualLoop
@@ -23,15 +24,41 @@ SERVICES = (routing_pb2.DESCRIPTOR.services_by_name["Routing"],)
 
 
 class FakeLeaders:
-    """What one node believes: a test changes it."""
+    """What one node believes: a test changes it. With `hear`, also by what other nodes say."""
 
     cluster_id = CLUSTER
 
     def __init__(self, node: int) -> None:
         self.node = node
         self.topics: dict[str, dict[int, LeaderAt | None]] = {}
+        self.epochs: dict[tuple[str, int], int] = {}
         self.callbacks: list[Callable[[str], None]] = []
         self.dead: set[int] = set()
+        self.cut_off = False
+        self.hints: Hints | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def hear(self, peers: Any, server: Any, nodes: int) -> None:
+        """Take hints; `nodes`: how many there are."""
+        loop = asyncio.get_running_loop()
+
+        def spawn(work: Any) -> None:
+            self.tasks.add(task := loop.create_task(work))
+            task.add_done_callback(self.tasks.discard)
+
+        self.hints = Hints(
+            self,
+            peers,
+            epoch_of=lambda topic, key: self.epochs.get((topic, key[1])),
+            addresses=lambda: {n: f"n{n}" for n in range(1, nodes + 1)},
+            cut_off=lambda: self.cut_off,
+            spawn=spawn,
+        )
+        self.hints.register(server)
+
+    def close(self) -> None:
+        for task in list(self.tasks):
+            task.cancel()
 
     def name_of(self, node: int) -> str:
         return f"n{node}"
@@ -43,7 +70,16 @@ class FakeLeaders:
         return len(self.topics.get(topic, ()))
 
     def leader(self, topic: str, number: int) -> LeaderAt | None:
+        hint = None
+        if self.hints is not None:
+            hint = self.hints.leader((TOPIC_UID, number), self.epochs.get((topic, number), 0))
+        return hint or self.recorded(topic, number)
+
+    def recorded(self, topic: str, number: int) -> LeaderAt | None:
         return self.topics[topic].get(number)
+
+    def not_led(self, topic: str, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> bool:
+        return self.hints is not None and self.hints.not_led(topic, (TOPIC_UID, number), by, hint)
 
     def when_changed(self, callback: Callable[[str], None]) -> Callable[[], None]:
         self.callbacks.append(callback)
@@ -53,6 +89,7 @@ class FakeLeaders:
         """`node` leads; None: nobody."""
         at = None if node is None else LeaderAt(node, f"n{node}", epoch, TOPIC_UID)
         self.topics.setdefault(topic, {})[number] = at
+        self.epochs[topic, number] = epoch
         if tell:
             self.tell(topic)
 
@@ -127,6 +164,7 @@ class ForwardNode:
         self.server = net.server(f"n{number}")
         self.service = ForwardService(self.topics, self.leaders, loop=loop, refusal=lambda: self.low)
         self.service.register(self.server)
+        self.leaders.hear(self.peers, self.server, 4)
         self.forwarder = Forwarder(
             self.topics,
             self.leaders,
@@ -153,6 +191,7 @@ class ForwardNode:
 
     async def stop(self) -> None:
         self.forwarder.close()
+        self.leaders.close()
         await self.peers.close()
         self.server.close()
 

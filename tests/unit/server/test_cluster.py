@@ -11,10 +11,11 @@ from typing import Any, cast
 import pytest
 
 from nsqha.clock import ManualClock
-from nsqha.election.model import NodeInfo, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
 from nsqha.errors import Unavailable
 from nsqha.server.cluster import DROP_AGAIN_SECONDS, REJOIN_SECONDS, Cluster
+from nsqha.server.leaders import LeaderAt
 from tests.unit.server.replica_rig import FakePeers, pause, run
 
 
@@ -137,6 +138,9 @@ class FlakyStore:
         self.lost: list[Any] = []
         self.closed = 0
 
+    def view(self) -> View:
+        return View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
+
     def open_session(self, *, ttl_s: float, lost: Any) -> Any:
         self.lost.append(lost)
         return self
@@ -158,6 +162,8 @@ def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
     async def scenario() -> None:
         made = cluster()
         made.store = cast(Any, store := FlakyStore(failures=1))
+        told: list[str] = []
+        made.when_changed(told.append)
         made.run = lambda call: asyncio.sleep(0, call())  # type: ignore[assignment, method-assign, return-value]
         made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
         made._info = NodeInfo(1, name="n")
@@ -168,9 +174,10 @@ def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
         assert made.has_lease
         store.lost[0]()
         await pause()
-        assert made.has_lease and len(store.lost) == 2
+        assert made.has_lease and len(store.lost) == 2 and not told
         store.lost[1]()
         await pause()
+        assert told == ["t"], "whoever waits for a leader may ask other nodes now"
         assert len(store.lost) == 3 and made.has_lease  # joined again
 
     run(scenario)
@@ -187,5 +194,32 @@ def test_only_a_partition_that_is_made_below_its_floor_is_known_to_have_acknowle
         assert three[0].isr == {1: 77} and three[0].nothing_acked
         assert not three[1].nothing_acked, "led by whom the controller elects: no log is named before it exists"
         assert not made.placed(TopicSettings(min_isr=1), {0: 77})[0].nothing_acked
+
+    run(scenario)
+
+
+def test_hints_say_where_to_send_and_not_who_leads_by_the_record() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        nodes = {n: NodeInfo(n, grpc_address=f"n{n}:4152") for n in (1, 2)}
+
+        def view_of(epoch: int) -> View:
+            record = TopicRecord("t", 5, 3, partitions={0: PartitionMeta(leader=2, epoch=epoch)})
+            return View(topics={"t": Versioned(record, 1)}, nodes=nodes)
+
+        view = view_of(4)
+        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        by_record = LeaderAt(2, "n2:4152", 4, 5)
+        assert made.leader("t", 0) == made.recorded("t", 0) == by_record
+        hint = LeaderAt(3, "n3:4152", 5, 5)
+        made._session = cast(Any, SimpleNamespace(fresh=lambda now: True))
+        assert not made.not_led("t", 0, by=2, hint=hint), "with a lease nobody is asked"
+        assert (made.leader("t", 0), made.recorded("t", 0)) == (hint, by_record)
+        assert made.alive(3) and not made.alive(4)
+        assert not made.not_led("other", 0) and made.leader("other", 0) is None
+        view = view_of(5)
+        assert made.leader("t", 0) == LeaderAt(2, "n2:4152", 5, 5), "the record has caught up"
+        await made._look_at({"nothing"})
+        assert not made.alive(3)
 
     run(scenario)
