@@ -10,14 +10,19 @@ hangs on a frozen member has to move as well). Each call has a deadline, after w
 
 gRPC's own retries are off: a compare-and-set that is sent twice would report a conflict with itself.
 
+Certificate files are read again whenever an endpoint fails, as with an expired certificate the next connection would.
+If they are others and can be used, connections are made with them from then on; calls and streams that are under way
+stay where they are.
+
 With a password a token is asked for when it is needed, and again when etcd does not know it any more (tokens expire
 after some idle minutes). The token travels as plain metadata: gRPC refuses call credentials without TLS.
 """
 
 from __future__ import annotations
 
+import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +42,7 @@ PAUSE_S = 0.1  # before a call is tried again on the last endpoint of a round
 MESSAGE_BYTES_MAX = 64 << 20  # of an answer; a page of records is far smaller
 
 Metadata = tuple[tuple[str, str], ...]
+Pems = tuple[bytes | None, bytes | None, bytes | None]  # CA, key, certificate
 _Code = grpc.StatusCode
 
 # Both ping options are needed: with the first alone a frozen member was noticed after 70 s. Below 5 s between pings
@@ -99,7 +105,8 @@ class EtcdClient:
     def __init__(self, options: EtcdOptions, *, etcd_cluster_id: int = 0, revision_seen: int = 0) -> None:
         """`etcd_cluster_id` and `revision_seen`, 0: none, are what the node's journal says. Nothing is sent yet."""
         self.options = options
-        self._credentials = _credentials(options)
+        self._pems = _pems(options)
+        self._unusable = ""  # why files that are there now are not used
         self._lock = threading.Lock()
         self._stubs: list[Stubs | None] = [None] * len(options.endpoints)
         self._current = 0
@@ -228,7 +235,7 @@ class EtcdClient:
                     self.forget_token(token)
                     failure = Unavailable(f"etcd does not take the login of {self.options.user}: {_text(error)}")
                     continue
-                failure = _meaning(error)
+                failure = _meaning(error, self._unusable)
                 if not isinstance(failure, OutcomeUnknown) and not _not_sent(error):
                     raise failure from None
                 self.rotate(index)
@@ -258,12 +265,27 @@ class EtcdClient:
 
     def rotate(self, failed: int | None = None) -> None:
         """Use the next endpoint, unless somebody else already left `failed`."""
+        self._renew()
         with self._lock:
             if len(self._stubs) == 1 or (failed is not None and failed != self._current):
                 return
             self._current = (self._current + 1) % len(self._stubs)
         for moved in self._rotated:
             moved()
+
+    def _renew(self) -> None:
+        """Connect with what the certificate files have now, if they changed."""
+        try:
+            pems = _pems(self.options)
+        except ConfigError as error:
+            self._unusable = f"; {error}"
+            return
+        with self._lock:
+            self._unusable = ""
+            if pems != self._pems:
+                self._pems = pems
+                # Not closed: what is under way holds its channel, which goes with the last call or stream.
+                self._stubs = [None] * len(self._stubs)
 
     # Login
 
@@ -311,10 +333,11 @@ class EtcdClient:
             stubs = self._stubs[index]
             if stubs is None:
                 target = _target(self.options.endpoints[index])
-                if self._credentials is None:
+                if self._pems is None:
                     channel = grpc.insecure_channel(target, options=GRPC_OPTIONS)
                 else:
-                    channel = grpc.secure_channel(target, self._credentials, options=GRPC_OPTIONS)
+                    credentials = grpc.ssl_channel_credentials(*self._pems)
+                    channel = grpc.secure_channel(target, credentials, options=GRPC_OPTIONS)
                 self._stubs[index] = stubs = Stubs(channel)
             return stubs
 
@@ -347,11 +370,23 @@ def _target(endpoint: str) -> str:
     return address
 
 
-def _credentials(options: EtcdOptions) -> grpc.ChannelCredentials | None:
+def _pems(options: EtcdOptions) -> Pems | None:
+    """What the files have, None without TLS. ConfigError if they can not be used: gRPC only says "handshake failed"."""
     if not options.tls:
         return None
-    parts: Sequence[bytes | None] = [_file(options.ca), _file(options.key), _file(options.cert)]
-    return grpc.ssl_channel_credentials(*parts)
+    pems = _file(options.ca), _file(options.key), _file(options.cert)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if options.ca:
+            context.load_verify_locations(cafile=options.ca)
+        if options.cert:
+            # An encrypted key would be asked about on the terminal. gRPC can not use one either.
+            context.load_cert_chain(options.cert, options.key, password="")
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, (options.ca, options.cert, options.key)))
+        why = error.strerror or getattr(error, "reason", None) or str(error)
+        raise ConfigError(f"{files} for the connection to etcd can not be used: {why}") from None
+    return pems
 
 
 def _file(path: str) -> bytes | None:
@@ -382,11 +417,11 @@ def _not_sent(error: grpc.RpcError) -> bool:
     return error.code() == _Code.UNAVAILABLE and "failed to connect to all addresses" in (error.details() or "")
 
 
-def _meaning(error: grpc.RpcError) -> NsqhaError:
-    """OutcomeUnknown unless it is certain that nothing was done."""
+def _meaning(error: grpc.RpcError, remark: str = "") -> NsqhaError:
+    """OutcomeUnknown unless it is certain that nothing was done. `remark`: what else may be why it is not reached."""
     code, details = error.code(), error.details() or ""
     if _not_sent(error):
-        return Unavailable(f"etcd can not be reached: {details}")
+        return Unavailable(f"etcd can not be reached: {details}{remark}")
     if code == _Code.PERMISSION_DENIED or (code == _Code.INVALID_ARGUMENT and "user name is empty" in details):
         return ConfigError(f"etcd refuses this user: {details}")
     if details.startswith("etcdserver:") and code not in (_Code.UNAVAILABLE, _Code.UNKNOWN, _Code.DEADLINE_EXCEEDED):

@@ -14,7 +14,7 @@ from nsqha.election.etcd import EtcdStore
 from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_client import EtcdClient, EtcdOptions
 from nsqha.election.model import NodeInfo, TopicSettings
-from nsqha.errors import ConfigError, Unavailable
+from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from tests.certificates import Certificates
 from tests.etcd_server import EtcdServer, eventually
 from tests.integration.etcd_rig import guard
@@ -33,10 +33,11 @@ def store_on(options: EtcdOptions, trouble: list[str] | None = None) -> EtcdStor
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca, server and client, each .crt and .key; stranger.crt is a CA that signed nothing."""
+    """ca, server, client and newer, each .crt and .key; `outsider` is one of the CA `stranger`."""
     made = Certificates(tmp_path_factory.mktemp("certificates"), "stranger")
-    for name in ("server", "client"):
+    for name in ("server", "client", "newer"):
         made.issue(name, "IP:127.0.0.1", "DNS:localhost")
+    made.issue("outsider", "IP:127.0.0.1", ca="stranger")
     return made.folder
 
 
@@ -74,6 +75,82 @@ def test_without_the_right_certificates_there_is_no_connection(tls_etcd: EtcdSer
             store_on(wrong)
     with pytest.raises(ConfigError, match="can not be read"):
         store_on(EtcdOptions((tls_etcd.endpoint,), ca=str(certificates / "missing.crt")))
+
+
+class Replaced:
+    """The certificate files of one client."""
+
+    def __init__(self, folder: Path, made: Path) -> None:
+        self._folder, self._made = folder, made
+        self.use("ca", "client")
+
+    def use(self, ca: str, mine: str) -> None:
+        self.write("ca.crt", (self._made / f"{ca}.crt").read_bytes())
+        for kind in ("crt", "key"):
+            self.write(f"mine.{kind}", (self._made / f"{mine}.{kind}").read_bytes())
+
+    def write(self, file: str, data: bytes) -> None:
+        (self._folder / file).write_bytes(data)
+
+    def options(self, endpoint: str) -> EtcdOptions:
+        return EtcdOptions((endpoint,), *(str(self._folder / file) for file in ("ca.crt", "mine.crt", "mine.key")))
+
+
+@pytest.fixture
+def replaced(tmp_path: Path, certificates: Path) -> Replaced:
+    return Replaced(tmp_path, certificates)
+
+
+@pytest.mark.parametrize("wrong", [("stranger", "client"), ("ca", "outsider")])
+def test_certificates_that_were_replaced_are_used_when_a_connection_fails(
+    tls_etcd: EtcdServer, replaced: Replaced, wrong: tuple[str, str]
+) -> None:
+    """As after an old certificate has expired."""
+    replaced.use(*wrong)
+    client = EtcdClient(replaced.options(tls_etcd.endpoint))
+    with pytest.raises(Unavailable):
+        client.confirm(b"/test")
+    replaced.use("ca", "newer")
+    client.confirm(b"/test")
+    client.close()
+
+
+def test_a_store_goes_over_to_new_certificates_and_keeps_old_ones_while_those_are_broken(
+    tls_etcd: EtcdServer, replaced: Replaced
+) -> None:
+    trouble: list[str] = []
+    store = store_on(replaced.options(tls_etcd.endpoint), trouble)
+    topics = iter(range(100))
+
+    def works() -> bool:
+        """Calls and the watch."""
+        name = f"t{next(topics)}"
+        try:
+            store.create_topic(name, TopicSettings())
+        except (Unavailable, OutcomeUnknown):
+            return False
+        eventually(lambda: name in store.view().topics)
+        return True
+
+    assert works()
+    replaced.write("mine.key", b"half a key")
+    tls_etcd.kill()
+    with pytest.raises(Unavailable, match=r"mine\.key for the connection to etcd can not be used"):
+        store.topics()
+    tls_etcd.start()
+    eventually(works)
+    replaced.use("ca", "newer")
+    tls_etcd.kill()
+    tls_etcd.start()
+    eventually(works)
+    assert store._client._pems is not None and store._client._pems[2] == (replaced._made / "newer.crt").read_bytes()
+    store.close()
+
+
+def test_certificates_that_can_not_be_used_are_refused_at_the_start(replaced: Replaced) -> None:
+    replaced.write("mine.key", b"half a key")
+    with pytest.raises(ConfigError, match=r"mine\.key for the connection to etcd can not be used"):
+        EtcdClient(replaced.options("127.0.0.1:1"))
 
 
 # Login, without TLS

@@ -54,7 +54,7 @@ ALLOWED = {
     "nsqha.cursor.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
     "nsqha.cursor.lmdb_proof": {"os"},
     "nsqha.election.etcd_binary": {"os"},
-    "nsqha.election.etcd_client": {"grpc", "threading"},  # the one user of etcd, with threads of its own:
+    "nsqha.election.etcd_client": {"grpc", "threading", "ssl"},  # the one user of etcd, with threads of its own:
     "nsqha.election.etcd_lease": {"grpc", "threading"},
     "nsqha.election.etcd_session": {"threading"},
     "nsqha.election.etcd_watch": {"grpc", "threading"},
