@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqha import nsqlog
-from nsqha.clock import Clock, Now
+from nsqha.clock import Clock, Now, read
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.store import MetadataStore
 from nsqha.errors import NsqhaError, StorageError
@@ -98,6 +98,7 @@ class Broker:
         self.on_failure: Callable[[str], None] = lambda why: None
         self.space = diskspace.of(options.data_path)
         self.measures = opener.measures
+        self.budget = opener.budget
         self.grpc_address = ""
         self._numbers = 0
         self._clean = True  # unless a partition could not be closed
@@ -134,7 +135,7 @@ class Broker:
             self.topics,
             options,
             loop=loop,
-            budget=opener.budget,
+            budget=self.budget,
             refusal=self.refuses_publish if cluster is None else self.ends,
             next_number=self.next_connection_number,
         )
@@ -332,7 +333,7 @@ class Broker:
             log.error("task_failed", "a background task failed", error=error)
 
     def now(self) -> Now:
-        return Now(self.clock.monotonic(), self.clock.wall_ns())
+        return read(self.clock)
 
     # ---- connections
 

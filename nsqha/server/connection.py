@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from nsqha.errors import NsqhaError
@@ -48,6 +49,10 @@ DEADLINE_SLACK = 0.05
 log = Log("connection")
 
 _OK = [encoder.OK * n for n in range(256)]
+
+
+def _nowhere(data: Any) -> None:
+    """Where replies to a client go that is not there any more."""
 
 
 class Slot:
@@ -86,11 +91,14 @@ class Connection(asyncio.Protocol):
         self.connected_at = 0
         self.agreed: Agreed | None = None
         self.consumer: Consumer | None = None
-        self.pub_counts: dict[str, int] = {}
+        self.pub_counts: defaultdict[str, int] = defaultdict(int)
         self.tls: ssl.SSLObject | None = None
         self.permissions = Permissions(broker.auth, broker.clock)
         self.session = Session(broker.limits, self)
         self.session.tls_required_now = broker.options.tls_required != TlsRequired.NO
+        self.session.checks_publish = self.permissions.needed
+        self.send_messages: Callable[[Any], None] = _nowhere  # to the socket, by way of the codec; replies go there too
+        self._budget = broker.budget
         self._transport: asyncio.Transport | None = None
         self._replies: deque[Slot] = deque()
         self._verdicts: Verdicts | None = None  # of `consumer`
@@ -112,6 +120,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         self._transport = transport
+        self.send_messages = transport.write
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         if self.closed or not self.remote_address:
             peer = transport.get_extra_info("peername")
@@ -154,6 +163,7 @@ class Connection(asyncio.Protocol):
         self.closed = True
         self.writable = False
         self._transport = None
+        self.send_messages = _nowhere
         self._replies.clear()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
@@ -175,21 +185,19 @@ class Connection(asyncio.Protocol):
                 consumer.remote.resumed()
             consumer.wake()
 
-    def _write(self, data: Any) -> None:
-        transport = self._transport
-        if transport is None:
-            return
-        if self._codec is None:
-            transport.write(data)
-        else:
-            for chunk in self._codec.chunks(data):
-                transport.write(chunk)
+    def _send_compressed(self, data: Any) -> None:
+        assert self._codec is not None and self._transport is not None
+        for chunk in self._codec.chunks(data):
+            self._transport.write(chunk)
 
-    send_messages = _write
+    def _send_reply(self, data: bytes) -> None:
+        self.send_messages(data)
+        if not self.writable:
+            self._heed_unread()
 
-    def _write_reply(self, data: bytes) -> None:
-        self._write(data)
-        if not self.writable and not self.blocked and not self.closed:
+    def _heed_unread(self) -> None:
+        """A reply was written, and the client is behind with reading: too far behind, and its commands wait."""
+        if not self.blocked and not self.closed:
             assert self._transport is not None
             if self._transport.get_write_buffer_size() > UNREAD_REPLIES_BYTES_MAX:
                 self._stuffed = True
@@ -238,7 +246,7 @@ class Connection(asyncio.Protocol):
                 self.close()
                 return
             if self.writable:
-                self._write(encoder.HEARTBEAT)
+                self.send_messages(encoder.HEARTBEAT)
         self._heartbeat = self._loop.call_later(min(self._beat_at, deadline) - now, self._beat)
 
     def _takes_nothing(self) -> bool:
@@ -254,7 +262,7 @@ class Connection(asyncio.Protocol):
         if self._replies:
             self._replies.append(Slot(self, "", data, ready=True))
         else:
-            self._write_reply(data)
+            self._send_reply(data)
 
     def fatal(self, data: bytes) -> None:
         """An error frame in its turn, then the end."""
@@ -263,7 +271,7 @@ class Connection(asyncio.Protocol):
             slot.close = True
             self._replies.append(slot)
         else:
-            self._write(data)
+            self.send_messages(data)
             self.close()
 
     def hang_up(self) -> None:
@@ -280,7 +288,9 @@ class Connection(asyncio.Protocol):
             return
         if len(replies) == 1 and not slot.close:
             replies.popleft()
-            self._write_reply(slot.data)
+            self.send_messages(slot.data)
+            if not self.writable:
+                self._heed_unread()
         else:
             out = []
             closing = False
@@ -290,10 +300,10 @@ class Connection(asyncio.Protocol):
                 closing = first.close
             if closing:
                 replies.clear()
-                self._write(b"".join(out))
+                self.send_messages(b"".join(out))
                 self.close()
                 return
-            self._write_reply(b"".join(out))
+            self._send_reply(b"".join(out))
         if not replies:
             if self._when_drained is not None:
                 then, self._when_drained = self._when_drained, None
@@ -353,34 +363,25 @@ class Connection(asyncio.Protocol):
 
     # ---- publishing
 
-    def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
-        partition = self._targets.get(topic)
-        if partition is None or partition.closed:
-            partition = self._target(topic, lambda: self.publish(topic, frames, count, command), command)
-            if partition is None:
+    def publish(self, topic: str, frames: bytes, count: int, command: str, delay_ms: int | None = None) -> None:
+        target = self._targets.get(topic)
+        if target is None or target.closed:
+            target = self._target(topic, partial(self.publish, topic, frames, count, command, delay_ms), command)
+            if target is None:
                 return
         if command == "PUB" and count != 1:
             slot = Slot(self, command, _OK[count] if count < 256 else encoder.OK * count)
         else:
             slot = Slot(self, command, encoder.OK)
         self._replies.append(slot)
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
-        partition.publish(frames, slot)
-        if partition.full:
-            self._wait_until_drained(partition)
+        self.pub_counts[topic] += count
+        target.publish(frames, slot, delay_ms)
+        if self._budget.full and not self.blocked:
+            self._block()
+            self._budget.when_room(self._unblock)
 
     def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
-        partition = self._targets.get(topic)
-        if partition is None or partition.closed:
-            partition = self._target(topic, lambda: self.publish_deferred(topic, frame, delay_ms), "DPUB")
-            if partition is None:
-                return
-        slot = Slot(self, "DPUB", encoder.OK)
-        self._replies.append(slot)
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
-        partition.publish_deferred(frame, delay_ms, slot)
-        if partition.full:
-            self._wait_until_drained(partition)
+        self.publish(topic, frame, 1, "DPUB", delay_ms)
 
     def _target(self, topic: str, again: Callable[[], None], command: str) -> Partition | Lane | None:
         """Where this connection publishes to; None while the topic is being created or if it can not be."""
@@ -389,10 +390,10 @@ class Connection(asyncio.Protocol):
             self.fatal(errors.publish_failed(command, refusal))
             self.session.kill()
             return None
-        partition = self.broker.publishing.target_for(topic, self.number)
-        if partition is not None:
-            self._targets[topic] = partition
-            return partition
+        target = self.broker.publishing.target_for(topic, self.number)
+        if target is not None:
+            self._targets[topic] = target
+            return target
 
         async def create() -> Callable[[], None]:
             try:
@@ -408,11 +409,6 @@ class Connection(asyncio.Protocol):
     def _refuse(self, frame: bytes) -> None:
         self.fatal(frame)
         self.session.kill()
-
-    def _wait_until_drained(self, partition: Partition | Lane) -> None:
-        if not self.blocked:
-            self._block()
-            partition.when_drained(self._unblock)
 
     def forget_targets(self) -> None:
         """A topic came, went or changed its partitions."""
@@ -536,7 +532,7 @@ class Connection(asyncio.Protocol):
         self.agreed = agreed
         if agreed.heartbeat_interval_ms / 1000 != self._heartbeat_seconds:
             self._set_heartbeat(agreed.heartbeat_interval_ms)
-        self._write(request.reply)
+        self.send_messages(request.reply)
         if agreed.tls:
             self._wait_for(self._upgrade_tls(agreed))
         elif agreed.codec:
@@ -558,12 +554,13 @@ class Connection(asyncio.Protocol):
             return lambda: self.connection_lost(None)
         assert upgraded is not None
         self._transport = upgraded
+        self.send_messages = upgraded.write
         upgraded.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         self.tls = upgraded.get_extra_info("ssl_object")
         self.session.tls_required_now = False
 
         def then() -> None:
-            self._write(encoder.OK)
+            self.send_messages(encoder.OK)
             if agreed.codec:
                 self._upgrade_codec(agreed)
 
@@ -572,6 +569,7 @@ class Connection(asyncio.Protocol):
     def _upgrade_codec(self, agreed: Agreed) -> None:
         rest = self.session.take_unread()
         self._codec = new_codec(agreed.codec, agreed.deflate_level)
-        self._write(encoder.OK)
+        self.send_messages = self._send_compressed
+        self.send_messages(encoder.OK)
         if rest:
             self._decompress(rest)

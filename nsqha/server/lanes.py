@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 from nsqha.errors import NotFound
@@ -149,7 +148,10 @@ class Lane:
     # ---- for who publishes
 
     def publish(self, frames: bytes, reply: Reply, delay_ms: int | None = None) -> None:
-        """Store a run of blank frames as one unit; `reply` hears of the outcome."""
+        """Store a run of blank frames as one unit; `reply` hears of the outcome.
+
+        `delay_ms`: every channel gets the messages so long after they were written.
+        """
         if self._broken is not None:
             reply.failed(self._broken)
             return
@@ -159,19 +161,6 @@ class Lane:
         self._pump()
         if self._waiting and not publish.counted and self._waiting[-1] is publish:
             self._count(publish)
-
-    def publish_deferred(self, frames: bytes, delay_ms: int, reply: Reply) -> None:
-        """As `publish`; every channel gets the messages `delay_ms` after they were written."""
-        self.publish(frames, reply, delay_ms)
-
-    @property
-    def full(self) -> bool:
-        """Whether publishers should stop being read until `when_drained`."""
-        return self._budget.full
-
-    def when_drained(self, callback: Callable[[], None]) -> None:
-        """Call once, when there is room for publishes."""
-        self._budget.when_room(callback)
 
     # ---- for the router
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from nsqha import hot
-from nsqha.clock import Clock, Now
+from nsqha.clock import Clock, Now, read
 from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.events import EpochStart
@@ -127,7 +127,7 @@ class Partition:
         self.sync = sync
         self.serving = False  # the epoch start is applied: deliveries and channel events may go on
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
-        self.on_damage: Callable[[int, int], None] = lambda first, end: None  # log ids that do not verify
+        self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify
         self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
         self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self._runtime = runtime
@@ -163,7 +163,7 @@ class Partition:
         is committed with it.
         """
         for entry in self.log.entries(self.cursors.state.applied.log_id + 1, self.log.end.log_id):
-            data = bytearray(self.log.read(entry)) if entry.flags & NEEDS_LOOK else bytearray()
+            data = bytearray(self.log.events(entry)) if entry.flags & NEEDS_LOOK else bytearray()
             self._outstanding.append(Outstanding(entry, data, [], [], self._clock.monotonic(), 0))
         events = EpochStart(self.leader.epoch, self.leader.node).encode()
         if channels is not None:
@@ -183,7 +183,8 @@ class Partition:
     def publish(self, frames: bytes, reply: Reply, delay_ms: int | None = None, *, waited: float = 0.0) -> None:
         """Store a run of blank frames as one unit; `reply` hears of the outcome.
 
-        `waited`: seconds since its client sent it, if it comes from another node.
+        `delay_ms`: every channel gets the messages so long after the flush. `waited`: seconds since its client sent it,
+        if it comes from another node.
         """
         if self.closed:
             reply.failed(f"not stored: {self._why}")
@@ -209,19 +210,6 @@ class Partition:
         self.message_count += count - room
         end, _ = hot.walk(frames, 0, len(frames), room)
         return frames[:end]
-
-    def publish_deferred(self, frames: bytes, delay_ms: int, reply: Reply) -> None:
-        """As `publish`; every channel gets the messages `delay_ms` after the flush."""
-        self.publish(frames, reply, delay_ms)
-
-    @property
-    def full(self) -> bool:
-        """Whether publishers should stop being read until `when_drained`."""
-        return self._budget.full
-
-    def when_drained(self, callback: Callable[[], None]) -> None:
-        """Call once, when there is room for publishes."""
-        self._budget.when_room(callback)
 
     @property
     def begins(self) -> str:
@@ -550,7 +538,7 @@ class Partition:
             self._exclusive = self._loop.create_task(self._run_exclusively(job, then))
 
     def now(self) -> Now:
-        return Now(self._clock.monotonic(), self._clock.wall_ns())
+        return read(self._clock)
 
     @property
     def high_watermark(self) -> int:

@@ -60,7 +60,7 @@ class PublishQueue:
         self.runs.append(frames)
         self._waiters.append((reply, since))
         self.bytes_waiting += len(frames)
-        self._budget.take(len(frames))
+        self._budget.used += len(frames)
 
     def take(self) -> Taken:
         """The next batch's runs: all that wait, or as many as reach `BATCH_BYTES`."""

@@ -80,8 +80,5 @@ class Publishing:
         if target is None:
             raise Unavailable(f"topic {topic} is being deleted")
         waiter = PublishWaiter(self._loop.create_future())
-        if deliver_in_ms:
-            target.publish_deferred(frames, deliver_in_ms, waiter)
-        else:
-            target.publish(frames, waiter)
+        target.publish(frames, waiter, deliver_in_ms or None)
         await waiter.future

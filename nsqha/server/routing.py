@@ -39,7 +39,7 @@ class Routing:
             leaders,
             peers,
             loop=loop,
-            budget=broker.opener.budget,
+            budget=broker.budget,
             wait_seconds=wait_seconds,
             outcome_seconds=options.publish_outcome_wait_ns / 1e9,
             refusal=broker.refuses_publish,

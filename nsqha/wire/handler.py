@@ -24,8 +24,8 @@ class Handler(Protocol):
         """Close after all replies owed, without a frame."""
 
     def check_publish(self, command: str, topic: str) -> bool:
-        """Whether the client may publish. If not: the handler has refused it, or is `blocked` until it knows; then
-        the command runs again, this check first."""
+        """Whether the client may publish; asked while `Session.checks_publish`. If not: the handler has refused it, or
+        is `blocked` until it knows; then the command runs again, this check first."""
 
     def ensure_topic(self, topic: str) -> None:
         """MPUB creates its topic before it looks at the body."""

@@ -334,10 +334,7 @@ class Rig:
     def publish(self, *bodies: bytes, defer_ms: int | None = None) -> Outcome:
         outcome = Outcome()
         frames = b"".join(map(hot.frame, bodies))
-        if defer_ms is None:
-            self.partition.publish(frames, outcome)
-        else:
-            self.partition.publish_deferred(frames, defer_ms, outcome)
+        self.partition.publish(frames, outcome, defer_ms)
         return outcome
 
     def consume(self, rdy: int, channel: str = "c", *, timeout: float = 60.0, sample_rate: int = 0) -> Consumer:

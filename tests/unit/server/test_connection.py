@@ -13,6 +13,7 @@ import pytest
 from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
+from nsqha.server.budget import PublishBudget
 from nsqha.server.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX, WRITE_BUFFER_HIGH, Connection
 from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import Limits
@@ -79,12 +80,11 @@ class FakePartition:
     """Remembers who waits for what."""
 
     closed = False
-    full = False
 
     def __init__(self) -> None:
         self.waiting: list[Any] = []
 
-    def publish(self, frames: bytes, reply: Any) -> None:
+    def publish(self, frames: bytes, reply: Any, delay_ms: int | None) -> None:
         self.waiting.append(reply)
 
 
@@ -114,6 +114,7 @@ class Bench:
             "clock": self.clock,
             "now": lambda: read(self.clock),
             "auth": None,
+            "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
             "exiting": False,
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
@@ -215,7 +216,7 @@ def test_a_line_that_is_too_long_ends_the_connection_at_once_if_nothing_is_owed(
 
 def test_after_a_close_no_command_is_run():
     bench = Bench()
-    bench.partition.publish = lambda frames, reply: reply.failed("not stored: gone")  # type: ignore[method-assign]
+    bench.partition.publish = lambda frames, reply, delay_ms: reply.failed("not stored: gone")  # type: ignore[method-assign]
     later: list[str] = []
     bench.connection.broker.publishing.target_for = (  # type: ignore[method-assign]
         lambda topic, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
@@ -235,6 +236,13 @@ def test_a_stop_answers_what_was_run_and_runs_nothing_more():
     bench.partition.waiting[0].stored()
     bench.connection.close()
     assert bench.frames == [b"OK"]
+
+
+def test_who_has_to_authorize_does_not_publish_before():
+    bench = Bench(auth=object())
+    bench.send(pub("t"))
+    assert not bench.partition.waiting
+    assert bench.frames == [b"E_AUTH_FIRST AUTH required before PUB"] and bench.transport.closing
 
 
 # ---- a client that does not read

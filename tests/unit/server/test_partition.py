@@ -323,7 +323,7 @@ def test_publishers_that_are_not_read_are_read_again_when_the_partition_ends():
     rig = Rig(waiting_bytes_max=10)
     rig.publish(b"one, which is more than ten bytes")
     woken: list[bool] = []
-    rig.partition.when_drained(lambda: woken.append(True))
+    rig.budget.when_room(lambda: woken.append(True))
     rig.partition.abandon("the topic was deleted")
     rig.turn()
     assert woken == [True]

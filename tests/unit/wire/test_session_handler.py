@@ -98,6 +98,29 @@ def test_a_refused_publish_is_the_end() -> None:
         assert handler.calls == [fatal(b"E_UNAUTHORIZED")]
 
 
+MPUB = b"MPUB t\n" + sized(b"\0\0\0\1" + sized(b"x"))
+
+
+@pytest.mark.parametrize("command", [PUB, PUB * 3, MPUB])
+def test_a_refused_publish_to_a_known_topic_is_the_end_too(command: bytes) -> None:
+    session, handler = start()
+    session.receive(PUB)
+    handler.refuse_publish = True
+    session.receive(command)
+    session.receive(PUB)
+    assert handler.calls == [("pub", "t", b"x"), fatal(b"E_UNAUTHORIZED")]
+
+
+def test_nobody_is_asked_where_everybody_may_publish() -> None:
+    session, handler = start()
+    session.checks_publish = False
+    handler.refuse_publish = True
+    for command in (PUB, PUB * 2, MPUB, MPUB, b"DPUB t 1\n" + sized(b"x")):
+        session.receive(command)
+    made = [call for call in handler.calls if call[0] != "ensure_topic"]
+    assert made == [("pub", "t", b"x")] * 3 + [("mpub", "t", [b"x"])] * 2 + [("dpub", "t", b"x", 1)]
+
+
 def test_an_mpub_is_checked_and_makes_its_topic_before_its_body_comes() -> None:
     session, handler = start()
     session.receive(b"MPUB t\n")
