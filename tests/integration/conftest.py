@@ -1,10 +1,11 @@
-"""etcd servers and stores on them."""
+"""etcd servers, stores on them, and whole clusters."""
 
 from __future__ import annotations
 
 import random
 import uuid
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from nsqha.clock import SystemClock
 from nsqha.election.etcd import EtcdStore
 from nsqha.election.etcd_client import EtcdOptions
 from tests.etcd_server import EtcdServer
+from tests.integration.cluster import Cluster
 from tests.integration.etcd_rig import Open
+from tests.integration.restorable import Restorable
 from tests.tcp_relay import Relay
 
 
@@ -58,3 +61,36 @@ def open_store() -> Iterator[Open]:
     yield open_
     for store in opened:
         store.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes and one lookup daemon, or what the module's CLUSTER says. Every test leaves them running; when the
+    module is done, all replicas of all topics are compared."""
+    options = getattr(request.module, "CLUSTER", {})
+    with Cluster.running(tmp_path_factory.mktemp("cluster"), **options) as cluster:
+        yield cluster
+        cluster.check_replicas()
+
+
+topics = count(1)
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> Iterator[str]:
+    """A topic of its own for each test, with channel steady and all replicas in sync; they meet when it is over."""
+    cluster.start()
+    name = f"orders-{next(topics)}"
+    cluster.create(name, "steady")
+    yield name
+    cluster.start()
+    if (meta := cluster.meta(name)) is not None:
+        cluster.wait_isr(name, len(meta.replicas), seconds=60)
+        cluster.wait_level(name, replicas=len(meta.replicas))
+
+
+@pytest.fixture
+def restorable(tmp_path: Path) -> Iterator[Restorable]:
+    """For the tests that end with comparing what members that were killed have on disk."""
+    with Cluster.running(tmp_path) as cluster:
+        yield Restorable(cluster, tmp_path)

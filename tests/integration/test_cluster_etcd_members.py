@@ -22,7 +22,7 @@ from nsqha.election.model import TopicSettings
 from nsqha.errors import OutcomeUnknown, Unavailable
 from tests.certificates import Certificates
 from tests.etcd_server import EtcdMembers, EtcdServer, eventually
-from tests.integration.cluster import CLUSTER_NAME, Cluster, UnderLoad, pause, posted
+from tests.integration.cluster import CLUSTER_NAME, Cluster, UnderLoad, posted
 from tests.integration.etcd_rig import guard
 from tests.integration.servers import Daemon, wait_until
 from tests.tcp_relay import Relay
@@ -137,7 +137,7 @@ def make(store: EtcdStore, topic: str) -> None:
 
 
 def test_the_member_that_everybody_uses_dies(cluster: Cluster, etcd: EtcdMembers, topic: str) -> None:
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         before = cluster.wait_isr(topic, 3)
         for _ in range(3):
             used = [member for member in etcd.members if any(member in used_by(d, etcd) for d in cluster.daemons)]
@@ -155,11 +155,11 @@ def test_the_member_that_everybody_uses_dies(cluster: Cluster, etcd: EtcdMembers
 
 def test_a_majority_is_away_and_comes_back(cluster: Cluster, etcd: EtcdMembers, topic: str) -> None:
     before = cluster.wait_isr(topic, 3)
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         for member in etcd.members[:2]:
             member.kill()
         undecided = f"undecided-{next(names)}"
-        pause(4)  # beyond every lease
+        cluster.wait_leases_over()
         load.goes_on()
         assert not posted(cluster.nodes[0], f"/topic/create?topic={undecided}")
         etcd.start()
@@ -167,20 +167,19 @@ def test_a_majority_is_away_and_comes_back(cluster: Cluster, etcd: EtcdMembers, 
         cluster.wait_registered(3)
         after = cluster.wait_isr(topic, 3)
     assert after.leader == before.leader or after.epoch > before.epoch
-    assert load.report.figures.ok > 200
 
 
 def test_a_leader_dies_while_no_majority_is_there_and_is_replaced_when_there_is(
     cluster: Cluster, etcd: EtcdMembers, topic: str
 ) -> None:
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         before = cluster.wait_isr(topic, 3)
         leader = cluster.leader(topic)
         load.clients.avoid = cluster.nodes.index(leader)
         for member in etcd.members[1:]:
             member.kill()
         leader.kill()
-        pause(3)
+        cluster.wait_leases_over()
         etcd.start()
         wait_until(lambda: epoch_of(cluster, topic) > before.epoch, "another leader is elected", 90)
         leader.start()

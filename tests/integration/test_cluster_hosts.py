@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.etcd_server import EtcdMembers, EtcdServer
-from tests.integration.cluster import Cluster, Member, UnderLoad, pause, posted
+from tests.integration.cluster import LEASE_SECONDS, Cluster, Member, UnderLoad, pause, posted
 from tests.integration.hosts import Network, NotPossible
 from tests.integration.servers import Host, free_port, wait_until
 
@@ -102,9 +102,8 @@ def test_everybody_is_told_addresses_that_other_hosts_can_reach(cluster: HostsCl
     found = cluster.lookupd.json(f"/lookup?topic={topic}")["producers"]
     leader = cluster.leader(topic)
     assert [(each["broadcast_address"], each["tcp_port"]) for each in found] == [(leader.host.ip, leader.tcp_port)]
-    with UnderLoad(cluster, topic, any_node=True) as load:
+    with UnderLoad(cluster, topic, any_node=True):
         pass
-    assert load.report.figures.ok > 0
 
 
 def test_replicas_are_on_different_hosts_and_in_different_zones(cluster: HostsCluster) -> None:
@@ -120,7 +119,7 @@ def test_replicas_are_on_different_hosts_and_in_different_zones(cluster: HostsCl
 
 
 def test_leader_and_follower_lose_each_other(cluster: HostsCluster, network: Network, topic: str) -> None:
-    with UnderLoad(cluster, topic, any_node=True, settle=0.3) as load:
+    with UnderLoad(cluster, topic, any_node=True) as load:
         before = cluster.wait_isr(topic, 3)
         leader, follower = cluster.leader(topic), follower_of(cluster, topic)
         network.cut(cluster.place_of(leader), cluster.place_of(follower))
@@ -129,7 +128,6 @@ def test_leader_and_follower_lose_each_other(cluster: HostsCluster, network: Net
         load.goes_on()
         network.heal()
         cluster.wait_isr(topic, 3, seconds=40)
-    assert load.report.figures.ok > 50
 
 
 def follower_of(cluster: HostsCluster, topic: str) -> Member:
@@ -139,7 +137,7 @@ def follower_of(cluster: HostsCluster, topic: str) -> Member:
 
 
 def test_a_leader_is_cut_off_from_everybody_but_clients(cluster: HostsCluster, network: Network, topic: str) -> None:
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         before = cluster.wait_isr(topic, 3)
         leader = cluster.leader(topic)
         load.clients.avoid = cluster.nodes.index(leader)
@@ -150,13 +148,12 @@ def test_a_leader_is_cut_off_from_everybody_but_clients(cluster: HostsCluster, n
         load.goes_on()
         network.heal()
         cluster.wait_isr(topic, 3, seconds=40)
-    assert load.report.figures.ok > 50
 
 
 def test_a_leader_that_only_lost_etcd_is_replaced_and_stops_leading(
     cluster: HostsCluster, network: Network, topic: str
 ) -> None:
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         before = cluster.wait_isr(topic, 3)
         leader = cluster.leader(topic)
         load.clients.avoid = cluster.nodes.index(leader)
@@ -167,24 +164,22 @@ def test_a_leader_that_only_lost_etcd_is_replaced_and_stops_leading(
         wait_until(lambda: leader.name not in cluster.believing_leaders(topic), "it leads no more")
         network.heal()
         cluster.wait_isr(topic, 3, seconds=40)
-    assert load.report.figures.ok > 50
 
 
 def test_a_follower_that_only_lost_etcd_goes_on_acknowledging(
     cluster: HostsCluster, network: Network, topic: str
 ) -> None:
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         before = cluster.wait_isr(topic, 3)
         follower = follower_of(cluster, topic)
         network.cut_off(cluster.place_of(follower), ETCD)
-        pause(5)  # beyond its lease
+        cluster.wait_leases_over(follower)
         load.goes_on()
         after = cluster.meta(topic)
         assert after is not None and (after.leader, after.epoch) == (before.leader, before.epoch)
         network.heal()
         cluster.wait_registered(4)
         cluster.wait_isr(topic, 3, seconds=40)
-    assert load.report.figures.ok > 50
 
 
 def test_the_controller_is_cut_off_and_another_one_decides(cluster: HostsCluster, network: Network, topic: str) -> None:
@@ -200,16 +195,15 @@ def test_the_controller_is_cut_off_and_another_one_decides(cluster: HostsCluster
 def test_an_etcd_member_that_lost_the_others_is_left(cluster: HostsCluster, network: Network, topic: str) -> None:
     """It still takes connections, and knows nothing new."""
     assert isinstance(cluster.etcds, EtcdMembers)
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         before = cluster.wait_isr(topic, 3)
         lost = random.choice(cluster.etcds.members)
         network.cut_off(lost.name, [name for name in ETCD if name != lost.name])
         name = f"decided-{next(names)}"
         wait_until(lambda: posted(cluster.nodes[0], f"/topic/create?topic={name}"), "a topic is made", 30)
         cluster.wait_isr(name, 3, seconds=30)
-        pause(3)  # beyond every lease
+        pause(LEASE_SECONDS + 1)  # who still asks the lost member has no lease then
         load.goes_on()
         network.heal()
         after = cluster.wait_isr(topic, 3)
         assert after.leader == before.leader or after.epoch > before.epoch
-    assert load.report.figures.ok > 50

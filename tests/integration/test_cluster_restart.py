@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from itertools import count
 
 import pytest
 
-from tests.integration.cluster import Cluster, UnderLoad, gone, pause, posted
+from tests.integration.cluster import Cluster, UnderLoad, gone, posted
 from tests.integration.servers import wait_until
 
 pytestmark = pytest.mark.timeout(240)
-
-names = count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-        cluster.check_replicas()
-
-
-@pytest.fixture
-def topic(cluster: Cluster) -> Iterator[str]:
-    name = f"orders-{next(names)}"
-    cluster.start()
-    cluster.create(name, "steady")
-    yield name
-    cluster.wait_isr(name, 3)
-    cluster.wait_level(name)
-
 
 def test_one_after_the_other_is_restarted(cluster: Cluster, topic: str) -> None:
     with UnderLoad(cluster, topic) as load:
         since = load.clients.now()
         for node in cluster.nodes:
             load.clients.avoid = cluster.nodes.index(node)
-            pause(0.2)
+            load.goes_on()
             assert node.stop() == 0
             node.start()
             cluster.wait_isr(topic, 3)
@@ -46,12 +24,11 @@ def test_one_after_the_other_is_restarted(cluster: Cluster, topic: str) -> None:
     gap, probe = load.clients.gap(since, until), load.clients.worst_probe(since, until)
     print(f"rolling restart: longest time without an OK {gap:.3f} s, longest publish {probe:.3f} s")
     assert gap < 10
-    assert load.report.figures.ok > 500
 
 
 def test_a_node_whose_disk_was_wiped_comes_back_as_another(cluster: Cluster, topic: str) -> None:
     before = cluster.wait_isr(topic, 3)
-    with UnderLoad(cluster, topic) as load:
+    with UnderLoad(cluster, topic):
         node = cluster.followers(topic)[0]
         lost = cluster.uid(node)
         node.kill()
@@ -63,17 +40,15 @@ def test_a_node_whose_disk_was_wiped_comes_back_as_another(cluster: Cluster, top
         assert posted(cluster.lookupd, f"/cluster/decommission?node={lost:016x}")
         wait_until(lambda: cluster.uid(node) in cluster.wait_isr(topic, 3).isr, "the new node has all of it", 30)
         wait_until(lambda: lost not in cluster.wait_isr(topic, 3).replicas, "the lost one is named no more")
-    assert load.report.figures.ok > 200
     assert before.leader == cluster.wait_isr(topic, 3).leader
 
 
 def test_everybody_is_killed_at_once(cluster: Cluster, topic: str) -> None:
-    with UnderLoad(cluster, topic) as load:
+    with UnderLoad(cluster, topic):
         for daemon in cluster.daemons:
             daemon.kill()
         cluster.start()
         cluster.wait_isr(topic, 3)
-    assert load.report.figures.ok > 200
 
 
 def test_a_copied_data_directory_is_refused(cluster: Cluster, topic: str) -> None:
@@ -86,6 +61,6 @@ def test_a_copied_data_directory_is_refused(cluster: Cluster, topic: str) -> Non
         cluster.wait_isr(topic, 3)
         clone.spawn()
         assert gone(clone, 60) != 0
-        assert "another process" in clone.log() or "clone" in clone.log(), clone.log()[-2000:]
-    assert len(cluster.controller()["nodes"]) == 3
+        assert "is a copy" in clone.log(), clone.log()[-2000:]
+    cluster.wait_registered(3)
     wait_until(lambda: original.json("/stats?format=json"), "the original serves")

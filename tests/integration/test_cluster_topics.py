@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,13 +15,6 @@ from tests.integration.servers import wait_until
 pytestmark = pytest.mark.timeout(180)
 
 TIMES = 15
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-        cluster.check_replicas()
 
 
 def published(node: Member, topic: str, body: bytes) -> bool:
@@ -66,7 +58,7 @@ def test_everybody_makes_the_same_topic_at_once(cluster: Cluster) -> None:
 def test_a_deleted_topic_goes_from_every_node_and_may_come_again(cluster: Cluster) -> None:
     for n in range(3):
         cluster.create("come-and-go", "steady", at=cluster.nodes[n])
-        with UnderLoad(cluster, "come-and-go", settle=0.2):
+        with UnderLoad(cluster, "come-and-go"):
             pass
         assert posted(cluster.nodes[(n + 1) % 3], "/topic/delete?topic=come-and-go"), "a node that does not lead"
         assert cluster.meta("come-and-go") is None
