@@ -10,12 +10,26 @@ import json
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 HEADER = struct.Struct(">II")
 MESSAGE = struct.Struct(">qH16s")
 RESPONSE, ERROR, MESSAGE_FRAME = 0, 1, 2
 NOT_FATAL = ("E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED")
+
+
+class Broken:
+    """What went wrong in callbacks of an event loop, which else only says so in its log: a history that such an error
+    has cut short proves nothing. To be given to `set_exception_handler`."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, (OSError, Gone)):  # these are how connections end
+            self.errors.append(f"{context.get('message')}: {error!r}")
+        loop.default_exception_handler(context)
 
 
 class Gone(Exception):

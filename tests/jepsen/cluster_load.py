@@ -14,6 +14,7 @@ across them is what `Figures.repeated` counts, not a fault.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import threading
@@ -27,7 +28,7 @@ import uvloop
 
 from tests.jepsen import history
 from tests.jepsen.checker import Checker, Report, _Connection
-from tests.jepsen.client import V2, Gone, connect, get_json, mpub, pub
+from tests.jepsen.client import V2, Broken, Gone, connect, get_json, mpub, pub
 from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Outcome, Publish, Received, Refused
 
 RETRY_SECONDS = 0.02
@@ -84,7 +85,9 @@ class ClusterLoad:
         self._any_node = any_node
         self._hosts = hosts
         self._seed = seed
+        self._broken = Broken()
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._broken)
         self._began = self._loop.time()
         self._ops = 0
         self._connections = 0
@@ -138,7 +141,7 @@ class ClusterLoad:
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-        return stuck
+        return stuck + self._broken.errors
 
     def missing(self) -> dict[str, set[tuple[int, int]]]:
         """What was OK'd and has not come out, by channel."""
@@ -346,6 +349,7 @@ class Background:
         self.stuck: list[str] = []
         self._make = make
         self._error: BaseException | None = None
+        self._task: asyncio.Task[object] | None = None
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
 
@@ -362,7 +366,7 @@ class Background:
 
     async def _main(self) -> None:
         self.load = self._make()
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._enough = asyncio.Event()
         self.load.begin()
         self._begun.set()
@@ -377,6 +381,13 @@ class Background:
         if self._error is not None:
             raise self._error
         return judge(self.load.events)
+
+    def close(self) -> None:
+        """End it in any case, unjudged if it has not been finished: no client of a failed test knocks at later ones."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            if self._task is not None:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(10)
 
 
 class _Publisher:
@@ -428,6 +439,8 @@ class _Publisher:
             result = "unknown"
         elif (error := reply.exception()) is not None:
             result = "fail" if "not stored" in str(error) else "unknown"
+        else:
+            assert reply.result() == b"OK", reply.result()
         self._load.end_publish(op, result)
 
     def _body(self, n: int) -> bytes:

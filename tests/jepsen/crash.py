@@ -142,7 +142,7 @@ async def run(
             await nemesis.kill_once()
         await nemesis.ready()
         stuck = await load.drain()
-        complaints += [f"not empty in time: {name}" for name in stuck]
+        complaints += [f"not ended well: {what}" for what in stuck]
         status = node.stop()
         if status:
             complaints.append(f"the last, ordinary stop ended with status {status}")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.jepsen import history
-from tests.jepsen.client import V2, Gone, connect, dpub, get_json, http, mpub, pub
+from tests.jepsen.client import V2, Broken, Gone, connect, dpub, get_json, http, mpub, pub
 from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Deleted, Drained, Outcome, Paused, Publish, Received
 from tests.jepsen.history import Refused as RefusedEvent
 
@@ -45,10 +45,12 @@ class Load:
         self.publishing = True
         self.draining = False
         self.stopping = False
-        self.stuck: list[str] = []  # topics that did not become empty in time
+        self.stuck: list[str] = []  # topics that did not become empty in time, and publishers that did not end
         self.hook: Callable[[str], None] = lambda moment: None  # told when something delicate has just been sent
         self._seed = seed
+        self._broken = Broken()
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._broken)
         self._began = self._loop.time()
         self._ops = 0
         self._connections = 0
@@ -88,7 +90,8 @@ class Load:
         self._publishing_tasks = [self._loop.create_task(coroutine) for coroutine in work]
 
     async def drain(self) -> list[str]:
-        """Stop publishing, finish everything; the topics that the broker does not report as empty in time."""
+        """Stop publishing, finish everything; what did not end: topics that the broker does not report as empty in
+        time, clients, and what went wrong in them."""
         self.publishing = False
         self.draining = True
         done, late = await asyncio.wait(self._publishing_tasks, timeout=DRAIN_SECONDS)
@@ -108,7 +111,7 @@ class Load:
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
-        return self.stuck
+        return self.stuck + self._broken.errors
 
     async def wait_empty(self, topic: str, seconds: float) -> bool:
         """Until the broker says that no durable channel of the topic has anything; False if it takes too long."""
