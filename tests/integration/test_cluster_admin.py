@@ -24,21 +24,6 @@ pytestmark = pytest.mark.timeout(180)
 names = count(1)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes and one lookup daemon; every test leaves them running."""
-    with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    cluster.start()
-    name = f"administered-{next(names)}"
-    cluster.create(name, "steady")
-    return name
-
-
 class Admin:
     """The Admin service of one member."""
 
@@ -214,8 +199,7 @@ def test_a_seek_moves_all_partitions_and_undo_goes_back(cluster: Cluster, admins
     drain.close()
 
 
-def test_a_leader_that_is_away_is_named(cluster: Cluster, admins: list[Admin]) -> None:
-    """Frozen: the others take it for alive until its lease is over."""
+def test_answers_are_whole_when_a_leader_has_just_died(cluster: Cluster, admins: list[Admin]) -> None:
     topic = spread_topic(cluster, admins)
     fill(cluster, topic, 10)
     record = cluster.meta(topic, 1)

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import pytest
 
 from nsqha.cli.exits import Exit
 from nsqha.cli.v2client import Publisher, Refused, Subscriber
-from tests.integration.cluster import Cluster, pause, posted
+from tests.integration.cluster import Cluster, Member, posted
 from tests.integration.servers import wait_until
 
 pytestmark = pytest.mark.timeout(180)
-
-names = count(1)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes and one lookup daemon; every test leaves them running."""
-    with Cluster.running(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def topic(cluster: Cluster) -> str:
-    cluster.start()
-    name = f"routed-{next(names)}"
-    cluster.create(name, "steady")
-    return name
-
 
 class Reader:
     """A consumer that finishes what it gets."""
@@ -120,23 +100,28 @@ def test_a_new_channel_is_known_to_the_leader_when_sub_answers(cluster: Cluster,
 def test_channels_are_changed_from_any_node(cluster: Cluster, topic: str) -> None:
     first, second = cluster.followers(topic)
     publisher = Publisher(second.tcp, 20)
-    assert posted(first, f"/channel/pause?topic={topic}&channel=steady")
-    reader = Reader(second, topic)
+    reader, other = Reader(second, topic), Reader(second, topic, "other")
+
+    def change(how: str, node: Member) -> None:
+        assert posted(node, f"/channel/{how}?topic={topic}&channel=steady"), how
+
+    change("pause", first)
     publisher.publish(topic, [b"a"])
-    pause(0.5)
+    other.read(1)  # so channels have been given it
     assert reader.client.messages() == []
-    assert posted(second, f"/channel/unpause?topic={topic}&channel=steady")
+    change("unpause", second)
     reader.read(1)
-    reader.client.send(b"RDY 0\n")
+    change("pause", second)
     publisher.publish(topic, [b"b"])
-    assert posted(first, f"/channel/empty?topic={topic}&channel=steady")
-    reader.client.send(b"RDY 10\n")
+    change("empty", first)
     publisher.publish(topic, [b"c"])
+    change("unpause", first)
     reader.read(2)
     assert reader.bodies == [b"a", b"c"]
-    assert posted(first, f"/channel/delete?topic={topic}&channel=steady")
+    change("delete", first)
     with pytest.raises(Exit, match="closed the connection"):
         wait_until(lambda: reader.client.messages(), "never")
+    other.client.leave()
     publisher.close()
 
 

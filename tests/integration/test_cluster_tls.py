@@ -140,7 +140,7 @@ def stub(channel: grpc.Channel) -> Any:
 
 
 def test_clients_and_administrators_may_use_any_node(cluster: TlsCluster, topic: str) -> None:
-    with UnderLoad(cluster, topic, any_node=True, settle=0.3) as load:
+    with UnderLoad(cluster, topic, any_node=True):
         for node in cluster.nodes:
             assert isinstance(node, TlsMember)
             with node.channel_to() as channel:
@@ -149,11 +149,10 @@ def test_clients_and_administrators_may_use_any_node(cluster: TlsCluster, topic:
                 list(stub(channel).PeekMessages(admin_pb2.PeekMessagesRequest(topic=topic, last=3), timeout=15))
             made = f"{node.name}-{topic}"
             node.request(f"/channel/create?topic={topic}&channel={made}", b"")
-    assert load.report.figures.ok > 50
 
 
 def test_a_leader_that_dies_is_replaced_by_a_controller_with_a_certificate(cluster: TlsCluster, topic: str) -> None:
-    with UnderLoad(cluster, topic, settle=0.3) as load:
+    with UnderLoad(cluster, topic) as load:
         epoch = cluster.wait_isr(topic, 3).epoch
         leader = cluster.leader(topic)
         load.clients.avoid = cluster.nodes.index(leader)
@@ -161,7 +160,6 @@ def test_a_leader_that_dies_is_replaced_by_a_controller_with_a_certificate(clust
         assert cluster.wait_isr(topic, 2).epoch > epoch
         leader.start()
         cluster.wait_isr(topic, 3)
-    assert load.report.figures.ok > 50
 
 
 # ---- strangers
@@ -302,8 +300,7 @@ def test_strangers_can_do_nothing(
     for who, tls in strangers.items():
         for claims in (target.leader_uid, 0xDEADBEEF):
             outcomes = asyncio.run(attempts(target, tls, claims))
-            let_in = [method for method, why in outcomes.items() if not why]
-            assert not let_in, (who, claims, outcomes)
+            assert len(outcomes) == 9 and all(outcomes.values()), (who, claims, outcomes)
         assert administrate(target, tls), who
     assert cluster.ends(topic) == ends
     assert promises(cluster, target) == promised
@@ -312,7 +309,7 @@ def test_strangers_can_do_nothing(
 def test_a_certificate_without_a_name_administrates_and_does_nothing_else(cluster: TlsCluster, topic: str) -> None:
     target = target_of(cluster, topic, cluster.leader(topic))
     outcomes = asyncio.run(attempts(target, cluster.held("admin"), target.leader_uid))
-    assert all("names none" in why or "nodes only" in why or why for why in outcomes.values()), outcomes
+    assert len(outcomes) == 9 and all(outcomes.values()), outcomes
     assert administrate(target, cluster.held("admin")) == ""
 
 
@@ -355,7 +352,7 @@ def accepted(cluster: TlsCluster, name: str, ca: str, trusted: str) -> list[str]
 def test_a_new_authority_replaces_the_old_one_without_a_restart(cluster: TlsCluster, topic: str) -> None:
     files = cluster.files
     before = cluster.wait_isr(topic, 3)
-    with UnderLoad(cluster, topic, any_node=True, settle=0.3) as load:
+    with UnderLoad(cluster, topic, any_node=True):
         files.certificates.issue("admin-newer", ca="newer")
         files.trust("ca", "newer")
         wait_until(lambda: len(accepted(cluster, "admin", "newer", "ca")) == 3, "both authorities are trusted")
@@ -365,7 +362,6 @@ def test_a_new_authority_replaces_the_old_one_without_a_restart(cluster: TlsClus
         wait_until(lambda: not accepted(cluster, "admin", "ca", "newer"), "the old authority is trusted no more")
         after = cluster.wait_isr(topic, 3)
         assert (after.leader, after.epoch) == (before.leader, before.epoch), "streams that stand are left alone"
-    assert load.report.figures.ok > 50
     # Everything that is opened from here on has only the new ones, on both sides.
     leader = cluster.leader(topic)
     leader.kill()

@@ -11,11 +11,14 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
 from nsqha.cli import build_parser
 from tests.integration.devnode import ANY_PORTS, BIN, DevNode, die_with_parent
+from tests.integration.servers import wait_until
 
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
@@ -104,9 +107,16 @@ def test_the_lookup_daemon_knows_the_broker(tmp_path: Path) -> None:
     node = DevNode(tmp_path)
     node.create("orders", "billing")
     lookupd = node.description["lookupd"][0]["http"]
-    found = json.loads(urllib.request.urlopen(f"http://{lookupd}/lookup?topic=orders").read())
-    assert found["channels"] == ["billing"]
-    assert found["producers"][0]["tcp_port"] == int(node.tcp.rpartition(":")[2])
+
+    def found() -> Any:
+        try:
+            return json.loads(urllib.request.urlopen(f"http://{lookupd}/lookup?topic=orders").read())
+        except HTTPError:
+            return None  # it has not been told yet
+
+    told = wait_until(lambda: (now := found()) and now["channels"] and now, "the lookup daemon knows the topic")
+    assert told["channels"] == ["billing"]
+    assert told["producers"][0]["tcp_port"] == int(node.tcp.rpartition(":")[2])
     assert node.stop() == 0
 
 
@@ -156,7 +166,8 @@ def test_the_examples_of_its_help_run(tmp_path: Path, example: str) -> None:
     if "--json" in words:
         json.loads(process.stdout.readline())
     else:
-        assert len(first_screen(process)) <= 12
+        lines = [line for line in first_screen(process) if "ports taken" not in line]
+        assert len(lines) <= 12
     end(process)
     folder = tmp_path / (words[words.index("--data-dir") + 1] if "--data-dir" in words else "data")
     assert folder.is_dir()

@@ -139,7 +139,7 @@ def test_everything_listens_on_the_loopback_only(shared: DevCluster) -> None:
 
 def test_a_topic_has_all_replicas_at_once(shared: DevCluster) -> None:
     publish(shared.nodes[0], topic="replicated")
-    eventually(lambda: all((Path(n["data"]) / "topics").glob("replicated-*") for n in shared.nodes))
+    eventually(lambda: all(any(Path(n["data"]).glob("topics/replicated-*/0/*.segment")) for n in shared.nodes))
 
 
 def test_every_part_has_a_log_in_the_folder(shared: DevCluster) -> None:
