@@ -201,6 +201,28 @@ def drop_files(storage: Storage, directory: str, positions: list[int]) -> None:
     unlink(storage, directory, positions, DROPPING)
 
 
+def unlink_some(storage: Storage, directory: str, n: int) -> bool:
+    """Unlink up to `n` files of a log that goes as a whole; whether any was there.
+
+    What a crash leaves of it must not pass for a log that retention has shortened: a marker comes first, for good, and
+    goes last.
+    """
+    names = storage.list_dir(directory)
+    left = [(name, found[0]) for name in names if (found := parse_name(name)) is not None and found[1] != DROPPING]
+    if not left:
+        for name in names:
+            storage.remove(f"{directory}/{name}")
+        storage.sync_dir(directory)
+        return bool(names)
+    newest = max(position for _, position in left)
+    if not any((found := parse_name(name)) and found[1] == DROPPING and found[0] >= newest for name in names):
+        storage.open(f"{directory}/{file_name(newest, DROPPING)}", create=True).close()
+        storage.sync_dir(directory)
+    for name, _ in left[:n]:
+        storage.remove(f"{directory}/{name}")
+    return True
+
+
 def unlink(storage: Storage, directory: str, positions: list[int], *suffixes: str) -> None:
     """Remove those of these files that are there; the directory is not synced."""
     for position in positions:

@@ -57,6 +57,7 @@ class DiskRounds:
         self._pool = sync_pool or ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
         self._jobs = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="disk reads")
+        self._removals = ThreadPoolExecutor(1, thread_name_prefix="disk removals")
         self._wanting: dict[WantsSync, None] = {}
         self._urgent = False  # somebody waits for one of them
         self._running = False
@@ -152,12 +153,20 @@ class DiskRounds:
         """Run a blocking job that changes nothing, and that no sync, roll or write of the journal has to wait for."""
         return self._loop.run_in_executor(self._reads, job)
 
+    async def removed(self, step: Callable[[], bool]) -> None:
+        """Have files unlinked that nobody looks at any more: `step` unlinks some, and says whether there are more.
+
+        Hundreds of segments take minutes. No other job waits for them, and the end of the node for one step at most."""
+        while await self._loop.run_in_executor(self._removals, step):
+            pass
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._pool.shutdown(wait=True)
         self._jobs.shutdown(wait=True)
         self._reads.shutdown(wait=True)
+        self._removals.shutdown(wait=True)
 
 
 class LazySync:

@@ -20,7 +20,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity, LogReader
-from nsqha.commitlog.pairs import drop_files, parse_name
+from nsqha.commitlog.pairs import drop_files, parse_name, unlink_some
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
 from nsqha.commitlog.retention import Retention
@@ -41,6 +41,7 @@ from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
 from nsqha.server.trimming import AbandonedPolicy, Trimmer
 
+UNLINKED_AT_ONCE = 4  # files of a deleted topic: a large one takes a tenth of a second
 DURABLE_ENTRIES = 512  # of a log's end that are asked what is durable everywhere: a leader's first know little
 
 log = Log("opening")
@@ -210,22 +211,35 @@ class PartitionOpener:
             key, seen_as, see, committed=committed, later=later, must_read=must_read
         ).state
 
-    def remove(self, name: str, uid: int) -> None:
-        """Unlink everything of a deleted topic, durably: its tombstone goes next. Safe to repeat."""
-        self._remove(self.folder(name, uid))
+    def remove(self, name: str, uid: int) -> bool:
+        """Unlink some of what is left of a deleted topic; whether there is more. If not, it is gone durably: its
+        tombstone goes next. Safe to repeat."""
+        return self._remove(self.folder(name, uid), within=True)
 
     def has_files(self, record: TopicRecord, number: int) -> bool:
         """Whether anything of a partition is here."""
         return self._storage.exists(f"{self.folder(record.name, record.uid)}/{number}")
 
-    def remove_partition(self, record: TopicRecord, number: int) -> None:
-        """Unlink everything of one partition, durably: the journal forgets it too. Safe to repeat."""
-        self._remove(f"{self.folder(record.name, record.uid)}/{number}")
+    def remove_partition(self, record: TopicRecord, number: int) -> bool:
+        """The same of one partition: the journal forgets it too."""
+        return self._remove(f"{self.folder(record.name, record.uid)}/{number}", within=False)
 
-    def _remove(self, folder: str) -> None:
-        self._storage.remove_tree(folder)
-        if self._storage.exists(above := parent(folder)):
-            self._storage.sync_dir(above)
+    def _remove(self, folder: str, *, within: bool) -> bool:
+        storage = self._storage
+        here = storage.exists(folder)
+        for directory in [f"{folder}/{name}" for name in storage.list_dir(folder)] if here and within else [folder]:
+            if self._unlink_some(directory):
+                return True
+        storage.remove_tree(folder)
+        if storage.exists(above := parent(folder)):
+            storage.sync_dir(above)
+        return False
+
+    def _unlink_some(self, directory: str) -> bool:
+        try:
+            return unlink_some(self._storage, directory, UNLINKED_AT_ONCE)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return False  # nothing of ours; it goes with the folder
 
     def sync_of(self, record: TopicRecord) -> str:
         return "none" if ids.is_ephemeral(record.name) else record.settings.sync or self._options.sync

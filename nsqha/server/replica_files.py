@@ -77,6 +77,7 @@ class ReplicaFiles:
         log_uid = self._opener.new_log_uid()
         self._journal.stage(key, log_uid=log_uid, local_durable=anchor.log_id + 1)
         await self._journal_writer.promise()
+        await self._disk.removed(lambda: self._opener.remove_partition(record, key[1]))
         log_ = await self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor))
         self._forget_doubts(key)
         follower.restart_with(log_, log_uid)

@@ -474,7 +474,7 @@ class Replicas:
             await follower.close()
         self._opener.forget_partition(key)
         self._records.pop(key, None)
-        await self._disk.run(lambda: self._opener.remove_partition(record, number))
+        await self._disk.removed(lambda: self._opener.remove_partition(record, number))
         self._strays.discard(key)
 
     async def drop(self, uid: int, numbers: Iterable[int]) -> None:

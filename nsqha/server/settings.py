@@ -149,7 +149,8 @@ class TopicChanges:
     def _create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Any:
         """On the disk thread, in empty folders."""
         for number in log_uids:
-            self._opener.remove_partition(record, number)
+            while self._opener.remove_partition(record, number):
+                pass
         return self._opener.create(record, log_uids)
 
     # ---- what is led here

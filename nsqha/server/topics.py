@@ -95,7 +95,7 @@ class Topics(Mapping[str, Topic]):
         """Finish deletions, then recover everything that the metadata names; promises of its epochs are staged."""
         for tombstone in self._store.tombstones().values():
             try:
-                await self._disk.run(lambda t=tombstone: self._opener.remove(t.name, t.uid))  # type: ignore[misc]
+                await self._disk.removed(lambda t=tombstone: self._opener.remove(t.name, t.uid))  # type: ignore[misc]
                 for number in range(tombstone.partitions):
                     self._opener.forget_partition((tombstone.uid, number))
                 self._store.forget_tombstone(tombstone.uid)
@@ -154,7 +154,7 @@ class Topics(Mapping[str, Topic]):
             # Also where the name has a new topic already, whose record took this one's place here.
             await self.cluster.replicas.drop(tombstone.uid, numbers)
         if any(self._opener.knows((tombstone.uid, number)) for number in numbers):
-            await self._disk.run(lambda: self._opener.remove(tombstone.name, tombstone.uid))
+            await self._disk.removed(lambda: self._opener.remove(tombstone.name, tombstone.uid))
             for number in numbers:
                 self._opener.forget_partition((tombstone.uid, number))
         if self._node_uid in tombstone.nodes:
@@ -349,7 +349,7 @@ class Topics(Mapping[str, Topic]):
         """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start."""
         try:
             if not ids.is_ephemeral(record.name):
-                await self._disk.run(lambda: self._opener.remove(record.name, record.uid))
+                await self._disk.removed(lambda: self._opener.remove(record.name, record.uid))
             self._opener.forget(record)  # only now: whoever sees the tombstone later asks whether there is anything
             node = None if self.cluster is None else self._node_uid
             await self._metadata.write(lambda: self._store.forget_tombstone(record.uid, node=node))

@@ -5,6 +5,7 @@ Log ids here are 1 to 10 in one pair unless said; `durable` is what the journal 
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -12,13 +13,14 @@ import pytest
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, REBUILT, BatchCorrupt, Entry
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.commitlog.log import LogLimits, PartitionLog, Place
+from nsqha.commitlog.pairs import unlink_some
 from nsqha.commitlog.verdict import Circumstances, Verdict, judge
 from nsqha.commitlog.verify import verify
 from nsqha.errors import LogCorrupt, Poisoned
 from nsqha.frames import EPOCH_START, PROGRESS
 from nsqha.ranges import RangeSet
-from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import DIRECTORY, Cuts, add, contents, event, new_log, reopen, sync
+from tests.sim.storage import Crashed, SimStorage
+from tests.unit.commitlog.logs import DIRECTORY, SMALL, Cuts, add, contents, event, new_log, reopen, sync
 
 SEGMENT = f"{DIRECTORY}/00000000000000000000.segment"
 COMMITLOG = f"{DIRECTORY}/00000000000000000000.commitlog"
@@ -600,6 +602,30 @@ def test_a_pair_that_was_being_dropped_goes() -> None:
     recovery = reopen(built.storage, local_durable=11, limits=built.limits)
     assert recovery.log.start == built.log._pairs[1].first
     assert len(built.storage.list_dir(DIRECTORY)) == 2 * len(recovery.log.pairs)
+
+
+def test_half_a_log_that_goes_as_a_whole_never_passes_for_one_that_was_shortened() -> None:
+    """The partition may come back to this node before it starts again, and the log would have lost its beginning."""
+    whole = begun = 0
+    for n in range(1, 40):
+        rng = random.Random(n)
+        built = Built(limits=SMALL, batches=200)
+        assert len(built.log.pairs) > 3
+        built.log.close()
+        built.storage.crash_after(n)
+        try:
+            while unlink_some(built.storage, DIRECTORY, 3):
+                pass
+        except Crashed:
+            pass
+        recovery = reopen(built.storage.crash(rng), local_durable=built.log.end.log_id, replicas=3)
+        if recovery.report.created:
+            begun += 1
+            assert recovery.report.new_log_uid and recovery.log.end.log_id == 1
+        else:
+            whole += 1
+            assert contents(recovery.log) == built.contents
+    assert whole and begun
 
 
 def test_files_that_do_not_belong_here_are_left_alone() -> None:

@@ -75,6 +75,10 @@ class LoopDisk:
 
     read = run
 
+    async def removed(self, step: Callable[[], bool]) -> None:
+        while await self.run(step):
+            pass
+
     async def _run(self, job: Callable[[], Any]) -> Any:
         async with self._lock:
             await self.gate.wait()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from nsqha import hot
+from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, Poisoned, Unavailable
 from nsqha.server.opening import PartitionOpener
 from tests.unit.server.broker_rig import Gate, consumer, running, start, subscribed, until
@@ -70,6 +73,41 @@ def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: P
             assert broker.store.tombstones() == {}
             assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
             assert len(broker.journal.records()) == 1
+
+    asyncio.run(story())
+
+
+def test_nobody_waits_while_the_files_of_a_large_topic_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each takes a while. Metadata, journal and rolls of all other topics share a thread, which is not theirs."""
+    gate, removed = threading.Event(), list[str]()
+    remove, remove_tree = OsStorage.remove, OsStorage.remove_tree
+
+    def slowly(storage: OsStorage, path: str) -> None:
+        if "/gone-" in path:
+            gate.wait(10)
+            removed.append(path)
+        remove(storage, path)
+
+    def tree(storage: OsStorage, path: str) -> None:
+        if os.path.exists(path):
+            assert not [name for _, _, names in os.walk(path) for name in names], "one step for any number of files"
+        remove_tree(storage, path)
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            for _ in range(3):
+                await broker.publishing.publish("gone", ONE, 1)
+                broker.topics.topic("gone").led[0].log.roll()
+            monkeypatch.setattr(OsStorage, "remove", slowly)
+            monkeypatch.setattr(OsStorage, "remove_tree", tree)
+            deletion = asyncio.create_task(broker.topics.delete_topic("gone"))
+            await until(lambda: "gone" not in broker.topics)
+            await broker.publishing.publish("t", ONE, 1)
+            assert not deletion.done() and not removed
+            gate.set()
+            await deletion
+            assert len(removed) == 8 + 1 and broker.store.tombstones() == {}
+            assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
 
     asyncio.run(story())
 

@@ -132,8 +132,8 @@ class Files:
 
 
 class Disk:
-    async def run(self, job: Callable[[], Any]) -> Any:
-        return job()
+    async def removed(self, step: Callable[[], Any]) -> None:
+        step()
 
 
 @pytest.mark.parametrize("stays", [True, False])
