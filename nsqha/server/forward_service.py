@@ -1,11 +1,14 @@
 """The leader's side of forwarded publishes: they go into the local partition, and what came of them goes back.
 
 A publish for a partition that is not led here is refused, never passed on; with it goes who leads, by the records as
-they are known here. One that comes in the moment between the
-election of this node and the start of its epoch waits for that, in order, for PARK_SECONDS at most: the sender would
-only ask again and again. Outcomes of one tick leave in one message.
-Messages are handled one at a time, and the sender bounds what it has under way (`forwarding.WINDOW_BYTES`); so a node
-that serves `n` others holds at most `n` windows more than its own budget.
+they are known here. One that comes in the moment between the election of this node and the start of its epoch waits for
+that, in order, for PARK_SECONDS at most: the sender would only ask again and again. Outcomes of one tick leave in one
+message.
+
+What is under way here for one other node is at most `forwarding.WINDOW_BYTES`, or one publish that is larger. The
+sender keeps to it, and reads its clients no faster; one that does not loses its stream. It counts in this node's
+`PublishBudget`, what waits here as well as what a partition has, so clients of this node are not read meanwhile; a node
+that serves `n` others holds at most `n` windows more than its budget.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from collections.abc import Callable, Mapping
 from nsqha import hot
 from nsqha.errors import Unavailable
 from nsqha.pb.v1 import routing_pb2
+from nsqha.server import forwarding
+from nsqha.server.budget import PublishBudget
 from nsqha.server.hints import Key, hint_of
 from nsqha.server.lanes import NOT_STORED
 from nsqha.server.leaders import Leaders
@@ -72,7 +77,8 @@ class ForwardStream:
         self._answers = routing_pb2.ForwardReply()
         self._refused: dict[Key, str] = {}  # what `_answers` says is not led here: the topics' names
         self._scheduled = False
-        self.under_way = 0
+        self._sizes: dict[int, int] = {}  # of what is under way, by sequence
+        self._bytes = 0  # of these
         self._parked: dict[Key, list[routing_pb2.ForwardedPublish]] = {}
 
     def on_message(self, message: routing_pb2.ForwardRequest) -> None:
@@ -91,10 +97,14 @@ class ForwardStream:
             self._publish(publish)
 
     def _publish(self, publish: routing_pb2.ForwardedPublish) -> None:
-        self.under_way += 1
         sequence, frames = publish.sequence, publish.frames
-        end, count = hot.walk(frames, 0, len(frames), len(frames))
-        if not count or end != len(frames):
+        size = len(frames)
+        if self._sizes and self._bytes + size > forwarding.WINDOW_BYTES:
+            raise ValueError(f"publish {sequence} to {publish.topic}: {self._bytes} bytes are under way already")
+        self._sizes[sequence] = size
+        self._bytes += size
+        end, count = hot.walk(frames, 0, size, size)
+        if not count or end != size:
             raise ValueError(f"publish {sequence} to {publish.topic} is not a run of message frames")
         key = (publish.key.topic_uid, publish.key.partition)
         partition = self._service.partition(*key, publish.topic)
@@ -109,6 +119,7 @@ class ForwardStream:
             self._parked[key] = []
             self._service.loop.call_later(PARK_SECONDS, self._unpark, key, self._parked[key])
         self._parked[key].append(publish)
+        self._service.budget.take(len(publish.frames))
 
     def leaders_changed(self, topic: str) -> None:
         """This node may lead one of its partitions now, or is not to lead it any more."""
@@ -121,6 +132,7 @@ class ForwardStream:
         if self._parked.get(key) is parked:
             del self._parked[key]
             for publish in parked:
+                self._service.budget.give(len(publish.frames))  # a partition counts what it takes
                 self._store(self._service.partition(*key, publish.topic), publish)
 
     def _store(self, partition: Partition | None, publish: routing_pb2.ForwardedPublish) -> None:
@@ -140,7 +152,7 @@ class ForwardStream:
     # ---- outcomes
 
     def stored(self, sequence: int) -> None:
-        self.under_way -= 1
+        self._bytes -= self._sizes.pop(sequence)
         self._answers.stored.append(sequence)
         self._schedule()
 
@@ -149,7 +161,7 @@ class ForwardStream:
         self.failed(sequence, routing_pb2.FORWARD_OUTCOME_NOT_LEADER, why)
 
     def failed(self, sequence: int, outcome: routing_pb2.ForwardOutcome.ValueType, why: str) -> None:
-        self.under_way -= 1
+        self._bytes -= self._sizes.pop(sequence)
         self._answers.failures.add(sequence=sequence, outcome=outcome, why=why)
         self._schedule()
 
@@ -170,10 +182,12 @@ class ForwardStream:
     @property
     def silent(self) -> bool:
         """Whether every publish was answered, and the answers have left."""
-        return not self.under_way and not self._scheduled and not self._stream.pending
+        return not self._sizes and not self._scheduled and not self._stream.pending
 
     def on_closed(self, why: str) -> None:
         """What is under way goes on; nobody hears of it. What is parked is dropped: to the sender it is unknown."""
+        for parked in self._parked.values():
+            self._service.budget.give(sum(len(publish.frames) for publish in parked))
         self._parked.clear()
         self._service.streams.discard(self)
 
@@ -187,11 +201,13 @@ class ForwardService:
         leaders: Leaders,
         *,
         loop: asyncio.AbstractEventLoop,
+        budget: PublishBudget,
         refusal: Callable[[], str | None],
     ) -> None:
-        """`refusal`: why this node, which goes on leading, stores nothing now."""
+        """`budget`: the node's; `refusal`: why this node, which goes on leading, stores nothing now."""
         self.leaders = leaders
         self.loop = loop
+        self.budget = budget
         self.refusal = refusal
         self.streams: set[ForwardStream] = set()
         self._topics = topics

@@ -140,7 +140,7 @@ class Link:
             while self._queue:
                 key, publish = self._queue[0]
                 length = len(publish.frames)
-                if self._sent and self._bytes + length > WINDOW_BYTES:
+                if self._bytes and self._bytes + length > WINDOW_BYTES:
                     break
                 if size and size + length > MESSAGE_BYTES:
                     break

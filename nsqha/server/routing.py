@@ -44,7 +44,9 @@ class Routing:
             outcome_seconds=options.publish_outcome_wait_ns / 1e9,
             refusal=broker.refuses_publish,
         )
-        self.forward_service = ForwardService(topics, leaders, loop=loop, refusal=broker.refuses_publish)
+        self.forward_service = ForwardService(
+            topics, leaders, loop=loop, budget=broker.budget, refusal=broker.refuses_publish
+        )
         self.relaying = Relaying(topics, leaders, peers, loop=loop, now=broker.now)
         self.relay_service = RelayService(topics, channels, leaders, loop=loop, now=broker.now, spawn=broker.spawn)
         self.reconciler = Reconciler(

@@ -162,7 +162,9 @@ class ForwardNode:
         self.budget = PublishBudget(loop, 1 << 20)
         self.peers = net.peers(f"n{number}")
         self.server = net.server(f"n{number}")
-        self.service = ForwardService(self.topics, self.leaders, loop=loop, refusal=lambda: self.low)
+        self.service = ForwardService(
+            self.topics, self.leaders, loop=loop, budget=self.budget, refusal=lambda: self.low
+        )
         self.service.register(self.server)
         self.leaders.hear(self.peers, self.server, 4)
         self.forwarder = Forwarder(
