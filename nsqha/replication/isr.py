@@ -22,7 +22,8 @@ EtcdApply happens in the store, at any time after Propose, and the keeper may ne
 - A replica that left for being late joins only after it has kept up for a while, longer each time.
 - A node that says that it shuts down leaves the set before its stream ends, so that nothing waits for it. A leader that
   has a successor, or shuts down itself, names the next leader in the record as soon as everything it has is committed:
-  the controller's election, written by the one who knows best that the successor lacks nothing (HandOver).
+  the controller's election, written by the one who knows best that the successor lacks nothing (HandOver). A replica
+  that says that it could not lead, as its log is damaged, is passed over.
 
 Invariants, asserted after each call: at most one proposal may be in force; effective is a superset of recorded and of
 that proposal; this node is recorded, and whom a proposal names as leader is a member of it; nothing is proposed below
@@ -157,6 +158,7 @@ class _Follower:
     durable: int = 0
     near_since: float | None = None  # it has been within `join_lag` of our end since then
     removals: int = 0
+    fit: bool = True  # to lead, as it says
     refused_at: float | None = None
 
 
@@ -249,8 +251,10 @@ class IsrKeeper:
 
     @property
     def heir(self) -> int:
-        """Who is to lead next: whom the record names or, if this node shuts down, the first that may lead; 0: none."""
-        if self.meta.successor:
+        """Who is to lead next: whom the record names or, if this node shuts down, the first that may lead; 0: none.
+        Nobody waits for one that says that it could not."""
+        named = self._followers.get(self.meta.successor)
+        if self.meta.successor and (named is None or named.fit):
             return self.meta.successor
         if self.node not in self._departing:
             return 0
@@ -264,8 +268,11 @@ class IsrKeeper:
         self._watch(now)
         self._departing = nodes
 
-    def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, now: float) -> None:
-        """An Opened or an Ack, of a member or not. The newest one is the truth, also when it says less.
+    def heard(
+        self, node: int, *, registration: int, log_uid: int, end: int, durable: int, now: float, fit: bool = True
+    ) -> None:
+        """An Opened or an Ack, of a member or not. The newest one is the truth, also when it says less. `fit`: it could
+        lead; one whose log is damaged would not, and everybody would wait for the controller to notice.
 
         `end` must have been found to lie in a common past with our own log (`acceptance.same_past`); else give 0.
         """
@@ -280,6 +287,7 @@ class IsrKeeper:
         follower.log_uid = log_uid
         follower.end = end
         follower.durable = durable
+        follower.fit = fit
 
     def lost(self, node: int, now: float) -> None:
         """Its stream ended, can not be opened, or it refuses."""
@@ -447,9 +455,11 @@ class IsrKeeper:
         return [Propose(meta, {heir: registration}, "transfer", f"node {heir} is to lead")]
 
     def _may_lead(self, node: int) -> bool:
-        """A member that is there, with the log that the record names, and did not just lose its registration."""
+        """A member that is there, with the log that the record names, fit, and did not just lose its registration."""
         follower = self._followers.get(node)
         if follower is None or node in self._departing or follower.gone_at is not None or not follower.registration:
+            return False
+        if not follower.fit:
             return False
         return self.countable(node, follower.log_uid) and node in self.meta.isr and not self._refused(follower)
 

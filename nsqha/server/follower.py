@@ -266,7 +266,18 @@ class Follower:
             self._damage_told = self.damage
             log.warning("apply_delayed", "%s: the channels wait for a repair: %s", self.log.directory, damage)
         self._pending.clear()
+        self._say_so()
         self.on_damage(*self.damage)
+
+    @property
+    def fit(self) -> bool:
+        """Whether it could lead, as far as is known. Its leader hears it with each ack, for when it names the next."""
+        return self.state is not None and self.damage is None
+
+    def _say_so(self) -> None:
+        """To the leader, also when nothing is published."""
+        if self._port is not None:
+            self._port.ack(self)
 
     @property
     def readable(self) -> bool:
@@ -289,6 +300,7 @@ class Follower:
         if self.damage is not None:
             self.damage = None
             self.tried_committed = 0
+            self._say_so()
             if not self.behind:
                 self._apply()
 
@@ -406,6 +418,7 @@ class Follower:
         self.state = state
         self.committed = max(self.committed, state.applied.log_id + 1)
         self._pending.clear()
+        self._say_so()
         self._apply()
 
     def forget_pending(self) -> None:

@@ -141,6 +141,7 @@ class Receiver:
             last_epoch=last.epoch,
             chain=last.chain,
             behind=behind,
+            unfit=not follower.fit,
         )
         self._soon()
 
@@ -171,6 +172,7 @@ class Receiver:
                     log_uid=follower.log_uid,
                     end=end,
                     durable=min(follower.log.local_durable, end),
+                    unfit=not follower.fit,
                 )
         if not self.closed:
             self._stream.send(reply)

@@ -166,13 +166,13 @@ class Leadership:
 
     # ---- followers
 
-    def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, opened: bool) -> None:
+    def heard(
+        self, node: int, *, registration: int, log_uid: int, end: int, durable: int, fit: bool = True, opened: bool
+    ) -> None:
         if self.ended:
             return
-        keeper = self._keeper
-        keeper.heard(
-            node, registration=registration, log_uid=log_uid, end=end, durable=durable, now=self._clock.monotonic()
-        )
+        keeper, now = self._keeper, self._clock.monotonic()
+        keeper.heard(node, registration=registration, log_uid=log_uid, end=end, durable=durable, fit=fit, now=now)
         counts = keeper.countable(node, log_uid)
         if opened:
             end, durable = keeper.counted(node)

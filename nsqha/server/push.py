@@ -62,7 +62,9 @@ class Leader(Protocol):
     def committed(self) -> int:
         """End of what is committed."""
 
-    def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, opened: bool) -> None:
+    def heard(
+        self, node: int, *, registration: int, log_uid: int, end: int, durable: int, fit: bool, opened: bool
+    ) -> None:
         """A follower says what it has; `opened`: and whatever it said before is void."""
 
     def lost(self, node: int) -> None:
@@ -144,6 +146,7 @@ class Pushed:
             log_uid=opened.log_uid,
             end=opened.end if near else 0,
             durable=opened.durable if near else 0,
+            fit=near and not opened.unfit,
             opened=True,
         )
         if near:
@@ -158,7 +161,13 @@ class Pushed:
             self._window -= self._sent.popleft()[1]
         node = self.link.node
         self.leader.heard(
-            node, registration=registration, log_uid=ack.log_uid, end=ack.end, durable=ack.durable, opened=False
+            node,
+            registration=registration,
+            log_uid=ack.log_uid,
+            end=ack.end,
+            durable=ack.durable,
+            fit=not ack.unfit,
+            opened=False,
         )
         if self.next < self.leader.log.end.log_id:
             self.link.wake(self)

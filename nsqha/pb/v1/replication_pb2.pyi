@@ -315,6 +315,7 @@ class Opened(_message.Message):
     LAST_EPOCH_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
     BEHIND_FIELD_NUMBER: _builtins.int
+    UNFIT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     log_uid: _builtins.int
     end: _builtins.int
@@ -325,6 +326,8 @@ class Opened(_message.Message):
     """of the entry before `end`"""
     behind: _builtins.bool
     """it catches up by itself and opens again when it is near"""
+    unfit: _builtins.bool
+    """it could not lead now: what a leader begins with can not be read. Said again when that changes"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(
@@ -338,10 +341,11 @@ class Opened(_message.Message):
         last_epoch: _builtins.int = ...,
         chain: _builtins.int = ...,
         behind: _builtins.bool = ...,
+        unfit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "chain", b"chain", "durable", b"durable", "end", b"end", "epoch", b"epoch", "key", b"key", "last_epoch", b"last_epoch", "log_uid", b"log_uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["behind", b"behind", "chain", b"chain", "durable", b"durable", "end", b"end", "epoch", b"epoch", "key", b"key", "last_epoch", b"last_epoch", "log_uid", b"log_uid", "unfit", b"unfit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -356,10 +360,13 @@ class Ack(_message.Message):
     LOG_UID_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
+    UNFIT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     log_uid: _builtins.int
     end: _builtins.int
     durable: _builtins.int
+    unfit: _builtins.bool
+    """as in Opened"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
     def __init__(
@@ -370,10 +377,11 @@ class Ack(_message.Message):
         log_uid: _builtins.int = ...,
         end: _builtins.int = ...,
         durable: _builtins.int = ...,
+        unfit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "end", b"end", "epoch", b"epoch", "key", b"key", "log_uid", b"log_uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "end", b"end", "epoch", b"epoch", "key", b"key", "log_uid", b"log_uid", "unfit", b"unfit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,7 +44,14 @@ class Rig:
         self.end = 10
 
     def heard(
-        self, node: int, end: int, *, log_uid: int | None = None, registration: int = 1, durable: int = 0
+        self,
+        node: int,
+        end: int,
+        *,
+        log_uid: int | None = None,
+        registration: int = 1,
+        durable: int = 0,
+        fit: bool = True,
     ) -> None:
         self.keeper.heard(
             node,
@@ -53,6 +60,7 @@ class Rig:
             end=end,
             durable=durable,
             now=self.now,
+            fit=fit,
         )
 
     def step(self, seconds: float = 0.0) -> list[Action]:
@@ -518,7 +526,7 @@ def test_a_successor_that_the_record_names_is_elected_and_the_isr_stays() -> Non
     assert (meta.leader, meta.successor, set(meta.isr)) == (C, 0, {A, B, C})
 
 
-@pytest.mark.parametrize("trouble", ["lost", "another log", "shuts down", "unheard", "outside"])
+@pytest.mark.parametrize("trouble", ["lost", "another log", "shuts down", "unheard", "outside", "unfit"])
 def test_who_can_not_lead_is_not_named(trouble: str) -> None:
     rig = departing(A, B if trouble == "shuts down" else A, meta=record((A, C)) if trouble == "outside" else None)
     match trouble:
@@ -528,8 +536,32 @@ def test_who_can_not_lead_is_not_named(trouble: str) -> None:
             rig.heard(B, rig.end, log_uid=7)
         case "unheard":
             rig.heard(B, rig.end, registration=0)
+        case "unfit":
+            rig.heard(B, rig.end, fit=False)
     assert rig.keeper.heir == C
     assert proposal(rig.step()).meta.leader == C
+
+
+def test_a_named_successor_that_says_that_it_is_unfit_is_not_waited_for() -> None:
+    rig = departing(meta=replace(record(), successor=C))
+    rig.heard(C, rig.end, fit=False)
+    assert rig.keeper.heir == 0 and not rig.step(1.0), "publishing goes on; the controller gives it up"
+    rig.heard(C, rig.end)
+    assert rig.keeper.heir == C and proposal(rig.step()).meta.leader == C
+
+
+def test_a_leader_that_shuts_down_passes_over_a_named_successor_that_is_unfit() -> None:
+    rig = departing(A, meta=replace(record(), successor=C))
+    rig.heard(C, rig.end, fit=False)
+    meta = proposal(rig.step()).meta
+    assert (meta.leader, meta.successor) == (B, 0)
+
+
+def test_nobody_is_named_while_all_are_unfit() -> None:
+    rig = departing(A)
+    for node in (B, C):
+        rig.heard(node, rig.end, fit=False)
+    assert rig.keeper.heir == 0 and not rig.step(3.0)
 
 
 def test_who_has_lost_its_registration_is_passed_over_for_a_while() -> None:

@@ -26,6 +26,7 @@ class Port:
 
     def __init__(self) -> None:
         self.acks: list[tuple[int, int]] = []
+        self.fit: list[bool] = []  # as said with each ack
         self.refusals: list[Any] = []
 
     def opened(self, follower: Follower, *, behind: bool) -> None: ...
@@ -33,6 +34,7 @@ class Port:
     def ack(self, follower: Follower) -> None:
         end = follower.log.end.log_id
         self.acks.append((end, min(follower.log.local_durable, end)))
+        self.fit.append(follower.fit)
 
     def refused(self, key: Any, epoch: int, refusal: Any, promised: int, why: str) -> None:
         self.refusals.append(refusal)
@@ -200,8 +202,10 @@ def test_damage_in_front_of_what_is_to_be_applied_is_told_and_waited_for() -> No
     bit = 8 * (2 * ENTRY_BYTES + 10)
     commitlog = next(path for path in rig.storage.contents() if path.endswith(".commitlog"))
     rig.storage.flip(commitlog, bit)
+    assert rig.port.fit == [True]
     rig.follower.committed_to(4)
     assert told == [(2, 3)] and rig.state.applied.log_id < 2 and not rig.follower.readable
+    assert rig.port.fit == [True, False], "its leader hears of it, though nothing is published"
     assert rig.follower.stopped is None and not rig.failures
     rig.write(b"d")
     rig.push(4)
@@ -209,6 +213,17 @@ def test_damage_in_front_of_what_is_to_be_applied_is_told_and_waited_for() -> No
     rig.storage.flip(commitlog, bit)
     rig.follower.mended()
     assert rig.state.applied.log_id == 3 and rig.follower.readable
+    assert rig.port.fit == [True, False, False, True]
+
+
+def test_a_follower_whose_channels_are_not_known_says_that_it_could_not_lead() -> None:
+    rig = Rig(sync="interval")
+    rig.follower.state = None
+    rig.write(b"a")
+    rig.push(1)
+    assert rig.port.fit == [False]
+    rig.follower.know(rig.state)
+    assert rig.port.fit == [False, True]
 
 
 def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:

@@ -275,6 +275,17 @@ def test_a_leader_that_shuts_down_and_has_nobody_to_hand_over_to_goes_on() -> No
     assert outcome.answers == ["OK"]
 
 
+def test_nobody_waits_for_a_follower_that_could_not_lead() -> None:
+    leading = Leading()
+    leading.leadership.heard(A, registration=3, log_uid=71, end=leading.end, durable=0, fit=False, opened=False)
+    leading.leadership.retire()
+    leading.passes(1)
+    assert not leading.records.proposed and not leading.ended
+    leading.heard(A, 71)
+    leading.passes(0.1)
+    assert [meta.leader for meta in leading.records.proposed] == [A]
+
+
 def test_nothing_is_written_from_the_moment_on_at_which_the_next_leader_is_named() -> None:
     leading = Leading()
     leading.heard(A, 71)

@@ -67,9 +67,13 @@ class Leader:
         self.committed = 0
         self.partition: Any = Partition()
         self.said: list[Any] = []
+        self.fit: list[bool] = []
 
-    def heard(self, node: int, *, registration: int, log_uid: int, end: int, durable: int, opened: bool) -> None:
+    def heard(
+        self, node: int, *, registration: int, log_uid: int, end: int, durable: int, fit: bool, opened: bool
+    ) -> None:
         self.said.append(("opened" if opened else "ack", registration, log_uid, end, durable))
+        self.fit.append(fit)
 
     def lost(self, node: int) -> None:
         self.said.append("lost")
@@ -402,3 +406,21 @@ def test_a_stream_that_nobody_uses_is_not_opened_again_before_it_is_asked_for() 
     assert len(rig.peers.streams) == 1
     links.prepare(NODE, "there")
     assert len(rig.peers.streams) == 2
+
+
+def test_the_leader_hears_who_could_lead() -> None:
+    rig = Rig()
+    leader = Leader(log_of(1, 1))
+    rig.link.add(leader)  # type: ignore[arg-type]
+    rig.hello()
+    opened = {"key": leader.wire_key, "epoch": 1, "log_uid": 9, "end": 2, "chain": leader.log.entry_before(2).chain}
+    acked = {"key": leader.wire_key, "epoch": 1, "log_uid": 9, "end": 3}
+    for reply in (
+        pb.PushReply(opened=[pb.Opened(**opened, behind=True)]),  # it catches up, perhaps as its log is damaged
+        pb.PushReply(opened=[pb.Opened(**opened, unfit=True)]),
+        pb.PushReply(opened=[pb.Opened(**opened)]),
+        pb.PushReply(acks=[pb.Ack(**acked, unfit=True)]),
+        pb.PushReply(acks=[pb.Ack(**acked)]),
+    ):
+        rig.link.on_message(reply)
+    assert leader.fit == [False, False, True, False, True]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Place
 from tests.unit.server.replica_rig import (
     KEY,
     REGISTRATION,
     A,
     ReplicaRig,
     fit_to_lead,
+    followed,
     log_of,
     pause,
     run,
@@ -100,5 +101,22 @@ def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_c
         rig.replicas.keep_house()
         await pause()
         assert follower.damage is None and follower.state is not None and follower.state.applied.log_id == 4
+
+    run(scenario)
+
+
+def test_the_leader_is_told_that_this_replica_could_not_lead() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, _ = await followed(rig)
+        rig.follower.found(BatchCorrupt(Place(1, 0, 0), Place(2, 1, 36), "its data does not fit its CRC"))
+        await pause()
+        assert [ack.unfit for ack in stream.acks] == [True]
+        stream.take()
+        rig.follower.mended()
+        await pause()
+        assert [ack.unfit for ack in stream.acks] == [False]
+        rig.follower.damage = (1, 2)
+        assert (await stream.open(1, log_of())).unfit
 
     run(scenario)
