@@ -254,4 +254,6 @@ def _report(reply: Any, uid: int) -> ReplicaReport | str:
         poisoned=reply.poisoned,
         cut=replica.cut,
         corrupt=replica.corrupt,
+        damage=tuple((found.first, found.end, found.first_offset, found.end_offset) for found in replica.damage),
+        damaged_ranges=replica.damaged_ranges,
     )

@@ -100,6 +100,11 @@ class Entry(NamedTuple):
         )
 
     @property
+    def lost(self) -> bool:
+        """Whether an operator gave its frames up."""
+        return bool(self.flags & LOST)
+
+    @property
     def named(self) -> Entry:
         """As it was written, whether or not its frames were given up since."""
         return self._replace(flags=self.flags & ~LOST) if self.flags & LOST else self

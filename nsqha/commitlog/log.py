@@ -235,14 +235,17 @@ class PartitionLog(LogReader):
         """
         self.mending(batches)()
 
-    def mending(self, batches: Sequence[tuple[Entry, bytes]], *, proven: bool = False) -> Callable[[], None]:
+    def mending(
+        self, batches: Sequence[tuple[Entry, bytes]], *, proven: bool = False, lost: bool = False
+    ) -> Callable[[], None]:
         """The quick half of `mend`: they are the ones. What is returned blocks, and may run in another thread: whoever
-        reads the range meanwhile finds it damaged still. `proven`: `prove` says so of one that they are followed by."""
+        reads the range meanwhile finds it damaged still. `proven`: `prove` says so of one that they are followed by.
+        `lost`: they are the leader's, who may have given some up: these are marked here, if ours do not verify."""
         first, last = batches[0][0], batches[-1][0]
         assert self.start.log_id <= first.log_id and last.log_id < self.end.log_id, f"{first} is not in {self}"
         before = self.entry_before(first.log_id)
         for entry, data in batches:
-            if not verifies(entry, data):
+            if not verifies(entry, data) and not (lost and entry.lost):
                 raise LogCorrupt(f"the bytes that came with {entry} are not its own")
             self.check_next(before, entry)
             before = entry
@@ -251,6 +254,8 @@ class PartitionLog(LogReader):
         writes: list[tuple[File, bytes, int]] = []
         for entry, data in batches:
             pair = self.pair_of(entry.log_id)
+            if entry.lost and self._verifies(entry.log_id):
+                continue
             writes.append((pair.segment, data, entry.position - pair.position))
             writes.append((pair.commitlog, entry.encode(), pair.slot(entry.log_id)))
 
@@ -261,6 +266,13 @@ class PartitionLog(LogReader):
                 file.sync()
 
         return write
+
+    def _verifies(self, log_id: int) -> bool:
+        try:
+            self.read(self.entry(log_id))
+        except LogCorrupt:
+            return False
+        return True
 
     def check_next(self, before: Entry, entry: Entry) -> None:
         """That `entry` came after `before`, as both say. LogCorrupt."""
@@ -274,7 +286,7 @@ class PartitionLog(LogReader):
             raise LogCorrupt(f"{last} is not what comes before {behind} in {self}")
         if behind is None and last.chain != self._last.chain:
             raise LogCorrupt(f"{last} is not the last one of {self}, {self._last}")
-        if last.flags & BROKEN_CHAIN and self.entry(last.log_id).named != last:
+        if last.flags & BROKEN_CHAIN and self.entry(last.log_id).named != last.named:
             raise LogCorrupt(f"{last} stands in for what was in {self}, and proves nothing")
 
     # ---- giving up

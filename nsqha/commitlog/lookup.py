@@ -275,6 +275,8 @@ class LogReader:
     def whole_damage(self, first_log_id: int, end_log_id: int) -> tuple[int, int]:
         """A damaged range, with what belongs to it: log ids that only a FAULTY entry in front of them stands for."""
         first, end = max(first_log_id, self.start.log_id), min(end_log_id, self.end.log_id)
+        if first >= end:
+            return first, first
         try:
             while first > self.start.log_id and self.entry(first).stands_in:
                 first -= 1
@@ -309,6 +311,10 @@ class LogReader:
         if not verifies(entry, data):
             raise bad_data(entry)
         return data
+
+    def events(self, entry: Entry) -> bytes | bytearray:
+        """The frames of one batch, for who applies it: none if they were given up, and what they said with them."""
+        return b"" if entry.flags & LOST else self.read(entry)
 
     def batch_at(self, offset: int) -> Batch | None:
         """A batch, or a run of neighbouring ones, that holds message `offset`; None if it is not here."""

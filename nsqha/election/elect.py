@@ -46,6 +46,8 @@ class ReplicaReport:
     poisoned: str = ""  # why its data directory is closed
     cut: bool = False  # recovery cut its end
     corrupt: bool = False  # has a range that does not verify
+    damage: tuple[tuple[int, int, int, int], ...] = ()  # the first of those: log ids [0, 1), offsets [2, 3)
+    damaged_ranges: int = 0
 
     @property
     def reach(self) -> tuple[int, int]:

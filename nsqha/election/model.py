@@ -147,6 +147,7 @@ class PartitionMeta(Record):
     registration: int = 0  # the leader's process life: one life leads an epoch. 0: a node without a cluster
     successor: int = 0  # node that leads next; the leader that sees this takes no more publishes. 0: none
     version: int = 0  # revision of the last change to this partition; set by the store
+    damage_accepted: int = 0  # the epoch whose leader an operator lets lead although its log is damaged; 0: none
     nothing_acked: bool = False  # the ISR has been below min_isr ever since this partition was made
 
     def __post_init__(self) -> None:

@@ -3,6 +3,9 @@
 The best of the replicas that answered is chosen, in the ISR or not, or the one that the operator names. What it does
 not have is lost to the partition, acknowledged or not; `Unclean` says what is known of that, so that it can be shown
 before anybody decides. The new ISR is that replica alone: the others join it again and cut what they have more.
+
+One that has damage may lead only if the record says so for this epoch (`damage_accepted`): it asks the others for the
+damaged ranges first, and gives up what nobody has.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ def elect_unclean(
 ) -> Unclean | str:
     """Choose among `reports`, live answers; or say why nobody can be. `wanted` 0: the one that has most.
 
-    A replica with a range that does not verify is chosen only if it is named."""
+    A replica with a range that does not verify is chosen only if it is named; it may lead then, in this epoch."""
     heard = {
         uid: report
         for uid, report in reports.items()
@@ -46,6 +49,8 @@ def elect_unclean(
     able = {uid: r for uid, r in heard.items() if r.log_uid and not r.poisoned and (not r.corrupt or uid == wanted)}
     if wanted and wanted not in able:
         return "that node did not answer, does not have the partition, or its disk is closed"
+    if not able and any(r.log_uid and not r.poisoned for r in heard.values()):
+        return "every replica that answered has damage; name the one that is to lead in spite of it"
     if not able:
         return "no replica that can lead has answered"
     uid = wanted or max(able, key=lambda u: (able[u].reach, u in meta.isr, -meta.replicas.index(u)))
@@ -58,6 +63,8 @@ def elect_unclean(
         isr={uid: chosen.log_uid},
         successor=0,
     )
+    if chosen.corrupt:
+        new = replace(new, damage_accepted=new.epoch)
     return Unclean(
         new,
         tuple(sorted(member for member in meta.isr if member not in heard)),

@@ -182,6 +182,8 @@ class CatchUp:
             except LogCorrupt:
                 follower.compare([entry], last)
                 raise
+            if entry.lost:
+                follower.on_damage(entry.log_id, entry.log_id + 1)  # whoever has more than the leader may give it
             if log_.needs_roll:
                 await self._files.roll(follower)
                 self._check()

@@ -93,7 +93,7 @@ class Follower:
         self.closed = False
         self.stopped: str | None = None
         self.damage: tuple[int, int] | None = None  # log ids that are committed and can not be read here
-        self.on_damage: Callable[[int, int], None] = lambda first, end: None
+        self.on_damage: Callable[[int, int], object] = lambda first, end: None
         self._damage_told: tuple[int, int] | None = None
         self._runtime = runtime
         self._port: Port | None = None
@@ -178,6 +178,8 @@ class Follower:
             for entry, data in run:
                 log_.append_copy(entry, data)
                 count += entry.count or 1
+                if entry.lost:
+                    self.on_damage(entry.log_id, entry.log_id + 1)  # whoever has more than the leader may give it
                 if self.state is not None:
                     self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
         except LogCorrupt:
@@ -249,7 +251,7 @@ class Follower:
                 if pending and pending[0][0].log_id == log_id:
                     entry, data = pending.popleft()
                     if data is None:
-                        data = self.log.read(entry) if entry.flags & MUST_READ else b""
+                        data = self.log.events(entry) if entry.flags & MUST_READ else b""
                     state.apply(entry, data)
                     left -= 1
                 else:
@@ -291,7 +293,7 @@ class Follower:
             try:
                 for entry in self.log.entries(state.applied.log_id + 1, self.log.end.log_id):
                     if entry.flags & MUST_READ:
-                        self.log.read(entry)
+                        self.log.events(entry)
             except BatchCorrupt as error:
                 self.found(error)
 

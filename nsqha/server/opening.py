@@ -144,7 +144,7 @@ class PartitionOpener:
             log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
             state: PartitionState | None
             if replicas == 1:  # what is in the log is committed
-                state = self.state_of(key, recovery.log)
+                state = self.state_of(key, recovery.log, alone=True)
             else:
                 below = recovery.report.serve_end
                 state, _ = self.state_vouched_for(key, recovery.log, below=below, alone=alone)
@@ -200,16 +200,27 @@ class PartitionOpener:
         committed: int | None = None,
         seen_as: LogReader | None = None,
         must_read: int = NEEDS_LOOK,
+        alone: bool = False,
     ) -> PartitionState:
-        """The channel state that a log says, up to `committed` if that is not its end. LogCorrupt."""
-        read = lambda entry: log_.read(cast(Entry, entry))  # noqa: E731
+        """The channel state that a log says, up to `committed` if that is not its end. `alone`: without what can not be
+        read, as nobody has more. LogCorrupt."""
+        read = lambda entry: _events(log_, cast(Entry, entry), alone)  # noqa: E731
         if seen_as is None:
             return self.cursor_cache.load(key, log_, read, committed=committed, must_read=must_read).state
-        see = lambda entry: seen_as.read(cast(Entry, entry))  # noqa: E731
+        see = lambda entry: _events(seen_as, cast(Entry, entry), alone)  # noqa: E731
         later = (log_, read)
         return self.cursor_cache.load(
             key, seen_as, see, committed=committed, later=later, must_read=must_read
         ).state
+
+    def state_anew(self, key: tuple[int, int], log_: LogReader, *, committed: int) -> PartitionState:
+        """The channel state that is left when nothing says what it was: every channel begins where the log does."""
+        self.cursor_cache.forget(key)
+        state = PartitionState()
+        for entry in log_.entries(log_.start.log_id, committed):
+            state.apply(entry, log_.events(entry) if entry.flags & NEEDS_LOOK else b"")
+        state.start_at(log_.start.offset, log_.start.position)
+        return state
 
     def remove(self, name: str, uid: int) -> bool:
         """Unlink some of what is left of a deleted topic; whether there is more. If not, it is gone durably: its
@@ -354,6 +365,17 @@ class PartitionOpener:
 
     def close(self) -> None:
         """Nothing is open any more."""
+
+
+def _events(log_: LogReader, entry: Entry, alone: bool) -> bytes | bytearray:
+    try:
+        return log_.events(entry)
+    except BatchCorrupt as error:
+        if not alone:
+            raise
+        text = "%s: what its channels did in a batch is lost: %s; messages may come again, deferred ones may not"
+        log.error("events_lost", text, log_.directory, error)
+        return b""
 
 
 def durable_everywhere(log_: LogReader) -> int:

@@ -127,7 +127,7 @@ class Partition:
         self.sync = sync
         self.serving = False  # the epoch start is applied: deliveries and channel events may go on
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
-        self.on_damage: Callable[[int, int], None] = lambda first, end: None  # log ids that do not verify
+        self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify
         self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
         self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self._runtime = runtime
@@ -163,7 +163,7 @@ class Partition:
         is committed with it.
         """
         for entry in self.log.entries(self.cursors.state.applied.log_id + 1, self.log.end.log_id):
-            data = bytearray(self.log.read(entry)) if entry.flags & NEEDS_LOOK else bytearray()
+            data = bytearray(self.log.events(entry)) if entry.flags & NEEDS_LOOK else bytearray()
             self._outstanding.append(Outstanding(entry, data, [], [], self._clock.monotonic(), 0))
         events = EpochStart(self.leader.epoch, self.leader.node).encode()
         if channels is not None:

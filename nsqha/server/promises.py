@@ -230,9 +230,16 @@ class Promises:
                     raise Unavailable(f"node {receiver.leader:016x} is not registered")
                 bad = self._damage.unsound_from(follower.key)
                 if bad is not None and follower.log.doubtful_from is not None:  # else what is above came anew
-                    log.warning("refetching", "%s: from log id %d on, which is damaged", follower.log.directory, bad)
-                    await self._files.cut(follower, bad)
-                    follower.forget_pending()
+                    mended = await self._damage.mend_doubt(follower.key, leader.grpc_address, follower.epoch)
+                    if follower.port is not receiver or follower.closed:
+                        return
+                    if mended:
+                        follower.log.doubtful_from = None
+                    else:
+                        text = "%s: from log id %d on, which is damaged"
+                        log.warning("refetching", text, follower.log.directory, bad)
+                        await self._files.cut(follower, bad)
+                        follower.forget_pending()
                 if self._journal.dirty:
                     await self._journal_writer.promise()  # of a cut that is done, before anything is appended again
                 ask = self._caller(leader.grpc_address)

@@ -182,7 +182,7 @@ class Pushed:
             self.ask_again()  # retention went past it: it has to begin anew
             return 0
         try:
-            run = copying.read_run(log_, self.next, end, min(room, WINDOW_BYTES - self._window))
+            run = copying.read_run(log_, self.next, end, min(room, WINDOW_BYTES - self._window), lost=True)
         except LogCorrupt as error:
             log.error("push_stopped", "%s can not be sent on: %s", log_.directory, error)
             if isinstance(error, BatchCorrupt):
@@ -194,7 +194,7 @@ class Pushed:
             key=leader.wire_key, epoch=leader.epoch, entries=run.entries, data=run.data, committed=committed
         )
         self.committed_sent = committed
-        size = len(run.data)
+        size = len(run.data) or len(run.entries)  # frames that were given up are not sent
         self._sent.append((run.end, size))
         self._window += size
         self.next = run.end

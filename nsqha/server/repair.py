@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from nsqha.commitlog import copying
-from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned
+from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 
@@ -110,38 +110,48 @@ class Repairer:
                     return True
         return False
 
-    async def _take(self, key: Key, log_: PartitionLog, address: str, first: int, end: int) -> int:
+    async def mend_as_leader(
+        self, key: Key, log_: PartitionLog, address: str, epoch: int, first: int, end: int
+    ) -> None:
+        """Write what the leader of `epoch` has: also LOST, where that was given up, over what does not verify here.
+
+        LogCorrupt: it has another log there. Unavailable: it does not lead, or has damage there, too."""
+        await self._take(key, log_, address, first, end, epoch)
+
+    async def _take(self, key: Key, log_: PartitionLog, address: str, first: int, end: int, epoch: int = 0) -> int:
         """Write what one replica has of [first, end), from its beginning; up to where."""
         at = first
         try:
             while at < end:
                 past = log_.past
-                run = await self._fetch(key, log_, past, address, at, end)
+                run = await self._fetch(key, log_, past, address, at, end, epoch)
                 while run and not log_.knows(run[-1][0].log_id + 1):
                     run.pop()
                 if run:
                     log_.prove(run[-1][0])
-                    await self._run(log_.mending(run, proven=True))
+                    await self._run(log_.mending(run, proven=True, lost=epoch > 0))
                     at = run[-1][0].log_id + 1
                 else:
-                    chains = await self._follow(key, log_, past, address, at, end)
-                    at = await self._write_followed(key, log_, past, address, at, chains)
+                    chains = await self._follow(key, log_, past, address, at, end, epoch)
+                    at = await self._write_followed(key, log_, past, address, at, chains, epoch)
         except Poisoned:
             raise
         except (NsqhaError, ValueError) as error:
+            if epoch:
+                raise
             log.info("repair_delayed", "%s: %s", log_.directory, error)
         if at > first:
             log.warning("repaired", "%s: log ids [%d, %d) from %s", log_.directory, first, at, address)
         return at
 
     async def _follow(
-        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int
+        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
     ) -> array[int]:
         """The chains of what another replica has from `first` on, to the first one that an entry of ours proves."""
         chains: array[int] = array("Q")
         before = log_.entry_before(first)
         while True:
-            for entry, _ in await self._fetch(key, log_, past, address, first + len(chains), end):
+            for entry, _ in await self._fetch(key, log_, past, address, first + len(chains), end, epoch):
                 log_.check_next(before, entry)
                 chains.append(entry.chain)
                 before = entry
@@ -150,18 +160,20 @@ class Repairer:
                     return chains
 
     async def _write_followed(
-        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, chains: array[int]
+        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, chains: array[int], epoch: int
     ) -> int:
         at, end = first, first + len(chains)
         while at < end:
-            run = await self._fetch(key, log_, past, address, at, end)
+            run = await self._fetch(key, log_, past, address, at, end, epoch)
             if any(entry.chain != chains[entry.log_id - first] for entry, _ in run):
                 raise LogCorrupt(f"what {address} has at log id {at} is not what it was")
-            await self._run(log_.mending(run, proven=True))
+            await self._run(log_.mending(run, proven=True, lost=epoch > 0))
             at = run[-1][0].log_id + 1
         return at
 
-    async def _fetch(self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int) -> Batches:
+    async def _fetch(
+        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
+    ) -> Batches:
         """Batches of [first, end), at least one. The log was not cut since `past`.
 
         What is written on their account is begun before anything else is waited for: jobs come one after the other, so
@@ -169,14 +181,18 @@ class Repairer:
         request = pb.FetchRequest(
             cluster_id=self._cluster_id,
             key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
+            epoch=epoch,
             first=first,
             end=end,
             max_bytes=FETCH_BYTES,
         )
-        reply = await self._peers.call(address, "Fetch", request, timeout=CALL_SECONDS)
+        try:
+            reply = await self._peers.call(address, "Fetch", request, timeout=CALL_SECONDS)
+        except LogCorrupt as error:
+            raise Unavailable(f"{address} has damage, too: {error}") from error
         run = list(copying.batches(reply.entries, reply.data))
         if [entry.log_id for entry, _ in run] != list(range(first, min(first + max(len(run), 1), end))):
-            raise LogCorrupt(f"{address} does not have log id {first} either")
+            raise LogCorrupt(f"{address} does not have log id {first}")
         after = run[-1][0].log_id + 1
         if after == log_.end.log_id and after > reply.committed:
             raise NotFound(f"{address} does not know whether its log id {after - 1} is committed")

@@ -1,8 +1,9 @@
 """What a node tells others of its replicas, and what it gives them: status, where epochs end, batches.
 
-Batches of a partition that is led here go to followers that catch up, committed or not; what is committed goes to any
-replica that has to mend its copy, from whoever has it. Both are read off the loop, through files of their own
-(`LogReader.part`): old batches come from the disk, and nobody who publishes or consumes waits for that.
+Batches of a partition that is led here go to followers that catch up, committed or not, and without their frames where
+those were given up; what is committed goes to any replica that has to mend its copy, from whoever has it. Both are read
+off the loop, through files of their own (`LogReader.part`): old batches come from the disk, and nobody who publishes or
+consumes waits for that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import NotFound, Unavailable
+from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from nsqha.server.replicas import Replicas
 
 FETCH_BYTES_MAX = 4 << 20
+SHOWN_MAX = 100  # damaged ranges of a replica that are told one by one
+
+log = Log("answers")
 
 
 class ReplicaAnswers:
@@ -62,7 +67,7 @@ class ReplicaAnswers:
             last = log_.entry_before(log_.end.log_id)
             record = journal.record(key)
             cut, damaged = replicas.damage.doubts(key)
-            reply.replicas.add(
+            told = reply.replicas.add(
                 key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
                 role=role if stopped is None else pb.ROLE_NONE,
                 promise=0 if record is None else record.promise,
@@ -76,6 +81,10 @@ class ReplicaAnswers:
                 corrupt=damaged or stopped is not None or not known,
                 start=log_.start.log_id,
             )
+            ranges = replicas.damage.told(key)
+            told.damaged_ranges = len(ranges)
+            for range_ in ranges[:SHOWN_MAX]:
+                told.damage.add(**range_._asdict())
         return reply
 
     async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:
@@ -96,22 +105,24 @@ class ReplicaAnswers:
             return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
         if request.first >= end:
             return pb.FetchReply(committed=leadership.committed, end=end)
-        run = await self._read(log_, request, request.end or end)
+        run = await self._read(log_, request, request.end or end, lost=True)
         if self._led(request.cluster_id, request.key, request.epoch) is not leadership:
             raise Unavailable("this node led the partition anew meanwhile; its files may have been cut")
         return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
 
-    async def _read(self, log_: LogReader, request: pb.FetchRequest, end: int) -> copying.Run:
-        """Batches of one pair of files. LogCorrupt also if retention takes the files meanwhile."""
+    async def _read(self, log_: LogReader, request: pb.FetchRequest, end: int, *, lost: bool = False) -> copying.Run:
+        """Batches of one pair of files; `lost`: also those that were given up. LogCorrupt also if retention takes the
+        files meanwhile."""
         part, max_bytes = log_.part_at(request.first), min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
         try:
             return await self._disk.read(
-                lambda: copying.read_run(part, request.first, min(end, part.end.log_id), max_bytes)
+                lambda: copying.read_run(part, request.first, min(end, part.end.log_id), max_bytes, lost=lost)
             )
         except BatchCorrupt as error:
-            self._replicas.damage.found(
-                (request.key.topic_uid, request.key.partition), error.first.log_id, error.end.log_id
-            )
+            key = (request.key.topic_uid, request.key.partition)
+            if self._replicas.damage.found(key, error.first.log_id, error.end.log_id) and lost:
+                text = "%s: %s; no replica can be made of it until it is mended, or given up with `nsqha log skip`"
+                log.error("copy_stopped", text, log_.directory, error)
             raise
 
     async def _fetch_anywhere(self, request: pb.FetchRequest) -> pb.FetchReply:

@@ -122,6 +122,7 @@ class Replicas:
             spawn=spawn,
             on_failure=on_failure,
         )
+        self.damage.on_whole = lambda key, name: spawn(self._whole_again(key, name))
         self._files = ReplicaFiles(
             node=node,
             journal=journal,
@@ -290,6 +291,7 @@ class Replicas:
                 self._opener.stage_promise(key, promise, logs[number].log, drawn)
             self._follow(topic, number, logs[number], promise=promise)
             return
+        name = self._good_name(key, self._sync_of(record, meta))
         logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
         opened = logs[number]
         known = self._journal.record(key)
@@ -299,8 +301,40 @@ class Replicas:
             promise = max(promise, meta.epoch)
         self._opener.stage_promise(key, promise, opened.log, opened.log_uid)
         await self._journal_writer.promise()
-        self.damage.recovered(key, opened.report)
+        self.damage.recovered(key, opened.log, opened.report, name)
         self._follow(topic, number, opened, promise=promise)
+
+    def _good_name(self, key: Key, sync: str) -> int:
+        """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""
+        known = self._journal.record(key)
+        lost = sync != "always" and self._journal.host_restarted
+        return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
+
+    async def _whole_again(self, key: Key, name: int) -> None:
+        """Everything that recovery found damaged is mended: this log is what it was, if no leader has taken it on."""
+        async with self.changing(key):
+            follower = self.followers.get(key)
+            idle = follower is not None and follower.port is None and not follower.busy and not follower.closed
+            if follower is None or not idle or self.damage.unsound_from(key) is None or self.stopping:
+                return
+            text = "%s: all that was damaged is mended from other replicas"
+            if name and self._records[key].record.partitions[key[1]].isr.get(self._node) == name:
+                # As if the damage had not been found: the ISR counts on this log, and on all that was in it.
+                follower.log.doubtful_from = None
+                self._opener.stage_promise(key, self.promises.promised(key), follower.log, name)
+                try:
+                    await self._journal_writer.promise()
+                except NsqhaError as error:
+                    log.warning("journal_delayed", "%s: %s; trying again", follower.log.directory, error)
+                    return
+                follower.log_uid = name
+                text += ", and it goes by its old name again"
+            follower.log.doubtful_from = None
+            self.damage.renewed(key)
+            log.warning("whole_again", text, follower.log.directory)
+            follower.mended()
+            if follower.state is None:
+                await self._files.reload(follower)
 
     def _never_made(self, key: Key, meta: PartitionMeta) -> bool:
         """Whether the ISR names a log of this node that never was: its node died between the record and the log.
@@ -342,6 +376,8 @@ class Replicas:
         topic = self._topic_of(name, uid)
         if meta.leader != self._node or meta.epoch <= follower.epoch or topic is None:
             return
+        if meta.damage_accepted == meta.epoch and meta.registration == self.registration:
+            await self._accept_damage(key, follower, meta)
         why = self._unfit(key, follower, meta)
         if why:
             log.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
@@ -403,6 +439,24 @@ class Replicas:
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
         self._leaders_changed(name)
+
+    async def _accept_damage(self, key: Key, follower: Follower, meta: PartitionMeta) -> None:
+        """An operator lets this node lead with what it has: what nobody else has of its damaged ranges is given up."""
+        if meta.isr.get(self._node) != follower.log_uid:
+            return
+        follower.fence()
+        await follower.files_free()
+        self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
+        await self._journal_writer.promise()
+        await self.damage.give_up(key)
+        follower.mended()
+        if follower.state is None:
+            await self._files.reload(follower)
+        if follower.state is None:
+            log_, end = follower.log, max(follower.committed, follower.log.start.log_id)
+            text = "%s: nothing is left that says where its channels were: they begin where the log does"
+            log.error("channels_lost", text, log_.directory)
+            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
 
     def _begun(self, leadership: Leadership, since: float, done: asyncio.Future[None]) -> None:
         """The epoch-start batch is committed, or never will be."""
@@ -474,6 +528,7 @@ class Replicas:
             await follower.close()
         self._opener.forget_partition(key)
         self._records.pop(key, None)
+        self.damage.gone(key)
         await self._disk.removed(lambda: self._opener.remove_partition(record, number))
         self._strays.discard(key)
 
@@ -490,6 +545,7 @@ class Replicas:
                 if follower is not None:
                     await follower.close()
                 self._records.pop(key, None)
+                self.damage.gone(key)
 
     def retire(self) -> None:
         """The node shuts down soon: others are to lead what it leads."""
@@ -523,6 +579,7 @@ class Replicas:
 
     def keep_house(self) -> None:
         """About once a second."""
+        self.damage.keep_house()
         for key, follower in list(self.followers.items()):
             try:
                 follower.keep_house()

@@ -1344,6 +1344,7 @@ class SkipDamageResponse(_message.Message):
 
     SKIPPED_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def skipped(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkippedDamage]:
         """empty: no channel is stopped"""
@@ -1352,19 +1353,49 @@ class SkipDamageResponse(_message.Message):
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionError]:
         """partitions where nothing was done, or perhaps"""
 
+    @_builtins.property
+    def given_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___GivenUp]:
+        """what new replicas are made without from now on"""
+
     def __init__(
         self,
         *,
         skipped: _abc.Iterable[Global___SkippedDamage] | None = ...,
         errors: _abc.Iterable[Global___PartitionError] | None = ...,
+        given_up: _abc.Iterable[Global___GivenUp] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "skipped", b"skipped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "given_up", b"given_up", "skipped", b"skipped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SkipDamageResponse: _TypeAlias = SkipDamageResponse  # noqa: Y015
+
+@_typing.final
+class GivenUp(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    first_offset: _builtins.int
+    end_offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        first_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GivenUp: _TypeAlias = GivenUp  # noqa: Y015
 
 @_typing.final
 class PartitionError(_message.Message):

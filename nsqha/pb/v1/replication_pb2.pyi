@@ -208,7 +208,7 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Append(_message.Message):
-    """consecutive batches"""
+    """consecutive batches; those whose entries are marked LOST come without frames"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -490,6 +490,8 @@ class ReplicaStatus(_message.Message):
     CUT_FIELD_NUMBER: _builtins.int
     CORRUPT_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    DAMAGE_FIELD_NUMBER: _builtins.int
+    DAMAGED_RANGES_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     promise: _builtins.int
     log_uid: _builtins.int
@@ -505,8 +507,14 @@ class ReplicaStatus(_message.Message):
     """has a range that does not verify"""
     start: _builtins.int
     """first log id it has"""
+    damaged_ranges: _builtins.int
+    """how many there are"""
     @_builtins.property
     def key(self) -> Global___PartitionKey: ...
+    @_builtins.property
+    def damage(self) -> _containers.RepeatedCompositeFieldContainer[Global___DamagedRange]:
+        """what is known not to verify; the first of them"""
+
     def __init__(
         self,
         *,
@@ -522,14 +530,46 @@ class ReplicaStatus(_message.Message):
         cut: _builtins.bool = ...,
         corrupt: _builtins.bool = ...,
         start: _builtins.int = ...,
+        damage: _abc.Iterable[Global___DamagedRange] | None = ...,
+        damaged_ranges: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "log_uid", b"log_uid", "promise", b"promise", "role", b"role", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "committed", b"committed", "corrupt", b"corrupt", "cut", b"cut", "damage", b"damage", "damaged_ranges", b"damaged_ranges", "durable", b"durable", "end", b"end", "key", b"key", "last_epoch", b"last_epoch", "log_uid", b"log_uid", "promise", b"promise", "role", b"role", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class DamagedRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """log ids"""
+    end: _builtins.int
+    first_offset: _builtins.int
+    """messages; both 0: its entries do not verify either"""
+    end_offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        end: _builtins.int = ...,
+        first_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "end_offset", b"end_offset", "first", b"first", "first_offset", b"first_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DamagedRange: _TypeAlias = DamagedRange  # noqa: Y015
 
 @_typing.final
 class EpochEndRequest(_message.Message):
@@ -643,6 +683,7 @@ class FetchReply(_message.Message):
     ANCHOR_FIELD_NUMBER: _builtins.int
     entries: _builtins.bytes
     data: _builtins.bytes
+    """without the frames of entries marked LOST, which come only to followers (epoch > 0)"""
     committed: _builtins.int
     end: _builtins.int
     """of the log that was read"""

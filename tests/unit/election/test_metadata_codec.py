@@ -107,6 +107,7 @@ def test_the_form_is_stable() -> None:
                 "registration": 3,
                 "successor": 0,
                 "version": 4,
+                "damage_accepted": 0,
                 "nothing_acked": False,
             }
             for n in range(2)

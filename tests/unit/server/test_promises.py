@@ -6,7 +6,9 @@ from typing import Any
 
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.ranges import RangeSet
 from nsqha.server.peers import PeerIdentity
+from nsqha.server.replica_damage import Doubt
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import (
     CLUSTER,
@@ -183,11 +185,14 @@ def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
             add(log_, 1, b"x")
         stream.push(1, log_, 1)
         await pause()
-        rig.replicas.damage._unsound_from[KEY] = rig.follower.log.doubtful_from = 2
+        rig.replicas.damage._doubts[KEY] = Doubt(2, 0, RangeSet([(2, 3)]))
+        rig.follower.log.doubtful_from = 2
         whole, broken = serving(log_, 1), True
         fetched: list[int] = []
 
         def serves(method: str, request: Any) -> Any:
+            if method == "Fetch" and request.end:
+                return pb.FetchReply()  # nobody has what would mend it where it is
             if method == "Fetch":
                 request.max_bytes = 1  # one batch at a time
                 fetched.append(request.first)

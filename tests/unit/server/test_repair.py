@@ -148,7 +148,7 @@ def test_a_disk_that_fails_is_told() -> None:
     mine = replica()
     damage(mine, 5)
     rig = Rig(mine, a=replica())
-    mine.mending = lambda batches, *, proven: failing  # type: ignore[method-assign]
+    mine.mending = lambda batches, **how: failing  # type: ignore[method-assign]
     rig.damaged(5, 6)
     assert [str(error) for error in rig.failures] == ["fsync"] and not rig.mended
 

@@ -1,0 +1,304 @@
+"""Damage that recovery found where nobody may lead: mended from one another, or given up, as an operator says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nsqha.commitlog import copying
+from nsqha.commitlog.log import PartitionLog
+from nsqha.commitlog.storage import MemStorage
+from nsqha.errors import LogCorrupt, NotFound, Unavailable
+from nsqha.pb.v1 import replication_pb2 as pb
+from tests.unit.server.replica_rig import KEY, REGISTRATION, A, ReplicaRig, copy_of, log_of, pause, run, serving
+
+COMMITTED = 8
+
+
+async def member(storage: MemStorage) -> tuple[int, PartitionLog]:
+    """A member of the ISR dies with ten batches; the name of its log, and that of its leader."""
+    rig = ReplicaRig(storage)
+    await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+    leader = log_of(*[1] * 9)
+    stream = rig.leader(A)
+    await stream.open(1, log_of())
+    stream.push(1, leader, 1, committed=COMMITTED)
+    await pause()
+    log_uid = rig.follower.log_uid
+    rig.opener.stage_durable(KEY, rig.follower.log)
+    await rig.writer.promise()
+    stream.close()
+    rig.journal.close()
+    return log_uid, leader
+
+
+def damage(storage: MemStorage, leader: PartitionLog, log_id: int) -> None:
+    """A batch with its entry: of what is known to be durable a restart reads only entries."""
+    entry = leader.entry(log_id)
+    segment = storage.open(f"data/topics/t-0000000000000051/0/{0:020}.segment")
+    segment.pwrite(b"\xff\xff", entry.position + 3)
+    commitlog = storage.open(f"data/topics/t-0000000000000051/0/{0:020}.commitlog")
+    commitlog.pwrite(b"\xff", 80 * log_id + 50)
+
+
+async def back(storage: MemStorage, isr: dict[int, int], **meta: Any) -> ReplicaRig:
+    """The node starts again; nobody leads, as all members have damage."""
+    rig = ReplicaRig(storage)
+    record = rig.record(leader=A, epoch=1, isr={A: 5} | {rig.node: isr[0]}, **meta)
+    await rig.replicas.recover(record)
+    await rig.settle(record)
+    return rig
+
+
+def has(log_: PartitionLog, *without: int) -> Callable[[str, Any], Any]:
+    """Another replica that leads nothing."""
+
+    def answer(method: str, request: Any) -> Any:
+        if request.epoch or request.first >= log_.end.log_id:
+            raise NotFound("not here")
+        if request.first in without:
+            raise LogCorrupt("damaged here, too")
+        run = copying.read_run(log_, request.first, min([request.end, *(n for n in without if n > request.first)]), 999)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=COMMITTED, end=log_.end.log_id)
+
+    return answer
+
+
+async def house(rig: ReplicaRig, seconds: float = 3.0) -> None:
+    for _ in range(int(seconds * 2)):
+        rig.replicas.keep_house()
+        await pause(0.5)
+
+
+def status(rig: ReplicaRig) -> Any:
+    request = pb.StatusRequest(cluster_id=9)
+    return rig.replicas.answers.status(None, request)  # type: ignore[arg-type]
+
+
+def test_a_log_whose_damage_others_mend_goes_by_its_old_name_again() -> None:
+    """So it can be elected, though no member of the ISR was without damage."""
+
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        rig = await back(storage, {0: log_uid})
+        told = (await status(rig)).replicas[0]
+        assert told.corrupt and told.log_uid != log_uid
+        assert [(d.first, d.end, d.first_offset, d.end_offset) for d in told.damage] == [(5, 6, 4, 5)]
+        rig.peers.serves = has(leader)
+        await house(rig)
+        told = (await status(rig)).replicas[0]
+        assert not told.corrupt and told.log_uid == log_uid and not told.damage
+        record = rig.journal.record(KEY)
+        assert record is not None and record.log_uid == log_uid and record.local_durable == 10
+        state: Any = rig.follower.state
+        assert state is not None and rig.follower.log.read(leader.entry(5)) == leader.read(leader.entry(5))
+        rig.journal.close()
+        again = await back(storage, {0: log_uid})
+        assert again.follower.log_uid == log_uid and not again.errors
+
+    run(scenario)
+
+
+def test_a_log_of_which_a_part_stays_damaged_does_not_get_its_name_back() -> None:
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        damage(storage, leader, 8)
+        rig = await back(storage, {0: log_uid})
+        rig.peers.serves = has(leader, 8)
+        await house(rig)
+        told = (await status(rig)).replicas[0]
+        assert told.corrupt and told.log_uid != log_uid and [(d.first, d.end) for d in told.damage] == [(8, 9)]
+
+    run(scenario)
+
+
+def test_a_log_that_lost_its_end_does_not_get_its_name_back() -> None:
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        storage.open(f"data/topics/t-0000000000000051/0/{0:020}.commitlog").truncate(80 * 9)
+        rig = await back(storage, {0: log_uid})
+        rig.peers.serves = has(leader)
+        await house(rig)
+        told = (await status(rig)).replicas[0]
+        assert told.corrupt and told.log_uid != log_uid and [(d.first, d.end) for d in told.damage] == [(9, 10)]
+
+    run(scenario)
+
+
+async def elected(rig: ReplicaRig, *, accepted: bool, epoch: int = 2) -> None:
+    meta = {"damage_accepted": epoch} if accepted else {}
+    isr = {rig.node: rig.follower.log_uid}
+    await rig.settle(rig.record(leader=rig.node, epoch=epoch, isr=isr, registration=REGISTRATION, min_isr=1, **meta))
+    await pause(0.5)
+
+
+def test_it_leads_in_spite_of_damage_only_if_an_operator_said_so_for_this_epoch() -> None:
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        rig = await back(storage, {0: log_uid})
+        await elected(rig, accepted=False)
+        assert KEY not in rig.replicas.leading and not rig.follower.log.entry(5).lost
+        isr = {rig.node: rig.follower.log_uid}
+        await rig.settle(
+            rig.record(leader=rig.node, epoch=3, isr=isr, registration=REGISTRATION, min_isr=1, damage_accepted=2)
+        )
+        assert KEY not in rig.replicas.leading
+        await elected(rig, accepted=True, epoch=4)
+        leadership = rig.replicas.leading[KEY]
+        await pause(0.5)
+        assert leadership.log.entry(5).lost and leadership.partition.serving and not rig.errors
+        assert leadership.log.read(leadership.log.entry(6)) == leader.read(leader.entry(6))
+        told = (await status(rig)).replicas[0]
+        assert not told.corrupt and [(d.first, d.end) for d in told.damage] == [(5, 6)]
+
+    run(scenario)
+
+
+def test_what_another_replica_has_is_not_given_up() -> None:
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 3)
+        damage(storage, leader, 5)
+        rig = await back(storage, {0: log_uid})
+        rig.peers.serves = has(leader, 5)
+        await elected(rig, accepted=True)
+        log_ = rig.replicas.leading[KEY].log
+        assert log_.entry(5).lost and log_.read(log_.entry(3)) == leader.read(leader.entry(3))
+
+    run(scenario)
+
+
+def test_what_was_given_up_is_taken_when_somebody_comes_back_with_it() -> None:
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        rig = await back(storage, {0: log_uid})
+        await elected(rig, accepted=True)
+        log_ = rig.replicas.leading[KEY].log
+        assert log_.entry(5).lost
+        await house(rig, 1)
+        rig.peers.serves = has(leader)
+        await house(rig, 31)
+        assert log_.entry(5) == leader.entry(5) and log_.read(log_.entry(5)) == leader.read(leader.entry(5))
+        assert not (await status(rig)).replicas[0].damage
+
+    run(scenario)
+
+
+def leads(log_: PartitionLog, epoch: int) -> Callable[[str, Any], Any]:
+    """A leader that has given up what is marked."""
+    others = serving(log_, epoch)
+
+    def answer(method: str, request: Any) -> Any:
+        if method != "Fetch" or not request.epoch:
+            return has(log_, *(n for n in range(1, log_.end.log_id) if log_.entry(n).lost))(method, request)
+        if request.epoch != epoch:
+            raise Unavailable("another epoch")
+        end = request.end or log_.end.log_id
+        if request.first >= end:
+            return pb.FetchReply(end=log_.end.log_id)
+        run = copying.read_run(log_, request.first, end, request.max_bytes, lost=True)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=COMMITTED, end=log_.end.log_id)
+
+    return lambda method, request: others(method, request) if method == "EpochEnd" else answer(method, request)
+
+
+def lost(log_: PartitionLog, log_id: int) -> PartitionLog:
+    """The same log, of a leader who gave a batch up."""
+    other = copy_of(log_, log_.end.log_id)
+    other._shelf.clear()
+    entry, pair = other.entry(log_id), other.pair_of(log_id)
+    pair.segment.pwrite(b"\xff\xff", entry.position - pair.position + 3)
+    assert other.giving_up(log_id, log_id + 1)() == [(log_id, log_id + 1)]
+    return other
+
+
+def test_a_follower_gets_what_was_given_up_as_lost_and_goes_on_behind_it() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        leader = lost(log_of(*[1] * 9), 5)
+        rig.peers.serves = leads(leader, 1)
+        stream = rig.leader(A)
+        stream.ask(1, leader)
+        await pause(1)
+        assert rig.follower.log.end == leader.end and rig.follower.log.entry(5).lost and not rig.follower.behind
+        stream.push(1, log_of(*[1] * 10), 10, committed=11)
+        await pause()
+        state: Any = rig.follower.state
+        assert state is not None and state.applied.log_id == 10 and rig.replicas.damage.known(KEY) == [(5, 6)]
+
+    run(scenario)
+
+
+def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> None:
+    """It would be cut off with the rest behind its own damage: the last good copy."""
+
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, good = await member(storage)
+        damage(storage, good, 3)
+        rig = await back(storage, {0: log_uid})
+        leader = lost(good, 5)
+        rig.peers.serves = leads(leader, 1)
+        stream = rig.leader(A)
+        stream.ask(1, leader)
+        await pause(1)
+        log_ = rig.follower.log
+        assert not rig.follower.behind and not list(rig.replicas.damage.known(KEY))
+        assert [log_.read(log_.entry(n)) for n in range(1, 10)] == [good.read(good.entry(n)) for n in range(1, 10)]
+
+    run(scenario)
+
+
+def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_the_rest() -> None:
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, good = await member(storage)
+        damage(storage, good, 3)
+        rig = await back(storage, {0: log_uid})
+        before = rig.follower.log
+        leader = lost(good, 3)
+        rig.peers.serves = leads(leader, 1)
+        stream = rig.leader(A)
+        stream.ask(1, leader)
+        await pause(1)
+        log_ = rig.follower.log
+        assert log_ is before and log_.entry(3).lost and not rig.follower.behind
+        assert rig.replicas.damage.unsound_from(KEY) is None and rig.replicas.damage.known(KEY) == [(3, 4)]
+        assert (await status(rig)).replicas[0].corrupt is False
+
+    run(scenario)
+
+
+def test_a_replica_waits_where_its_leader_has_damage_too_and_nobody_has_decided() -> None:
+    """The one may have what the other lacks behind it; nothing is cut."""
+
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, good = await member(storage)
+        damage(storage, good, 3)
+        rig = await back(storage, {0: log_uid})
+
+        def serves(method: str, request: Any) -> Any:
+            if method == "Fetch" and request.first == 3:
+                raise LogCorrupt("damaged here, too")
+            return leads(good, 1)(method, request)
+
+        rig.peers.serves = serves
+        stream = rig.leader(A)
+        stream.ask(1, good)
+        await pause(5)
+        assert rig.follower.log.end == good.end and rig.follower.behind
+
+    run(scenario)
