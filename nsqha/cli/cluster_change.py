@@ -13,7 +13,7 @@ from lookupd.changes import Changes
 from nsqha.cli import cluster_show as show
 from nsqha.cli import exits
 from nsqha.cli.cluster_access import Picture, ask_nodes, look, opened
-from nsqha.cli.screen import confirm, print_json, say, table
+from nsqha.cli.screen import confirm, print_json, say, show_count, table
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName, balance, host_of, replicas_wanted, spread
@@ -85,7 +85,7 @@ def decommission(args: argparse.Namespace) -> int:
             if len(found["stuck"]) == found["replicas"]:
                 return ""  # nothing is left that could be waited for
             lines = [f"can not be moved: {line}" for line in show.stuck_lines(found["stuck"])]
-            return "\n".join([f"{found['replicas']} replicas left, {found['moving']} under way", *lines])
+            return "\n".join([f"{show_count(found['replicas'], 'replica')} left, {found['moving']} under way", *lines])
 
         now = _wait(store, args, left) if args.wait and not args.undo else look(store, args)
         shown = show.decommission(uid, now)
@@ -96,7 +96,8 @@ def decommission(args: argparse.Namespace) -> int:
     elif args.undo:
         print(f"{shown['node']} takes replicas again")
     elif shown["replicas"]:
-        print(f"{shown['node']} is being emptied, {shown['replicas']} replicas left; see nsqha cluster status")
+        left_there = show_count(shown["replicas"], "replica")
+        print(f"{shown['node']} is being emptied, {left_there} left; see nsqha cluster status")
     else:
         print(f"{shown['node']} is empty; it can be stopped for good")
     for line in show.stuck_lines(shown["stuck"]):
@@ -290,15 +291,35 @@ def _print_answers(answers: dict[int, ReplicaReport | str], meta: PartitionMeta,
 def cost(found: Unclean, reports: dict[int, ReplicaReport], picture: Picture) -> list[str]:
     """What an unclean election may lose, in words."""
     leader = picture.name(found.meta.leader)
+    chosen = reports[found.meta.leader]
     if found.lossless:
         return [f"{leader} is in the ISR and has all of its log: nothing that was acknowledged is lost"]
-    end = reports[found.meta.leader].end
-    lines = [f"{leader} has the log up to entry {end:,}; whatever was acknowledged above it is lost"]
+    lines = [f"{leader} has the log up to entry {chosen.end:,}; whatever was acknowledged above it is lost"]
     for uid, other in found.ahead.items():
         lines.append(f"{picture.name(uid)} has {other:,} entries: what it has more is thrown away")
     if found.unheard:
         names = ", ".join(picture.names(found.unheard))
         lines.append(f"not heard, may have acknowledged more, and loses it when it comes back: {names}")
+    return lines + _damage(leader, chosen)
+
+
+def _damage(leader: str, chosen: ReplicaReport) -> list[str]:
+    """What a leader with damage can not read, as far as it knows."""
+    if not chosen.corrupt:
+        return []
+    lines = []
+    for first, end, first_offset, end_offset in chosen.damage:
+        text = f"{leader} can not read batches {first:,} to {end - 1:,}"
+        if first_offset < end_offset:
+            text += f": messages at offsets {first_offset:,} to {end_offset - 1:,}"
+        lines.append(text)
+    if chosen.damaged_ranges > len(chosen.damage):
+        lines.append(f"... and {chosen.damaged_ranges - len(chosen.damage):,} more ranges")
+    if not lines:
+        lines.append(f"{leader} can not say where its channels are, or what of its log is damaged")
+    lines.append("the other replicas that are alive are asked for it first; what none has is given up")
+    lines.append("channels stop in front of it until nsqha log skip; what they did there is lost: messages may come again,")
+    lines.append("deferred ones may not; whoever comes back with the bytes gives them")
     return lines
 
 

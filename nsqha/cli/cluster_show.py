@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsqha.cli.cluster_access import Picture
-from nsqha.cli.screen import some, table
+from nsqha.cli.screen import show_count, some, table
 from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, progress, state_of, stays
 from nsqha.election.model import NodeInfo
 from nsqha.election.placement import PartitionName
@@ -99,7 +99,7 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
         joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""
         print(f"moving      {found['topic']}/{found['partition']} to {', '.join(found['wanted'])}{joining}")
     for found in shown["decommissions"]:
-        left = f"{found['replicas']} replicas, {found['leaderships']} leaderships left"
+        left = f"{show_count(found['replicas'], 'replica')}, {show_count(found['leaderships'], 'leadership')} left"
         print(f"emptying    {found['node']}: {left if found['replicas'] else 'empty, it can be stopped for good'}")
         for line in stuck_lines(found["stuck"]):
             print(f"            can not be moved: {line}")

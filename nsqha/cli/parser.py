@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from nsqha.cli.times import parse_duration
 
 GRPC_ADDRESS = "127.0.0.1:4152"
 TCP_ADDRESS = "127.0.0.1:4150"
+COLUMNS = 118  # of running text in help; that is the width of what is written by hand
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -102,19 +104,29 @@ def add_verb(
     if examples:
         parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
     if shape:
-        parts.append(f"--json prints:\n  {shape}")
+        parts.append("--json prints:\n" + _wrapped(shape, "  "))
     if statuses:
-        words = ", ".join(f"{status} {exits.MEANING[status]}" for status in statuses)
-        parts.append(f"exit status: 0 ok, {words}")
-    parser: Parser = commands.add_parser(
-        name, help=help, description=description or help[0].upper() + help[1:] + ".", epilog="\n\n".join(parts)
-    )
+        words = [f"{status} {exits.MEANING[status]}".replace(" ", "\N{NO-BREAK SPACE}") for status in sorted(statuses)]
+        parts.append(_wrapped(f"exit status: 0 ok, {', '.join(words)}").replace("\N{NO-BREAK SPACE}", " "))
+    told = _wrapped(description or help[0].upper() + help[1:] + ".")
+    parser: Parser = commands.add_parser(name, help=help, description=told, epilog="\n\n".join(parts))
     parser.examples = tuple(examples)
     parser.shape = shape
     parser.times = times
     if run is not None:
         parser.set_defaults(run=run, parser=parser)
     return parser
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    """Lines that are too long are broken; others stay as they are."""
+    lines = []
+    for line in text.split("\n"):
+        fits = len(indent + line) <= COLUMNS
+        lines += (
+            [indent + line] if fits else textwrap.wrap(line, COLUMNS, initial_indent=indent, subsequent_indent=indent)
+        )
+    return "\n".join(lines)
 
 
 def add_json(parser: Parser, what: str = "print JSON") -> None:

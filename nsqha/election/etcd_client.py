@@ -20,6 +20,7 @@ after some idle minutes). The token travels as plain metadata: gRPC refuses call
 
 from __future__ import annotations
 
+import re
 import ssl
 import threading
 from collections.abc import Callable
@@ -413,6 +414,12 @@ def _token_expired(error: grpc.RpcError) -> bool:
     return "invalid auth token" in details or "revision of auth store is old" in details
 
 
+def _cause(details: str) -> str:
+    """`127.0.0.1:2379: Connection refused` of gRPC's whole sentence."""
+    cause = re.sub(r"^[A-Z_]+: (ipv[46]:)?", "", details.rpartition("last error: ")[2])
+    return cause.replace("Failed to connect to remote host: ", "")
+
+
 def _not_sent(error: grpc.RpcError) -> bool:
     return error.code() == _Code.UNAVAILABLE and "failed to connect to all addresses" in (error.details() or "")
 
@@ -421,7 +428,7 @@ def _meaning(error: grpc.RpcError, remark: str = "") -> NsqhaError:
     """OutcomeUnknown unless it is certain that nothing was done. `remark`: what else may be why it is not reached."""
     code, details = error.code(), error.details() or ""
     if _not_sent(error):
-        return Unavailable(f"etcd can not be reached: {details}{remark}")
+        return Unavailable(f"etcd can not be reached: {_cause(details)}{remark}")
     if code == _Code.PERMISSION_DENIED or (code == _Code.INVALID_ARGUMENT and "user name is empty" in details):
         return ConfigError(f"etcd refuses this user: {details}")
     if details.startswith("etcdserver:") and code not in (_Code.UNAVAILABLE, _Code.UNKNOWN, _Code.DEADLINE_EXCEEDED):

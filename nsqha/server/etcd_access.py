@@ -85,7 +85,8 @@ def open_store(
 
 def _unusable(flags: EtcdFlags, error: NsqhaError) -> Unavailable:
     where = ", ".join(etcd_options(flags).endpoints)
-    return Unavailable(f"etcd at {where} can not be used: {error}; start it, or correct --etcd-endpoint")
+    what = str(error).removeprefix("etcd ")
+    return Unavailable(f"etcd at {where} {what}; start it, or correct --etcd-endpoint")
 
 
 def look_at(flags: EtcdFlags, clock: Clock) -> Look:

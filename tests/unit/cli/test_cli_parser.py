@@ -49,6 +49,23 @@ def test_only_the_verb_that_is_called_is_built() -> None:
     assert not seek["topic"].verbs()
 
 
+def test_help_has_no_line_that_a_terminal_would_break() -> None:
+    """What has spaces; examples and argv are for copying."""
+    waiting = list(build_parser().verbs().values())
+    while waiting:
+        verb = waiting.pop()
+        waiting += verb.verbs().values()
+        lines = f"{verb.description}\n{verb.epilog or ''}".splitlines()
+        long = [line for line in lines if len(line) > 120 and line.strip() not in verb.examples]
+        assert not long, (verb.prog, long)
+
+
+def test_exit_statuses_are_in_order_and_stay_with_their_meaning() -> None:
+    elect = build_parser("cluster").verbs()["cluster"].verbs()["elect"]
+    last = (elect.epilog or "").rpartition("\n\n")[2]
+    assert "4 exists already or was changed meanwhile, 5 not allowed,\n6 unreachable or timed out, 8 not" in last
+
+
 def test_topics_may_name_a_partition() -> None:
     assert topic_and_partition("orders") == ("orders", None)
     assert topic_and_partition("orders/12") == ("orders", 12)

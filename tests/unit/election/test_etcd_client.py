@@ -53,7 +53,15 @@ class Failed(grpc.RpcError):  # type: ignore[misc]
 def test_only_what_certainly_did_nothing_is_no_doubt(code: grpc.StatusCode, details: str, meaning: type) -> None:
     error = _meaning(Failed(code, details))
     assert type(error) is meaning
-    assert details in str(error)
+    assert details.rpartition("last error: ")[2] in str(error)
+
+
+def test_why_etcd_is_not_reached_is_said_in_few_words() -> None:
+    whole = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to remote host: "
+    )
+    error = _meaning(Failed(Code.UNAVAILABLE, f"{whole}Connection refused"), "; a file is missing")
+    assert str(error) == "etcd can not be reached: 127.0.0.1:9: Connection refused; a file is missing"
 
 
 @pytest.mark.parametrize(
