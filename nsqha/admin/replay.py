@@ -28,6 +28,8 @@ from nsqha.cursor import events
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError
 from nsqha.pb.v1 import admin_pb2
 
+ASK_SECONDS = 2.0  # that other replicas are asked for what is about to be given up
+
 if TYPE_CHECKING:
     from nsqha.cursor.seek import SeekPlan
     from nsqha.server.broker import Broker
@@ -236,22 +238,26 @@ def timestamp_of(partition: Partition, offset: int) -> int:
 
 
 async def skip_damage(broker: Broker, request: Any, whole: WholeTopic) -> Any:
-    """Let stopped channels go on behind what can not be read; returns when that is in the log."""
+    """Let stopped channels go on behind what can not be read; returns when that is in the log.
+
+    Of all channels: what no replica has is given up too, so that others can be made without it. That needs no leader
+    that serves: one that was elected a moment ago may wait for just such a replica."""
     topic = topic_of(broker, request)
     numbers, _ = concerned(topic, request)
 
     async def here(numbers: list[int]) -> dict[int, Any]:
+        given_up = {} if request.HasField("channel") else await _give_up(broker, topic, numbers)
         skipped = {partition.number: _skip(partition, request) for partition in serving(topic, numbers)}
         if any(skipped.values()):
             await topic.commit_events()
-        return skipped
+        return {n: skipped.get(n, []) + given_up.get(n, []) for n in {*skipped, *(n for n in given_up if given_up[n])}}
 
     def read(reply: Any) -> dict[int, Any]:
         found: dict[int, Any] = {error.partition: error.error for error in reply.errors if not error.not_led}
         elsewhere = {error.partition for error in reply.errors if error.not_led}
         for number in numbers:
             if number not in found and number not in elsewhere:
-                found[number] = [one for one in reply.skipped if one.partition == number]
+                found[number] = [one for one in (*reply.skipped, *reply.given_up) if one.partition == number]
         return found
 
     def failed(number: int, why: str) -> Any:
@@ -264,8 +270,22 @@ async def skip_damage(broker: Broker, request: Any, whole: WholeTopic) -> Any:
         if isinstance(answer, str):
             response.errors.add(partition=number, error=answer, not_led=not_led)
         else:
-            response.skipped.extend(answer)
+            response.skipped.extend(one for one in answer if isinstance(one, admin_pb2.SkippedDamage))
+            response.given_up.extend(one for one in answer if isinstance(one, admin_pb2.GivenUp))
     return response
+
+
+async def _give_up(broker: Broker, topic: Topic, numbers: list[int]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for number in numbers if broker.cluster is not None else ():
+        if topic.leads(number) is not None:
+            assert broker.cluster is not None
+            lost = await broker.cluster.replicas.damage.give_up((topic.record.uid, number), seconds=ASK_SECONDS)
+            found[number] = [
+                admin_pb2.GivenUp(partition=number, first_offset=one.first_offset, end_offset=one.end_offset)
+                for one in lost
+            ]
+    return found
 
 
 def _skip(partition: Partition, request: Any) -> list[Any]:

@@ -318,8 +318,8 @@ def _damage(leader: str, chosen: ReplicaReport) -> list[str]:
     if not lines:
         lines.append(f"{leader} can not say where its channels are, or what of its log is damaged")
     lines.append("the other replicas that are alive are asked for it first; what none has is given up")
-    lines.append("channels stop in front of it until nsqha log skip; what they did there is lost: messages may come again,")
-    lines.append("deferred ones may not; whoever comes back with the bytes gives them")
+    lines.append("channels stop in front of it until nsqha log skip; what they did there is lost:")
+    lines.append("messages may come again, deferred ones may not; whoever comes back with the bytes gives them")
     return lines
 
 

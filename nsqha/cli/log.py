@@ -51,7 +51,10 @@ VERIFY_SHAPE = (
     '"problems": [{"first_offset", "end_offset", "why"}]} per partition'
 )
 
-SKIP_SHAPE = '{"topic", "skipped": [{"channel", "partition", "first_offset", "end_offset", "messages_lost"}]}'
+SKIP_SHAPE = (
+    '{"topic", "skipped": [{"channel", "partition", "first_offset", "end_offset", "messages_lost"}], '
+    '"given_up": [{"partition", "first_offset", "end_offset"}]}'
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -81,7 +84,9 @@ def add_parser(commands: Any) -> None:
         help="let channels that stopped before a damaged range go on behind it",
         description=(
             "Let the channels of a running broker go on behind a range of the log that can not be read. Its messages\n"
-            "are lost to them: restore the files instead if you can. `nsqha log verify` shows the ranges."
+            "are lost to them: restore the files instead if you can. `nsqha log verify` shows the ranges.\n"
+            "In a cluster, and of all channels, the range is given up too if no other replica has it: replicas are\n"
+            "made without it from then on (move, decommission). Who has it still gives it when it comes back."
         ),
         examples=("nsqha log skip orders --yes", "nsqha log skip orders/0 billing --yes --json"),
         shape=SKIP_SHAPE,
@@ -139,19 +144,27 @@ def run_skip(args: argparse.Namespace) -> int:
             confirm(question, yes=False)
         answer = admin.call("SkipDamage", **chosen)
     skipped = [record(item) for item in answer.skipped]
+    given_up = [record(item) for item in answer.given_up]
     for failed in answer.errors:
         say(f"{args.parser.prog}: partition {failed.partition}: {failed.error}")
     if args.json:
-        print_json({"topic": topic, "skipped": skipped})
-    elif not skipped and not answer.errors:
+        print_json({"topic": topic, "skipped": skipped, "given_up": given_up})
+    elif not skipped and not given_up and not answer.errors:
         say("no channel is stopped")
     for item in () if args.json else skipped:
         offsets = f"offsets {item['first_offset']}-{item['end_offset'] - 1}"
         lost = f"{item['messages_lost']} messages lost"
         print(f"{topic}/{item['partition']} {item['channel']}: skipped {offsets}, {lost}")
+    for item in () if args.json else given_up:
+        print(f"{topic}/{item['partition']}: {_messages(item)} given up: replicas are made without")
     if answer.errors:
-        return exits.PARTLY if skipped else exits.FAILED
+        return exits.PARTLY if skipped or given_up else exits.FAILED
     return exits.OK
+
+
+def _messages(item: dict[str, Any]) -> str:
+    first, end = item["first_offset"], item["end_offset"]
+    return f"offsets {first}-{end - 1}" if first < end else "a batch without messages"
 
 
 # ---- finding logs

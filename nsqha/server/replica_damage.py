@@ -234,15 +234,15 @@ class ReplicaDamage:
 
     # ---- giving up
 
-    async def give_up(self, key: Key) -> list[Range]:
+    async def give_up(self, key: Key, *, seconds: float = ASK_SECONDS) -> list[Range]:
         """An operator's decision: what no other replica gives now is LOST, and the log may be copied and led without.
 
-        What was given up by this. Poisoned: the disk failed. Safe to repeat."""
+        `seconds`: they are asked so long; what comes later is written all the same. What was given up by this. Poisoned: the disk failed. Safe to repeat."""
         if (log_ := self._replicas.log_of(key)) is None:
             return []
         before = {n for first, end in self.known(key) for n in range(first, end) if self._marked(log_, n)}
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(seconds):
                 for first, end in self.known(key):
                     if self._others(key):
                         await self._repairer.mend(key, log_, first, end)

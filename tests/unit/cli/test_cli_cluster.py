@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,6 +172,21 @@ def test_what_others_have_more_is_said() -> None:
     assert f"{GONE:016x}" in text
 
 
+def test_a_replica_with_damage_may_lead_if_it_is_named_and_what_it_can_not_read_is_said() -> None:
+    record = meta((A, B), replicas=(A, B, C))
+    bad = replace(report(B, 50, corrupt=True), damage=((5, 7, 40, 52), (9, 10, 0, 0)), damaged_ranges=3)
+    assert "name the one" in str(elect_unclean(record, {B: bad}, NODES))
+    found = chosen(elect_unclean(record, {B: bad}, NODES, wanted=B))
+    assert found.meta.damage_accepted == found.meta.epoch > record.epoch
+    text = "\n".join(cost(found, {B: bad}, picture(record)))
+    assert "node-b can not read batches 5 to 6: messages at offsets 40 to 51" in text
+    assert "batches 9 to 9\n" in text and "1 more" in text and "nsqha log skip" in text
+    whole = chosen(elect_unclean(record, {B: report(B, 50)}, NODES, wanted=B))
+    assert not whole.meta.damage_accepted and "can not read" not in "\n".join(
+        cost(whole, {B: report(B, 50)}, picture())
+    )
+
+
 def test_nobody_is_elected_who_can_not_lead() -> None:
     record = meta((A, B), replicas=(A, B, C))
     assert elect_unclean(record, {}, NODES) == "no replica that can lead has answered"
@@ -254,3 +271,15 @@ def test_a_wrong_flag_of_a_daemon_has_a_suggestion(capsys: pytest.CaptureFixture
         build_parser("broker").parse_args(["broker", "--etcd-endpont", "x"])
     assert refused.value.code == exits.USAGE
     assert "did you mean --etcd-endpoint?" in capsys.readouterr().err
+
+
+def test_a_verb_imports_what_it_needs() -> None:
+    """Each line is a process that people and monitoring start all the time."""
+    parse = "from nsqha.cli import build_parser; build_parser('cluster').parse_args(['cluster', 'status'])"
+    show = "import nsqha.cli.cluster_show, nsqha.server.etcd_access"
+    for code, without in (
+        (parse, {"nsqha.election.model", "grpc", "msgspec"}),
+        (show, {"aiohttp", "uvloop", "tenacity", "lookupd", "nsqha.election.events", "nsqha.server.broker"}),
+    ):
+        check = f"import sys\n{code}\nassert not sys.modules.keys() & {without!r}, sys.modules.keys() & {without!r}"
+        subprocess.run([sys.executable, "-c", check], check=True, timeout=60)

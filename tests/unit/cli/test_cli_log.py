@@ -50,16 +50,30 @@ def test_what_can_not_be_listed_is_named(data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("skipped", "errors", "status"), [(1, 0, exits.OK), (0, 0, exits.OK), (1, 1, exits.PARTLY), (0, 2, exits.FAILED)]
+    ("skipped", "given_up", "errors", "status"),
+    [
+        (1, 0, 0, exits.OK),
+        (0, 0, 0, exits.OK),
+        (1, 0, 1, exits.PARTLY),
+        (0, 1, 1, exits.PARTLY),
+        (0, 0, 2, exits.FAILED),
+    ],
 )
 def test_a_skip_that_no_partition_did_has_failed(
-    monkeypatch: pytest.MonkeyPatch, skipped: int, errors: int, status: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    skipped: int,
+    given_up: int,
+    errors: int,
+    status: int,
 ) -> None:
     answer = pb.SkipDamageResponse(
         skipped=[pb.SkippedDamage(channel="c", partition=n, first_offset=3, end_offset=5) for n in range(skipped)],
         errors=[pb.PartitionError(partition=9, error="it is away")] * errors,
+        given_up=[pb.GivenUp(partition=n, first_offset=3, end_offset=5) for n in range(given_up)],
     )
     broker = nullcontext(SimpleNamespace(call=lambda *_, **__: answer))
     monkeypatch.setattr(Admin, "of", lambda _: broker)
     args = build_parser("log").parse_args(["log", "skip", "orders", "--yes"])
     assert args.run(args) == status
+    assert ("orders/0: offsets 3-4 given up" in capsys.readouterr().out) == bool(given_up)
