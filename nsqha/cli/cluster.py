@@ -10,8 +10,17 @@ import argparse
 from typing import Any
 
 from nsqha.cli import exits
-from nsqha.cli.cluster_access import add_cluster_tls, add_etcd
-from nsqha.cli.parser import Parser, add_json, add_verb, add_yes, count, topic_and_partition
+from nsqha.cli.parser import (
+    Parser,
+    add_certificate,
+    add_etcd,
+    add_json,
+    add_timeout,
+    add_verb,
+    add_yes,
+    count,
+    topic_and_partition,
+)
 from nsqha.cli.parser import name as topic_name
 from nsqha.cli.verbs import VERBS
 
@@ -145,7 +154,7 @@ def _add_changes(verbs: Any) -> None:
     verb.add_argument("--node", metavar="NODE", help="who is to lead (with --unclean default: the one that has most)")
     verb.add_argument("--unclean", action="store_true", help="acknowledged messages may be lost")
     add_yes(verb)
-    add_cluster_tls(verb)
+    _add_nodes(verb)
     _finish(verb, wait=True)
 
 
@@ -189,7 +198,7 @@ def _add_accept(verbs: Any) -> None:
         help="decide although this node is not heard; what it alone has may be lost. May be repeated",
     )
     add_yes(verb)
-    add_cluster_tls(verb)
+    _add_nodes(verb)
     _finish(verb)
 
 
@@ -209,6 +218,12 @@ def _add_partition(verb: Parser) -> None:
     verb.add_argument(
         "topic", metavar="TOPIC/PARTITION", type=topic_and_partition, help="orders/0; orders if it has one"
     )
+
+
+def _add_nodes(verb: Parser) -> None:
+    """For verbs that ask the nodes themselves."""
+    add_certificate(verb)
+    add_timeout(verb, "3s")
 
 
 def _finish(verb: Parser, *, wait: bool = False) -> None:

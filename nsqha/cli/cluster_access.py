@@ -7,7 +7,6 @@ and to other operators. A cluster that does not exist is never begun by looking 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.cli import exits
 from nsqha.cli.admin import credentials
-from nsqha.cli.parser import Parser, add_certificate, add_timeout, did_you_mean
+from nsqha.cli.parser import did_you_mean
 from nsqha.clock import SystemClock
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
@@ -28,43 +27,6 @@ from nsqha.election.store import MetadataStore
 
 if TYPE_CHECKING:
     from nsqha.election.etcd import EtcdStore
-
-ETCD_ENDPOINT = "127.0.0.1:2379"
-
-
-def add_etcd(parser: Parser) -> None:
-    """Where the cluster's metadata is."""
-    group = parser.add_argument_group("the cluster")
-    given = os.environ.get("NSQHA_ETCD_ENDPOINT", ETCD_ENDPOINT)
-    group.add_argument(
-        "--etcd-endpoint",
-        metavar="HOST:PORT",
-        action="append",
-        help=f"member of its etcd, may be repeated (default {ETCD_ENDPOINT}, $NSQHA_ETCD_ENDPOINT)",
-    )
-    group.add_argument(
-        "--cluster-name",
-        metavar="NAME",
-        default=os.environ.get("NSQHA_CLUSTER_NAME", "nsqha"),
-        help="default nsqha, $NSQHA_CLUSTER_NAME",
-    )
-    for name, what in (
-        ("etcd-ca", "certificate authority of etcd; with it TLS is used"),
-        ("etcd-cert", "certificate for etcd"),
-        ("etcd-key", "key of --etcd-cert"),
-        ("etcd-user", "user name for etcd"),
-        ("etcd-password-file", "file with the password for etcd"),
-    ):
-        variable = f"NSQHA_{name.upper().replace('-', '_')}"
-        kind, default = "NAME" if name == "etcd-user" else "PATH", os.environ.get(variable, "")
-        group.add_argument(f"--{name}", metavar=kind, default=default, help=f"{what} (${variable})")
-    parser.set_defaults(etcd_endpoint_default=given)
-
-
-def add_cluster_tls(parser: Parser) -> None:
-    """For verbs that ask the nodes themselves."""
-    add_certificate(parser)
-    add_timeout(parser, "3s")
 
 
 @dataclass(frozen=True)

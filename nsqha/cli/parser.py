@@ -19,6 +19,7 @@ from nsqha.cli.times import parse_duration
 
 GRPC_ADDRESS = "127.0.0.1:4152"
 TCP_ADDRESS = "127.0.0.1:4150"
+ETCD_ENDPOINT = "127.0.0.1:2379"
 COLUMNS = 118  # of running text in help; that is the width of what is written by hand
 
 Run = Callable[[argparse.Namespace], int]
@@ -197,6 +198,35 @@ def _add_security(parser: Parser) -> None:
     group.add_argument("--tls-insecure-skip-verify", action="store_true", help="take any certificate")
     group.add_argument("--auth-secret", metavar="SECRET", default="", help="for AUTH ($NSQHA_AUTH_SECRET)")
     group.add_argument("--auth-secret-file", metavar="PATH", default="", help="file with it: others can not see it")
+
+
+def add_etcd(parser: Parser) -> None:
+    """Where a cluster's metadata are."""
+    group = parser.add_argument_group("the cluster")
+    given = os.environ.get("NSQHA_ETCD_ENDPOINT", ETCD_ENDPOINT)
+    group.add_argument(
+        "--etcd-endpoint",
+        metavar="HOST:PORT",
+        action="append",
+        help=f"member of its etcd, may be repeated (default {ETCD_ENDPOINT}, $NSQHA_ETCD_ENDPOINT)",
+    )
+    group.add_argument(
+        "--cluster-name",
+        metavar="NAME",
+        default=os.environ.get("NSQHA_CLUSTER_NAME", "nsqha"),
+        help="default nsqha, $NSQHA_CLUSTER_NAME",
+    )
+    for name, what in (
+        ("etcd-ca", "certificate authority of etcd; with it TLS is used"),
+        ("etcd-cert", "certificate for etcd"),
+        ("etcd-key", "key of --etcd-cert"),
+        ("etcd-user", "user name for etcd"),
+        ("etcd-password-file", "file with the password for etcd"),
+    ):
+        variable = f"NSQHA_{name.upper().replace('-', '_')}"
+        kind, default = "NAME" if name == "etcd-user" else "PATH", os.environ.get(variable, "")
+        group.add_argument(f"--{name}", metavar=kind, default=default, help=f"{what} (${variable})")
+    parser.set_defaults(etcd_endpoint_default=given)
 
 
 # ---- types of arguments: ValueError would lose the reason
