@@ -246,7 +246,7 @@ def test_clients_find_the_broker_and_come_back_after_its_crash(
                 for way in ("found", "known"):
                     publish_until_ok(client, f"{library.name}.{way}", f"{way} after".encode())
             for library, client in libraries:
-                again = set()
+                again: set[bytes] = set()
                 while len(again) < 4:
                     message = client.must_get(40)
                     client.fin(message)

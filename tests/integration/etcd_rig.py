@@ -57,7 +57,7 @@ def guard(options: EtcdOptions, password: str) -> None:
         ("UserGrantRole", rpc.AuthUserGrantRoleRequest(user="nsqha", role="broker")),
         ("AuthEnable", rpc.AuthEnableRequest()),
     ]:
-        eventually(lambda call=call, request=request: _granted(client, call, request))  # type: ignore[misc]
+        eventually(lambda call=call, request=request: _granted(client, call, request))
     client.close()
 
 

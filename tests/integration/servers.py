@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nsqha.errors import Unavailable
 
@@ -185,7 +185,7 @@ class Daemon:
                 f"{self.command} ignored {number.name if number else 'a signal'}:\n{self.log()[-3000:]}"
             ) from None
 
-    def __enter__(self) -> Daemon:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -41,7 +41,7 @@ def admin(channel: grpc.Channel) -> Any:
 @pytest.fixture
 def topic(admin: Any, request: pytest.FixtureRequest) -> str:
     """A topic of the test's own, with channel c."""
-    name = request.node.name[:60].replace("[", "-").replace("]", "")
+    name = str(request.node.name)[:60].replace("[", "-").replace("]", "")
     admin.CreateTopic(pb.CreateTopicRequest(topic=name, channels=["c"]))
     return name
 
@@ -84,7 +84,7 @@ def seek(admin: Any, topic: str, *, plan_only: bool = False, partition: int | No
 
 def floor(admin: Any, topic: str) -> int:
     channel = admin.DescribeChannel(pb.DescribeChannelRequest(topic=topic, channel="c")).channel
-    return channel.partitions[0].floor
+    return int(channel.partitions[0].floor)
 
 
 def peek(admin: Any, topic: str, **where: Any) -> list[Any]:

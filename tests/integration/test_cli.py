@@ -57,7 +57,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevNode]:
 
 def keys_of(shape: str) -> set[str]:
     """The top-level keys of a help text's shape."""
-    found, depth, at = set(), 0, 0
+    found: set[str] = set()
+    depth = at = 0
     while at < len(shape):
         if shape[at] in "{[":
             depth += 1
@@ -331,8 +332,10 @@ def test_a_rate_is_kept(node: DevNode) -> None:
 
 
 def test_lines_are_published_as_they_come(node: DevNode) -> None:
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([str(BIN / "nsqha"), "pub", "slowly"], env=node.environment, text=True, **pipes)
+    command = [str(BIN / "nsqha"), "pub", "slowly"]
+    process = subprocess.Popen(
+        command, env=node.environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None
     process.stdin.write("first\n")
     process.stdin.flush()

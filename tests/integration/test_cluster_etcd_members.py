@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def etcd(tmp_path_factory: pytest.TempPathFactory, access: Certificates) -> Iter
 
 
 def options(access: Certificates, endpoints: tuple[str, ...], *, login: bool = True) -> EtcdOptions:
-    user = {"user": "nsqha", "password": PASSWORD} if login else {}
-    return EtcdOptions(endpoints, ca=access.cert("ca"), cert=access.cert("client"), key=access.key("client"), **user)
+    found = EtcdOptions(endpoints, ca=access.cert("ca"), cert=access.cert("client"), key=access.key("client"))
+    return replace(found, user="nsqha", password=PASSWORD) if login else found
 
 
 @pytest.fixture(scope="module")

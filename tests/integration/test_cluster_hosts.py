@@ -110,7 +110,7 @@ def test_replicas_are_on_different_hosts_and_in_different_zones(cluster: HostsCl
     name = f"spread-{next(names)}"
     cluster.lookupd.request(f"/topic/create?topic={name}&partition_num=6&replicator=2", b"")
     for number in range(6):
-        wait_until(lambda n=number: len(cluster.hosts_of(name, n)) == 2, f"{name}/{number} is placed", 30)
+        wait_until(lambda n=number: len(cluster.hosts_of(name, n)) == 2, f"{name}/{number} is placed", 30)  # type: ignore[misc]
         cluster.wait_isr(name, 2, number=number)
         assert {ZONES[host] for host in cluster.hosts_of(name, number)} == {"a", "b"}
     whole = f"whole-{next(names)}"

@@ -238,9 +238,10 @@ async def attempts(target: Target, tls: ClusterTls | None, claims: int) -> dict[
         await call("Status", pb.StatusRequest(cluster_id=target.cluster_id, keys=[key]))
         await call("Fetch", pb.FetchRequest(cluster_id=target.cluster_id, key=key, epoch=target.epoch, max_bytes=999))
         await call("EpochEnd", pb.EpochEndRequest(cluster_id=target.cluster_id, key=key, epoch=target.epoch))
-        record = {"cluster_id": target.cluster_id, "topic": target.topic, "topic_uid": target.uid}
+        record: dict[str, Any] = {"cluster_id": target.cluster_id, "topic": target.topic, "topic_uid": target.uid}
         await call("Reconcile", routing_pb2.ReconcileRequest(**record))
-        await call("Administer", routing_pb2.AdministerRequest(**record, what=1, channel="steady"))
+        empty = routing_pb2.ADMINISTRATION_EMPTY_TOPIC
+        await call("Administer", routing_pb2.AdministerRequest(**record, what=empty, channel="steady"))
     finally:
         await peers.close()
     return found

@@ -25,6 +25,11 @@ def restore(folder: Path, contents: dict[str, bytes]) -> None:
         (folder / name).write_bytes(data)
 
 
+def replace(folder: Path, text: str) -> None:
+    shutil.rmtree(folder)
+    folder.write_text(text)
+
+
 def mixed(old: bytes, new: bytes, rng: random.Random) -> bytes:
     """Some sectors of before, some of after."""
     size = max(len(old), len(new))
@@ -57,7 +62,7 @@ def test_whatever_lies_there_the_channel_is_where_it_was(tmp_path: Path) -> None
             "mixed": lambda: restore(folder, {n: mixed(before[n], after[n], rng) for n in after}),
             "garbage": lambda: restore(folder, {name: rng.randbytes(50_000) for name in after}),
             "another's": lambda: restore(folder, {"data.mdb": b"not a database"}),
-            "a file": lambda: (shutil.rmtree(folder), folder.write_text("a file"))[0],
+            "a file": lambda: replace(folder, "a file"),
         }
         for name, damage in damages.items():
             node.kill()

@@ -93,7 +93,8 @@ class Replaced:
         (self._folder / file).write_bytes(data)
 
     def options(self, endpoint: str) -> EtcdOptions:
-        return EtcdOptions((endpoint,), *(str(self._folder / file) for file in ("ca.crt", "mine.crt", "mine.key")))
+        ca, cert, key = (str(self._folder / file) for file in ("ca.crt", "mine.crt", "mine.key"))
+        return EtcdOptions((endpoint,), ca, cert, key)
 
 
 @pytest.fixture

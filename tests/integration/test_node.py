@@ -68,7 +68,7 @@ def test_what_was_acknowledged_survives_kill_9_and_what_was_finished_does_not_co
         client.subscribe("orders", "billing", 1)
         for n in range(5):
             client.send(pub("orders", b"message %d" % n))
-        seen = []
+        seen: list[bytes] = []
         oks = 0
         while len(seen) < 2 or oks < 5:
             kind, data = client.frame()

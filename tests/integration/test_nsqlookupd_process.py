@@ -38,7 +38,8 @@ def daemon() -> Iterator[tuple[subprocess.Popen[str], str, str]]:
                 addresses.append(found[1])
             if len(addresses) == 2:
                 break
-        yield process, *addresses
+        tcp, http = addresses
+        yield process, tcp, http
     finally:
         process.kill()
         process.wait()

@@ -142,7 +142,7 @@ class Load:
         self._processes += 1
         return self._processes
 
-    async def connect(self, **identify: object) -> tuple[int, V2]:
+    async def connect(self, **identify: Any) -> tuple[int, V2]:
         """A connection with its number, as soon as the broker takes one."""
         while True:
             try:
@@ -317,7 +317,7 @@ class TcpPublisher:
                         await asyncio.wait(self._open, return_when=asyncio.FIRST_COMPLETED)
                     # Now and then everybody is quiet: then progress has to go to the log by itself.
                     await asyncio.sleep(rng.uniform(0.3, 1.5) if rng.random() < 0.02 else rng.uniform(0.005, 0.06))
-                if self._open:
+                if self._open:  # type: ignore[unreachable]  # publishing ends meanwhile
                     await asyncio.wait(self._open, timeout=20)
             except Gone:
                 pass
