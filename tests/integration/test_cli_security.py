@@ -55,6 +55,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates)
         f"--tls-root-ca-file={certificates.cert('ca')}",
         "--tls-client-auth-policy=require-verify",
         "--tls-required=true",
+        "--https-address=127.0.0.1:0",
         f"--auth-http-address=127.0.0.1:{server.server_address[1]}",
     ]
     with Node(tmp_path_factory.mktemp("broker"), sync="none", flags=flags) as node:
