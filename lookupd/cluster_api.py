@@ -103,6 +103,7 @@ class ClusterApi:
             "moves": moves,
             "leaderless": [_named(name) for name, meta in sorted(metas.items()) if meta.leader not in view.nodes],
             "balance_paused": intents.balance_paused,
+            "unreadable": sorted(view.unreadable.values()),
         }
         if term is not None:
             machine = term.machine

@@ -51,7 +51,16 @@ from nsqha.election.model import Controller, PartitionMeta, Versioned
 from nsqha.election.rounds import Limits
 from nsqha.election.session import Session
 from nsqha.election.store import Intent, MetadataStore
-from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
+from nsqha.errors import (
+    ConfigError,
+    Conflict,
+    LogCorrupt,
+    NotFound,
+    NsqhaError,
+    OutcomeUnknown,
+    StaleMetadata,
+    Unavailable,
+)
 from nsqha.nsqlog import Log
 from nsqha.pb.v1.replication_pb2 import ROLE_LEADER, PartitionKey, StatusReply, StatusRequest
 from nsqha.quantile import Histogram
@@ -430,14 +439,20 @@ class Term:
         self.hint("topics/")
 
     async def _read(self, call: Callable[[], T]) -> T:
-        """Until it succeeds: the machine waits for it."""
+        """Until it succeeds: the machine waits for it. A record that nobody can read holds up nothing else."""
         pause, longest = READ_AGAIN_S
+        said = ""
         while True:
             try:
                 return await self._shell.run(call)
             except (Unavailable, OutcomeUnknown):
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
+                pass
+            except (LogCorrupt, ConfigError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._shell.log.error("record_unreadable", "%s; nothing is decided about it until it can", said)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def _say(self, say: Say) -> None:
         counts, log = self._shell.counts, self._shell.log

@@ -44,12 +44,12 @@ def _add_looks(verbs: Any) -> None:
         "status",
         lambda args: _shown(args, "status"),
         help="show whether the cluster is well, and what it is busy with",
-        description="Show whether the cluster is well. Exit status 1: something can not be acknowledged, or there is "
-        "no controller; for monitoring.",
+        description="Show whether the cluster is well. Exit status 1: something can not be acknowledged, there is "
+        "no controller, or records can not be read; for monitoring.",
         examples=("nsqha cluster status", "nsqha cluster status --json"),
         shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
         '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
-        '"moves", "decommissions", "balance_paused", "doubt", "healthy"}',
+        '"moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
         statuses=USUAL,
     )
     _finish(verb)
@@ -239,7 +239,7 @@ def _shown(args: argparse.Namespace, what: str) -> int:
     from nsqha.cli.screen import print_json
 
     with opened(args) as store:
-        picture = look(store, args)
+        picture = look(store, args, forgiving=True)
         doubt = store.why_not() if what == "status" else ""
     if what == "status":
         shown = show.status(picture, doubt)

@@ -24,6 +24,7 @@ from nsqha.election.moves import Intents, read_intents
 from nsqha.election.placement import PartitionName, able
 from nsqha.election.session import called
 from nsqha.election.store import MetadataStore
+from nsqha.errors import ConfigError, LogCorrupt
 
 if TYPE_CHECKING:
     from nsqha.election.etcd import EtcdStore
@@ -61,6 +62,7 @@ class Picture:
     nodes: Mapping[int, NodeInfo]
     intents: Intents
     controller: Controller | None
+    unreadable: tuple[str, ...] = ()  # records that nobody can read, and why; they are not in here
 
     @cached_property
     def metas(self) -> dict[PartitionName, PartitionMeta]:
@@ -143,10 +145,17 @@ def opened(args: argparse.Namespace) -> Iterator[EtcdStore]:
         store.close()
 
 
-def look(store: MetadataStore, args: argparse.Namespace) -> Picture:
-    """Ask etcd for everything."""
+def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = False) -> Picture:
+    """Ask etcd for everything. `forgiving`: for a look and no change, what can not be read is left out."""
     flags = EtcdFlags.of(args)
-    topics: Mapping[str, Versioned[TopicRecord]] = store.topics()
+    topics: Mapping[str, Versioned[TopicRecord]]
+    nodes: Mapping[int, NodeInfo]
+    try:
+        topics, nodes = store.topics(), store.nodes()
+    except (ConfigError, LogCorrupt):
+        if not forgiving:
+            raise
+        topics, nodes = store.view().topics, store.view().nodes
     intents = {name: intent.record for name, intent in store.intents().items()}
     return Picture(
         flags.cluster_name,
@@ -154,9 +163,10 @@ def look(store: MetadataStore, args: argparse.Namespace) -> Picture:
         ", ".join(flags.etcd_endpoints),
         store.revision,
         {name: topic.record for name, topic in topics.items()},
-        store.nodes(),
+        nodes,
         read_intents(intents),
         store.controller(),
+        tuple(sorted(store.view().unreadable.values())),
     )
 
 

@@ -39,7 +39,8 @@ def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
         "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
         "balance_paused": intents.balance_paused,
         "doubt": doubt,
-        "healthy": controller is not None and not doubt and not states[LEADERLESS] and not states[BELOW],
+        "unreadable": list(picture.unreadable),
+        "healthy": not (controller is None or doubt or picture.unreadable or states[LEADERLESS] or states[BELOW]),
     }
 
 
@@ -94,6 +95,8 @@ def print_status(shown: dict[str, Any], etcd: str) -> None:
     print(f"nodes       {len(shown['nodes'])} alive: {', '.join(shown['nodes']) or 'none'}{away}")
     if shown["doubt"]:
         print(f"metadata    not believed: {shown['doubt']}")
+    for why in shown["unreadable"]:
+        print(f"unreadable  {why}")
     print(f"partitions  {shown['partitions']:,}{_troubles(shown)}")
     for found in shown["moves"]:
         joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""

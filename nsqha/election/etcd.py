@@ -43,7 +43,7 @@ from nsqha.election.model import (
 )
 from nsqha.election.session import Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent
-from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown, StaleMetadata, Unavailable
+from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.ids import is_ephemeral, new_uid
 
 RETRIES = 20
@@ -161,7 +161,7 @@ class EtcdStore:
 
     def intents(self) -> dict[str, Versioned[Intent]]:
         kvs, _ = list_keys(self._client, self._keys.intents)
-        return {self._keys.short(kv.key).removeprefix("intents/"): etcd_keys.intent_of(kv) for kv in kvs}
+        return {self._keys.short(kv.key).removeprefix("intents/"): _intent_or_none(kv) for kv in kvs}
 
     # Acceptance (nsqha.election.accepting)
 
@@ -523,6 +523,13 @@ class EtcdStore:
         now = self.controller()
         if now is None or now.epoch != epoch:
             raise Conflict(f"controller epoch {epoch} is over")
+
+
+def _intent_or_none(kv: Any) -> Versioned[Intent]:
+    try:
+        return etcd_keys.intent_of(kv)
+    except (LogCorrupt, ConfigError):  # the watch reports it
+        return Versioned({}, kv.mod_revision)
 
 
 def _partitions(topic: Versioned[TopicRecord]) -> Iterator[tuple[int, PartitionMeta]]:

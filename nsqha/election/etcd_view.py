@@ -1,7 +1,8 @@
 """A copy of a cluster's keys, kept up to date by the watch and handed out as immutable views.
 
 Only the watch thread changes it. A record that can not be read (of a newer version, or damaged) is left as it was known
-before and reported; whoever has to decide by it reads it himself and gets the error.
+before, reported once, and named in each view (`unreadable`); whoever has to decide by it reads it himself and gets the
+error.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Records:
     nodes: dict[int, NodeInfo] = field(default_factory=dict)
     controller: Controller | None = None
     node_names: dict[int, str] = field(default_factory=dict)  # also of those that are away
+    unreadable: dict[str, str] = field(default_factory=dict)  # without the prefix -> why
     _names: dict[int, str] = field(default_factory=dict)  # by topic uid
     _round: dict[str, None] = field(default_factory=dict)  # keys that changed since the last view
     _gone: list[int] = field(default_factory=list)  # uids of topics that were removed since the last view
@@ -39,11 +41,14 @@ class Records:
         short = self._touch(kv)
         try:
             self._put(short, kv)
+            self.unreadable.pop(short, None)
         except (LogCorrupt, ConfigError) as error:
+            self.unreadable[short] = str(error)
             self.trouble(str(error))
 
     def remove(self, kv: Any) -> None:
         short = self._touch(kv)
+        self.unreadable.pop(short, None)
         kind, _, rest = short.partition("/")
         if short == "controller":
             self.controller = None
@@ -88,6 +93,7 @@ class Records:
             dict(self.nodes),
             self.controller,
             dict(self.node_names),
+            dict(self.unreadable),
         )
 
     def _join(self, topic: Versioned[TopicRecord]) -> Versioned[TopicRecord]:
@@ -127,8 +133,10 @@ class Records:
             self.nodes[uid] = etcd_keys.node_info(kv)
         elif kind == "tombstones" and (uid := etcd_keys.uid_of(short)):
             self.tombstones[uid] = etcd_keys.record_of(Tombstone, kv)
-        elif kind == "intents" and (uid := etcd_keys.uid_of(short)):
-            self.node_names[uid] = str(etcd_keys.intent_of(kv).record.get("name", ""))
+        elif kind == "intents":
+            intent = etcd_keys.intent_of(kv).record  # also of those that are not kept here: this is who reports it
+            if uid := etcd_keys.uid_of(short):
+                self.node_names[uid] = str(intent.get("name", ""))
         elif (partition := etcd_keys.partition_of(short)) is not None:
             uid, number = partition
             self.partitions.setdefault(uid, {})[number] = etcd_keys.partition_meta(kv)

@@ -38,6 +38,7 @@ class View:
     nodes: Mapping[int, NodeInfo] = field(default_factory=dict)
     controller: Controller | None = None
     names: Mapping[int, str] = field(default_factory=dict)  # what nodes that hold something were last called
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # records, by key without prefix -> why
 
     def partition(self, topic: str, number: int) -> PartitionMeta | None:
         found = self.topics.get(topic)

@@ -16,7 +16,8 @@
   "controller", "intents/<name>", "cluster"; uids as 16 hex digits); whoever gets one reads again. They may be late,
   repeated or, when a connection breaks, a single "" for "anything".
 - StaleMetadata from any method: this is another store than the one this node belongs to, or an older state of it.
-- ConfigError or LogCorrupt from a read: a record is of a newer version, or is none.
+- ConfigError or LogCorrupt from a read: a record is of a newer version, or is none. Only an intent of which that is
+  true counts as empty: it is none that anybody knows, and can be changed or removed by its name.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ from contextlib import asynccontextmanager
 import uvloop
 
 from lookupd.controller import SECONDS
+from nsqha.election import moves
+from nsqha.election.etcd import EtcdStore
+from nsqha.election.etcd_keys import put
+from nsqha.election.placement import PartitionName
 from nsqha.errors import NotFound
 from nsqha.quantile import Histogram
 from tests.etcd_server import EtcdServer
@@ -65,6 +69,45 @@ def test_topics_are_placed_led_and_led_by_others_when_a_node_dies(etcd: EtcdServ
         finally:
             await shell.stop()
         assert world.store.controller() is None
+
+    run(etcd, open_store, story)
+
+
+def test_records_that_nobody_can_read_cost_no_other_partition_its_leader(etcd: EtcdServer, open_store: Open) -> None:
+    async def story(world: World) -> None:
+        store: EtcdStore = world.store
+        shell = world.shell()
+        world.create()
+        world.create("spoilt")
+        spoilt = await asyncio.to_thread(lambda: store.topic("spoilt"))
+        assert spoilt is not None
+        keys, moved = store._keys, moves.move_name(PartitionName("t", 5, 0))
+        await asyncio.to_thread(lambda: store._txn([], [put(keys.intent(moved), b"?")]))
+        await shell.start()
+        try:
+            await world.led()
+            await world.until(lambda: world.meta("spoilt").leader != 0)
+            for topic in ("t", "spoilt"):
+                world.join_all(topic)
+                await world.until(lambda topic=topic: len(world.meta(topic).isr) == 3)
+            await asyncio.to_thread(lambda: store._txn([], [put(keys.partition(spoilt.record.uid, 0), b"{")]))
+            asked: list[str] = []
+            read = store.topic
+            store.topic = lambda name: (asked.append(name), read(name))[1]  # type: ignore[method-assign]
+            world.nodes[world.meta("spoilt").leader].kill()
+            await world.until(lambda: asked.count("spoilt") > 1)
+            if (leader := world.nodes[world.meta().leader]).up:
+                leader.kill()
+            await world.until(lambda: world.nodes[world.meta().leader].up)
+            assert shell.counts.terms == 1
+            unreadable = sorted(store.view().unreadable)
+            assert unreadable == [f"intents/{moved}", f"partitions/{spoilt.record.uid:016x}/0"]
+            found = (await asyncio.to_thread(store.intents))[moved]
+            assert found.record == {}
+            await asyncio.to_thread(lambda: store.put_intent(moved, {"a": 1}, expected_version=found.version))
+            assert (await asyncio.to_thread(store.intents))[moved].record == {"a": 1}
+        finally:
+            await shell.stop()
 
     run(etcd, open_store, story)
 

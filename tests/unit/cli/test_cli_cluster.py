@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,15 +12,18 @@ import pytest
 
 from nsqha.cli import broker, build_parser, exits, lookupd
 from nsqha.cli import cluster_show as show
-from nsqha.cli.cluster_access import Picture
+from nsqha.cli.cluster_access import Picture, look
 from nsqha.cli.cluster_change import cost
 from nsqha.cli.cluster_import import partition as imported_partition
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.election.elect import ReplicaReport
-from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
+from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.moves import Intents
 from nsqha.election.placement import PartitionName
+from nsqha.election.session import View
+from nsqha.election.store import MemoryStore
 from nsqha.election.unclean import Unclean, elect_unclean
+from nsqha.errors import LogCorrupt
 
 A, B, C, GONE = 0xA, 0xB, 0xC, 0xD
 NODES = {uid: NodeInfo(uid, f"node-{uid:x}", registration=10 + uid) for uid in (A, B, C)}
@@ -57,6 +61,26 @@ def test_a_cluster_is_well_when_everything_can_be_acknowledged() -> None:
     assert not show.status(picture(meta(), meta((A,))))["healthy"]
     assert not show.status(replace(picture(meta()), controller=None))["healthy"]
     assert not show.status(picture(meta()), "nodes wait for nsqha cluster accept-metadata: node-a")["healthy"]
+
+
+def test_records_that_can_not_be_read_are_shown_and_refuse_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    why = "etcd key /nsqha/c/topics/bad: this is no TopicRecord"
+
+    class Store(MemoryStore):
+        def topics(self) -> dict[str, Versioned[TopicRecord]]:
+            raise LogCorrupt(why)
+
+        def view(self) -> View:
+            return replace(super().view(), unreadable={"topics/bad": why})
+
+    store, args = Store(random.Random(1)), build_parser().parse_args(["cluster", "status"])
+    store.create_topic("orders", TopicSettings())
+    shown = show.status(look(store, args, forgiving=True))
+    assert shown["unreadable"] == [why] and shown["partitions"] == 1 and not shown["healthy"]
+    show.print_status(shown, "e:1")
+    assert f"\nunreadable  {why}\n" in capsys.readouterr().out
+    with pytest.raises(LogCorrupt, match="topics/bad"):
+        look(store, args)
 
 
 def test_a_node_that_is_away_is_shown_by_what_records_say() -> None:

@@ -206,6 +206,24 @@ def test_a_record_that_can_not_be_read_is_left_as_it_was_and_the_rest_goes_on() 
     assert "/nsqha/test/nodes/0000000000000007" in trouble[0]
 
 
+def test_a_view_names_the_records_that_can_not_be_read_until_they_can_or_go() -> None:
+    intent, node = KEYS.intent("moves/x"), KEYS.node(7)
+    changes = [
+        response(2, put(intent, b"?", 2), put(node, b"{", 2)),
+        response(3, put(node, encode(NodeInfo(7)), 3)),
+        response(4, deleted(intent, 4)),
+    ]
+    views, _, trouble = run(FakeClient(changes))
+    assert [sorted(view.unreadable) for view in views] == [
+        [],
+        ["intents/moves/x", f"nodes/{7:016x}"],
+        ["intents/moves/x"],
+        [],
+    ]
+    assert "/nsqha/test/intents/moves/x" in trouble[0] and views[1].unreadable["intents/moves/x"] == trouble[0]
+    assert len(trouble) == 3, "each is said once; and that the stream ended"
+
+
 def test_keys_that_are_not_ours_are_left_alone() -> None:
     strange = response(
         2, *(put(KEYS.prefix.encode() + key, b"?", 2) for key in (b"new/kind", b"nodes/x", b"partitions/5"))
