@@ -147,7 +147,7 @@ def test_a_message_left_alone_times_out_and_comes_back(client: Client, node: Nod
     client.fin(second)
     assert (second.body, second.attempts, second.id) == (b"left alone", 2, first.id)
     assert second.timestamp == first.timestamp
-    assert MSG_TIMEOUT - CLOCK_SLACK <= second.at - first.at <= MSG_TIMEOUT + 2
+    assert second.at - first.at >= MSG_TIMEOUT - CLOCK_SLACK
     wait_until(lambda: is_empty(node, topic, "ch"), "the channel is empty")
     stats = node.channel(topic, "ch")
     assert stats is not None
@@ -159,9 +159,9 @@ def test_touch_gives_more_time(client: Client, node: Node, topic: str) -> None:
     client.publish(topic, b"slow work")
     client.consume(topic, "ch", nsqd=node.tcp)
     message = client.must_get()
-    assert client.message(seconds=MSG_TIMEOUT * 0.6) is None
-    client.touch(message)
-    assert client.message(seconds=MSG_TIMEOUT * 0.7) is None, "it timed out although it was touched"
+    for _ in range(6):  # a fifth of the time-out each, so that a machine that stalls for a while is no failure
+        client.touch(message)
+        assert client.message(seconds=MSG_TIMEOUT / 5) is None, "it timed out although it was touched"
     client.fin(message)
     wait_until(lambda: is_empty(node, topic, "ch"), "the channel is empty")
     stats = node.channel(topic, "ch")
