@@ -354,7 +354,7 @@ class Cluster:
             self._news.clear()
             names, self._names = self._names, set()
             try:
-                await self._look_at(names)
+                self._look_at(names)
             except Exception as error:
                 # Whatever it was: a node that does not follow the records any more takes no role ever again.
                 if isinstance(error, NsqhaError):
@@ -364,7 +364,8 @@ class Cluster:
                 self._names |= names
                 self._loop.call_later(REJOIN_SECONDS, self._news.set)
 
-    async def _look_at(self, names: set[str]) -> None:
+    def _look_at(self, names: set[str]) -> None:
+        """Have everything done that follows from these records; waits for none of it."""
         view = self.view()
         self.hints.prune()
         everything = "" in names
@@ -384,11 +385,18 @@ class Cluster:
                 # Roles are taken side by side: one partition that waits for its disk delays no other.
                 self.spawn(self.replicas.settle(topic))
             elif ids.is_ephemeral(name):
-                await self.topics.vanished(name)  # with the node that made it
+                self._vanished(name)
             self.changed(name)
         if everything:
             for name in [name for name in self.topics if ids.is_ephemeral(name) and name not in view.topics]:
-                await self.topics.vanished(name)
+                self._vanished(name)
+
+    def _vanished(self, name: str) -> None:
+        """The record of an #ephemeral topic went with the node that made it. A change of it may be under way that waits
+        for that node: nobody's role waits for that."""
+        topic = self.topics.get(name)
+        if topic is not None:
+            self.spawn(self.topics.vanished(topic))
 
     async def _drop(self, tombstone: Tombstone) -> None:
         """Remove what is left of a deleted topic. What can not go now goes later, and keeps no other from its role."""

@@ -206,11 +206,14 @@ class Replicas:
     async def settle(self, topic: Versioned[TopicRecord]) -> None:
         """Play the roles that this record gives the node; what fails is tried again."""
         uid = topic.record.uid
+        concerned = []
         for number, meta in topic.record.partitions.items():
             key = (uid, number)
             here = key in self.leading or key in self.followers or key in self._strays
             if here or self._node in meta.replicas or self._node in meta.isr:
-                await self._try_to_settle(topic, number)
+                concerned.append(number)
+        # Side by side: whichever has to wait (for its files, its lock, the metadata) holds up no other.
+        await asyncio.gather(*[self._try_to_settle(topic, number) for number in concerned])
 
     async def _try_to_settle(self, topic: Versioned[TopicRecord], number: int) -> None:
         key = (topic.record.uid, number)

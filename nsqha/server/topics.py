@@ -160,12 +160,10 @@ class Topics(Mapping[str, Topic]):
         if self._node_uid in tombstone.nodes:
             await self._metadata.write(lambda: self._store.forget_tombstone(tombstone.uid, node=self._node_uid))
 
-    async def vanished(self, name: str) -> None:
+    async def vanished(self, topic: Topic) -> None:
         """The record of an #ephemeral topic is gone."""
-        topic = self._topics.get(name)
-        if topic is not None:
-            async with self._changes.of(name):
-                await self._end(topic)
+        async with self._changes.of(topic.name):
+            await self._end(topic)
 
     async def _end(self, topic: Topic) -> None:
         """Nobody is served from the topic any more and its logs are closed; the files stay."""

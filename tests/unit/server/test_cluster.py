@@ -38,7 +38,7 @@ def test_a_record_that_can_not_be_dealt_with_is_tried_again_and_others_are_looke
         looked: list[set[str]] = []
         errors: list[Exception] = [OSError("a folder that can not be removed"), Unavailable("not now")]
 
-        async def look_at(names: set[str]) -> None:
+        def look_at(names: set[str]) -> None:
             looked.append(set(names))
             if errors:
                 raise errors.pop(0)
@@ -107,6 +107,38 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
         made._hinted("")
         await pause(DROP_AGAIN_SECONDS)
         assert topics.tried == [5, 6] * 2 + [5] + [5, 6], "one removal of a topic at a time"
+        task.cancel()
+
+    run(scenario)
+
+
+def test_roles_are_taken_while_a_change_of_a_topic_that_went_with_its_node_still_waits_for_that_node() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        settled: list[str] = []
+        gone: list[str] = []
+
+        async def settle(topic: Any) -> None:
+            settled.append(topic.record.name)
+
+        class Topics(dict[str, Any]):
+            def adopt(self, topic: Any) -> None:
+                pass
+
+            async def vanished(self, topic: Any) -> None:
+                gone.append(topic)
+                await asyncio.Event().wait()
+
+        made.topics = cast(Any, Topics({"e#ephemeral": "the topic", "f#ephemeral": "another"}))
+        made.replicas = cast(Any, SimpleNamespace(settle=settle, nodes_changed=lambda: None))
+        view = View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
+        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        task = asyncio.ensure_future(made._follow_records())
+        for names in (("topics/e#ephemeral", "topics/t"), ("",)):
+            for name in names:
+                made._hinted(name)
+            await pause()
+        assert settled == ["t", "t"] and gone == ["the topic", "the topic", "another"]
         task.cancel()
 
     run(scenario)
@@ -219,7 +251,7 @@ def test_hints_say_where_to_send_and_not_who_leads_by_the_record() -> None:
         assert not made.not_led("other", 0) and made.leader("other", 0) is None
         view = view_of(5)
         assert made.leader("t", 0) == LeaderAt(2, "n2:4152", 5, 5), "the record has caught up"
-        await made._look_at({"nothing"})
+        made._look_at({"nothing"})
         assert not made.alive(3)
 
     run(scenario)

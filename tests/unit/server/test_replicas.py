@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES
-from nsqha.election.model import ChannelList, PartitionMeta
+from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import AppendFailed
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import (
     KEY,
     REGISTRATION,
+    UID,
     A,
     B,
     ReplicaRig,
@@ -181,9 +182,7 @@ def test_channels_that_were_made_here_since_the_record_was_read_are_in_the_epoch
     async def scenario() -> None:
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
-        record = rig.record(
-            leader=rig.node, epoch=2, isr={rig.node: log_uid}, registration=REGISTRATION, min_isr=1
-        )
+        record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid}, registration=REGISTRATION, min_isr=1)
         rig.disk.gate.clear()
         task = asyncio.ensure_future(rig.settle(record))
         await pause()
@@ -289,5 +288,27 @@ def test_a_follower_has_streams_to_the_other_followers_in_case_it_has_to_lead() 
         rig.links.prepared.clear()
         rig.replicas.nodes_changed()
         assert rig.links.prepared == {(B, f"n{B}")}, "it may be another life, which the last stream did not reach"
+
+    run(scenario)
+
+
+def test_a_partition_is_led_while_another_one_of_the_topic_can_not_be_settled() -> None:
+    """Its files are taken, or its record is read again and again."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        metas = {n: PartitionMeta(leader=A, epoch=1, isr={A: 5}, replicas=(A, B, rig.node), version=1) for n in (0, 1)}
+        record = TopicRecord("t", UID, 3, TopicSettings(partitions=2), partitions=metas)
+        rig.store.record = Versioned(record, 1)
+        await rig.settle(rig.store.record)
+        log_uid = rig.replicas.followers[UID, 1].log_uid
+        elected = replace(
+            metas[1], leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION, version=2
+        )
+        rig.store.record = Versioned(replace(record, partitions={0: replace(metas[0], version=2), 1: elected}), 2)
+        async with rig.replicas.changing((UID, 0)):
+            rig.spawn(rig.settle(rig.store.record))
+            await pause()
+            assert list(rig.replicas.leading) == [(UID, 1)]
 
     run(scenario)
