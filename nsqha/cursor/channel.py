@@ -67,7 +67,7 @@ class Channel(ChannelCursor):
     def deferred_count(self) -> int:
         """Messages that wait for a time: deferred ones that are not in flight, and requeued ones in memory."""
         in_flight = sum(single.deferred for single in self._flight.singles.values())
-        return max(len(self.postponed) - in_flight, 0) + self._waiting.delayed
+        return max(len(self.postponed) - in_flight, 0) + len(self._waiting.delays)
 
     @property
     def message_count(self) -> int:
@@ -84,6 +84,8 @@ class Channel(ChannelCursor):
         first = self._ring.next
         if first >= self._stop:
             first = self._skip()
+        if first >= end:
+            return None
         stop = min(first + count_max, end, self._stop)
         if stop > self._window_end():
             stop = self._window_end()
@@ -144,7 +146,7 @@ class Channel(ChannelCursor):
         if self.paused or len(self._flight.singles) >= self._limits.singles_max:
             return None
         waiting = self._waiting
-        if waiting.delayed:
+        if waiting.delays:
             waiting.wake(now.mono)
         if waiting.count and (offset := waiting.first()) is not None:
             return self._redelivery_of(offset, waiting.attempts(offset), 0)
@@ -312,7 +314,7 @@ class Channel(ChannelCursor):
     def next_deadline(self) -> float | None:
         """When to call `expire` next (monotonic seconds)."""
         deadline = self._flight.next_deadline()
-        if self._waiting.delayed:
+        if self._waiting.delays:
             delay = self._waiting.next_deadline()
             if delay is not None and (deadline is None or delay < deadline):
                 deadline = delay

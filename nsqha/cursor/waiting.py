@@ -2,7 +2,7 @@
 
 Their ring slots say WAITING, so the floor can not pass them; a crash delivers them again from their place, with the
 count of attempts begun anew. Most wait for nothing but a consumer and are one integer in a queue. Those with a delay
-are in `_delays`, those delivered more than once in `_attempts`; the rest was delivered exactly once.
+are in `delays`, those delivered more than once in `_attempts`; the rest was delivered exactly once.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ from nsqha.hot import WAITING, Ring
 class Waiting:
     """What of one channel waits in memory, first come first served."""
 
-    __slots__ = ("_attempts", "_delay_heap", "_delays", "_queue", "_ring", "count")
+    __slots__ = ("_attempts", "_delay_heap", "_queue", "_ring", "count", "delays")
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._queue: deque[int] = deque()
         self._attempts: dict[int, int] = {}
-        self._delays: dict[int, float] = {}
+        self.delays: dict[int, float] = {}  # when each is due, on the monotonic clock
         self._delay_heap: list[tuple[float, int]] = []
         self.count = 0  # of those without a delay
 
     @property
     def remembered(self) -> int:
         """How many cost more than an integer."""
-        return len(self._attempts) + len(self._delays)
-
-    @property
-    def delayed(self) -> int:
-        return len(self._delays)
+        return len(self._attempts) + len(self.delays)
 
     def add(self, offset: int, attempts: int) -> None:
         """`offset`, delivered `attempts` times, may be handed out at once."""
@@ -53,7 +49,7 @@ class Waiting:
         self._ring.set(offset, WAITING)
         if attempts > 1:
             self._attempts[offset] = attempts
-        self._delays[offset] = due
+        self.delays[offset] = due
         heapq.heappush(self._delay_heap, (due, offset))
 
     def wake(self, now: float) -> None:
@@ -61,14 +57,14 @@ class Waiting:
         heap = self._delay_heap
         while heap and heap[0][0] <= now:
             due, offset = heapq.heappop(heap)
-            if self._delays.get(offset) == due:
-                del self._delays[offset]
+            if self.delays.get(offset) == due:
+                del self.delays[offset]
                 self._queue.append(offset)
                 self.count += 1
 
     def next_deadline(self) -> float | None:
         heap = self._delay_heap
-        while heap and self._delays.get(heap[0][1]) != heap[0][0]:
+        while heap and self.delays.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
@@ -95,7 +91,7 @@ class Waiting:
     def give_up(self, offset: int) -> tuple[int, float | None]:
         """`offset` waits elsewhere from now on: its attempts, and when it is due if it had a delay."""
         attempts = self._attempts.pop(offset, 1)
-        due = self._delays.pop(offset, None)
+        due = self.delays.pop(offset, None)
         if due is None:
             self.count -= 1
         return attempts, due
@@ -106,8 +102,8 @@ class Waiting:
         self.count = len(self._queue)
         for offset in [o for o in self._attempts if o < end]:
             del self._attempts[offset]
-        for offset in [o for o in self._delays if o < end]:
-            del self._delays[offset]
+        for offset in [o for o in self.delays if o < end]:
+            del self.delays[offset]
 
     def known(self) -> dict[int, int]:
         """Attempts of those delivered more than once."""

@@ -399,7 +399,7 @@ class Broker:
         percentiles = self.options.e2e_processing_latency_percentiles
         window = self.options.e2e_processing_latency_window_time_ns / 1e9
         latency = LatencyWindow(window, percentiles, self.clock.monotonic()) if percentiles else None
-        return Delivery(partition, channel, self.loop, self.rng, latency)
+        return Delivery(partition, channel, self.rng, latency)
 
     # ---- health
 

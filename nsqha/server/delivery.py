@@ -158,19 +158,18 @@ class Delivery:
     """One channel of one partition, and the consumers it feeds."""
 
     def __init__(
-        self, partition: Partition, channel: Channel, loop: Any, rng: random.Random, latency: LatencyWindow | None
+        self, partition: Partition, channel: Channel, rng: random.Random, latency: LatencyWindow | None
     ) -> None:
         self.partition = partition
         self.latency = latency  # of messages from publish to FIN; None: not asked for
         self.channel = channel
         self.stuck: str | None = None  # why nothing more can be read; shown in /stats
         self.damage: tuple[int, int] | None = None  # the offsets that can not be read, if that is why
-        self._loop = loop
         self._rng = rng
         self._legs: dict[int, Leg] = {}
         self._order: list[Leg] = []
         self._turn = 0
-        self._woken = False
+        self.woken = False  # it is pumped at the end of the tick
         self._batch: Batch | None = None
         self._offset = 0  # of the message at `_position` of `_batch`
         self._position = 0
@@ -221,9 +220,6 @@ class Delivery:
 
     # ---- time
 
-    def next_deadline(self) -> float | None:
-        return self.channel.next_deadline()
-
     def due(self, now: Now) -> None:
         """Time out what is overdue and hand out what has become due."""
         for owner, count in self.channel.expire(now):
@@ -236,32 +232,25 @@ class Delivery:
     # ---- handing out
 
     def wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon(self._wake)
-
-    def _wake(self) -> None:
-        self._woken = False
-        partition = self.partition
-        if partition.closed:
-            return
-        now = partition.now()
-        self.pump(now)
-        partition.arm(now.mono)
+        """Look for messages at the end of this tick."""
+        if not self.woken:
+            self.woken = True
+            self.partition.deliveries.wake(self)
 
     def pump(self, now: Now) -> None:
         """Hand out as much as windows and backlog allow."""
         channel = self.channel
         if not self._order or channel.paused or self.stuck is not None or not self.partition.serving:
             return
-        ready = [leg for leg in self._order if leg.consumer.room > 0]
-        if not ready:
-            for leg in self._order:
-                leg.consumer.starved()
-            return
         try:
-            if channel.has_redelivery(now):
-                self._redeliver(ready, now)
+            if channel.next_read >= self.partition.cursors.pump and channel.redelivery(now) is None:
+                return
+            ready = [leg for leg in self._order if leg.consumer.room > 0]
+            if not ready:
+                for leg in self._order:
+                    leg.consumer.starved()
+                return
+            self._redeliver(ready, now)
             if ready:
                 self._deliver(ready, now)
         except LogCorrupt as error:
@@ -346,8 +335,10 @@ class Delivery:
                 consumer.in_flight += count
                 consumer.message_count += count
                 consumer.wire.send_messages(memoryview(batch.data)[position:position_end])
-            self._offset = first + count
+            self._offset = first = first + count
             self._position = position_end
+            if first >= end:
+                return
 
     def _not_due(self, first: int, stop: int, now: Now) -> int:
         """Where a run has to end because of a message whose deliver-at time is not over; that one, if first, waits.

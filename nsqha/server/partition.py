@@ -36,8 +36,8 @@ from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.nsqlog import Log
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.alarm import Alarm
 from nsqha.server.budget import PublishBudget
+from nsqha.server.deliveries import Deliveries
 from nsqha.server.disk import DiskRounds, LazySync
 from nsqha.server.gathering import Gathering
 from nsqha.server.measures import Measures
@@ -46,7 +46,6 @@ from nsqha.server.trimming import Trimmer
 
 if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
-    from nsqha.server.delivery import Delivery
 
 log = Log("partition")
 
@@ -119,7 +118,7 @@ class Partition:
         self.log = log
         self.cursors = cursors
         self.leader = leader
-        self.deliveries: dict[str, Delivery] = {}
+        self.deliveries = Deliveries(self, runtime.loop, self._due)
         self.message_count = 0
         self.message_bytes = 0
         self.closed = False
@@ -152,7 +151,6 @@ class Partition:
         self._lazy_sync = LazySync(
             runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
         )
-        self._alarm = Alarm(runtime.loop, self._due)
         self._budget = runtime.budget
 
     def start_epoch(self, channels: ChannelListLike | None = None) -> asyncio.Future[None]:
@@ -425,9 +423,7 @@ class Partition:
         except Exception as error:
             self._stop(error)
             return
-        for delivery in list(self.deliveries.values()):
-            delivery.pump(now)
-        self.arm(now.mono)
+        self.deliveries.pump(now)
         if self.on_committed is not None:
             self.on_committed()
 
@@ -470,17 +466,6 @@ class Partition:
 
     # ---- timers
 
-    def arm(self, now: float) -> None:
-        """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""
-        deadline = self.cursors.event_deadline()
-        for delivery in self.deliveries.values():
-            mine = delivery.next_deadline()
-            if mine is not None and (deadline is None or mine < deadline):
-                deadline = mine
-        if deadline is None:
-            return
-        self._alarm.set(deadline, now)
-
     def _due(self) -> None:
         if self.closed:
             return
@@ -491,13 +476,12 @@ class Partition:
 
     def _do_what_is_due(self) -> None:
         now = self.now()
-        for delivery in list(self.deliveries.values()):
-            delivery.due(now)
+        self.deliveries.due(now)
         deadline = self.cursors.event_deadline()
         free = self.serving and self._exclusive is None and not self._holding
         if free and (self.cursors.urgent or (deadline is not None and deadline <= now.mono)):
             self._write()
-        self.arm(now.mono)
+        self.deliveries.arm(now.mono)
 
     def keep_house(self, now: Now) -> None:
         """Called about once a second: answer publishes that waited too long, let go of what nobody needs."""
@@ -627,7 +611,7 @@ class Partition:
         if not self.closed:
             self.closed = True
             self._why = why
-        self._alarm.cancel()
+        self.deliveries.cancel()
         self._lazy_sync.cancel()
         if self._retry is not None:
             self._retry.cancel()

@@ -15,6 +15,8 @@ from nsqha.clock import Now
 from nsqha.server.delivery import Consumer, Leg
 from nsqha.wire import errors
 
+_HEX = b"0123456789abcdef"
+
 
 class Verdicts:
     """FIN, REQ and TOUCH of one consumer."""
@@ -29,7 +31,8 @@ class Verdicts:
     def fin_run(self, data: bytes, pos: int, end: int) -> None:
         consumer = self._consumer
         while pos < end:
-            leg = consumer.legs.get(int(data[pos + 4 : pos + 8], 16) >> 2) if is_hex(data, pos + 4) else None
+            digits = data[pos + 4 : pos + 8]
+            leg = None if digits.strip(_HEX) else consumer.legs.get(int(digits, 16) >> 2)
             if leg is not None:
                 new, count = leg.channel.fin_run(data, pos, end, leg.owner)
                 if count:
@@ -98,7 +101,3 @@ class Verdicts:
             return None, 0
         leg = consumer.legs.get(ids.partition_of(number))
         return (leg, number - leg.id_base) if leg is not None else (None, 0)
-
-
-def is_hex(data: bytes, pos: int) -> bool:
-    return data[pos : pos + 4].isalnum() and all(c in b"0123456789abcdef" for c in data[pos : pos + 4])

@@ -177,7 +177,7 @@ class RelayNode:
         task.add_done_callback(self.tasks.discard)
 
     def _delivery(self, partition: Partition, channel: Any) -> Delivery:
-        return Delivery(partition, channel, self.loop, self.rng, None)
+        return Delivery(partition, channel, self.rng, None)
 
     # ---- what `Channels` does for the relay
 

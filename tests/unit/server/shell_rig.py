@@ -321,9 +321,7 @@ class Rig:
     def _sync_deliveries(self) -> None:
         for name, channel in self.cursors.channels.items():
             if name not in self.partition.deliveries:
-                self.partition.deliveries[name] = Delivery(
-                    self.partition, channel, self.loop, random.Random(1), None
-                )
+                self.partition.deliveries[name] = Delivery(self.partition, channel, random.Random(1), None)
 
     def turn(self) -> None:
         self.loop.turn()

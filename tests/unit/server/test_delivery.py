@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from nsqha.clock import Now
 from nsqha.cursor.events import TARGET_END
 from nsqha.errors import LogCorrupt
 from tests.unit.server.shell_rig import Consumer, Rig
@@ -61,6 +62,22 @@ def test_a_consumer_whose_socket_is_full_gets_nothing_until_it_is_not():
     consumer.wake()  # as the connection does when its socket has room
     rig.turn()
     assert consumer.wire.bodies == [b"one", b"two"]
+
+
+def test_channels_that_are_woken_in_one_turn_are_looked_at_once_at_one_moment():
+    rig = Rig(sync="interval", channel=False)
+    rig.channels("c", "d")
+    readers = [rig.consume(0, "c"), rig.consume(0, "d")]
+    rig.publish(b"one")
+    rig.turn()
+    moments: list[Now] = []
+    now = rig.partition.now
+    rig.partition.now = lambda: moments.append(now()) or moments[-1]  # type: ignore[func-returns-value, method-assign]
+    for reader in readers * 2:
+        reader.ready(1)
+    rig.turn()
+    assert [reader.wire.bodies for reader in readers] == [[b"one"], [b"one"]]
+    assert len(moments) == 1
 
 
 def test_a_little_backlog_is_dealt_out_to_all_who_are_ready():

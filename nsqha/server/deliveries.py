@@ -1,0 +1,73 @@
+"""The deliveries of one partition, by channel: pumped together, and watched by one alarm.
+
+    a commit         -> pump               every channel may have something new
+    a window opened  -> wake -> [the end of the tick] -> those that were woken, all at one moment
+    the alarm rings  -> the partition, for its events -> due
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nsqha.clock import Now
+from nsqha.server.alarm import Alarm
+
+if TYPE_CHECKING:
+    from nsqha.server.delivery import Delivery
+    from nsqha.server.partition import Partition
+
+
+class Deliveries(dict[str, "Delivery"]):
+    """By channel name; opened and closed by `Topic`."""
+
+    def __init__(self, partition: Partition, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        """`ring`: a deadline is over, of a channel or of an event."""
+        super().__init__()
+        self._partition = partition
+        self._loop = loop
+        self._woken: list[Delivery] = []
+        self._alarm = Alarm(loop, ring)
+
+    def pump(self, now: Now) -> None:
+        """Hand out what windows and backlogs allow, to every channel."""
+        for delivery in list(self.values()):
+            delivery.pump(now)
+        self.arm(now.mono)
+
+    def wake(self, delivery: Delivery) -> None:
+        """Pump this one at the end of the tick."""
+        if not self._woken:
+            self._loop.call_soon(self._pump_woken)
+        self._woken.append(delivery)
+
+    def _pump_woken(self) -> None:
+        woken, self._woken = self._woken, []
+        for delivery in woken:
+            delivery.woken = False
+        if self._partition.closed:
+            return
+        now = self._partition.now()
+        for delivery in woken:
+            delivery.pump(now)
+        self.arm(now.mono)
+
+    def due(self, now: Now) -> None:
+        """Time out what is overdue and hand out what has become due; `arm` is the caller's."""
+        for delivery in list(self.values()):
+            delivery.due(now)
+
+    def arm(self, now: float) -> None:
+        """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""
+        deadline = self._partition.cursors.event_deadline()
+        for delivery in self.values():
+            mine = delivery.channel.next_deadline()
+            if mine is not None and (deadline is None or mine < deadline):
+                deadline = mine
+        if deadline is not None:
+            self._alarm.set(deadline, now)
+
+    def cancel(self) -> None:
+        """No more alarms."""
+        self._alarm.cancel()
