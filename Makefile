@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
 HOT := nsqha/hot/_hot.pyx
+# As an installation does. Where PYTHONDONTWRITEBYTECODE is set, each of the hundreds of processes that the tests start
+# would compile all modules for itself.
+COMPILE := $(BIN)/python -m compileall -q nsqha lookupd tests
 
 .PHONY: dev install test lint fmt types proto bench crash crash-cluster jepsen mutants sim sim-mutants spec clean
 
@@ -24,6 +27,7 @@ $(VENV)/.pip:
 $(VENV)/.runtime: $(VENV)/.pip pyproject.toml $(HOT)
 	@echo "installing nsqha into $(VENV)" >&2
 	@$(PIP) install --editable .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.etcd: $(VENV)/.pip
@@ -38,6 +42,7 @@ $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 # In the order of their names, so that the many small files come last; by default the files with the fewest tests do,
 # and these take longest.
 test: $(VENV)/.dev  ## everything that must pass; about ten minutes
+	@$(COMPILE)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 KILLS ?= 200
