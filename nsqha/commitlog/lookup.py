@@ -335,6 +335,21 @@ class LogReader:
             log_id = run.end_log_id
         return None
 
+    def message(self, offset: int, position: int = 0) -> bytes:
+        """The stored frame of one message, or its carried copy, whose own frame begins at `position`.
+
+        LogCorrupt if it can not be read, or is not here.
+        """
+        if position:
+            entry = self.entry_at_position(position)
+            if entry is None:
+                raise LogCorrupt(f"position {position} of a carried message is not in the log")
+            return _frame_at(self.read(entry), position - entry.position)
+        batch = self.batch_at(offset)
+        if batch is None:
+            raise LogCorrupt(f"offset {offset} is not in the log")
+        return _frame_at(batch.data, batch.locate(offset))
+
     def _read_run(self, log_id: int) -> Batch:
         """The batch `log_id` and those behind it in the same pair, up to RUN_BYTES; just this one if any is bad."""
         pair = self.pair_of(log_id)
@@ -362,6 +377,11 @@ class LogReader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.directory!r}, {self.start} to {self.end})"
+
+
+def _frame_at(data: bytes | bytearray, at: int) -> bytes:
+    size = int.from_bytes(data[at : at + 4], "big")
+    return bytes(data[at : at + 4 + size])
 
 
 def _verified_run(pair: Pair, first: Entry, fields: list[tuple[int, ...]]) -> Batch | None:

@@ -294,7 +294,7 @@ class Delivery:
         while ready and (redelivery := channel.redelivery(now)) is not None:
             leg = ready[self._turn % len(ready)]
             self._turn += 1
-            frame = self.partition.read_message(redelivery.offset, redelivery.position)
+            frame = self.partition.log.message(redelivery.offset, redelivery.position)
             consumer = leg.consumer
             channel.redelivered(redelivery, leg.owner, now.mono + consumer.msg_timeout)
             consumer.in_flight += 1

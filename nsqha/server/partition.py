@@ -23,7 +23,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 from nsqha import hot
 from nsqha.clock import Clock, Now, read
@@ -32,24 +31,20 @@ from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.events import EpochStart
 from nsqha.cursor.partition import ChannelListLike, Forgotten, PartitionCursors
 from nsqha.cursor.state import NEEDS_LOOK, Effect, EpochStarted
-from nsqha.errors import AppendFailed, LogCorrupt, Poisoned, Unavailable
+from nsqha.errors import AppendFailed, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.nsqlog import Log
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.budget import PublishBudget
 from nsqha.server.deliveries import Deliveries
 from nsqha.server.disk import DiskRounds, LazySync
+from nsqha.server.file_jobs import FileJobs
 from nsqha.server.gathering import Gathering
 from nsqha.server.measures import Measures
 from nsqha.server.publish_queue import PublishQueue, Reply, Taken, Waiter
 from nsqha.server.trimming import Trimmer
 
-if TYPE_CHECKING:
-    from nsqha.cursor.channel import Channel
-
 log = Log("partition")
-
-T = TypeVar("T")
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
@@ -143,7 +138,7 @@ class Partition:
         self._events_wanted = False
         self._outstanding: deque[Outstanding] = deque()
         self._flush_scheduled = False
-        self._exclusive: asyncio.Task[None] | None = None  # a job that has the files for itself
+        self._files = FileJobs(runtime.loop, runtime.disk, failed=self._job_failed, ended=self._job_ended)
         self._retry: asyncio.TimerHandle | None = None
         self._why = "the partition is closed"
         self._ended = False
@@ -240,7 +235,7 @@ class Partition:
         while True:
             urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events)
             urgent = urgent or (self.serving and self.cursors.urgent)  # before, nothing takes them
-            if self._exclusive is not None or self.closed or self._holding or not (self._queue.runs or urgent):
+            if self._files.busy or self.closed or self._holding or not (self._queue.runs or urgent):
                 return
             if not urgent:
                 queue = self._queue
@@ -355,21 +350,6 @@ class Partition:
         self._retry = None
         self._schedule_flush()
 
-    async def _run_exclusively(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
-        try:
-            then(await self._disk.run(job))
-        except AppendFailed as error:
-            log.warning("files_delayed", "%s; trying again", error)
-        except OSError as error:
-            self._on_failure(error)
-        except Exception as error:
-            self._stop(error)
-        finally:
-            self._exclusive = None
-        # A roll syncs what was written; the round that was asked for it may have found nothing left to do.
-        self._acked(self.log.local_durable)
-        self._schedule_flush()
-
     # ---- durability
 
     def set_sync(self, sync: str) -> None:
@@ -478,7 +458,7 @@ class Partition:
         now = self.now()
         self.deliveries.due(now)
         deadline = self.cursors.event_deadline()
-        free = self.serving and self._exclusive is None and not self._holding
+        free = self.serving and not self._files.busy and not self._holding
         if free and (self.cursors.urgent or (deadline is not None and deadline <= now.mono)):
             self._write()
         self.deliveries.arm(now.mono)
@@ -506,20 +486,26 @@ class Partition:
 
     def roll(self) -> None:
         """Begin a new pair of files."""
-        self._exclusively(self.log.next_pair, self.log.use)
+        if not self._files.busy and not self.closed:
+            self._files.run(self.log.next_pair, self.log.use)
 
     def drop_files(self, up_to: Place) -> None:
         """Unlink the files that end at or below `up_to`."""
-        if self._exclusive is None and (dropped := self.log.forget_pairs(up_to)):
-            self._exclusively(lambda: self.log.unlink_pairs(dropped), lambda _: None)
+        if not self._files.busy and not self.closed and (dropped := self.log.forget_pairs(up_to)):
+            self._files.run(lambda: self.log.unlink_pairs(dropped), lambda _: None)
 
-    def _exclusively(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Run a job on the files while nothing is appended, `then` take in its result; publishes wait meanwhile.
+    def _job_failed(self, error: Exception) -> None:
+        if isinstance(error, AppendFailed):
+            log.warning("files_delayed", "%s; trying again", error)
+        elif isinstance(error, OSError):
+            self._on_failure(error)
+        else:
+            self._stop(error)
 
-        Deliveries go on, so the job itself must not change what readers of the log look at.
-        """
-        if self._exclusive is None and not self.closed:
-            self._exclusive = self._loop.create_task(self._run_exclusively(job, then))
+    def _job_ended(self) -> None:
+        # A roll syncs what was written; the round that was asked for it may have found nothing left to do.
+        self._acked(self.log.local_durable)
+        self._schedule_flush()
 
     def now(self) -> Now:
         return read(self._clock)
@@ -529,39 +515,6 @@ class Partition:
         """End of what is committed, as an offset."""
         return self._outstanding[0].entry.first_offset if self._outstanding else self.log.end.offset
 
-    def oldest_unfinished_seconds(self, channel: Channel, now: Now) -> float | None:
-        """Age of the oldest message that the channel has not finished, by publish time; None if all are."""
-        offset = channel.oldest_unfinished(self.cursors.pump)
-        if offset is None:
-            return None
-        try:
-            entry = self.log.entry_for_offset(offset)
-        except LogCorrupt:
-            return None  # its channel says that it is stuck; the other figures are still wanted
-        return max(0.0, (now.wall_ns - entry.timestamp_ns) / 1e9) if entry is not None else None
-
-    # ---- reading
-
-    def read_message(self, offset: int, position: int = 0) -> bytes:
-        """The stored frame of one message, or its carried copy at `position`. LogCorrupt if it can not be read."""
-        if position:
-            return self._read_carried(position)
-        batch = self.log.batch_at(offset)
-        if batch is None:
-            raise LogCorrupt(f"offset {offset} is not in the log")
-        at = batch.locate(offset)
-        size = int.from_bytes(batch.data[at : at + 4], "big")
-        return bytes(batch.data[at : at + 4 + size])
-
-    def _read_carried(self, position: int) -> bytes:
-        entry = self.log.entry_at_position(position)
-        if entry is None:
-            raise LogCorrupt(f"position {position} of a carried message is not in the log")
-        data = self.log.read(entry)
-        at = position - entry.position  # of the message's frame itself, inside the frame that carries it
-        size = int.from_bytes(data[at : at + 4], "big")
-        return bytes(data[at : at + 4 + size])
-
     # ---- end
 
     async def close(self) -> None:
@@ -569,7 +522,7 @@ class Partition:
         if self.closed:
             return
         self._close("shutting down")
-        await self._files_free()
+        await self._files.wait()
         if self.serving:
             self.cursors.prepare_stop()
             self._write(force_events=True)
@@ -585,17 +538,13 @@ class Partition:
     async def end(self, why: str) -> None:
         """The topic was deleted: answer who waits, and let go of the files when nobody works on them."""
         self.abandon(why)
-        await self._files_free()
+        await self._files.wait()
         self.log.close()
 
     async def release(self, why: str) -> None:
         """Lead no longer: answer who waits, and leave the log and the channel state to whoever follows with them."""
         self.abandon(why)
-        await self._files_free()
-
-    async def _files_free(self) -> None:
-        if self._exclusive is not None:
-            await asyncio.wait([self._exclusive])
+        await self._files.wait()
 
     def _stop(self, error: Exception) -> None:
         """Something happened that must not. The disk: the node ends. Else this partition stops: silent, not wrong."""

@@ -12,6 +12,7 @@ import nsqha
 from nsqha import hot
 from nsqha.clock import Now
 from nsqha.election.health import below_min_isr, in_sync
+from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
 from nsqha.server.stats import (
     BrokerStats,
@@ -29,6 +30,7 @@ from nsqha.server.stats import (
 from nsqha.server.tls import describe
 
 if TYPE_CHECKING:
+    from nsqha.cursor.channel import Channel
     from nsqha.election.model import PartitionMeta
     from nsqha.server.broker import Broker
     from nsqha.server.cluster import Cluster
@@ -208,7 +210,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 in_flight_count=channel.in_flight,
                 deferred_count=channel.deferred_count,
                 uncommitted_progress=channel.uncommitted_progress,
-                oldest_unfinished_seconds=partition.oldest_unfinished_seconds(channel, now),
+                oldest_unfinished_seconds=oldest_unfinished_seconds(partition, channel, now),
                 stuck=delivery.stuck or "",
                 leader_epoch=partition.leader.epoch,
                 message_count=channel.message_count,
@@ -235,6 +237,18 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         cursors=tuple(cursors),
     )
+
+
+def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) -> float | None:
+    """Age of the oldest message that the channel has not finished, by publish time; None if all are."""
+    offset = channel.oldest_unfinished(partition.cursors.pump)
+    if offset is None:
+        return None
+    try:
+        entry = partition.log.entry_for_offset(offset)
+    except LogCorrupt:
+        return None  # its channel says that it is stuck; the other figures are still wanted
+    return max(0.0, (now.wall_ns - entry.timestamp_ns) / 1e9) if entry is not None else None
 
 
 def client_stats(connection: Connection | Any, consumer: Consumer | None) -> ClientStats:

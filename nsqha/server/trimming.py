@@ -93,7 +93,7 @@ class Trimmer:
         # One more than are carried at once tells whether there are more; a million of them would fill memory.
         references = cursors.to_carry(start.offset, start.position, CARRY_AT_ONCE + 1)
         if references:
-            frames = [(r.offset, partition.read_message(r.offset, r.position)) for r in references[:CARRY_AT_ONCE]]
+            frames = [(r.offset, partition.log.message(r.offset, r.position)) for r in references[:CARRY_AT_ONCE]]
             if self._worthwhile != start.position:
                 going = sum(pair.size for pair in pairs if pair.end.position <= start.position)
                 average = sum(len(frame) for _, frame in frames) / len(frames)

@@ -8,6 +8,7 @@ import random
 from nsqha import hot
 from nsqha.commitlog.log import LogLimits
 from nsqha.errors import LogCorrupt, Poisoned, Unavailable
+from nsqha.server.snapshot import oldest_unfinished_seconds
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Outcome, Rig
 
@@ -109,7 +110,7 @@ def test_figures_are_there_although_a_batch_can_not_be_read():
         raise LogCorrupt("a hole")
 
     rig.log.entry_for_offset = broken  # type: ignore[method-assign, assignment]
-    assert rig.partition.oldest_unfinished_seconds(rig.cursors.channels["c"], rig.partition.now()) is None
+    assert oldest_unfinished_seconds(rig.partition, rig.cursors.channels["c"], rig.partition.now()) is None
 
 
 # ---- rolls
@@ -289,15 +290,15 @@ def test_a_carried_message_comes_out_as_it_was_published():
     rig = Rig()
     rig.publish(b"one", b"two", defer_ms=2_000)
     rig.disk.sync()
-    stored = [rig.partition.read_message(offset) for offset in (0, 1)]
+    stored = [rig.log.message(offset) for offset in (0, 1)]
     for _ in range(2):  # what was carried may be carried again
         for ref in rig.cursors.to_carry(2, rig.log.end.position):
-            rig.cursors.carry(ref.offset, rig.partition.read_message(ref.offset, ref.position))
+            rig.cursors.carry(ref.offset, rig.log.message(ref.offset, ref.position))
         rig.partition.commit_events()
         rig.disk.sync()
     carried = rig.cursors.to_carry(2, rig.log.end.position)
     assert all(ref.position for ref in carried)
-    assert [rig.partition.read_message(ref.offset, ref.position) for ref in carried] == stored
+    assert [rig.log.message(ref.offset, ref.position) for ref in carried] == stored
     consumer = rig.consume(10)
     rig.pass_time(2.1)
     assert consumer.wire.bodies == [b"one", b"two"]
