@@ -27,6 +27,7 @@ from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Log
 from nsqha.options import TlsRequired
 from nsqha.server.delivery import Consumer
+from nsqha.server.heartbeat import Heartbeat
 from nsqha.server.listen import address_text
 from nsqha.server.permissions import Permissions
 from nsqha.server.verdicts import Verdicts
@@ -44,7 +45,6 @@ TLS_SECONDS_MAX = 5.0
 WRITE_BUFFER_HIGH = 1 << 20  # a consumer that reads slower gets no more messages until three quarters of it are gone
 UNREAD_REPLIES_BYTES_MAX = 2 << 20  # with so much written and not read by the client, its commands wait
 CLOSE_SECONDS_MAX = 30.0  # a closed connection has so long to take what was written
-DEADLINE_SLACK = 0.05
 
 log = Log("connection")
 
@@ -105,12 +105,9 @@ class Connection(asyncio.Protocol):
         self._when_drained: Callable[[], None] | None = None
         self._targets: dict[str, Partition | Lane] = {}
         self._codec: Codec | None = None
-        self._heartbeat: asyncio.TimerHandle | None = None
-        self._heartbeat_seconds = 0.0
-        self._beat_at = 0.0  # the next heartbeat
-        self._unread = 0  # bytes that the client had not taken when the last heartbeat was due
+        self._heartbeat = Heartbeat(broker.loop, self)
+        self._closing: asyncio.TimerHandle | None = None  # how long it may take
         self._stuffed = False  # blocked because the client does not read its replies
-        self._received_at = 0.0
         self._loop = broker.loop
         self._eof = False
         self._task: asyncio.Task[None] | None = None
@@ -126,12 +123,12 @@ class Connection(asyncio.Protocol):
             peer = transport.get_extra_info("peername")
             self.remote_address = address_text(peer)
             self.connected_at = self.broker.clock.wall_ns() // 1_000_000_000
-            self._received_at = self._loop.time()
-            self._set_heartbeat(self.broker.limits.heartbeat_interval_default_ms)
+            self._heartbeat.heard_at = self._loop.time()
+            self._heartbeat.set(self.broker.limits.heartbeat_interval_default_ms)
             self.broker.connection_opened(self)
 
     def data_received(self, data: bytes) -> None:
-        self._received_at = self._loop.time()
+        self._heartbeat.heard_at = self._loop.time()
         if self._codec is None:
             self.session.receive(data)
         else:
@@ -165,8 +162,9 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self.send_messages = _nowhere
         self._replies.clear()
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        self._heartbeat.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
         if self._task is not None:
             self._task.cancel()
         self.broker.connection_closed(self)
@@ -197,11 +195,9 @@ class Connection(asyncio.Protocol):
 
     def _heed_unread(self) -> None:
         """A reply was written, and the client is behind with reading: too far behind, and its commands wait."""
-        if not self.blocked and not self.closed:
-            assert self._transport is not None
-            if self._transport.get_write_buffer_size() > UNREAD_REPLIES_BYTES_MAX:
-                self._stuffed = True
-                self._block()
+        if not self.blocked and not self.closed and self.unread_bytes > UNREAD_REPLIES_BYTES_MAX:
+            self._stuffed = True
+            self._block()
 
     def read_no_more(self) -> None:
         """The node stops: run no further command; what was run is still answered."""
@@ -216,44 +212,17 @@ class Connection(asyncio.Protocol):
             self.closed = True
             self.writable = False
             self.session.kill()
-            if self._heartbeat is not None:
-                self._heartbeat.cancel()
-            self._heartbeat = self._loop.call_later(CLOSE_SECONDS_MAX, transport.abort)
+            self._heartbeat.cancel()
+            self._closing = self._loop.call_later(CLOSE_SECONDS_MAX, transport.abort)
             transport.close()
 
-    # ---- heartbeats
+    def beat(self) -> None:
+        self.send_messages(encoder.HEARTBEAT)
 
-    def _set_heartbeat(self, interval_ms: int) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            self._heartbeat = None
-        self._heartbeat_seconds = interval_ms / 1000
-        if interval_ms > 0:
-            self._beat_at = self._loop.time() + self._heartbeat_seconds
-            self._heartbeat = self._loop.call_later(self._heartbeat_seconds, self._beat)
-
-    def _beat(self) -> None:
-        """A heartbeat is due, or the client's time is over: two intervals without a byte, or one that took none."""
-        now, interval = self._loop.time(), self._heartbeat_seconds
-        # A client whose socket we do not read at present can not be blamed for its silence.
-        deadline = self._received_at + 2 * interval if not self.blocked else now + 2 * interval
-        if now > deadline - DEADLINE_SLACK:
-            self.close()
-            return
-        if now > self._beat_at - DEADLINE_SLACK:
-            self._beat_at = now + interval
-            if self._takes_nothing():
-                self.close()
-                return
-            if self.writable:
-                self.send_messages(encoder.HEARTBEAT)
-        self._heartbeat = self._loop.call_later(min(self._beat_at, deadline) - now, self._beat)
-
-    def _takes_nothing(self) -> bool:
-        """Whether the client took no byte of what waits for it since the last heartbeat (nsqd's write deadline)."""
-        before = self._unread
-        self._unread = 0 if self.writable or self._transport is None else self._transport.get_write_buffer_size()
-        return 0 < before <= self._unread
+    @property
+    def unread_bytes(self) -> int:
+        """Written, and not taken by the client."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # ---- replies
 
@@ -331,7 +300,7 @@ class Connection(asyncio.Protocol):
         self.blocked = False
         if self.closed:
             return
-        self._received_at = self._loop.time()
+        self._heartbeat.heard_at = self._loop.time()
         if then is not None:
             then()
         if self.blocked or self.closed:
@@ -530,8 +499,7 @@ class Connection(asyncio.Protocol):
     def _identify(self, request: Request) -> None:
         agreed = request.agreed
         self.agreed = agreed
-        if agreed.heartbeat_interval_ms / 1000 != self._heartbeat_seconds:
-            self._set_heartbeat(agreed.heartbeat_interval_ms)
+        self._heartbeat.set(agreed.heartbeat_interval_ms)
         self.send_messages(request.reply)
         if agreed.tls:
             self._wait_for(self._upgrade_tls(agreed))
