@@ -1,9 +1,11 @@
-"""Work on a partition's files while nothing is appended: beginning new ones, unlinking old ones.
+"""Work on a partition's files: beginning new ones while nothing is appended, unlinking old ones beside appends.
 
-    run -> [a worker thread: job] -> then(result) | failed(error) -> ended
+    run    -> [a worker thread: job] -> then(result) | failed(error) -> ended
+    remove -> [the thread for removals: step, step, ..] | failed(error)
 
 One job at a time; publishes wait meanwhile. Deliveries go on, so a job must not change what readers of the log look at:
-what it found or made is taken in by `then`, on the loop.
+what it found or made is taken in by `then`, on the loop. Files that are unlinked have left the log before: only who
+removes the directory, or begins the log anew in it, has to wait for that.
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ class FileJobs:
         self._failed = failed
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
+        self._removal: asyncio.Task[None] | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a job has the files for itself."""
         return self._task is not None
+
+    @property
+    def removing(self) -> bool:
+        """Whether files are being unlinked."""
+        return self._removal is not None
 
     def run(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
         """Nothing else may be busy."""
@@ -53,7 +61,20 @@ class FileJobs:
             self._task = None
         self._ended()
 
+    def remove(self, step: Callable[[], bool]) -> None:
+        """Unlink files that nobody looks at any more, as `DiskRounds.removed` does; none may be under way."""
+        assert self._removal is None, "two removals at once"
+        self._removal = self._loop.create_task(self._remove(step))
+
+    async def _remove(self, step: Callable[[], bool]) -> None:
+        try:
+            await self._disk.removed(step)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._removal = None
+
     async def wait(self) -> None:
-        """Return when the files are free."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        """Return when the files are free, and nothing is unlinked any more."""
+        while task := self._task or self._removal:
+            await asyncio.wait([task])

@@ -103,6 +103,7 @@ class Follower:
         self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._exclusive: asyncio.Task[None] | None = None
+        self._removal: asyncio.Task[None] | None = None  # of files that the log does not know any more
         self._interruptible = False  # whoever has the files may be cancelled
         self._lazy_sync = LazySync(
             runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
@@ -353,7 +354,8 @@ class Follower:
                 self.mended()
                 self._look_ahead()
         state = self.state
-        if state is None or self.closed or self._exclusive is not None or len(self.log.pairs) == 1:
+        free = self._exclusive is None and self._removal is None and not self.closed
+        if state is None or not free or len(self.log.pairs) == 1:
             return
         up_to: Place | None = None
         for pair in self.log.pairs[:-1]:
@@ -369,10 +371,16 @@ class Follower:
         needed = max(state.checkpoint.end_log_id, state.log_start_log_id)
         if up_to is not None and self.log.local_durable > needed and (dropped := self.log.forget_pairs(up_to)):
             log.info("unlinked", "%s: files below offset %d go", self.log.directory, up_to.offset)
-            self.exclusively(self._unlink(dropped))
+            self._removal = self._runtime.loop.create_task(self._remove(self.log.unlinking(dropped)))
 
-    async def _unlink(self, dropped: list[int]) -> None:
-        await self._runtime.disk.run(lambda: self.log.unlink_pairs(dropped))
+    async def _remove(self, unlink: Callable[[], bool]) -> None:
+        """Batches go on meanwhile; another role, or another log in this one's place, waits for it."""
+        try:
+            await self._runtime.disk.removed(unlink)
+        except (OSError, Poisoned) as error:
+            self._runtime.on_failure(error)
+        finally:
+            self._removal = None
 
     def exclusively(self, job: Awaitable[None], *, interruptible: bool = False) -> None:
         """Run a job that has the files for itself; batches wait meanwhile."""
@@ -435,9 +443,9 @@ class Follower:
         await self.files_free()
 
     async def files_free(self) -> None:
-        """End what has the files for itself: catching up is given up, all else is waited for."""
-        while (task := self._exclusive) is not None:
-            if self._interruptible:
+        """End what has the files for itself: catching up is given up, all else is waited for, unlinking too."""
+        while task := self._exclusive or self._removal:
+            if self._interruptible and task is self._exclusive:
                 task.cancel()
             await asyncio.wait([task])
             if self._exclusive is task:  # cancelled before it began, so that nothing of it ever ran

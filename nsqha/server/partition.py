@@ -490,9 +490,10 @@ class Partition:
             self._files.run(self.log.next_pair, self.log.use)
 
     def drop_files(self, up_to: Place) -> None:
-        """Unlink the files that end at or below `up_to`."""
-        if not self._files.busy and not self.closed and (dropped := self.log.forget_pairs(up_to)):
-            self._files.run(lambda: self.log.unlink_pairs(dropped), lambda _: None)
+        """Unlink the files that end at or below `up_to`, beside whatever is appended."""
+        free = not (self._files.busy or self._files.removing or self.closed)
+        if free and (dropped := self.log.forget_pairs(up_to)):
+            self._files.remove(self.log.unlinking(dropped))
 
     def _job_failed(self, error: Exception) -> None:
         if isinstance(error, AppendFailed):

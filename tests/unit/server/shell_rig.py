@@ -136,6 +136,7 @@ class HeldDisk:
         self.wanting: dict[Any, None] = {}
         self.under_way: list[tuple[Any, Any]] = []
         self.jobs: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self.removals: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
 
     def request(self, partition: Any, *, patient: bool = False) -> None:
         self.wanting[partition] = None
@@ -168,11 +169,18 @@ class HeldDisk:
         self.jobs.append((job, future))
         return future
 
-    def work(self) -> None:
-        """Do the jobs that wait."""
+    async def removed(self, step: Callable[[], bool]) -> None:
+        more = True
+        while more:
+            future = self._loop.create_future()
+            self.removals.append((step, future))
+            more = await future
+
+    def work(self, *, removals: bool = True) -> None:
+        """Do the jobs that wait, and then the removals."""
         self._loop.turn()
-        while self.jobs:
-            job, future = self.jobs.pop(0)
+        while queue := self.jobs or (self.removals if removals else []):
+            job, future = queue.pop(0)
             try:
                 result = job()
             except Exception as error:

@@ -309,6 +309,32 @@ def test_files_go_when_log_start_and_checkpoint_are_past_them_and_durable_here(m
     assert (len(rig.log.pairs) == 2) == (missing == "nothing") and not rig.follower.busy
 
 
+def test_batches_go_on_while_files_are_unlinked_and_another_role_waits_for_that() -> None:
+    rig = Rig(sync="none", limits=LogLimits(segment_bytes=72))
+    rig.write(b"x" * 40, b"y" * 40, b"z", b"more")
+    for first in (1, 2, 3):
+        rig.push(first, first + 1)
+        rig.disk.work()
+        rig.loop.turn()
+    rig.follower.committed_to(4)
+    rig.disk.request(rig.follower)
+    rig.disk.sync()
+    gone = rig.log.pairs[0]
+    rig.state.log_start, rig.state.log_start_log_id = (gone.end.offset, gone.end.position), 3
+    rig.state.checkpoint = CheckpointMark(as_of=gone.end.log_id, end_log_id=3)
+    rig.follower.keep_house()
+    rig.loop.turn()
+    segment = f"{rig.log.directory}/{gone.first.position:020}.segment"
+    rig.push(4)
+    assert rig.storage.exists(segment) and rig.port.acks[-1][0] == 5, "it is appended and acknowledged meanwhile"
+    free = rig.loop.create_task(rig.follower.files_free())
+    rig.disk.work(removals=False)
+    assert not free.done()
+    rig.disk.work()
+    rig.loop.turn()
+    assert free.done() and not rig.storage.exists(segment)
+
+
 def test_much_that_is_committed_at_once_is_applied_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_module, "APPLY_SLICE", 3)
     rig = Rig(sync="interval")

@@ -44,3 +44,28 @@ def test_a_deferred_message_that_can_not_be_read_keeps_its_files_and_is_told() -
     consumer = rig.consume(10)
     rig.pass_time(3_601)
     assert consumer.wire.bodies == [b"later"]
+
+
+def test_publishers_do_not_wait_for_files_that_are_unlinked_and_the_end_does() -> None:
+    rig = Rig(limits=LogLimits(segment_bytes=300))
+    while len(rig.log.pairs) < 3:
+        rig.publish(b"y" * 300)
+        rig.disk.sync()
+        rig.disk.work()
+        rig.disk.sync()
+    first = "topic/0/00000000000000000000.segment"
+    rig.cursors.seek("c", rig.cursors.pump)
+    rig.partition.commit_events()
+    for _ in range(8):
+        rig.disk.sync()
+        rig.partition.keep_house(rig.partition.now())
+        rig.loop.turn()
+    assert rig.log.start.log_id > 1 and rig.storage.exists(first), "forgotten, and not unlinked yet"
+    outcome = rig.publish(b"meanwhile")
+    rig.disk.sync()
+    assert outcome.answers == ["OK"]
+    left = rig.loop.create_task(rig.partition.release("test"))
+    rig.disk.work(removals=False)
+    assert not left.done()
+    rig.disk.work()
+    assert left.done() and not rig.storage.exists(first)
