@@ -67,8 +67,9 @@ class EtcdLease:
     def stop(self, *, revoke: bool) -> None:
         """Renew no more. `revoke`: what hangs on it goes at once, else when its time is up."""
         self._stopped.set()
-        if self._stream is not None:
-            self._stream.close()
+        stream = self._stream  # the thread may drop it at any moment
+        if stream is not None:
+            stream.close()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(STOP_WAIT_S)
         if revoke and not self._gone:
@@ -79,6 +80,14 @@ class EtcdLease:
         self._gone = True
 
     def _run(self) -> None:
+        try:
+            self._renew_on()
+        finally:
+            stream, self._stream = self._stream, None
+            if stream is not None:  # also one that was opened while `stop` looked
+                stream.close()
+
+    def _renew_on(self) -> None:
         interval = self.ttl_s / RENEWALS
         due = self._renewed + interval
         while not self._stopped.wait(min(CHECK_S, interval / 4)):
@@ -113,9 +122,9 @@ class EtcdLease:
         return True
 
     def _drop_stream(self, error: Exception) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
         if isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
             self._client.forget_token()
         else:
