@@ -302,7 +302,7 @@ class Follower:
         """What could not be read can be read again, perhaps."""
         if self.damage is not None:
             self.damage = None
-            self.tried_committed = 0
+            self.tried_committed = -1  # also if nobody leads, who could say more
             self._say_so()
             if not self.behind:
                 self._apply()
@@ -392,6 +392,11 @@ class Follower:
     def busy(self) -> bool:
         """Whether a job has the files for itself."""
         return self._exclusive is not None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody is about to change what is here: no job, and no leader that it has to catch up with."""
+        return not (self.busy or self.closed or (self.behind and self._port is not None))
 
     async def _run_exclusively(self, job: Awaitable[None]) -> None:
         try:

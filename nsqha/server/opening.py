@@ -55,6 +55,7 @@ class OpenedLog:
     log_uid: int
     state: PartitionState | None  # None: what the log says can not be known before a leader tells what is committed
     report: Report | None  # None: new
+    damage: BatchCorrupt | None = None  # why there is no state, if that is why
 
 
 class PartitionOpener:
@@ -144,11 +145,11 @@ class PartitionOpener:
             log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
             state: PartitionState | None
             if replicas == 1:  # what is in the log is committed
-                state = self.state_of(key, recovery.log, alone=True)
+                state, damage = self.state_of(key, recovery.log, alone=True), None
             else:
                 below = recovery.report.serve_end
-                state, _ = self.state_vouched_for(key, recovery.log, below=below, alone=alone)
-            opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report)
+                state, damage = self.state_vouched_for(key, recovery.log, below=below, alone=alone)
+            opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report, damage)
         return opened
 
     def state_vouched_for(

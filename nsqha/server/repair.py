@@ -53,17 +53,19 @@ class Repairer:
         log_of: Callable[[Key], PartitionLog | None],
         others: Callable[[Key], Iterable[str]],
         mended: Callable[[Key, int, int], None],
+        missed: Callable[[Key, int, int], Awaitable[None]],
         run: Callable[[Callable[[], None]], Awaitable[None]],
         on_failure: Callable[[BaseException], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """`others`: where the other replicas are, the best first. `mended`: readers may go on. `run`: a blocking job,
-        off the loop. `on_failure`: the disk failed."""
+        """`others`: where the other replicas are, the best first. `mended`: readers may go on; `missed`: nobody has the
+        range now. `run`: a blocking job, off the loop. `on_failure`: the disk failed."""
         self._peers = peers
         self._cluster_id = cluster_id
         self._log_of = log_of
         self._others = others
         self._mended = mended
+        self._missed = missed
         self._run = run
         self._on_failure = on_failure
         self._spawn = spawn
@@ -87,6 +89,8 @@ class Repairer:
                         return
                     if await self.mend(key, log_, first, end):
                         ranges.remove((first, end))
+                    else:
+                        await self._missed(key, first, end)
                 if ranges:
                     await asyncio.sleep(RETRY_SECONDS)
         finally:

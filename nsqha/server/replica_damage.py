@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsqha.errors import LogCorrupt, Poisoned
+from nsqha.errors import LogCorrupt, NsqhaError, Poisoned
 from nsqha.nsqlog import Log
 from nsqha.ranges import RangeSet
 from nsqha.server.repair import Repairer
@@ -94,6 +94,7 @@ class ReplicaDamage:
             log_of=replicas.log_of,
             others=self._others,
             mended=self._mended,
+            missed=self._follow_leader,
             run=disk.run,
             on_failure=on_failure,
             spawn=spawn,
@@ -216,17 +217,36 @@ class ReplicaDamage:
         for first, end in [(first, min(end, log_.end.log_id)) for first, end in doubt.left]:
             if first < end and not await self._repairer.mend(key, log_, first, end):
                 try:
-                    await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
+                    await self._as_leader(key, log_, leader, epoch, first, end)
                 except LogCorrupt as error:
                     log.info("not_mended", "%s: the leader has another log: %s", log_.directory, error)
                     return False
                 doubt.left.discard(first, end)
-                for log_id in range(first, end):
-                    if not self._marked(log_, log_id):
-                        self._bad[key].discard(log_id, log_id + 1)
         if (follower := self._replicas.followers.get(key)) is not None:
             follower.mended()
         return True
+
+    async def _as_leader(self, key: Key, log_: PartitionLog, leader: str, epoch: int, first: int, end: int) -> None:
+        await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
+        for log_id in range(first, end):
+            if not self._marked(log_, log_id):
+                self._bad[key].discard(log_id, log_id + 1)
+
+    async def _follow_leader(self, key: Key, first: int, end: int) -> None:
+        """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next."""
+        log_, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
+        if log_ is None or follower is None or follower.port is None or follower.behind:
+            return
+        leader = self._nodes().get(follower.port.leader)
+        if leader is not None and not all(self._marked(log_, log_id) for log_id in range(first, end)):
+            try:
+                await self._as_leader(key, log_, leader.grpc_address, follower.epoch, first, end)
+            except (OSError, Poisoned) as error:
+                self._on_failure(error)
+            except (NsqhaError, ValueError) as error:
+                log.info("not_mended", "%s: %s", log_.directory, error)
+            else:
+                follower.mended()
 
     def _whole(self, key: Key) -> None:
         if (doubt := self._doubts.get(key)) is not None and not doubt.left:
@@ -237,7 +257,8 @@ class ReplicaDamage:
     async def give_up(self, key: Key, *, seconds: float = ASK_SECONDS) -> list[Range]:
         """An operator's decision: what no other replica gives now is LOST, and the log may be copied and led without.
 
-        `seconds`: they are asked so long; what comes later is written all the same. What was given up by this. Poisoned: the disk failed. Safe to repeat."""
+        `seconds`: they are asked so long; what comes later is written all the same. What was given up by this. Safe to
+        repeat. Poisoned: the disk failed."""
         if (log_ := self._replicas.log_of(key)) is None:
             return []
         before = {n for first, end in self.known(key) for n in range(first, end) if self._marked(log_, n)}

@@ -120,7 +120,7 @@ class ReplicaFiles:
             if state is None:
                 if damage is not None and not changed:
                     follower.found(damage)
-            elif changed or (not alone and (follower.busy or follower.behind)):
+            elif changed or (not alone and not follower.quiet):
                 cache.give_back(key, state)  # of a log that is another one now, or about to be
             else:
                 follower.know(state)

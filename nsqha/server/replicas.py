@@ -361,6 +361,8 @@ class Replicas:
             epoch=promise,
         )
         follower.on_damage = lambda first, end: self.damage.found(key, first, end)
+        if opened.damage is not None:
+            follower.found(opened.damage)
 
     def _sync_of(self, record: TopicRecord, meta: PartitionMeta) -> str:
         return meta.sync or self._opener.sync_of(record)
@@ -586,9 +588,8 @@ class Replicas:
         for key, follower in list(self.followers.items()):
             try:
                 follower.keep_house()
-                idle = not (follower.behind or follower.busy or follower.closed)
                 news = follower.committed > follower.tried_committed and not self._files.loading(key)
-                if follower.state is None and idle and news:
+                if follower.state is None and follower.quiet and news:
                     self._spawn(self._files.reload(follower, alone=False))
             except LogCorrupt as error:
                 log.error("housekeeping_failed", "%s: %s", follower.log.directory, error)

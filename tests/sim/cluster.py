@@ -52,6 +52,7 @@ EPHEMERAL = "e#ephemeral"
 START_SECONDS = 15.0  # until a healthy cluster has its topics
 CONVERGE_SECONDS = 60.0  # after everything is healed, until all replicas are in sync and everything is delivered
 QUIET_SECONDS = 2.0
+RESCUE_SECONDS = 12.0  # without a leader, until an operator comes
 SCRUB_SECONDS = 3
 
 
@@ -77,7 +78,7 @@ class SimCluster:
         self.metadata = SimMetadata(self.scheduler, self.new_rng())
         store = ObservedStore(self.new_rng())
         self.net = Network(self.world, self.new_rng(), SERVICES, loop_of=self._loop_of)
-        for call in ("Seek", "UndoSeek"):
+        for call in ("Seek", "UndoSeek", "SkipDamage"):
             self.net.methods[call] = Method(ADMIN, ADMIN.methods_by_name[call])
         self.metadata.use(store)
         self.history = History()
@@ -103,6 +104,8 @@ class SimCluster:
         self.operators: Operators | None = None
         self.comparison = Comparison(self)
         self.flips: list[tuple[SimNode, str, int, int]] = []  # node, path, byte, what it was
+        self._leaderless: dict[tuple[int, int], float] = {}  # until when it may be
+        self.lost: set[tuple[tuple[int, int], int]] = set()  # (partition, log id): damaged on every node
         for node in self.nodes:
             node.on_end = self._ended
         self._log = ErrorLog(self)
@@ -308,7 +311,7 @@ class SimCluster:
         for reader in self.readers:
             reader.diligent = True
         comparison, operators = self.comparison, self.operators
-        self.until(comparison.in_sync, CONVERGE_SECONDS, "all replicas are in sync")
+        self.until(lambda: self._rescued() and comparison.in_sync(), CONVERGE_SECONDS, "all replicas are in sync")
         acked = len(self.history.acked)
         self.run_for(1.5)
         if self.publishers and len(self.history.acked) == acked:
@@ -331,6 +334,17 @@ class SimCluster:
                 self.until(lambda look=look: next(look(), None) is None, CONVERGE_SECONDS, what)  # type: ignore[misc]
             except Violation as violation:
                 raise Violation(f"{violation}\n  {list(look())[:5]}") from None
+
+    def _rescued(self) -> bool:
+        """An operator looks at partitions that nobody leads for long: every member died with damage, more than once."""
+        for name, key, _ in self.named_metas() if self.operators is not None and self.plan.damage_anywhere else ():
+            if any(node.replicas is not None and key in node.replicas.leading for node in self.nodes):
+                self._leaderless.pop(key, None)
+            elif self.time >= self._leaderless.setdefault(key, self.time + RESCUE_SECONDS):
+                self._leaderless[key] = self.time + RESCUE_SECONDS
+                assert self.operators is not None
+                self.operators.elect_best(name, key)
+        return True
 
     def named_metas(self) -> list[tuple[str, tuple[int, int], Any]]:
         topics = self.metadata.store.topics().values()

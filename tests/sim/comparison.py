@@ -54,7 +54,8 @@ class Comparison:
         for topic, mine in keys.items():
             for channel in cluster.channels_of(topic):
                 for stored in cluster.oracle.ledger.missing(cluster.history, topic, channel, mine):
-                    yield topic, channel, stored
+                    if (stored.key, stored.log_id) not in cluster.lost:
+                        yield topic, channel, stored
 
     def drained(self) -> bool:
         return next(self.missing(), None) is None
@@ -121,7 +122,7 @@ class Comparison:
         """Everything that was acknowledged is everywhere, and all replicas are equal. Violation."""
         cluster = self.cluster
         for name, key, _ in cluster.named_metas():
-            self._check_equal(f"{name}/{key[1]}", self.holders(key))
+            self._check_equal(f"{name}/{key[1]}", key, self.holders(key))
         for problem in cluster.oracle.ledger.wrong_outcomes(cluster.history):
             raise Violation(problem)
         for (topic, _), came in cluster.history.delivered.items():
@@ -129,7 +130,7 @@ class Comparison:
                 if cluster.history.attempts.get(body) != topic:
                     raise Violation(f"{body[:40]!r} was delivered and never sent")
 
-    def _check_equal(self, name: str, holders: list[tuple[SimNode, Any, Any, int]]) -> None:
+    def _check_equal(self, name: str, key: Key, holders: list[tuple[SimNode, Any, Any, int]]) -> None:
         digests = {node.name: digest(state).hex() for node, _, state, _ in holders}
         if len(set(digests.values())) != 1:
             raise Violation(f"{name}: channel states differ: {digests}")
@@ -138,7 +139,9 @@ class Comparison:
             copies = set()
             for _, log, _, _ in holders:
                 entry = log.entry(log_id)
-                copies.add((entry.encode(), bytes(log.read(entry))))
+                copies.add((entry.encode(), bytes(log.events(entry))))
+                if entry.lost and (key, log_id) not in self.cluster.lost:
+                    raise Violation(f"{name}: batch {log_id} was given up, and some node had it")
             if len(copies) != 1:
                 raise Violation(f"{name}: batch {log_id} differs between replicas")
 

@@ -7,8 +7,8 @@ make losses legitimate (docs/guarantees.md) is not done:
   a machine loses it only while another member of each of its ISRs still has the log that the record names, whole.
 - Only one disk is replaced in a run, and none while another member is the last with what was acknowledged.
 - A bit is turned over only in what is durable and committed, and each batch is damaged on one node at most: another
-  member of the ISR has it as it was. In runs where processes end, all damage of a partition is on one node: a log that
-  is opened anew and found damaged needs a leader to go on, which is what nobody could be if all were.
+  member of the ISR has it as it was. In most runs all damage of a partition is on one node; in some anywhere, and all
+  members may be opened anew and be found damaged: they mend one another before anybody leads.
 """
 
 from __future__ import annotations

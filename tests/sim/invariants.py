@@ -244,6 +244,8 @@ class Oracle:
             self.broken(f"I1 {name}: epoch {old.epoch} -> {new.epoch}")
         if new.epoch == old.epoch and (new.leader, new.registration) != (old.leader, old.registration) and old.leader:
             self.broken(f"I1 {name}: epoch {old.epoch} gets another leader: {old} -> {new}")
+        if new.damage_accepted == new.epoch:
+            return  # an operator's election
         if new.epoch > old.epoch and old.isr and new.leader not in old.isr:
             self.broken(f"I5 {name}: {new.leader:016x} leads epoch {new.epoch} and was not in the ISR {old.isr}")
         if len(new.isr) < min(len(old.isr), new.min_isr):

@@ -1,4 +1,4 @@
-"""Operators of a simulated cluster: seek, undo, pause, empty, move, decommission, delete.
+"""Operators of a simulated cluster: seek, undo, pause, empty, move, decommission, delete; and what damage asks of them.
 
 What is asked for goes to any node and on to the leaders, as over gRPC; `Ledger` hears what was asked and what was
 answered. Kinds of operations come at the rates that the seed drew, until `stop`; then `finish` takes back what would
@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 from lookupd.changes import Changes
 from nsqha.admin import replay
 from nsqha.admin.whole_topic import WholeTopic
+from nsqha.election.elect import ReplicaReport
 from nsqha.election.placement import PartitionName
+from nsqha.election.unclean import elect_unclean
 from nsqha.errors import NsqhaError
-from nsqha.pb.v1 import admin_pb2
+from nsqha.pb.v1 import admin_pb2, replication_pb2
+from nsqha.server.peers import PeerIdentity
 from tests.sim.ledger import LATE_SECONDS, Operation, Pause
 from tests.sim.loop import WALL_NS
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
-    from nsqha.server.peers import PeerIdentity
     from tests.sim.cluster import SimCluster
     from tests.sim.net import SimPeers, SimPeerServer
     from tests.sim.node import SimNode
@@ -46,14 +48,21 @@ class AdminPort:
         async def undo(peer: PeerIdentity, request: Any) -> Any:
             return await self.undo(request)
 
+        async def skip(peer: PeerIdentity, request: Any) -> Any:
+            return await self.skip(request)
+
         server.on_call("Seek", seek)
         server.on_call("UndoSeek", undo)
+        server.on_call("SkipDamage", skip)
 
     async def seek(self, request: Any) -> Any:
         return await replay.seek(self._broker, request, self._whole)
 
     async def undo(self, request: Any) -> Any:
         return await replay.undo(self._broker, request, self._whole)
+
+    async def skip(self, request: Any) -> Any:
+        return await replay.skip_damage(self._broker, request, self._whole)
 
     # ---- Others
 
@@ -319,6 +328,40 @@ class Operators:
         self.cluster.world.call_later(self._rng.choice((1.0, 5.0)), self._changes.recommission, uid)
         return node.name
 
+    # ---- damage
+
+    def skip(self, topic: str) -> None:
+        """`nsqha log skip`: what nobody has is given up, and channels go on behind it."""
+        node = self._node()
+        if node is not None and (port := node.admin) is not None:
+            request = admin_pb2.SkipDamageRequest(topic=topic)
+            told = lambda reply: self.cluster.note(f"skipped: {reply}".replace("\n", " "))  # noqa: E731
+            self._ask(node, "skip", lambda: port.skip(request), told)
+
+    def elect_best(self, name: str, key: tuple[int, int]) -> None:
+        """The one that has most: everything that was ever committed is in it, or damaged there and whole elsewhere."""
+        found = [(node, report) for node in self.cluster.nodes if node.joined and (report := _report(node, key))]
+        if found:
+            node, _ = max(found, key=lambda pair: (pair[1].reach, not pair[1].corrupt))
+            self.elect_unclean(name, key, node)
+
+    def elect_unclean(self, name: str, key: tuple[int, int], wanted: SimNode) -> str:
+        """`nsqha cluster elect --unclean --node`; why not, or empty."""
+        store, reports = self.cluster.metadata.store, {}
+        for node in self.cluster.nodes:
+            if node.joined and (report := _report(node, key)) is not None:
+                reports[node.uid] = report
+        found = store.topic(name)
+        assert found is not None
+        chosen = elect_unclean(found.record.partitions[key[1]], reports, store.nodes(), wanted.uid)
+        if isinstance(chosen, str):
+            return chosen
+        registered = {chosen.meta.leader: chosen.meta.registration}
+        store.replace_partition(name, key[0], key[1], chosen.meta, registered=registered)
+        self.cluster.count("unclean elections")
+        self.cluster.note(f"unclean election of {wanted.name} for {name}/{key[1]}, epoch {chosen.meta.epoch}")
+        return ""
+
     # ---- topics
 
     def delete_topic(self) -> str | None:
@@ -395,6 +438,25 @@ class Operators:
             return finished
 
         keep_trying(condition, what)
+
+
+def _report(node: SimNode, key: tuple[int, int]) -> ReplicaReport | None:
+    """What the node's Status says of a partition; it waits for nothing."""
+    assert node.replicas is not None and node.cluster is not None
+    request = replication_pb2.StatusRequest(cluster_id=node.cluster.cluster_id)
+    request.keys.add(topic_uid=key[0], partition=key[1])
+    asking = node.replicas.answers.status(PeerIdentity("operator"), request)
+    try:
+        asking.send(None)
+    except StopIteration as answered:
+        reply = answered.value
+    for one in reply.replicas:
+        leading = one.role == replication_pb2.ROLE_LEADER
+        return ReplicaReport(
+            reply.registration, one.log_uid, one.last_epoch, one.end, one.promise, one.committed, leading=leading,
+            poisoned=reply.poisoned, cut=one.cut, corrupt=one.corrupt,
+        )  # fmt: skip
+    return None
 
 
 def _told(reply: Any) -> str:

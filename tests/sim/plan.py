@@ -37,9 +37,6 @@ FAULTS = {
 }
 """How often a second each kind strikes where it was drawn; the seed makes it 0.3 to 2 times that."""
 
-RESTARTS = ("kill", "kill_leader", "power_loss", "power_loss_all", "die_writing", "stop_node", "disk_error", "wipe")
-"""What has logs opened anew. One that is found damaged then can not vouch for itself until it has caught up."""
-
 OPERATIONS = {
     "seek_start": 0.25,
     "seek_offset": 0.3,
@@ -118,6 +115,3 @@ def _keep_promises(plan: Plan) -> None:
         plan.faults.pop("power_loss_all", None)  # what OK means there does not survive all machines at once
     if "bit_flip" in plan.faults:
         plan.faults.pop("wipe", None)  # the copy that a damaged one is mended from
-    if plan.damage_anywhere:
-        for kind in RESTARTS:
-            plan.faults.pop(kind, None)

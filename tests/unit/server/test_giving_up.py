@@ -8,18 +8,20 @@ from typing import Any
 from nsqha.commitlog import copying
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import MemStorage
+from nsqha.cursor.events import EpochStart
 from nsqha.errors import LogCorrupt, NotFound, Unavailable
+from nsqha.frames import HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
-from tests.unit.server.replica_rig import KEY, REGISTRATION, A, ReplicaRig, copy_of, log_of, pause, run, serving
+from tests.unit.server.replica_rig import KEY, REGISTRATION, A, ReplicaRig, add, copy_of, log_of, pause, run, serving
 
 COMMITTED = 8
 
 
-async def member(storage: MemStorage) -> tuple[int, PartitionLog]:
-    """A member of the ISR dies with ten batches; the name of its log, and that of its leader."""
+async def member(storage: MemStorage, leader: PartitionLog | None = None) -> tuple[int, PartitionLog]:
+    """A member of the ISR dies with nine batches; the name of its log, and that of its leader."""
     rig = ReplicaRig(storage)
     await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
-    leader = log_of(*[1] * 9)
+    leader = leader or log_of(*[1] * 9)
     stream = rig.leader(A)
     await stream.open(1, log_of())
     stream.push(1, leader, 1, committed=COMMITTED)
@@ -97,6 +99,28 @@ def test_a_log_whose_damage_others_mend_goes_by_its_old_name_again() -> None:
         rig.journal.close()
         again = await back(storage, {0: log_uid})
         assert again.follower.log_uid == log_uid and not again.errors
+
+    run(scenario)
+
+
+def test_channels_that_can_not_be_read_at_a_start_are_mended_and_known_though_nobody_leads() -> None:
+    """They are below what is known to be durable, where a start looks at no frames but theirs."""
+
+    async def scenario() -> None:
+        storage, leader = MemStorage(), log_of()
+        events = EpochStart(1, A).encode()
+        leader.append(bytearray(events), count=0, flags=HAS_EVENTS, timestamp_ns=1, epoch=1, durable=0)
+        for _ in range(8):
+            add(leader, 1, b"m", durable=COMMITTED)
+        log_uid, _ = await member(storage, leader)
+        segment = storage.open(f"data/topics/t-0000000000000051/0/{0:020}.segment")
+        segment.pwrite(b"\xff", 3)
+        rig = await back(storage, {0: log_uid})
+        assert rig.follower.state is None and (await status(rig)).replicas[0].corrupt
+        rig.peers.serves = has(leader)
+        await house(rig)
+        state: Any = rig.follower.state
+        assert state is not None and state.epoch == 1 and not (await status(rig)).replicas[0].corrupt
 
     run(scenario)
 

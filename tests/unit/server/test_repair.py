@@ -52,11 +52,14 @@ class Rig:
             log_of=lambda key: self.mine,
             others=lambda key: list(logs),
             mended=lambda key, *range_: self.mended.append(range_),
+            missed=self.missed,
             run=self.disk.run,
             on_failure=self.failures.append,
             spawn=lambda work: self.tasks.append(self.loop.create_task(work)),
         )
         self.tasks: list[Any] = []
+
+    async def missed(self, key: object, first: int, end: int) -> None: ...
 
     def damaged(self, first: int, end: int) -> None:
         self.repairer.damaged(KEY, first, end)
