@@ -111,7 +111,7 @@ class ClusterApi:
                 seen = machine.seen.get(name, {})
                 move["ends"] = {f"{uid:016x}": report.end for uid, report in sorted(seen.items())}
             found["links"] = [f"{uid:016x}" for uid in term.links.open]
-            found["silent"] = [f"{uid:016x}" for uid in sorted(machine.silent)]
+            found["silent"] = [f"{uid:016x}" for uid in sorted(machine.standing.silent)]
             found["rounds"] = [
                 {**_named(name), "kind": round_.kind, "why": round_.why, "waiting": round_.waiting}
                 for name, round_ in sorted(machine.rounds.items())

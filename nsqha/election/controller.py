@@ -13,8 +13,9 @@ enough. Rounds have three kinds.
 A suspicion that is wrong costs an epoch, never a message: the new leader needs the promises of the ISR, and the
 compare-and-set names the version that was read, the registration of the new leader and the epoch of the controller.
 
-What else is done, slowly: replicas for partitions that have none, moves (`nsqha.election.moves`), replacement of nodes
-that stay away, leaderships back to their first replica. See `nsqha.election.planner`.
+Parts: `Standing` is what is thought of each node, `Questions` what was asked and is not answered yet, `Planner` what is
+done slowly: replicas for partitions that have none, moves (`nsqha.election.moves`), replacement of nodes that stay
+away, leaderships back to their first replica.
 
 Records are believed by version: an older one that arrives late changes nothing. A record that is missing ends our work
 on it, and deletes nothing. #ephemeral topics live and die with the node that made them and are nothing to us.
@@ -37,7 +38,6 @@ from nsqha.election.events import (
     Key,
     Metadata,
     NotAnswered,
-    Probe,
     PutDone,
     PutPartition,
     ReadTopic,
@@ -49,7 +49,9 @@ from nsqha.election.events import (
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import Planner, World
+from nsqha.election.questions import Questions
 from nsqha.election.rounds import Asked, Idle, Limits, Part, Round
+from nsqha.election.standing import Standing
 from nsqha.ids import is_ephemeral
 
 
@@ -59,30 +61,28 @@ class ControllerMachine:
     def __init__(self, now: float, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.parts: dict[PartitionName, Part] = {}
-        self.nodes: Mapping[int, NodeInfo] = {}
+        self.standing = Standing()
         self.rounds: dict[PartitionName, Round] = {}
-        self.silent: dict[int, float] = {}  # nodes that did not answer when they were suspected, and since when
         self.seen: dict[PartitionName, dict[int, ReplicaReport]] = {}  # the last report of each replica
         self.planner = Planner(now, self.limits.plan)
         self._topics: dict[str, Versioned[TopicRecord]] = {}
         self._names: dict[Key, PartitionName] = {}
         self._led: defaultdict[int, set[PartitionName]] = defaultdict(set)
-        self._suspects: dict[int, float] = {}
-        self._blame: dict[int, dict[int, float]] = {}  # blamed -> by -> since
-        self._lives: dict[int, int] = {}  # registration that the node itself last told
         self._puts: dict[PartitionName, tuple[PutPartition, float, str]] = {}
         self._reading: set[str] = set()
-        self._asked: dict[tuple[int, bool], Asked] = {}
-        self._blocked: defaultdict[tuple[int, bool], set[PartitionName]] = defaultdict(set)  # ask when it has answered
+        self._questions = Questions(self.limits)
         self._idle: dict[PartitionName, Idle] = {}
-        self._leaving: dict[int, float] = {}  # nodes that shut down, and since when
         self._transfer_after: dict[PartitionName, float] = {}
         self._next_audit = now + self.limits.audit_s
         self._next_scan = now
-        self._number = 0
         self._wake = now
         self._picture: World | None = None
         self._actions: list[Action] = []
+
+    @property
+    def nodes(self) -> Mapping[int, NodeInfo]:
+        """Those that are registered."""
+        return self.standing.nodes
 
     def next_tick(self) -> float:
         """When `Tick` is due, at the latest."""
@@ -131,16 +131,16 @@ class ControllerMachine:
         for name, topic in topics.items():
             if topic is not self._topics.get(name):
                 dirty.update(self._topic(name, topic, now))
-        before, self.nodes = self.nodes, event.nodes
-        if before != event.nodes:
+        changed = self.standing.changed(event.nodes, now)
+        for uid in changed:
             self._picture = None
-        for uid in set(before) | set(event.nodes):
-            if before.get(uid) != event.nodes.get(uid):
-                dirty.update(self._node_changed(uid, before.get(uid), event.nodes.get(uid), now))
+            dirty.update(self._led[uid])
+            if uid in self.standing.leaving:
+                self._wake_at(now + self.limits.handover_s)
         intents = {name: intent.record for name, intent in event.intents.items()}
         versions = {name: intent.version for name, intent in event.intents.items()}
         self.planner.metadata(self._world(), intents, versions, now)
-        if before != event.nodes:
+        if changed:
             dirty.update(name for name, part in self.parts.items() if not part.meta.replicas)
             dirty.update(self.rounds)
         return dirty
@@ -191,45 +191,27 @@ class ControllerMachine:
         self._picture = None
         self._led[meta.leader].add(part.name)
 
-    def _node_changed(self, uid: int, old: NodeInfo | None, new: NodeInfo | None, now: float) -> set[PartitionName]:
-        if new is None or not new.leaving:
-            self._leaving.pop(uid, None)
-        elif uid not in self._leaving:
-            self._leaving[uid] = now
-            self._wake_at(now + self.limits.handover_s)
-        if old is None or new is None or old.registration != new.registration:
-            # Another life, or none: what was thought of the last one does not apply.
-            for held in (self.silent, self._suspects, self._blame, self._lives):
-                held.pop(uid, None)
-        return self._led[uid]
-
     def _suspect(self, node: int, why: str, now: float) -> Iterable[PartitionName]:
-        if node not in self.nodes or node in self._suspects or node in self.silent:
+        if not self.standing.suspect(node, now):
             return ()
-        self._suspects[node] = now
         self._say("node_suspected", f"node {self._name(node)} is suspected: {why}", "warning", node=node, why=why)
         # The node is asked even if it leads nothing, so that the suspicion ends.
         self._probe(node, [self.parts[name].key for name in self._led[node]], now, urgent=True)
         return self._led[node]
 
     def _blamed(self, by: int, nodes: frozenset[int], now: float) -> Iterable[PartitionName]:
-        dirty: set[PartitionName] = set()
-        for node, blamers in self._blame.items():
-            if node not in nodes and blamers.pop(by, None) is not None:
-                dirty |= self._led[node]
-        for node in nodes:
-            if by not in self._blame.setdefault(node, {}):
-                self._blame[node][by] = now
-                dirty |= set(self._suspect(node, f"node {self._name(by)} lost it", now))
+        forgiven, anew = self.standing.blamed(by, nodes, now)
+        dirty: set[PartitionName] = set().union(*(self._led[node] for node in forgiven))
+        for node in anew:
+            dirty.update(self._suspect(node, f"node {self._name(by)} lost it", now))
         self._wake_at(now + self.limits.blamed_s)
         return dirty
 
     def _answered(self, event: Answered, now: float) -> Iterable[PartitionName]:
         asked, dirty = self._returned(event.number, event.node)
         node = event.node
-        if self._suspects.pop(node, None) is not None or self.silent.pop(node, None) is not None:
+        if self.standing.answered(node, event.registration):
             dirty |= self._led[node]
-        self._lives[node] = event.registration
         for key in asked.keys if asked else ():
             name = self._names.get(key)
             if name is None:
@@ -259,21 +241,14 @@ class ControllerMachine:
                 round_.failed.add(node)
                 round_.reports.pop(node, None)
                 dirty.add(name)
-        since = self._suspects.pop(node, None)
-        if since is not None:
-            self.silent[node] = since
+        if self.standing.not_answered(node):
             self._say("node_silent", f"node {self._name(node)} does not answer: {why}", "warning", node=node, why=why)
             dirty |= self._led[node]
         return dirty
 
     def _returned(self, number: int, node: int) -> tuple[Asked | None, set[PartitionName]]:
-        """The question that was answered, and who waited for it to be over."""
-        for urgent in (True, False):
-            asked = self._asked.get((node, urgent))
-            if asked is not None and asked.number == number:
-                waiting = self._blocked.pop((node, urgent), set())
-                return self._asked.pop((node, urgent)), {name for name in waiting if name in self.parts}
-        return None, set()
+        asked, waiting = self._questions.returned(number, node)
+        return asked, {name for name in waiting if name in self.parts}
 
     def _audit(self, part: Part, node: int, report: ReplicaReport | None, now: float) -> None:
         """Count how often the leader of an epoch says that it does not lead."""
@@ -325,13 +300,13 @@ class ControllerMachine:
 
     def _tick(self, now: float) -> Iterable[PartitionName]:
         self._wake = now + self.limits.scan_s
-        dirty = set(self.rounds).union(*(self._led[node] for node in self._leaving))
+        dirty = set(self.rounds).union(*(self._led[node] for node in self.standing.leaving))
         if now >= self._next_audit:
             self._next_audit = now + self.limits.audit_s
             self._audit_all(now)
         if now >= self._next_scan:
             self._next_scan = now + self.limits.scan_s
-            for node in [uid for uid in self.silent if uid in self.nodes]:
+            for node in [uid for uid in self.standing.silent if uid in self.nodes]:
                 self._probe(node, [], now)  # is it back?
             dirty.update(n for n, part in self.parts.items() if not part.meta.replicas or self._reason(part, now))
             self._plan(now)
@@ -344,7 +319,7 @@ class ControllerMachine:
                 if name in self.parts and uid in keys:
                     keys[uid].append(self.parts[name].key)
         for uid, asked in keys.items():
-            if asked and uid not in self.silent:
+            if asked and uid not in self.standing.silent:
                 self._probe(uid, asked, now)
 
     def _plan(self, now: float) -> None:
@@ -372,13 +347,13 @@ class ControllerMachine:
         round_ = self.rounds.get(name)
         if reason:
             if round_ is None or round_.kind != "elect":
-                began = self.silent.get(part.meta.leader, now)
+                began = self.standing.silent.get(part.meta.leader, now)
                 kept = round_ if round_ is not None and round_.kind == "doubt" else Round("elect", reason, began)
                 round_ = self.rounds[name] = replace(kept, kind="elect", why=reason)
             self._elect(part, round_, now)
-        elif part.meta.leader in self._suspects:
+        elif (since := self.standing.suspected_since(part.meta.leader)) is not None:
             if round_ is None or round_.kind != "transfer":
-                self.rounds.setdefault(name, Round("doubt", "", self._suspects[part.meta.leader]))
+                self.rounds.setdefault(name, Round("doubt", "", since))
         elif part.meta.successor:
             if round_ is None or round_.kind != "transfer":
                 round_ = self.rounds[name] = Round("transfer", "transfer", now)
@@ -400,26 +375,18 @@ class ControllerMachine:
         node = self.nodes.get(meta.leader)
         if node is None:
             return "leader is gone"
-        lives = (node.registration, self._lives.get(meta.leader, 0))
-        if meta.registration and max(lives) > meta.registration:
+        if self.standing.restarted(meta):
             return "leader restarted"
         if node.poisoned:
             return "leader's disk is closed"
-        if meta.leader in self.silent:
+        if meta.leader in self.standing.silent:
             return "leader does not answer"
         idle = self._idle.get(part.name)
         if idle is not None and idle.epoch == meta.epoch and idle.audits >= self.limits.idle_audits:
             return "leader does not lead"
-        if self._cut_off(meta, now):
+        if self.standing.cut_off(meta, now, after=self.limits.blamed_s):
             return "leader is cut off from its followers"
         return ""
-
-    def _cut_off(self, meta: PartitionMeta, now: float) -> bool:
-        blamers = self._blame.get(meta.leader)
-        if not blamers:
-            return False
-        lost = [uid for uid, since in blamers.items() if uid in meta.isr and now - since >= self.limits.blamed_s]
-        return len(meta.isr) > 1 and bool(lost) and len(meta.isr) - len(lost) < meta.min_isr
 
     def _elect(self, part: Part, round_: Round, now: float) -> None:
         meta = part.meta
@@ -491,7 +458,7 @@ class ControllerMachine:
     def _leave(self, part: Part, now: float) -> None:
         """A leader that shuts down and has not handed over by itself."""
         meta = part.meta
-        since = self._leaving.get(meta.leader)
+        since = self.standing.leaving.get(meta.leader)
         if since is None:
             return
         due = since + self.limits.handover_s
@@ -500,7 +467,7 @@ class ControllerMachine:
             return
         avoided = self.planner.avoided(self.nodes)
         for uid in meta.replicas:
-            if uid in meta.isr and uid in self.nodes and uid not in avoided and uid not in self.silent:
+            if uid in meta.isr and uid in self.nodes and uid not in avoided and uid not in self.standing.silent:
                 self._begin_transfer(part.name, uid, now)
                 return
 
@@ -550,7 +517,7 @@ class ControllerMachine:
             room = self.limits.keys_max
             if not self._probe(uid, [self.parts[name].key for name in waiting[:room]], now, urgent=urgent):
                 room = 0
-            self._blocked[uid, urgent].update(waiting[room:])
+            self._questions.wait(uid, urgent, waiting[room:])
 
     @staticmethod
     def _members(meta: PartitionMeta, round_: Round) -> Iterable[int]:
@@ -559,17 +526,11 @@ class ControllerMachine:
         return meta.isr or meta.replicas
 
     def _probe(self, node: int, keys: Iterable[Key], now: float, *, urgent: bool = False) -> bool:
-        """One question at a time to each node, and one that is urgent. False: it has not answered the last one yet."""
-        asked = self._asked.get((node, urgent))
-        if asked is not None and now < asked.due:
-            return False
-        chosen = tuple(sorted(set(keys))[: self.limits.keys_max])
-        self._number += 1
-        timeout = self.limits.doubt_s if urgent else self.limits.probe_s
-        # An answer that never comes would silence us for good; after twice its time the question counts as lost.
-        self._asked[node, urgent] = Asked(self._number, frozenset(chosen), now, now + 2 * timeout)
-        self._actions.append(Probe(self._number, node, chosen, timeout))
-        return True
+        """False: it has not answered the last question yet."""
+        probe = self._questions.ask(node, keys, now, urgent=urgent)
+        if probe is not None:
+            self._actions.append(probe)
+        return probe is not None
 
     def _wake_at(self, moment: float) -> None:
         self._wake = min(self._wake, moment)
