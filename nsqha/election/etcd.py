@@ -32,6 +32,7 @@ from nsqha.election.etcd_view import Trouble, join
 from nsqha.election.etcd_watch import EtcdWatch, list_keys
 from nsqha.election.model import (
     FEATURE_LEVEL,
+    ChannelList,
     ClusterRecord,
     Controller,
     NodeInfo,
@@ -210,13 +211,18 @@ class EtcdStore:
         raise _too_many("the cluster record")
 
     def create_topic(
-        self, name: str, settings: TopicSettings, *, partitions: Mapping[int, PartitionMeta] | None = None
+        self,
+        name: str,
+        settings: TopicSettings,
+        *,
+        partitions: Mapping[int, PartitionMeta] | None = None,
+        channels: ChannelList | None = None,
     ) -> Versioned[TopicRecord]:
         partitions = rules.new_partitions(name, settings, partitions)
-        uid = new_uid(self._rng)
+        uid, known = new_uid(self._rng), channels or ChannelList()
 
         def made(cluster: ClusterRecord) -> tuple[TopicRecord, ClusterRecord]:
-            record = TopicRecord(name, uid, cluster.next_salt(), settings, partitions=partitions)
+            record = TopicRecord(name, uid, cluster.next_salt(), settings, channels=known, partitions=partitions)
             return record, replace(cluster, salt_counter=cluster.salt_counter + 1)
 
         return self._add(name, uid, made)

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nsqha.election.model import (
+    ChannelList,
     ClusterRecord,
     Controller,
     NodeInfo,
@@ -81,9 +82,15 @@ class MetadataStore(Protocol):
         """One topic, as of now (a linearizable read)."""
 
     def create_topic(
-        self, name: str, settings: TopicSettings, *, partitions: Mapping[int, PartitionMeta] | None = None
+        self,
+        name: str,
+        settings: TopicSettings,
+        *,
+        partitions: Mapping[int, PartitionMeta] | None = None,
+        channels: ChannelList | None = None,
     ) -> Versioned[TopicRecord]:
         """Draw a uid, take a salt and store the record. Without `partitions` they wait for a leader, in epoch 1.
+        `channels`: those that it has from its first message on.
 
         Conflict if it exists; ValueError if the name or the partitions do not fit."""
 
@@ -257,13 +264,19 @@ class MemoryStore:
         return dict(self._state.intents)
 
     def create_topic(
-        self, name: str, settings: TopicSettings, *, partitions: Mapping[int, PartitionMeta] | None = None
+        self,
+        name: str,
+        settings: TopicSettings,
+        *,
+        partitions: Mapping[int, PartitionMeta] | None = None,
+        channels: ChannelList | None = None,
     ) -> Versioned[TopicRecord]:
         partitions = new_partitions(name, settings, partitions)
         if name in self._state.topics:
             raise Conflict(f"topic {name} exists already")
         cluster = self._state.cluster.record
-        record = TopicRecord(name, new_uid(self._rng), cluster.next_salt(), settings, partitions=partitions)
+        uid, salt = new_uid(self._rng), cluster.next_salt()
+        record = TopicRecord(name, uid, salt, settings, channels=channels or ChannelList(), partitions=partitions)
         return self._add(record, replace(cluster, salt_counter=cluster.salt_counter + 1))
 
     def put_recovered(self, record: TopicRecord) -> Versioned[TopicRecord]:

@@ -369,7 +369,7 @@ class RelayService:
 
     def _tell_figures(self) -> None:
         self._figures = self.loop.call_later(FIGURES_SECONDS, self._tell_figures)
-        for stream in self.streams:
+        for stream in self.streams:  # one that a send ends is told so, and leaves them, later: `StreamHandler`
             stream.tell_figures()
 
     def close(self) -> None:

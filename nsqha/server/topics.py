@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.election.model import PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import AppendFailed, Conflict, NotFound, NsqhaError, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import Options
@@ -286,11 +286,13 @@ class Topics(Mapping[str, Topic]):
         alone = ids.is_ephemeral(name)
         settings = self._made_with(name, settings)
         async with self._changes.of(name):
+            # In its first record: whoever leads a partition may take messages as soon as that is stored.
+            channels = await self._known_channels(name)
             log_uid = cluster.replicas.draw_log_uid()
             metas = cluster.placed(settings, {0: log_uid}, alone=alone)
             try:
                 versioned = await self._metadata.write(
-                    lambda: self._store.create_topic(name, settings, partitions=metas)
+                    lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
                 )
             except Conflict:
                 cluster.replicas.forget_log_uid(log_uid)
@@ -303,6 +305,13 @@ class Topics(Mapping[str, Topic]):
             log.info("topic_created", "TOPIC(%s): created", name)
         await topic.begun(self._options.publish_wait_ns / 1e9)
         return topic
+
+    async def _known_channels(self, name: str) -> ChannelList:
+        """What lookup daemons that are not of this cluster know of a brand-new topic, as nsqd asks them."""
+        channels = ChannelList()
+        for channel in await self.registrar.known_channels(name) if self.registrar is not None else ():
+            channels = channels.with_channel(channel, ids.new_uid(self._rng))
+        return channels
 
     def _made_with(self, name: str, settings: TopicSettings) -> TopicSettings:
         """The settings that a topic gets for which somebody chose these."""

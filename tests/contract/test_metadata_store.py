@@ -113,6 +113,14 @@ def changed(topic: Versioned[TopicRecord], channel: str, uid: int = 5) -> TopicR
 # Topics
 
 
+def test_a_topic_may_be_made_with_channels(opener: Opener) -> None:
+    channels = ChannelList().with_channel("archive", 5)
+    made = opener().create_topic("orders", TopicSettings(), channels=channels)
+    assert made.record.channels == channels
+    again = opener().topic("orders")
+    assert again is not None and again.record.channels == channels
+
+
 def test_a_new_topic_has_a_uid_a_salt_and_partitions_that_wait_for_a_leader(store: MetadataStore) -> None:
     topic = store.create_topic("orders", TopicSettings(partitions=3, sync="interval"))
     assert topic.record.uid

@@ -36,12 +36,14 @@ class Metadata:
     def topic(self, name: str) -> Versioned[TopicRecord] | None:
         return self.records.get(name)
 
-    def create_topic(self, name: str, settings: TopicSettings, *, partitions: Any) -> Versioned[TopicRecord]:
+    def create_topic(
+        self, name: str, settings: TopicSettings, *, partitions: Any, channels: ChannelList
+    ) -> Versioned[TopicRecord]:
         if self.races:
             self.records[name] = self.races.pop()
         if name in self.records:
             raise Conflict(f"topic {name} exists already")
-        self.records[name] = Versioned(TopicRecord(name, 7, 3, settings), 1)
+        self.records[name] = Versioned(TopicRecord(name, 7, 3, settings, channels), 1)
         return self.records[name]
 
     def delete_topic(self, name: str) -> None:
@@ -54,6 +56,10 @@ class Metadata:
 class Registrar:
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
+        self.known: dict[str, list[str]] = {}
+
+    async def known_channels(self, topic: str) -> list[str]:
+        return self.known.get(topic, [])
 
     def changed(self, topic: str, channels: Any) -> None:
         self.told.append((topic, channels))
@@ -200,6 +206,19 @@ def test_a_topic_of_the_same_name_takes_no_announcement_over() -> None:
 
 
 EIGHT = TopicSettings(partitions=8)
+
+
+def test_a_topic_begins_with_the_channels_that_lookup_daemons_of_others_know() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.registrar.known = {"t": ["archive", "metrics"]}
+        topic = await asyncio.wait_for(rig.topics.ensure_topic("t"), 5)
+        found = topic.record.channels
+        assert sorted(found.channels) == ["archive", "metrics"] and found.version > 0
+        assert len({info.uid for info in found.channels.values()}) == 2
+        assert rig.metadata.records["t"].record.channels == found, "in the record that makes it, not later"
+
+    run(scenario)
 
 
 def test_a_topic_that_somebody_else_made_with_other_settings_is_not_passed_off_as_the_one_that_was_wanted() -> None:
