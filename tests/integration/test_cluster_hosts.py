@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nsqha.cli.v2client import Publisher, Refused, Subscriber
 from tests.etcd_server import EtcdMembers, EtcdServer
 from tests.integration.cluster import LEASE_SECONDS, Cluster, Member, UnderLoad, pause, posted
 from tests.integration.hosts import Network, NotPossible
@@ -207,3 +208,61 @@ def test_an_etcd_member_that_lost_the_others_is_left(cluster: HostsCluster, netw
         network.heal()
         after = cluster.wait_isr(topic, 3)
         assert after.leader == before.leader or after.epoch > before.epoch
+
+
+def test_clients_of_a_leader_that_only_lost_etcd_are_served_through_it(
+    cluster: HostsCluster, network: Network, topic: str
+) -> None:
+    """Its own view goes on to say that it leads itself."""
+    before = cluster.wait_isr(topic, 3)
+    cut = cluster.leader(topic)
+    network.cut_off(cluster.place_of(cut), ETCD)
+    wait_until(lambda: (cluster.meta(topic) or before).epoch > before.epoch, "another leader is elected", 20)
+    published_and_read_through(cut, topic)
+
+
+def test_clients_of_a_node_that_only_lost_etcd_follow_a_leader_that_moves(
+    cluster: HostsCluster, network: Network, topic: str
+) -> None:
+    cluster.lookupd.request("/cluster/balance?paused=true", b"")  # or the old leader leads again in a moment
+    before = cluster.wait_isr(topic, 3)
+    cut, leader = follower_of(cluster, topic), cluster.leader(topic)
+    published_and_read_through(cut, topic)
+    network.cut_off(cluster.place_of(cut), ETCD)
+    cluster.wait_leases_over(cut)
+    leader.kill()
+    wait_until(lambda: (cluster.meta(topic) or before).epoch > before.epoch, "another leader is elected", 20)
+    assert cluster.leader(topic) is not leader
+    leader.start()  # without it, and without whoever is not registered, nothing is acknowledged
+    published_and_read_through(cut, topic)
+    cluster.lookupd.request("/cluster/balance?paused=false", b"")
+
+
+def published_and_read_through(node: Member, topic: str, count: int = 200) -> None:
+    """Clients with one fixed address; the channel is there."""
+    bodies = [b"%d" % random.getrandbits(60) for _ in range(count)]
+
+    def published() -> bool:
+        publisher = Publisher(node.tcp, 20)
+        try:
+            publisher.publish(topic, bodies)
+        except Refused:
+            return False
+        finally:
+            publisher.close()
+        return True
+
+    wait_until(published, "publishes are OK'd", 30)
+    reader = Subscriber(node.tcp, 20, topic, "steady", window=50)
+    reader.wait_at_most(0.05)
+    missing = set(bodies)
+
+    def read() -> bool:
+        messages = reader.messages()
+        missing.difference_update(message.body for message in messages)
+        if messages:
+            reader.answer(messages, None, None)
+        return not missing
+
+    wait_until(read, "they are read", 30)
+    reader.leave()
