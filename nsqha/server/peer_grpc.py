@@ -130,6 +130,7 @@ class _Stream:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque()  # its first is being written
+        self._give: Callable[[], Message | None] | None = None  # asked when the queue is empty
         self._room: asyncio.Future[None] | None = None  # the writer waits for something to write
         self._handler: StreamHandler | None = None
         self.ended = False
@@ -139,8 +140,22 @@ class _Stream:
         return len(self._queue)
 
     def send(self, message: Message) -> None:
-        if self.ended:
-            return
+        if not self.ended:
+            self._put(message)
+            if self._room is not None:
+                self._wake(self._room)
+
+    def pull(self, give: Callable[[], Message | None]) -> None:
+        if not self.ended:
+            self._give = give
+            if self._room is not None:
+                self._wake(self._room)
+
+    def _wake(self, room: asyncio.Future[None]) -> None:
+        self._room = None
+        room.set_result(None)
+
+    def _put(self, message: Message) -> None:
         data = self._method.encoded(message, self._out)
         if len(data) > self._limit:
             why = _too_large(len(data), self._limit)
@@ -148,9 +163,6 @@ class _Stream:
             self._end("ValueError", why)
             return
         self._queue.append(data)
-        if self._room is not None:
-            self._room.set_result(None)
-            self._room = None
 
     def close(self, why: str = "") -> None:
         self._end("Unavailable", one_line(why) or _CLOSED_HERE)
@@ -161,6 +173,7 @@ class _Stream:
             return
         self.ended = True
         self._queue.clear()
+        self._give = None
         self._loop.call_soon(self._tell, why)
         self._tear_down(kind, why)
 
@@ -177,16 +190,21 @@ class _Stream:
         raise NotImplementedError
 
     async def _write_all(self, write: Callable[[bytes], Any]) -> None:
-        """Write what is queued, until the stream ends; a write that fails is the reader's to explain."""
+        """Write what is queued or given, until the stream ends; a write that fails is the reader's to explain."""
         queue = self._queue
         try:
             while not self.ended:
-                while queue:
+                if queue:
                     await write(queue[0])
                     if queue:  # else the stream ended meanwhile
                         queue.popleft()
-                self._room = self._loop.create_future()
-                await self._room
+                elif (give := self._give) is not None:
+                    self._give = None
+                    if (message := give()) is not None and not self.ended:
+                        self._put(message)
+                else:
+                    self._room = self._loop.create_future()
+                    await self._room
         except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
             return
         except Exception as error:

@@ -8,7 +8,8 @@ twice and nothing overtakes. A call is one question and one answer, with a deadl
     reply = await peers.call("10.0.0.7:4152", "Status", StatusRequest(...), timeout=0.1)
 
 Memory: a handler is given one message at a time and the next is read after it returned, so a slow handler slows the
-sender; whoever owns an end bounds what it sends by `pending`.
+sender. Whoever owns an end bounds what it sends by `pending`, or lets itself be asked for messages (`pull`): then one
+is made when it can leave, from all there is by then.
 
 Who speaks: with cluster TLS, `PeerIdentity` is read from the verified certificate of the side that connected; a hello
 that claims to be somebody else must be refused (`PeerIdentity.may_be`). Without TLS everybody is believed.
@@ -113,6 +114,13 @@ class PeerStream(Protocol):
 
     def send(self, message: Message) -> None:
         """Queue it, as it is now. Never blocks; ignored after the end. TypeError if the method sends another type."""
+
+    def pull(self, give: Callable[[], Message | None]) -> None:
+        """Ask `give` for a message once nothing is pending, and send it; None: there is none any more.
+
+        It is asked on the loop, never from within, and once, however often this was called before. An exception ends
+        the stream. Ignored after the end.
+        """
 
     def close(self, why: str = "") -> None:
         """End both directions; what is pending is dropped. The other side is told `why` if it opened the stream."""

@@ -209,6 +209,7 @@ class _Way:
         self._net = net
         self._source = source
         self._target = target
+        self.on_room: Callable[[], None] = lambda: None
         self.waiting: deque[bytes] = deque()
         self._flying: deque[bytes | _Over] = deque()
         self._flying_bytes = 0
@@ -230,6 +231,8 @@ class _Way:
     def pump(self) -> None:
         while self.open and self.waiting and (not self._flying_bytes or self._fits(self.waiting[0])):
             self._fly(self.waiting.popleft())
+        if not self.waiting:
+            self.on_room()
 
     def _fits(self, data: bytes) -> bool:
         return self._flying_bytes + len(data) <= self._net.window_bytes
@@ -285,6 +288,7 @@ class _End:
         self.ended = False
         self.told: _Over | None = None  # how the other side ended it, if that came first
         self._wire = wire
+        self._give: Callable[[], Message | None] | None = None
         self._out = out
         self._in = in_
 
@@ -295,6 +299,28 @@ class _End:
     def send(self, message: Message) -> None:
         if not self.ended:
             self.outgoing.put(self._wire.method.encoded(message, self._out))
+
+    def pull(self, give: Callable[[], Message | None]) -> None:
+        if not self.ended:
+            self._give = give
+            self.room()
+
+    def room(self) -> None:
+        """Perhaps nothing is pending any more."""
+        if self._give is not None:
+            self._wire.net.loop_of(self.address).call_soon(self._ask)
+
+    def _ask(self) -> None:
+        if self.ended or self.pending or self._give is None:
+            return
+        give, self._give = self._give, None
+        try:
+            message = give()
+        except Exception as error:
+            self.end(_Over(*kind_and_text(error)))
+            return
+        if message is not None:
+            self.send(message)
 
     def close(self, why: str = "") -> None:
         self.end(_Over("Unavailable", why or "closed"))
@@ -364,6 +390,8 @@ class _Wire:
         self.ends = (self.client_end, self.server_end)
         self.client_end.outgoing = self.server_end.incoming = _Way(net, peers.address, self.server_end)
         self.server_end.outgoing = self.client_end.incoming = _Way(net, address, self.client_end)
+        for end in self.ends:
+            end.outgoing.on_room = end.room
         self.connected = False
         self.number = net.add(self)
         net.loop.call_later(0, self._connect)

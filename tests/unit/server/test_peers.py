@@ -78,6 +78,57 @@ def test_a_message_is_sent_as_it_was(world: World) -> None:
     world.run(scenario)
 
 
+def test_an_end_is_asked_for_messages_when_nothing_is_pending(world: World) -> None:
+    async def scenario(world: World) -> None:
+        world.server.on_stream("Push", acceptor := Acceptor())
+        stream = world.peers.stream(world.address, "Push", Recorder())
+        waiting, asked = [2, 3, 4], []
+
+        def give() -> Any:
+            asked.append(stream.pending)
+            if not waiting:
+                return None
+            stream.pull(give)
+            return push(waiting.pop(0))
+
+        for n in (0, 1):
+            stream.send(push(n))
+        stream.pull(give)
+        stream.pull(give)
+        assert not asked, "never from within"
+        accepted = await acceptor.next()
+        await accepted.until(lambda: len(accepted.messages) == 5)
+        await asyncio.sleep(0.05)
+        assert accepted.numbers == [0, 1, 2, 3, 4]
+        assert asked == [0, 0, 0, 0]
+        waiting.append(5)
+        stream.pull(give)
+        await accepted.until(lambda: len(accepted.messages) == 6)
+        stream.pull(give)
+        stream.close()
+        stream.pull(give)
+        await accepted.end()
+        assert len(asked) == 6
+
+    world.run(scenario)
+
+
+def test_an_end_that_fails_when_it_is_asked_ends_its_stream(world: World) -> None:
+    async def scenario(world: World) -> None:
+        def give() -> Any:
+            raise LogCorrupt("can not be read")
+
+        world.server.on_stream("Push", acceptor := Acceptor())
+        handler = Recorder()
+        world.peers.stream(world.address, "Push", handler).pull(give)
+        assert "can not be read" in await handler.end()
+        stream = world.peers.stream(world.address, "Push", handler)
+        stream.send(push(1))
+        await (await acceptor.next()).until(lambda: acceptor.accepted[-1].messages)
+
+    world.run(scenario)
+
+
 def test_a_message_of_another_type_is_not_sent(world: World) -> None:
     async def scenario(world: World) -> None:
         acceptor = Acceptor()
