@@ -61,26 +61,30 @@ def read_run(log: LogReader, first: int, end: int, max_bytes: int, *, lost: bool
                 raise
             break
         parts.append(data)
-        entries.append(entry.encode())
+        entries.append(log.encoded(entry))
         size += len(data) or ENTRY_BYTES
         log_id += 1
     return Run(b"".join(entries), b"".join(parts), log_id)
 
 
-def batches(entries: bytes, data: bytes) -> Iterator[tuple[Entry, bytes]]:
-    """The batches of a run that came from elsewhere. LogCorrupt if the two halves do not fit each other."""
+def batches(entries: bytes, data: bytes) -> Iterator[tuple[Entry, bytes, bytes]]:
+    """The batches of a run that came from elsewhere: entry, frames, and the entry's bytes.
+
+    LogCorrupt if the two halves do not fit each other.
+    """
     if len(entries) % ENTRY_BYTES:
         raise LogCorrupt(f"{len(entries)} bytes are not a whole number of commitlog entries")
     at = 0
     for n in range(0, len(entries), ENTRY_BYTES):
-        entry = decode(entries[n : n + ENTRY_BYTES])
+        raw = entries[n : n + ENTRY_BYTES]
+        entry = decode(raw)
         if entry is None:
             raise LogCorrupt("a commitlog entry that was sent does not verify")
         size = 0 if entry.flags & LOST else entry.size
         if size > len(data) - at:
             raise LogCorrupt(f"{entry} came without its bytes")
         # One batch, one message: by far the usual case, and then nothing is copied.
-        yield entry, data if size == len(data) else data[at : at + size]
+        yield entry, data if size == len(data) else data[at : at + size], raw
         at += size
     if at != len(data):
         raise LogCorrupt(f"{len(data) - at} bytes came without an entry")

@@ -195,10 +195,10 @@ def decode(raw: bytes | memoryview) -> Entry | None:
     """The entry in these 80 bytes; None if they do not verify."""
     if len(raw) != ENTRY_BYTES:
         return None
-    *fields, crc = _WHOLE.unpack(raw)
-    if crc != crc32(raw[:CRC_AT]):
+    fields = _WHOLE.unpack(raw)
+    if fields[-1] != crc32(raw[:CRC_AT]):
         return None
-    return Entry(*fields)
+    return tuple.__new__(Entry, fields[:-1])
 
 
 def decode_flipped(raw: bytes) -> Entry | None:

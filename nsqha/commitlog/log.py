@@ -89,6 +89,7 @@ class PartitionLog(LogReader):
         self.poisoned: str | None = None
         self._active = pairs[-1]
         self._past = object()  # another one after each cut
+        self._written = last, last.encode()  # the entry that was written last, and its bytes
 
     @classmethod
     def create(
@@ -125,15 +126,20 @@ class PartitionLog(LogReader):
         self._write(entry, raw, data)
         return entry
 
-    def append_copy(self, entry: Entry, data: bytes | bytearray) -> None:
-        """Write a batch that the leader wrote as `entry`. LogCorrupt if it does not follow, or is not what it says.
+    def append_copy(self, entry: Entry, data: bytes | bytearray, raw: bytes = b"") -> None:
+        """Write a batch that the leader wrote as `entry`; `raw`: its bytes, if they are at hand.
 
-        One whose frames were given up (LOST) comes without them, and leaves a gap in the segment."""
+        LogCorrupt if it does not follow, or is not what it says. One whose frames were given up (LOST) comes without
+        them, and leaves a gap in the segment."""
         if not (entry.follows(self._last) and entry.chained_to(self._last)):
             raise LogCorrupt(f"{entry} does not follow {self._last}")
         if not verifies(entry, data) and not (entry.flags & LOST and not data):
             raise LogCorrupt(f"the bytes that came with {entry} are not its own")
-        self._write(entry, entry.encode(), data)
+        self._write(entry, raw or entry.encode(), data)
+
+    def encoded(self, entry: Entry) -> bytes:
+        written, raw = self._written
+        return raw if entry is written else entry.encode()
 
     def _write(self, entry: Entry, raw: bytes, data: bytes | bytearray) -> None:
         if self.poisoned is not None:
@@ -146,6 +152,7 @@ class PartitionLog(LogReader):
         except OSError as error:
             self._cut_back(error)
         self._last = entry
+        self._written = entry, raw
         end = (entry.log_id + 1, entry.first_offset + entry.count, entry.position + entry.size)
         self.end = tuple.__new__(Place, end)
         if entry.flags & (LOST | BROKEN_CHAIN):

@@ -125,6 +125,10 @@ class LogReader:
             raise self.hole(log_id)
         return entry
 
+    def encoded(self, entry: Entry) -> bytes:
+        """The bytes on disk of an entry of this log."""
+        return entry.encode()
+
     def entries(self, first_log_id: int, end_log_id: int) -> Iterator[Entry]:
         """The entries of [first, end) that are here. LogCorrupt at one that does not verify."""
         log_id = max(first_log_id, self.start.log_id)

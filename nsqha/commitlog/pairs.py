@@ -45,10 +45,12 @@ class LogIdentity:
 class Pair:
     """One segment and its commitlog."""
 
-    __slots__ = ("_commitlog", "_segment", "_storage", "anchor", "directory", "read_only")
+    __slots__ = ("_commitlog", "_segment", "_storage", "anchor", "directory", "first", "position", "read_only")
 
     def __init__(self, storage: Storage, directory: str, anchor: Entry, *, read_only: bool = False) -> None:
         self.anchor = anchor
+        self.position = anchor.end_position  # of the first byte: the name
+        self.first = Place(anchor.log_id + 1, anchor.end_offset, self.position)  # where the pair starts
         self.directory = directory
         self.read_only = read_only
         self._storage = storage
@@ -86,17 +88,6 @@ class Pair:
             self._storage.sync_dir(self.directory)
         except OSError as second:
             raise Poisoned(f"{self.directory}: new files could not be removed: {error}; then {second}") from second
-
-    @property
-    def position(self) -> int:
-        """Of the first byte: the name."""
-        return self.anchor.end_position
-
-    @property
-    def first(self) -> Place:
-        """Where the pair starts."""
-        anchor = self.anchor
-        return Place(anchor.log_id + 1, anchor.end_offset, anchor.end_position)
 
     def path(self, suffix: str) -> str:
         return f"{self.directory}/{file_name(self.position, suffix)}"

@@ -103,8 +103,11 @@ class LeaderReplica:
     @property
     def durable(self) -> int:
         """End of what is durable on every member of the effective ISR; stamped into each entry."""
-        effective = self._effective
-        return effective[0].durable if len(effective) == 1 else min(p.durable for p in effective)
+        durable = self._effective[0].durable
+        for progress in self._effective:
+            if progress.durable < durable:
+                durable = progress.durable
+        return durable
 
     def opened(self, node: int, *, end: int, durable: int) -> bool:
         """A follower began a stream: this is what it has, and what it said before is void. True if the commit moved.
@@ -148,16 +151,15 @@ class LeaderReplica:
         return self._advance()
 
     def _advance(self) -> bool:
-        effective = self._effective
-        if not self._enough:
-            return False
-        if len(effective) == 1:
-            acked = effective[0].durable if self.sync_always else effective[0].end
-        elif self.sync_always:
-            acked = min(p.durable for p in effective)
-        else:
-            acked = min(p.end for p in effective)
-        if acked <= self.committed:
+        # Called for each write and each ack, and all but one of them are in vain: a plain loop, left at the first no.
+        committed, acked = self.committed, None
+        for progress in self._effective:
+            end = progress.durable if self.sync_always else progress.end
+            if end <= committed:
+                return False
+            if acked is None or end < acked:
+                acked = end
+        if acked is None or not self._enough:
             return False
         self.committed = acked
         return True

@@ -175,10 +175,10 @@ class CatchUp:
         """Append what came; what it cost, in bytes."""
         follower, log_ = self._follower, self._follower.log
         cost = turn = 0
-        for entry, data in copying.batches(reply.entries, reply.data):
+        for entry, data, raw in copying.batches(reply.entries, reply.data):
             last = log_.last
             try:
-                log_.append_copy(entry, data)
+                log_.append_copy(entry, data, raw)
             except LogCorrupt:
                 follower.compare([entry], last)
                 raise

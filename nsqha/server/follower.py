@@ -47,7 +47,7 @@ class Port(Protocol):
         """Say where the log ends."""
 
     def ack(self, follower: Follower) -> None:
-        """Say how far the log is, at the end of this tick."""
+        """Say how far the log is, when the stream takes it."""
 
     def refused(self, key: pb.PartitionKey, epoch: int, refusal: pb.Refusal.ValueType, promised: int, why: str) -> None:
         """Say no."""
@@ -175,16 +175,16 @@ class Follower:
         count = 0
         try:
             if run and run[0][0].log_id != log_.end.log_id:
-                run = run[self._new_in([entry for entry, _ in run]) :]
-            for entry, data in run:
-                log_.append_copy(entry, data)
+                run = run[self._new_in([entry for entry, _, _ in run]) :]
+            for entry, data, raw in run:
+                log_.append_copy(entry, data, raw)
                 count += entry.count or 1
                 if entry.lost:
                     self.on_damage(entry.log_id, entry.log_id + 1)  # whoever has more than the leader may give it
                 if self.state is not None:
                     self._pending.append((entry, data if entry.flags & NEEDS_LOOK else None))
         except LogCorrupt:
-            self.compare([entry for entry, _ in run], last)
+            self.compare([entry for entry, _, _ in run], last)
             raise
         assert self._port is not None
         if self.sync == "always" and log_.unsynced() is not None:

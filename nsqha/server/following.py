@@ -1,7 +1,7 @@
 """The follower's half of live replication: one handler for each stream that another node pushes on.
 
     PushMessage: opens -> Promises.open (promise, catch-up) -> Opened
-                 appends -> Follower.append ..... end of tick, end of disk round -> one PushReply with all acks
+                 appends -> Follower.append [-> disk round] ..... when the stream asks -> one PushReply with all acks
                  committed -> Follower.committed_to
 
 Whatever is wrong with one partition is answered for that partition; the stream is for all of them and stays.
@@ -9,7 +9,6 @@ Whatever is wrong with one partition is answered for that partition; the stream 
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.errors import Unavailable
@@ -29,7 +28,7 @@ class Promises(Protocol):
     def hello(self) -> pb.PushHello:
         """Who this node is, without a target."""
 
-    def following(self, key: pb.PartitionKey) -> Follower | None:
+    def following(self, key: tuple[int, int]) -> Follower | None:
         """The partition, if this node follows."""
 
     def open(self, receiver: Receiver, opened: pb.Open) -> None:
@@ -48,16 +47,14 @@ class Promises(Protocol):
 class Receiver:
     """One incoming stream."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, promises: Promises, stream: PeerStream) -> None:
+    def __init__(self, promises: Promises, stream: PeerStream) -> None:
         self.leader = 0  # node uid, from the hello
         self.registration = 0
         self.closed = False
-        self._loop = loop
         self._promises = promises
         self._stream = stream
         self._acks: dict[Follower, None] = {}
-        self._answers = pb.PushReply()
-        self._flushing = False
+        self._answers: pb.PushReply | None = None  # all but the acks
         self._followers: dict[tuple[int, int], Follower] = {}
 
     def ended(self) -> bool:
@@ -76,18 +73,23 @@ class Receiver:
             self._greet(message.hello)
         elif not self.leader:
             raise Unavailable("a stream begins with a hello")
-        for opened in message.opens:
-            self._promises.open(self, opened)
+        # Most messages have one append and nothing else, and to walk through nothing costs as much as to read that.
+        if message.opens:
+            for opened in message.opens:
+                self._promises.open(self, opened)
         for append in message.appends:
-            follower = self._promises.following(append.key)
+            key = (append.topic_uid, append.partition)
+            follower = self._promises.following(key)
             if follower is None:
-                self.refused(append.key, append.epoch, pb.REFUSAL_UNKNOWN, 0, "this partition is not followed here")
+                unknown = pb.PartitionKey(topic_uid=key[0], partition=key[1])
+                self.refused(unknown, append.epoch, pb.REFUSAL_UNKNOWN, 0, "this partition is not followed here")
             else:
                 follower.append(self, append)
-        for committed in message.committed:
-            follower = self._promises.following(committed.key)
-            if follower is not None and follower.port is self and follower.epoch == committed.epoch:
-                follower.committed_to(committed.committed)
+        if message.committed:
+            for committed in message.committed:
+                follower = self._promises.following((committed.topic_uid, committed.partition))
+                if follower is not None and follower.port is self and follower.epoch == committed.epoch:
+                    follower.committed_to(committed.committed)
 
     def _stranger(self, hello: pb.PushHello) -> str:
         """Why this stream is not for us, or not from whom it says; empty: it is welcome."""
@@ -111,8 +113,7 @@ class Receiver:
         if self.leader:
             hello = self._promises.hello()
             hello.target_uid = self.leader
-            self._answers.hello.CopyFrom(hello)
-            self._soon()
+            self._answer().hello.CopyFrom(hello)
 
     def on_closed(self, why: str) -> None:
         self.closed = True
@@ -132,7 +133,7 @@ class Receiver:
         log_ = follower.log
         last = log_.entry_before(log_.end.log_id)
         self._acks.pop(follower, None)
-        self._answers.opened.add(
+        self._answer().opened.add(
             key=follower.wire_key,
             epoch=follower.epoch,
             log_uid=follower.log_uid,
@@ -143,36 +144,39 @@ class Receiver:
             behind=behind,
             unfit=not follower.fit,
         )
-        self._soon()
 
     def ack(self, follower: Follower) -> None:
         if not follower.behind:
             self._acks[follower] = None
-            self._soon()
+            self._stream.pull(self._next)
 
     def refused(self, key: pb.PartitionKey, epoch: int, refusal: pb.Refusal.ValueType, promised: int, why: str) -> None:
-        self._answers.refused.add(key=key, epoch=epoch, refusal=refusal, promised=promised, why=why)
-        self._soon()
+        self._answer().refused.add(key=key, epoch=epoch, refusal=refusal, promised=promised, why=why)
 
-    def _soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+    def _answer(self) -> pb.PushReply:
+        """The reply that leaves when the stream asks."""
+        if self._answers is None:
+            self._answers = pb.PushReply()
+            self._stream.pull(self._next)
+        return self._answers
 
-    def _flush(self) -> None:
-        self._flushing = False
-        reply, self._answers = self._answers, pb.PushReply()
+    def _next(self) -> pb.PushReply | None:
+        """What there is to answer by now."""
+        reply, self._answers = self._answers, None
         acks, self._acks = self._acks, {}
         for follower in acks:
             if follower.port is self and not follower.behind:
+                if reply is None:
+                    reply = pb.PushReply()
                 end = follower.log.end.log_id
+                topic_uid, partition = follower.key
                 reply.acks.add(
-                    key=follower.wire_key,
+                    topic_uid=topic_uid,
+                    partition=partition,
                     epoch=follower.epoch,
                     log_uid=follower.log_uid,
                     end=end,
                     durable=min(follower.log.local_durable, end),
                     unfit=not follower.fit,
                 )
-        if not self.closed:
-            self._stream.send(reply)
+        return reply

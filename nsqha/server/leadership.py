@@ -23,10 +23,9 @@ from nsqha.replication.isr import Applied, Effective, Fence, IsrKeeper, Propose,
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
-    from nsqha.commitlog.log import PartitionLog
     from nsqha.replication.isr import Action, IsrLimits, Outcome
     from nsqha.server.partition import Partition
-    from nsqha.server.push import Pushed, PushLinks
+    from nsqha.server.push import Piece, Pushed, PushLinks
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
@@ -69,12 +68,14 @@ class Leadership:
         limits: IsrLimits | None = None,
     ) -> None:
         self.partition = partition
+        self.log = partition.log
         self.topic = topic
         self.key = key
         self.log_uid = log_uid
         self.epoch = meta.epoch
         self.epoch_start = partition.log.end.log_id
         self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])
+        self.piece: Piece | None = None  # of `push`
         self.ended = False
         self._holding_for = 0  # the node that is to lead next
         self._retiring = False  # this node shuts down
@@ -116,10 +117,6 @@ class Leadership:
         return self._keeper.meta
 
     @property
-    def log(self) -> PartitionLog:
-        return self.partition.log
-
-    @property
     def committed(self) -> int:
         return self.partition.leader.committed
 
@@ -142,8 +139,8 @@ class Leadership:
             pushed.wake()
 
     def _committed(self) -> None:
-        for pushed in self._pushed.values():
-            pushed.committed()
+        self.piece = None
+        self._links.committed(self)
         if self._holding_for:
             self._step()  # perhaps that was the last batch before the next leader's
 

@@ -54,7 +54,6 @@ class Promises:
         self,
         replicas: Replicas,
         *,
-        loop: asyncio.AbstractEventLoop,
         clock: Clock,
         node: int,
         cluster_id: int,
@@ -72,7 +71,6 @@ class Promises:
         catch_up_bytes_per_second: int,
     ) -> None:
         self._replicas = replicas
-        self._loop = loop
         self._clock = clock
         self._node = node
         self._cluster_id = cluster_id
@@ -94,7 +92,7 @@ class Promises:
 
     def receive(self, stream: PeerStream) -> Receiver:
         """A node opens its stream of appends to us."""
-        receiver = Receiver(self._loop, self, stream)
+        receiver = Receiver(self, stream)
         self._receivers = [r for r in self._receivers if not r.ended()] + [receiver]
         return receiver
 
@@ -106,8 +104,8 @@ class Promises:
     def hello(self) -> pb.PushHello:
         return pb.PushHello(cluster_id=self._cluster_id, node_uid=self._node, registration=self._replicas.registration)
 
-    def following(self, key: pb.PartitionKey) -> Follower | None:
-        return self._replicas.followers.get((key.topic_uid, key.partition))
+    def following(self, key: Key) -> Follower | None:
+        return self._replicas.followers.get(key)
 
     def name_of(self, node: int) -> str:
         info = self._nodes().get(node)

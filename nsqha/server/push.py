@@ -1,23 +1,24 @@
 """The leader's half of live replication: one stream to each follower node, for all partitions led here.
 
-    Partition.append --wake--> Pushed (one partition, one follower) --end of tick--> PushMessage --> follower
+    Partition.append --wake--> Pushed (one partition, one follower) --when the stream asks--> PushMessage --> follower
     Opened, Ack, Refused --> Leadership (who counts it) --> commit
 
 A `Pushed` has a cursor into the leader's log and a window: what is sent and not acknowledged. There is no queue of
 batches besides the log: a follower that is late, or comes back, is fed from the same reads, by and by from the files.
-A stream that cannot take more waits for acks, so one slow follower delays no other and costs no memory.
+A stream that cannot take more asks for nothing, so one slow follower delays no other and costs no memory.
 
-What was appended in one tick leaves in one message. The committed point rides with appends; only a log that falls
-silent tells it alone, a moment later. Spec: `Push` (the leader's half).
+What was appended before a stream asks leaves in one message; followers that are equally far share what is made for the
+first of them. The committed point rides with appends; only a log that falls silent tells it alone, a moment later.
+Spec: `Push` (the leader's half).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import BatchCorrupt
@@ -37,20 +38,30 @@ T = TypeVar("T")
 
 MESSAGE_BYTES = 1 << 20  # of data in one message; one batch always goes whole
 WINDOW_BYTES = 4 << 20  # of a partition, sent to one follower and not acknowledged
-PENDING_MAX = 4  # messages that wait in the stream
-FULL_SECONDS = 0.002  # until a stream that took no more is looked at again
 COMMITTED_SECONDS = 0.05  # after which a silent log tells its committed point alone
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 1.0
 
 
+class Piece(NamedTuple):
+    """Batches of one partition as they are sent: [first, end), told with what was committed then."""
+
+    first: int
+    end: int
+    committed: int
+    size: int  # bytes of data
+    message: pb.PushMessage  # nobody may change it
+
+
 class Leader(Protocol):
     """What a `Pushed` serves: the leadership of one partition."""
 
+    key: tuple[int, int]
     epoch: int
     topic: str
     epoch_start: int
     wire_key: pb.PartitionKey
+    piece: Piece | None  # the newest, for the other followers; the leader drops it when it is committed
 
     @property
     def log(self) -> PartitionLog: ...
@@ -102,11 +113,6 @@ class Pushed:
         if self.state is State.PUSHING:
             self.link.wake(self)
 
-    def committed(self) -> None:
-        """The committed point moved."""
-        if self.state is State.PUSHING:
-            self.link.tell_committed(self)
-
     def stop(self) -> None:
         """The leadership has ended."""
         self.link.remove(self)
@@ -151,54 +157,76 @@ class Pushed:
         )
         if near:
             self.link.wake(self)
-            self.link.tell_committed(self)
+            self.link.tell_committed((leader,))
 
     def acked(self, ack: pb.Ack, registration: int) -> None:
         """The follower has more."""
         if self.state is not State.PUSHING:
             return
-        while self._sent and self._sent[0][0] <= ack.end:
-            self._window -= self._sent.popleft()[1]
-        node = self.link.node
-        self.leader.heard(
-            node,
+        leader, sent, end = self.leader, self._sent, ack.end
+        while sent and sent[0][0] <= end:
+            self._window -= sent.popleft()[1]
+        leader.heard(
+            self.link.node,
             registration=registration,
             log_uid=ack.log_uid,
-            end=ack.end,
+            end=end,
             durable=ack.durable,
             fit=not ack.unfit,
             opened=False,
         )
-        if self.next < self.leader.log.end.log_id:
+        if self.next < leader.log.end.log_id:
             self.link.wake(self)
 
-    def fill(self, message: pb.PushMessage, room: int) -> int:
-        """Put the next batches into the message; how many bytes. 0: nothing to send, or no window."""
+    def take(self, room: int) -> Piece | None:
+        """The next batches, up to `room` bytes of them but at least one; None: nothing to send, or no window."""
+        leader, first, window = self.leader, self.next, WINDOW_BYTES - self._window
+        end = leader.log.end.log_id
+        if self.state is not State.PUSHING or first >= end or window <= 0:
+            return None
+        committed = leader.committed
+        piece = leader.piece
+        if (
+            piece is None
+            or (piece.first, piece.end, piece.committed) != (first, end, committed)
+            or piece.size > min(room, window)
+        ):
+            piece = self._made(first, end, min(room, window), committed)
+            if piece is None:
+                return None
+            if piece.end == end:
+                leader.piece = piece
+        self.committed_sent = committed
+        self._sent.append((piece.end, piece.size))
+        self._window += piece.size
+        self.next = piece.end
+        return piece
+
+    def _made(self, first: int, end: int, room: int, committed: int) -> Piece | None:
         leader, log_ = self.leader, self.leader.log
-        end = log_.end.log_id
-        if self.state is not State.PUSHING or self.next >= end or self._window >= WINDOW_BYTES:
-            return 0
-        if self.next < log_.start.log_id:
+        if first < log_.start.log_id:
             self.ask_again()  # retention went past it: it has to begin anew
-            return 0
+            return None
         try:
-            run = copying.read_run(log_, self.next, end, min(room, WINDOW_BYTES - self._window), lost=True)
+            run = copying.read_run(log_, first, end, room, lost=True)
         except LogCorrupt as error:
             log.error("push_stopped", "%s can not be sent on: %s", log_.directory, error)
             if isinstance(error, BatchCorrupt):
                 leader.partition.on_damage(error.first.log_id, error.end.log_id)
             self.failed()
-            return 0
-        committed = leader.committed
+            return None
+        message = pb.PushMessage()
+        topic_uid, partition = leader.key
         message.appends.add(
-            key=leader.wire_key, epoch=leader.epoch, entries=run.entries, data=run.data, committed=committed
+            topic_uid=topic_uid,
+            partition=partition,
+            epoch=leader.epoch,
+            entries=run.entries,
+            data=run.data,
+            committed=committed,
         )
-        self.committed_sent = committed
         size = len(run.data) or len(run.entries)  # frames that were given up are not sent
-        self._sent.append((run.end, size))
-        self._window += size
-        self.next = run.end
-        return size
+        return Piece(first, run.end, committed, size, message)
 
     def ask_again(self) -> None:
         """Send nothing more on what the follower said; it is asked where it is."""
@@ -248,12 +276,8 @@ class PushLink:
         self._peers = peers
         self._hello = hello
         self._pushed: dict[tuple[int, int], Pushed] = {}
-        self._dirty: dict[Pushed, None] = {}
-        self._silent: dict[Pushed, None] = {}
+        self._dirty: dict[Pushed, None] = {}  # may have something to send
         self._stream: PeerStream | None = None
-        self._flushing = False
-        self._full: asyncio.TimerHandle | None = None  # the stream took no more: looked at again then
-        self._committed_timer: asyncio.TimerHandle | None = None
         self._reconnect: asyncio.TimerHandle | None = None
         self._reconnect_seconds = RETRY_SECONDS
         self._closed = False
@@ -263,11 +287,10 @@ class PushLink:
     def add(self, leader: Leader) -> Pushed:
         """Push a partition to this node from now on."""
         pushed = Pushed(leader, self)
-        key = (leader.wire_key.topic_uid, leader.wire_key.partition)
-        before = self._pushed.get(key)
+        before = self._pushed.get(leader.key)
         if before is not None:
             self.remove(before)
-        self._pushed[key] = pushed
+        self._pushed[leader.key] = pushed
         if self._stream is None:
             self.connect()
         elif self._greeted:
@@ -275,12 +298,10 @@ class PushLink:
         return pushed
 
     def remove(self, pushed: Pushed) -> None:
-        key = (pushed.leader.wire_key.topic_uid, pushed.leader.wire_key.partition)
-        if self._pushed.get(key) is pushed:
-            del self._pushed[key]
+        if self._pushed.get(pushed.leader.key) is pushed:
+            del self._pushed[pushed.leader.key]
         pushed.state = State.IDLE
         self._dirty.pop(pushed, None)
-        self._silent.pop(pushed, None)
         if pushed.retry is not None:
             pushed.retry.cancel()
 
@@ -331,19 +352,22 @@ class PushLink:
             self._reconnect_seconds = RETRY_SECONDS
             if self._pushed:
                 self._open(list(self._pushed.values()))
-        for opened in message.opened:
-            if (pushed := self._of(opened.key, opened.epoch)) is not None:
-                self._guarded(pushed, pushed.opened, opened, self.registration)
+        # Most messages have one ack and nothing else, and to walk through nothing costs as much as to read that.
+        if message.opened:
+            for opened in message.opened:
+                if (pushed := self._of((opened.key.topic_uid, opened.key.partition), opened.epoch)) is not None:
+                    self._guarded(pushed, pushed.opened, opened, self.registration)
         for ack in message.acks:
-            if (pushed := self._of(ack.key, ack.epoch)) is not None:
+            if (pushed := self._of((ack.topic_uid, ack.partition), ack.epoch)) is not None:
                 self._guarded(pushed, pushed.acked, ack, self.registration)
-        for refused in message.refused:
-            if (pushed := self._of(refused.key, refused.epoch)) is not None:
-                log.debug("push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why)
-                self._guarded(pushed, pushed.refused, refused)
+        if message.refused:
+            for refused in message.refused:
+                if (pushed := self._of((refused.key.topic_uid, refused.key.partition), refused.epoch)) is not None:
+                    log.debug("push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why)
+                    self._guarded(pushed, pushed.refused, refused)
 
-    def _of(self, key: pb.PartitionKey, epoch: int) -> Pushed | None:
-        pushed = self._pushed.get((key.topic_uid, key.partition))
+    def _of(self, key: tuple[int, int], epoch: int) -> Pushed | None:
+        pushed = self._pushed.get(key)
         return pushed if pushed is not None and pushed.leader.epoch == epoch else None
 
     def on_closed(self, why: str) -> None:
@@ -363,60 +387,52 @@ class PushLink:
     # ---- batches
 
     def wake(self, pushed: Pushed) -> None:
-        """Send what is new at the end of this tick."""
+        """Send what is new when the stream asks."""
         self._dirty[pushed] = None
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+        if self._stream is not None:
+            self._stream.pull(self._next)
 
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._full is not None:
-            self._full.cancel()
-            self._full = None
-        stream = self._stream
-        while stream is not None and self._dirty and stream.pending < PENDING_MAX:
-            message = pb.PushMessage()
-            room = MESSAGE_BYTES
-            for pushed in list(self._dirty):
-                size = self._guarded(pushed, pushed.fill, message, room)
-                if not size:
-                    self._dirty.pop(pushed, None)
-                    continue
-                room -= size
+    def _next(self) -> pb.PushMessage | None:
+        """What is new, as much as fits one message."""
+        pieces: list[pb.PushMessage] = []
+        room = MESSAGE_BYTES
+        for pushed in list(self._dirty):
+            piece = self._guarded(pushed, pushed.take, room)
+            if piece is None or piece.end == pushed.leader.log.end.log_id:
+                self._dirty.pop(pushed, None)
+            if piece is not None:
+                pieces.append(piece.message)
+                room -= piece.size
                 if room <= 0:
                     break
-            if not message.appends:
-                return
-            stream.send(message)
-        if stream is not None and self._dirty:
-            # It is full. Acks of what it holds may wake other partitions only, or nobody.
-            self._full = self._loop.call_later(FULL_SECONDS, self._flush)
-
-    def tell_committed(self, pushed: Pushed) -> None:
-        """Tell the committed point soon, unless an append does."""
-        self._silent[pushed] = None
-        if self._committed_timer is None:
-            self._committed_timer = self._loop.call_later(COMMITTED_SECONDS, self._tell_committed)
-
-    def _tell_committed(self) -> None:
-        self._committed_timer = None
-        silent, self._silent = self._silent, {}
+        if self._dirty and self._stream is not None:
+            self._stream.pull(self._next)
+        if len(pieces) <= 1:
+            return pieces[0] if pieces else None
         message = pb.PushMessage()
-        for pushed in silent:
-            committed = pushed.leader.committed
-            if pushed.state is State.PUSHING and committed > pushed.committed_sent:
+        for one in pieces:
+            message.MergeFrom(one)
+        return message
+
+    def tell_committed(self, leaders: Iterable[Leader]) -> None:
+        """Tell committed points, unless appends have."""
+        message = pb.PushMessage()
+        for leader in leaders:
+            pushed, committed = self._pushed.get(leader.key), leader.committed
+            if pushed is None or pushed.leader is not leader or pushed.state is not State.PUSHING:
+                continue
+            if committed > pushed.committed_sent:
                 pushed.committed_sent = committed
-                message.committed.add(key=pushed.leader.wire_key, epoch=pushed.leader.epoch, committed=committed)
+                topic_uid, partition = leader.key
+                message.committed.add(topic_uid=topic_uid, partition=partition, epoch=leader.epoch, committed=committed)
         if message.committed and self._stream is not None:
             self._stream.send(message)
 
     def close(self) -> None:
         """End the stream; nobody is led for this node any more."""
         self._closed = True
-        for handle in (self._committed_timer, self._reconnect, self._full):
-            if handle is not None:
-                handle.cancel()
+        if self._reconnect is not None:
+            self._reconnect.cancel()
         if self._stream is not None:
             self._stream.close("the node stops")
 
@@ -430,6 +446,8 @@ class PushLinks:
         self._peers = peers
         self._hello = hello
         self._links: dict[int, PushLink] = {}
+        self._silent: dict[Leader, None] = {}  # their committed points moved
+        self._silent_timer: asyncio.TimerHandle | None = None
 
     def add(self, leader: Leader, node: int, address: str) -> Pushed:
         """Push a partition to a node."""
@@ -450,6 +468,18 @@ class PushLinks:
             link = self._links[node] = PushLink(self._loop, self._peers, node=node, address=address, hello=hello)
         return link
 
+    def committed(self, leader: Leader) -> None:
+        """Its committed point moved: tell it soon, where no append does."""
+        self._silent[leader] = None
+        if self._silent_timer is None:
+            self._silent_timer = self._loop.call_later(COMMITTED_SECONDS, self._tell_committed)
+
+    def _tell_committed(self) -> None:
+        self._silent_timer = None
+        silent, self._silent = self._silent, {}
+        for link in self._links.values():
+            link.tell_committed(silent)
+
     def moved(self, node: int, address: str) -> None:
         """The node is reached there from now on."""
         if (link := self._links.get(node)) is not None:
@@ -462,5 +492,7 @@ class PushLinks:
             link._hello.registration = registration
 
     def close(self) -> None:
+        if self._silent_timer is not None:
+            self._silent_timer.cancel()
         for link in self._links.values():
             link.close()

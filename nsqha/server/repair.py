@@ -194,7 +194,7 @@ class Repairer:
             reply = await self._peers.call(address, "Fetch", request, timeout=CALL_SECONDS)
         except LogCorrupt as error:
             raise Unavailable(f"{address} has damage, too: {error}") from error
-        run = list(copying.batches(reply.entries, reply.data))
+        run = [(entry, data) for entry, data, _ in copying.batches(reply.entries, reply.data)]
         if [entry.log_id for entry, _ in run] != list(range(first, min(first + max(len(run), 1), end))):
             raise LogCorrupt(f"{address} does not have log id {first}")
         after = run[-1][0].log_id + 1

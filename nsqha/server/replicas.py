@@ -135,7 +135,6 @@ class Replicas:
         )
         self.promises = Promises(
             self,
-            loop=loop,
             clock=clock,
             node=node,
             cluster_id=cluster_id,

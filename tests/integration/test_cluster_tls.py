@@ -226,7 +226,7 @@ async def attempts(target: Target, tls: ClusterTls | None, claims: int) -> dict[
     identity = {"cluster_id": target.cluster_id, "node_uid": claims, "target_uid": target.node_uid}
     epoch = target.epoch + 1000
     push = pb.PushMessage(opens=[pb.Open(key=key, topic=target.topic, epoch=epoch, start=0, first=0)])
-    push.appends.add(key=key, epoch=epoch, entries=bytes(80), data=b"x")
+    push.appends.add(topic_uid=key.topic_uid, partition=key.partition, epoch=epoch, entries=bytes(80), data=b"x")
     greeting = routing_pb2.Greeting(**identity)
     publish = routing_pb2.ForwardedPublish(sequence=1, key=key, topic=target.topic, frames=b"x" * 40)
     forwarded = routing_pb2.ForwardRequest(publishes=[publish])

@@ -145,19 +145,19 @@ def ack_from_the_page_cache() -> Iterator[None]:
         if self._port is not None:
             self._port.ack(self)
 
-    def flush(self: Receiver) -> None:
+    def answer(self: Receiver) -> Any:
         acks = list(self._acks)
         durable = [follower.log.local_durable for follower in acks]
         for follower in acks:
             follower.log.local_durable = follower.log.end.log_id
         try:
-            flushed(self)
+            return answered(self)
         finally:
             for follower, before in zip(acks, durable, strict=True):
                 follower.log.local_durable = before
 
-    original, flushed = Follower._append, Receiver._flush
-    with patch.object(Follower, "_append", append), patch.object(Receiver, "_flush", flush):
+    original, answered = Follower._append, Receiver._next
+    with patch.object(Follower, "_append", append), patch.object(Receiver, "_next", answer):
         yield
 
 

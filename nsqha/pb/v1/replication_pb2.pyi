@@ -4,7 +4,8 @@ isort:skip_file
 Between nodes: live replication, catch-up, and what an election asks. Log bytes travel as they are in the files.
 
 All ends are exclusive log ids. A partition is named by topic uid and number. Every refusal is about one partition and
-leaves the stream open.
+leaves the stream open. What travels once per batch (Append, Ack, Committed) names its partition by plain fields: to
+make and read a message inside a message costs as much as all its other fields.
 """
 
 from collections import abc as _abc
@@ -212,11 +213,14 @@ class Append(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    KEY_FIELD_NUMBER: _builtins.int
+    TOPIC_UID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    topic_uid: _builtins.int
+    partition: _builtins.int
     epoch: _builtins.int
     """of the leader that sends; the entries carry the epochs they were written in"""
     entries: _builtins.bytes
@@ -224,20 +228,19 @@ class Append(_message.Message):
     data: _builtins.bytes
     """their frames, back to back"""
     committed: _builtins.int
-    @_builtins.property
-    def key(self) -> Global___PartitionKey: ...
     def __init__(
         self,
         *,
-        key: Global___PartitionKey | None = ...,
+        topic_uid: _builtins.int = ...,
+        partition: _builtins.int = ...,
         epoch: _builtins.int = ...,
         entries: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
         committed: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "data", b"data", "entries", b"entries", "epoch", b"epoch", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "data", b"data", "entries", b"entries", "epoch", b"epoch", "partition", b"partition", "topic_uid", b"topic_uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,23 +250,25 @@ Global___Append: _TypeAlias = Append  # noqa: Y015
 class Committed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    KEY_FIELD_NUMBER: _builtins.int
+    TOPIC_UID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
+    topic_uid: _builtins.int
+    partition: _builtins.int
     epoch: _builtins.int
     committed: _builtins.int
-    @_builtins.property
-    def key(self) -> Global___PartitionKey: ...
     def __init__(
         self,
         *,
-        key: Global___PartitionKey | None = ...,
+        topic_uid: _builtins.int = ...,
+        partition: _builtins.int = ...,
         epoch: _builtins.int = ...,
         committed: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "partition", b"partition", "topic_uid", b"topic_uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,33 +360,35 @@ Global___Opened: _TypeAlias = Opened  # noqa: Y015
 class Ack(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    KEY_FIELD_NUMBER: _builtins.int
+    TOPIC_UID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     LOG_UID_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
     UNFIT_FIELD_NUMBER: _builtins.int
+    topic_uid: _builtins.int
+    partition: _builtins.int
     epoch: _builtins.int
     log_uid: _builtins.int
     end: _builtins.int
     durable: _builtins.int
     unfit: _builtins.bool
     """as in Opened"""
-    @_builtins.property
-    def key(self) -> Global___PartitionKey: ...
     def __init__(
         self,
         *,
-        key: Global___PartitionKey | None = ...,
+        topic_uid: _builtins.int = ...,
+        partition: _builtins.int = ...,
         epoch: _builtins.int = ...,
         log_uid: _builtins.int = ...,
         end: _builtins.int = ...,
         durable: _builtins.int = ...,
         unfit: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "end", b"end", "epoch", b"epoch", "key", b"key", "log_uid", b"log_uid", "unfit", b"unfit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "end", b"end", "epoch", b"epoch", "log_uid", b"log_uid", "partition", b"partition", "topic_uid", b"topic_uid", "unfit", b"unfit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

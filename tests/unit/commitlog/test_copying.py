@@ -35,8 +35,8 @@ def written(epochs: list[int], seed: int = 0) -> PartitionLog:
 def copy_all(log: PartitionLog, copy: PartitionLog, max_bytes: int) -> None:
     while copy.end.log_id < log.end.log_id:
         run = copying.read_run(log, copy.end.log_id, log.end.log_id, max_bytes)
-        for entry, data in copying.batches(run.entries, run.data):
-            copy.append_copy(entry, data)
+        for entry, data, raw in copying.batches(run.entries, run.data):
+            copy.append_copy(entry, data, raw)
         assert copy.end.log_id == run.end
 
 

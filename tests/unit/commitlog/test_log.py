@@ -201,6 +201,20 @@ def test_a_copy_that_does_not_follow_or_does_not_verify_is_refused() -> None:
     assert follower.end.log_id == 2
 
 
+def test_the_bytes_of_an_entry_are_those_on_disk_whether_it_was_just_written_or_not() -> None:
+    leader, follower = new_log(MemStorage()), new_log(MemStorage())
+    for body in (b"a", b"b"):
+        entry = add(leader, body)
+        follower.append_copy(entry, bytes(leader.read(entry)), entry.encode())
+    entries = [leader.entry(2), leader.entry(1)]
+    for log in (leader, follower):
+        assert [log.encoded(log.entry(entry.log_id)) for entry in entries] == [entry.encode() for entry in entries]
+    leader.truncate_to(2)
+    assert leader.encoded(leader.entry(1)) == entries[1].encode()
+    entry = add(leader, b"c")
+    assert leader.encoded(entry) == entry.encode() != entries[0].encode()
+
+
 def test_appended_bytes_are_kept_as_they_are_for_delivery() -> None:
     log = new_log(MemStorage())
     data = messages(0, [b"a", b"b"], SECOND)

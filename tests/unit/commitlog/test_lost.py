@@ -33,8 +33,8 @@ def copy_of(log: PartitionLog, storage: Storage | None = None) -> PartitionLog:
     )
     while copy.end.log_id < log.end.log_id:
         run = copying.read_run(log, copy.end.log_id, log.end.log_id, 500, lost=True)
-        for entry, data in copying.batches(run.entries, run.data):
-            copy.append_copy(entry, data)
+        for entry, data, raw in copying.batches(run.entries, run.data):
+            copy.append_copy(entry, data, raw)
             if copy.needs_roll:
                 copy.roll()
     return copy

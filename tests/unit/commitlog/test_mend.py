@@ -40,7 +40,7 @@ def damage(log: PartitionLog, log_id: int, *, entry: bool = False) -> None:
 
 def taken(log: PartitionLog, first: int, end: int) -> list[tuple[Entry, bytes]]:
     run = copying.read_run(log, first, end, 1 << 20)
-    return list(copying.batches(run.entries, run.data))
+    return [(entry, data) for entry, data, _ in copying.batches(run.entries, run.data)]
 
 
 @pytest.mark.parametrize("entry", [False, True])

@@ -171,6 +171,7 @@ class FakeLinks:
     def __init__(self) -> None:
         self.added: list[int] = []
         self.prepared: set[tuple[int, str]] = set()
+        self.committed_of: list[Any] = []
 
     def prepare(self, node: int, address: str) -> None:
         self.prepared.add((node, address))
@@ -182,10 +183,12 @@ class FakeLinks:
     def moved(self, node: int, address: str) -> None:
         pass
 
+    def committed(self, leader: Any) -> None:
+        self.committed_of.append(leader)
+
 
 class FakePushed:
     def wake(self) -> None: ...
-    def committed(self) -> None: ...
     def stop(self) -> None: ...
 
 
@@ -206,6 +209,13 @@ class LeaderStream:
         copy = pb.PushReply()
         copy.CopyFrom(message)
         self.replies.append(copy)
+
+    def pull(self, give: Callable[[], pb.PushReply | None]) -> None:
+        asyncio.get_running_loop().call_soon(self._ask, give)
+
+    def _ask(self, give: Callable[[], pb.PushReply | None]) -> None:
+        if not self.receiver.closed and (message := give()) is not None:
+            self.send(message)
 
     def close(self, why: str = "") -> None:
         self.receiver.on_closed(why)
@@ -234,7 +244,7 @@ class LeaderStream:
 
         batch = read_run(log_, first, end or log_.end.log_id, 1 << 30)
         message = pb.PushMessage()
-        message.appends.add(key=WIRE_KEY, epoch=epoch, entries=batch.entries, data=batch.data, committed=committed)
+        message.appends.add(topic_uid=UID, epoch=epoch, entries=batch.entries, data=batch.data, committed=committed)
         self.receiver.on_message(message)
 
     def take(self) -> list[pb.PushReply]:

@@ -488,11 +488,11 @@ def test_everybody_else_has_a_turn_while_a_long_answer_is_stored() -> None:
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
         stored = [0]  # bytes, in each turn of the loop
 
-        def append_copy(entry: Any, data: bytes) -> None:
+        def append_copy(entry: Any, data: bytes, raw: bytes) -> None:
             if not stored[-1]:
                 asyncio.get_running_loop().call_soon(stored.append, 0)
             stored[-1] += entry.size
-            append(entry, data)
+            append(entry, data, raw)
 
         append = rig.follower.log.append_copy
         rig.follower.log.append_copy = append_copy  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import follower as follower_module
 from nsqha.server.follower import Follower, FollowerRuntime
 from tests.sim.storage import SimStorage
-from tests.unit.server.replica_rig import KEY, WIRE_KEY, add, log_of
+from tests.unit.server.replica_rig import KEY, UID, add, log_of
 from tests.unit.server.shell_rig import HeldDisk, ManualLoop
 
 
@@ -74,7 +74,7 @@ class Rig:
         run = read_run(source, first, end or source.end.log_id, 1 << 30)
         self.follower.append(
             self.port,
-            pb.Append(key=WIRE_KEY, epoch=epoch, entries=run.entries, data=run.data, committed=committed),
+            pb.Append(topic_uid=UID, epoch=epoch, entries=run.entries, data=run.data, committed=committed),
         )
         self.loop.turn()
 
@@ -157,7 +157,7 @@ def test_another_epoch_or_stream_is_fenced() -> None:
     rig.push(1, epoch=2)
     stranger = Port()
     run = read_run(rig.leader, 1, 2, 1000)
-    rig.follower.append(stranger, pb.Append(key=WIRE_KEY, epoch=1, entries=run.entries, data=run.data))
+    rig.follower.append(stranger, pb.Append(topic_uid=UID, epoch=1, entries=run.entries, data=run.data))
     rig.follower.fence()
     rig.push(1)
     assert rig.port.refusals == [pb.REFUSAL_FENCED] * 2 and stranger.refusals == [pb.REFUSAL_FENCED]

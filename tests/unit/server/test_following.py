@@ -25,6 +25,9 @@ class Stream:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    def pull(self, give: Any) -> None:
+        asyncio.get_running_loop().call_soon(lambda: self.send(give()))
+
     def close(self, why: str = "") -> None:
         self.why = why
 
@@ -58,7 +61,7 @@ class Node:
 async def pushed(hello: pb.PushHello) -> tuple[Stream, Node]:
     """What a stream and a node look like after a hello with an Open behind it."""
     stream, node = Stream(), Node()
-    receiver = Receiver(asyncio.get_running_loop(), node, stream)  # type: ignore[arg-type]
+    receiver = Receiver(node, stream)  # type: ignore[arg-type]
     message = pb.PushMessage(hello=hello)
     message.opens.add(topic="orders")
     receiver.on_message(message)

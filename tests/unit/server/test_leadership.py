@@ -129,6 +129,20 @@ def test_what_was_acknowledged_before_a_new_stream_is_void() -> None:
     assert outcome.answers == ["OK"]
 
 
+def test_a_commit_is_told_on_and_what_was_made_to_send_the_batch_is_let_go() -> None:
+    leading = Leading()
+    leading.heard(A, 71)
+    leading.links.committed_of.clear()
+    before = leading.end
+    leading.rig.publish(b"m")
+    leading.rig.turn()
+    leading.leadership.piece = cast(Any, "made")
+    leading.heard(A, 71, end=before)
+    assert not leading.links.committed_of and leading.leadership.piece is not None
+    leading.heard(A, 71)
+    assert leading.links.committed_of == [leading.leadership] and leading.leadership.piece is None
+
+
 def test_with_sync_always_only_the_durable_end_counts() -> None:
     leading = Leading(sync="always")
     outcome = leading.rig.publish(b"m")

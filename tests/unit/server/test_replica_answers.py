@@ -50,7 +50,7 @@ def fetch(rig: ReplicaRig, first: int, *, epoch: int = 2, end: int = 0) -> Any:
 
 
 def log_ids(reply: Any) -> list[int]:
-    return [entry.log_id for entry, _ in copying.batches(reply.entries, reply.data)]
+    return [entry.log_id for entry, _, _ in copying.batches(reply.entries, reply.data)]
 
 
 def test_batches_are_read_while_the_loop_goes_on() -> None:
