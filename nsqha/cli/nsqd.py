@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import NoReturn
@@ -29,14 +30,26 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
 
     try:
         return serve_until_signal(options)
-    except NsqhaError as error:
-        log.fatal("start_failed", "%s", error)
-    except OSError as error:
-        # Of the data folder: what belongs to somebody else, a disk that is mounted read-only.
-        if error.filename is None:
+    except (NsqhaError, OSError) as error:
+        if _of_a_full_disk(error):
+            # No life begins without a journal and promises of its own.
+            text = "--data-path=%s: its disk is full, and a start needs some MB; make room and start again: %s"
+            log.fatal("start_failed", text, options.data_path, error)
+        elif isinstance(error, NsqhaError):
+            log.fatal("start_failed", "%s", error)
+        elif error.filename is None:
             raise
-        log.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
+        else:  # of the data folder: what belongs to somebody else, a disk that is mounted read-only
+            log.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
     return exits.FAILED
+
+
+def _of_a_full_disk(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
 
 
 if __name__ == "__main__":

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
 import pytest
+
+from nsqha.cli import exits, nsqd
+from nsqha.errors import AppendFailed
+from nsqha.options import Options
 
 # What is left of a call when the interpreter has stopped gRPC's thread: its lock is taken by nobody who could give it
 # back, its finalizer wants it, and it is part of a cycle, so that only the interpreter's last collection finds it.
@@ -82,3 +87,20 @@ def test_every_command_ends_so(words: list[str], module: str, status: int) -> No
 def test_without_grpc_it_is_the_interpreter_that_ends() -> None:
     code = "import sys\nfrom nsqha.cli import exits\ntry:\n    exits.end(5)\nexcept SystemExit as end:\n"
     assert run(f"{code}    sys.exit(end.code + 1)").returncode == 6
+
+
+@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "No space left on device", "/d/journal.new"), None])
+def test_a_node_that_can_not_start_on_a_full_disk_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: OSError | None
+) -> None:
+    def start(options: Options) -> int:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        if raised is not None:
+            raise raised
+        raise AppendFailed(f"/d/journal.new: {full}") from full
+
+    monkeypatch.setattr("nsqha.server.node.serve_until_signal", start)
+    assert nsqd.run(Options(data_path="/d"), ()) == exits.FAILED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--data-path=/d: its disk is full" in line and "make room and start again" in line
+    assert "/d/journal.new" in line
