@@ -249,6 +249,7 @@ def _topic(
                 before.record.partitions.get(number) if before is not None else None,
                 have.get(number, {}),
                 unheard,
+                any(node.view_revision for node in evidence.values()),
             )
         )
     record = replace(
@@ -266,7 +267,9 @@ def _partition(
     before: PartitionMeta | None,
     have: Mapping[int, ReplicaReport],
     unheard: tuple[int, ...],
+    informed: bool,
 ) -> Decision:
+    """`informed`: a node that was heard saw all records until they were doubted, so nothing was moved without it."""
     known = base.partitions.get(name.number) or before or PartitionMeta()
     named = dict.fromkeys((*known.replicas, *known.isr))
     missing = tuple(uid for uid in named if uid in unheard)
@@ -295,7 +298,11 @@ def _partition(
     )
     kept = {uid for uid, report in begun.items() if known.isr.get(uid, report.log_uid) == report.log_uid}
     gone = sum(uid not in kept for uid in named)
-    return Decision(name, before, after, have, missing, _loss(begun, isr, missing, gone, after.min_isr))
+    loss = _loss(begun, isr, missing, gone, after.min_isr)
+    others = tuple(uid for uid in unheard if uid not in named)
+    if begun and not loss and others and not informed and gone + len(others) >= after.min_isr:
+        loss = "every node that was heard was started since; replicas may have been moved to nodes that were not heard"
+    return Decision(name, before, after, have, missing, loss)
 
 
 def _replicas(

@@ -175,6 +175,16 @@ def test_a_replica_that_was_given_up_since_is_not_waited_for() -> None:
     assert planned(node(A), node(B), node(C), topics={"orders": stored}).unheard == (D,), "who was stopped did not"
 
 
+def test_replicas_that_were_moved_while_all_who_are_heard_were_away_are_not_forgotten() -> None:
+    """C led, gave A's and B's replicas to D and another, and all three are dead now."""
+    unaware = planned(node(A), node(B), also_named=(D, 5))
+    assert unaware.unheard == (C, D, 5)
+    assert "moved to nodes that were not heard" in decided(unaware).loss
+    aware = planned(node(A, topics=seen(ORDERS), view_revision=60), node(B), also_named=(D, 5))
+    assert not decided(aware).loss, "A saw the records until the end: nothing was moved"
+    assert not decided(planned(node(A), node(B), node(C), also_named=(D,))).loss, "one alone could not acknowledge"
+
+
 # ---- topics
 
 
