@@ -236,6 +236,7 @@ class Promises:
                     else:
                         text = "%s: from log id %d on, which is damaged"
                         log.warning("refetching", text, follower.log.directory, bad)
+                        self._damage.fetched_anew(follower.key)
                         await self._files.cut(follower, bad)
                         follower.forget_pending()
                 if self._journal.dirty:

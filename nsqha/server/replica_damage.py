@@ -128,6 +128,11 @@ class ReplicaDamage:
         """Nothing is left of what could not be vouched for: the leader gave it again, or the log was begun anew."""
         self._doubts.pop(key, None)
 
+    def fetched_anew(self, key: Key) -> None:
+        """What is doubted is cut off: the ISR counts on more than this log has, whatever is mended in it later."""
+        if (doubt := self._doubts.get(key)) is not None:
+            doubt.name = 0
+
     def doubts(self, key: Key) -> tuple[bool, bool]:
         """Of a replica: whether recovery cut its end, and whether it is so damaged that others go first."""
         follower = self._replicas.followers.get(key)

@@ -321,13 +321,17 @@ class Replicas:
                 return
             text = "%s: all that was damaged is mended from other replicas"
             if name and self._records[key].record.partitions[key[1]].isr.get(self._node) == name:
-                # As if the damage had not been found: the ISR counts on this log, and on all that was in it.
+                # As if the damage had not been found: the ISR counts on this log, and on all that was in it. Who
+                # committed without this node has taken it out of the record, and by that alone it is elected: an old
+                # copy of the record, looked at here, only makes a name that counts for nothing.
                 follower.log.doubtful_from = None
                 self._opener.stage_promise(key, self.promises.promised(key), follower.log, name)
                 try:
                     await self._journal_writer.promise()
                 except NsqhaError as error:
                     log.warning("journal_delayed", "%s: %s; trying again", follower.log.directory, error)
+                    # Not with the next write: a leader may have taken it on by then, and cut it.
+                    self._opener.stage_promise(key, self.promises.promised(key), follower.log, follower.log_uid)
                     return
                 follower.log_uid = name
                 text += ", and it goes by its old name again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Place
+from nsqha.server.replica_damage import Doubt
 from tests.unit.server.replica_rig import (
     KEY,
     REGISTRATION,
@@ -118,5 +119,23 @@ def test_the_leader_is_told_that_this_replica_could_not_lead() -> None:
         assert [ack.unfit for ack in stream.acks] == [False]
         rig.follower.damage = (1, 2)
         assert (await stream.open(1, log_of())).unfit
+
+    run(scenario)
+
+
+def test_a_log_whose_doubtful_end_was_cut_off_never_goes_by_its_old_name() -> None:
+    """It is shorter than what the ISR counts on, also when all that was damaged in it is mended later."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        damage, told = rig.replicas.damage, []
+        damage.on_whole = lambda key, name: told.append(name)
+        for cut_off in (False, True):
+            damage._doubts[KEY] = doubt = Doubt(2, 5)
+            doubt.left.add(2, 4)
+            if cut_off:
+                damage.fetched_anew(KEY)
+            damage._mended(KEY, 2, 4)
+        assert told == [5, 0]
 
     run(scenario)
