@@ -302,7 +302,7 @@ class PartitionLog(LogReader):
     def giving_up(self, first: int, end: int) -> Callable[[], list[tuple[int, int]]]:
         """Mark what does not verify of [first, end) as LOST: others may copy this log without it. Durable.
 
-        What is returned blocks, and is run in another thread; it says which log ids were marked. Entries that do not
+        What is returned blocks, and is run in another thread; it says which log ids are marked now. Entries that do not
         verify are written anew first (`rebuild`), from what is around them; what that proves is lost no more. What is
         marked may be mended later. Killed in between, the rest is damaged as it was, or worse by the one entry that was
         being written: to be given up again."""
@@ -329,8 +329,11 @@ class PartitionLog(LogReader):
                         commitlog.pwrite(batch.entry.encode(), pair.slot(n))
                 for entry in lost_entries(pair, log_id, min(end, last.log_id + 1), last):
                     commitlog.pwrite(entry.encode(), pair.slot(entry.log_id))
-                    if entry.flags & LOST:
+                    if entry.lost:
                         marked.add(entry.log_id, entry.log_id + 1)
+                for n in range(log_id, min(end, last.log_id + 1)):
+                    if (now := pair.read_entry(n)) is not None and now.lost:
+                        marked.add(n, n + 1)
                 segment.sync()
                 commitlog.sync()
                 pair.close()

@@ -120,6 +120,13 @@ class Repairer:
         """Write what the leader of `epoch` has: also LOST, where that was given up, over what does not verify here.
 
         LogCorrupt: it has another log there. Unavailable: it does not lead, or has damage there, too."""
+        if end < log_.end.log_id and log_.knows(end):
+            past = log_.past
+            run = await self._fetch(key, log_, past, address, first, end + 1, epoch)
+            if run[-1][0].log_id == end and run[-1][0].chain == log_.entry(end).chain:
+                # It goes on as ours does, so what it has made of the range is as good as what recovery made of it here.
+                await self._run(log_.mending(run[:-1], proven=True, lost=True))
+                return
         await self._take(key, log_, address, first, end, epoch)
 
     async def _take(self, key: Key, log_: PartitionLog, address: str, first: int, end: int, epoch: int = 0) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from nsqha.commitlog import copying
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import MemStorage
@@ -210,6 +212,8 @@ def test_what_was_given_up_is_taken_when_somebody_comes_back_with_it() -> None:
         await elected(rig, accepted=True)
         log_ = rig.replicas.leading[KEY].log
         assert log_.entry(5).lost
+        assert await rig.replicas.damage.give_up(KEY) == [], "once is enough"
+        assert rig.replicas.damage.known(KEY) == [(5, 6)]
         await house(rig, 1)
         rig.peers.serves = has(leader)
         await house(rig, 31)
@@ -237,12 +241,14 @@ def leads(log_: PartitionLog, epoch: int) -> Callable[[str, Any], Any]:
     return lambda method, request: others(method, request) if method == "EpochEnd" else answer(method, request)
 
 
-def lost(log_: PartitionLog, log_id: int) -> PartitionLog:
+def lost(log_: PartitionLog, log_id: int, *, entry_too: bool = False) -> PartitionLog:
     """The same log, of a leader who gave a batch up."""
     other = copy_of(log_, log_.end.log_id)
     other._shelf.clear()
     entry, pair = other.entry(log_id), other.pair_of(log_id)
     pair.segment.pwrite(b"\xff\xff", entry.position - pair.position + 3)
+    if entry_too:
+        pair.commitlog.pwrite(b"\xff", pair.slot(log_id) + 50)
     assert other.giving_up(log_id, log_id + 1)() == [(log_id, log_id + 1)]
     return other
 
@@ -285,20 +291,22 @@ def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> No
     run(scenario)
 
 
-def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_the_rest() -> None:
+@pytest.mark.parametrize("entry_too", [False, True])
+def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_the_rest(entry_too: bool) -> None:
     async def scenario() -> None:
         storage = MemStorage()
         log_uid, good = await member(storage)
         damage(storage, good, 3)
         rig = await back(storage, {0: log_uid})
-        before = rig.follower.log
-        leader = lost(good, 3)
+        before, past = rig.follower.log, rig.follower.log.past
+        leader = lost(good, 3, entry_too=entry_too)
         rig.peers.serves = leads(leader, 1)
         stream = rig.leader(A)
         stream.ask(1, leader)
         await pause(1)
         log_ = rig.follower.log
-        assert log_ is before and log_.entry(3).lost and not rig.follower.behind
+        assert log_ is before and log_.past is past, "nothing was cut"
+        assert log_.entry(3) == leader.entry(3) and log_.entry(3).lost and not rig.follower.behind
         assert rig.replicas.damage.unsound_from(KEY) is None and rig.replicas.damage.known(KEY) == [(3, 4)]
         assert (await status(rig)).replicas[0].corrupt is False
 
