@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from nsqha.election.model import (
+    ChannelList,
     ClusterRecord,
     Controller,
     NodeInfo,
@@ -265,9 +266,14 @@ class Handle:
         return self.write(lambda: self.store.raise_feature_level(level))
 
     def create_topic(
-        self, name: str, settings: TopicSettings, *, partitions: Mapping[int, PartitionMeta] | None = None
+        self,
+        name: str,
+        settings: TopicSettings,
+        *,
+        partitions: Mapping[int, PartitionMeta] | None = None,
+        channels: ChannelList | None = None,
     ) -> Versioned[TopicRecord]:
-        return self.write(lambda: self.store.create_topic(name, settings, partitions=partitions))
+        return self.write(lambda: self.store.create_topic(name, settings, partitions=partitions, channels=channels))
 
     def replace(
         self, name: str, expected_version: int, record: TopicRecord, *, controller: int | None = None
