@@ -161,7 +161,7 @@ class Repairer:
         """The chains of what another replica has from `first` on, to the first one that an entry of ours proves."""
         chains: array[int] = array("Q")
         before = log_.entry_before(first)
-        while True:
+        while first + len(chains) < end:
             for entry, _ in await self._fetch(key, log_, past, address, first + len(chains), end, epoch):
                 log_.check_next(before, entry)
                 chains.append(entry.chain)
@@ -169,6 +169,7 @@ class Repairer:
                 if log_.knows(entry.log_id + 1):
                     log_.prove(entry)
                     return chains
+        raise LogCorrupt(f"nothing behind log ids [{first}, {end}) verifies in {log_}, so nothing proves them")
 
     async def _write_followed(
         self, key: Key, log_: PartitionLog, past: object, address: str, first: int, chains: array[int], epoch: int
@@ -202,7 +203,7 @@ class Repairer:
         except LogCorrupt as error:
             raise Unavailable(f"{address} has damage, too: {error}") from error
         run = [(entry, data) for entry, data, _ in copying.batches(reply.entries, reply.data)]
-        if [entry.log_id for entry, _ in run] != list(range(first, min(first + max(len(run), 1), end))):
+        if not run or [entry.log_id for entry, _ in run] != list(range(first, min(first + len(run), end))):
             raise LogCorrupt(f"{address} does not have log id {first}")
         after = run[-1][0].log_id + 1
         if after == log_.end.log_id and after > reply.committed:

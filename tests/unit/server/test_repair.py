@@ -216,6 +216,18 @@ def test_a_replica_that_has_another_content_the_second_time_gives_nothing_more()
     assert not rig.mended and mine.pair_of(5).read_entry(5) is None
 
 
+def test_a_range_with_more_damage_right_behind_it_is_proven_by_nothing() -> None:
+    mine = replica()
+    for log_id in range(5, 8):
+        damage(mine, log_id, entry=True)
+    rig = Rig(mine, a=replica())
+    rig.damaged(5, 7)
+    assert not rig.mended and not rig.tasks[0].done(), "it is tried again"
+    rig.damaged(5, 8)  # whoever found the rest tells the whole
+    rig.pass_time()
+    assert verifies(mine) and (5, 8) in rig.mended
+
+
 def test_what_one_replica_lacks_another_one_gives() -> None:
     """Each has damage of its own: none has all of the range."""
     mine, a, b = replica(), replica(), replica()
