@@ -15,7 +15,8 @@ What is found at start:
   partition until a log_uid is staged. With more than one replica recovery draws a new one then.
 Both outlive further crashes, as does `host_restarted`, which only `recovered()` ends.
 
-Two threads, never at the same time in the same half: the loop thread stages and takes, one worker at a time writes.
+Two threads, never at the same time in the same half: the loop thread stages and takes, one worker at a time writes;
+where there are several that may, a lock is handed in.
 `record()` shows what is staged; it counts only after the `write` of a later `take` has returned.
 
     loop      stage(...) stage(...)  take() ──►                stage(...)  take() ──► ...
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +94,7 @@ class NodeJournal:
         node: NodeState,
         records: dict[Key, PartitionRecord],
         found: JournalContents | None,
+        writing: AbstractContextManager[Any],
     ) -> None:
         """Use `open`."""
         self.found = found  # what was read at start; None: the journal is new
@@ -103,6 +106,7 @@ class NodeJournal:
         self._taken_node = node
         self._takes = 0
         # The worker's half.
+        self._writing = writing
         self._file = file
         self._written = dict(records)
         self._written_node = node
@@ -113,8 +117,17 @@ class NodeJournal:
         self._rewrite_at = _rewrite_at(file.end)
 
     @classmethod
-    def open(cls, storage: Storage, directory: str, rng: random.Random, *, boot_id: str = "") -> NodeJournal:
-        """Lock the data directory and read its journal, or begin one. `boot_id` is the kernel's (empty: unknown)."""
+    def open(
+        cls,
+        storage: Storage,
+        directory: str,
+        rng: random.Random,
+        *,
+        boot_id: str = "",
+        writing: AbstractContextManager[Any] | None = None,
+    ) -> NodeJournal:
+        """Lock the data directory and read its journal, or begin one. `boot_id` is the kernel's (empty: unknown);
+        `writing` is held during each write."""
         storage.make_dirs(directory)
         lock = _locked(storage, directory)
         try:
@@ -127,7 +140,7 @@ class NodeJournal:
         except BaseException:
             lock.close()
             raise
-        return cls(lock, file, node, records, found)
+        return cls(lock, file, node, records, found, writing or nullcontext())
 
     def close(self) -> None:
         """Let go of the directory. What is staged and not written is lost: see `stop`."""
@@ -285,6 +298,10 @@ class NodeJournal:
         One that comes late, as a recovery on the disk thread wrote its own meanwhile, takes nothing newer back.
         `AppendFailed`: nothing was stored, and the next write includes this round. `Poisoned`: a sync failed; final.
         """
+        with self._writing:
+            self._write(taken)
+
+    def _write(self, taken: Taken) -> None:
         # Kept until a write succeeds, so that a round that was refused is part of the next one.
         newest = self._newest
         for key, record in taken.partitions.items():

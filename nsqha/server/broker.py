@@ -104,7 +104,7 @@ class Broker:
         self._clean = True  # unless a partition could not be closed
         self._housekeeping: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._journal_writer = JournalWriter(journal, disk, self.fail)
+        self.journal_writer = JournalWriter(journal, disk, self.fail)
         self.changes = Changes(loop)
         self.cluster = cluster
         metadata = Metadata(store, disk.run if cluster is None else cluster.run, journal, self.fail)
@@ -114,7 +114,7 @@ class Broker:
             rng=rng,
             metadata=metadata,
             disk=disk,
-            journal_writer=self._journal_writer,
+            journal_writer=self.journal_writer,
             opener=opener,
             changes=self.changes,
             new_delivery=self._new_delivery,
@@ -170,7 +170,7 @@ class Broker:
             node=cluster.node,
             cluster_id=cluster.cluster_id,
             journal=self.journal,
-            journal_writer=self._journal_writer,
+            journal_writer=self.journal_writer,
             metadata=metadata,
             opener=self.opener,
             disk=self.disk,
@@ -207,7 +207,7 @@ class Broker:
             await self.cluster.recover()
         self.journal.recovered()
         self.journal.clear_poison()  # every log was read from the disk and verified
-        await self._journal_writer.promise()
+        await self.journal_writer.promise()
         if self.cluster is None:
             await self.topics.start_epochs()
         self.opener.cursor_cache.sweep()
@@ -240,10 +240,10 @@ class Broker:
         await self.cache_writer.close(write=not self.failure)
         self.opener.close()
         if self._clean and not self.failure:
-            await self.disk.run(self.journal.stop)
+            await self.journal_writer.end(self.journal.stop)
         else:
             with suppress(StorageError, OSError):
-                await self.disk.run(self.journal.commit)
+                await self.journal_writer.end(self.journal.commit)
             self.journal.close()
         if self.cluster is None:
             self.store.close()
@@ -271,7 +271,7 @@ class Broker:
         self.failure = str(error) or type(error).__name__
         log.error("poisoned", "the data directory failed and is closed: %s", self.failure)
         self.journal.poison(self.failure)
-        self.spawn(self._journal_writer.write())  # if the disk still takes it, the next start knows
+        self.spawn(self.journal_writer.write())  # if the disk still takes it, the next start knows
         for topic in self.topics.values():
             for partition in topic.led:
                 partition.abandon(f"the disk failed: {self.failure}")
@@ -304,8 +304,8 @@ class Broker:
                     self.opener.stage_durable((topic.record.uid, partition.number), partition.log)
         if self.cluster is not None:
             self.cluster.replicas.keep_house()
-        if self.journal.dirty and not self._journal_writer.writing:
-            self.spawn(self._journal_writer.write())
+        if self.journal.dirty and not self.journal_writer.writing:
+            self.spawn(self.journal_writer.write())
         self.cache_writer.write()
 
     def _watch_disk(self) -> None:

@@ -57,6 +57,7 @@ class DiskRounds:
         self._pool = sync_pool or ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="fdatasync")
         self._jobs = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="disk reads")
+        self._journal = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._removals = ThreadPoolExecutor(1, thread_name_prefix="disk removals")
         self._wanting: dict[WantsSync, None] = {}
         self._urgent = False  # somebody waits for one of them
@@ -149,6 +150,11 @@ class DiskRounds:
         """Run one blocking job after all jobs submitted before it."""
         return self._loop.run_in_executor(self._jobs, job)
 
+    def journal(self, write: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a write of the node's journal after those before it, and after no other job: promises are in it, and a
+        partition has no leader while they wait for the cache's sync, a roll or a state that is looked for."""
+        return self._loop.run_in_executor(self._journal, write)
+
     def read(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Run a blocking job that changes nothing, and that no sync, roll or write of the journal has to wait for."""
         return self._loop.run_in_executor(self._reads, job)
@@ -165,6 +171,7 @@ class DiskRounds:
             self._timer.cancel()
         self._pool.shutdown(wait=True)
         self._jobs.shutdown(wait=True)
+        self._journal.shutdown(wait=True)
         self._reads.shutdown(wait=True)
         self._removals.shutdown(wait=True)
 

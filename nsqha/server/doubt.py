@@ -106,8 +106,7 @@ class Doubt:
         broker.journal.stage_revision(identity.revision)
         if not self._store.foreign:  # another etcd is another one also tomorrow; this one may look newer by then
             broker.journal.doubt_metadata()
-        taken = broker.journal.take()
-        await broker.disk.run(lambda: broker.journal.write(taken))
+        await broker.journal_writer.promise()
         self.why = self._store.doubt
         log.error(
             "metadata_in_doubt",

@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import socket
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,7 +228,8 @@ class Node:
             raise ConfigError(f"--data-path={options.data_path}: {error.strerror}") from None
 
     def _open_journal(self, rng: random.Random) -> NodeJournal:
-        journal = NodeJournal.open(OsStorage(), self.options.data_path, rng, boot_id=boot_id())
+        path, one_writer = self.options.data_path, threading.Lock()
+        journal = NodeJournal.open(OsStorage(), path, rng, boot_id=boot_id(), writing=one_writer)
         if journal.poisoned:
             log.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
         return journal

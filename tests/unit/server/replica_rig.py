@@ -73,7 +73,7 @@ class LoopDisk:
     async def run(self, job: Callable[[], Any]) -> Any:
         return await asyncio.shield(asyncio.ensure_future(self._run(job)))
 
-    read = run
+    read = journal = run
 
     async def removed(self, step: Callable[[], bool]) -> None:
         while await self.run(step):
