@@ -142,8 +142,21 @@ def _complete(backwards: list[CheckpointFrame], new_deferred: NewDeferred | None
 
 
 def _backwards(log: LogLike, end_log_id: int) -> Iterator[EntryLike]:
+    """LogCorrupt at the first one that can not be read, not before: what is behind damage may be all that is needed."""
     end, start = end_log_id, log.start.log_id
     while end > start:
-        first = max(start, end - _BLOCK)
-        yield from reversed(list(log.entries(first, end)))
+        at = first = max(start, end - _BLOCK)
+        found: list[EntryLike] = []
+        hole: LogCorrupt | None = None
+        while at < end:
+            try:
+                for entry in log.entries(at, end):
+                    found.append(entry)
+                    at += 1
+            except LogCorrupt as error:
+                found, hole = [], error
+                at += 1
+        yield from reversed(found)
+        if hole is not None:
+            raise hole
         end = first

@@ -431,6 +431,7 @@ class Follower:
     def know(self, state: PartitionState) -> None:
         """The channel state was found in the log; what is committed behind it is applied."""
         self.state = state
+        self.damage = None
         self.committed = max(self.committed, state.applied.log_id + 1)
         self._pending.clear()
         self._say_so()

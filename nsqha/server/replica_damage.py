@@ -238,10 +238,13 @@ class ReplicaDamage:
                 self._bad[key].discard(log_id, log_id + 1)
 
     async def _follow_leader(self, key: Key, first: int, end: int) -> None:
-        """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next."""
+        """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or
+        retention has gone past it: then a checkpoint behind it says where the channels are."""
         log_, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
         if log_ is None or follower is None or follower.port is None or follower.behind:
             return
+        if follower.damage is not None and follower.damage[1] <= follower.committed:
+            await self._replicas.look_behind_damage(follower)
         leader = self._nodes().get(follower.port.leader)
         if leader is not None and not all(self._marked(log_, log_id) for log_id in range(first, end)):
             try:

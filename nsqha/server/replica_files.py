@@ -97,7 +97,8 @@ class ReplicaFiles:
         return key in self._loading
 
     async def reload(self, follower: Follower, *, alone: bool = True) -> None:
-        """Look for the channel state of a follower that has none. Not `alone`: others may take its files meanwhile."""
+        """Look for the channel state of a follower that has none, or that stopped in front of damage: a checkpoint
+        behind it may say all that it did. Not `alone`: others may take its files meanwhile."""
         await whole(self._reload(follower, alone))
 
     async def _reload(self, follower: Follower, alone: bool) -> None:
@@ -105,7 +106,7 @@ class ReplicaFiles:
         # for that.
         key, cache = follower.key, self._opener.cursor_cache
         async with self._one_load:
-            if follower.state is not None or follower.closed:
+            if (follower.state is not None and follower.damage is None) or follower.closed:
                 return
             self._loading.add(key)
             log_, past, follower.tried_committed = follower.log, follower.log.past, follower.committed

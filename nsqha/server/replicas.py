@@ -578,6 +578,10 @@ class Replicas:
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.committed if leader is not None else follower.committed if follower is not None else 0
 
+    async def look_behind_damage(self, follower: Follower) -> None:
+        """Nobody has what its channels wait for: they may be known from further on."""
+        await self._files.reload(follower, alone=False)
+
     # ---- time
 
     def tick(self) -> None:

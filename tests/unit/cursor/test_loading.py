@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -120,6 +120,34 @@ def test_the_newest_checkpoint_is_found_from_the_end():
     assert result.source == CHECKPOINT
     assert result.batches == leader.log.log_id - as_of
     assert log.batches_read < 2 * (leader.log.log_id - as_of) + 20
+
+
+class DamagedLog(CountedLog):
+    """One batch of it can not be read."""
+
+    def __init__(self, log: TinyLog, bad: int) -> None:
+        super().__init__(log)
+        self.bad = bad
+
+    def entries(self, first_log_id: int, end_log_id: int) -> Iterator[Entry]:
+        for entry in super().entries(first_log_id, end_log_id):
+            if entry.log_id == self.bad:
+                raise LogCorrupt(f"a hole at {self.bad}")
+            yield entry
+
+
+def test_damage_in_front_of_a_checkpoint_is_in_nobodys_way():
+    leader = leader_with_channel()
+    publish_and_finish(leader, 20)
+    as_of = write_checkpoint(leader)
+    publish_and_finish(leader, 5)
+    log = DamagedLog(leader.log, as_of - 3)
+    result = load(log, log.read)
+    assert result.source == CHECKPOINT and digest(result.state) == digest(leader.cursors.state)
+    for bad in (as_of + 1, leader.log.log_id):  # of the checkpoint, and behind it
+        log = DamagedLog(leader.log, bad)
+        with pytest.raises(LogCorrupt, match=f"a hole at {bad}"):
+            load(log, log.read)
 
 
 def test_a_checkpoint_that_was_not_finished_is_passed_over():

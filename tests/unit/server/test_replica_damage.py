@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Place
+from nsqha.cursor.checkpoint import write
+from nsqha.cursor.state import PartitionState
+from nsqha.frames import HAS_CHECKPOINT
 from nsqha.server.replica_damage import Doubt
 from tests.unit.server.replica_rig import (
     KEY,
@@ -102,6 +105,36 @@ def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_c
         rig.replicas.keep_house()
         await pause()
         assert follower.damage is None and follower.state is not None and follower.state.applied.log_id == 4
+
+    run(scenario)
+
+
+def test_channels_that_nobody_can_mend_are_known_from_a_checkpoint_behind() -> None:
+    """Retention has gone past the damage elsewhere, so nobody will ever have it again."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+        log_ = log_of(1, 2, 2)
+        state = PartitionState()
+        for entry in log_.entries(1, 4):
+            state.apply(entry, b"")
+        (frame,) = write(state, 1 << 16)
+        timestamp_ns = log_.next_timestamp(1)
+        log_.append(bytearray(frame), count=0, flags=HAS_CHECKPOINT, timestamp_ns=timestamp_ns, epoch=2, durable=1)
+        stream = rig.leader(A)
+        await stream.open(2, log_of())
+        stream.push(2, log_, 1)
+        await pause()
+        follower = rig.follower
+        follower.forget_pending()  # as after a restart
+        commitlog = rig.storage.open(f"{follower.log.directory}/{0:020}.commitlog")
+        commitlog.pwrite(follower.log.entry(2)._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
+        rig.nodes.clear()  # nobody to ask
+        follower.committed_to(5)
+        assert follower.damage == (2, 3) and follower.state is not None and follower.state.applied.log_id == 1
+        await rig.replicas.damage._follow_leader(KEY, 2, 3)
+        assert follower.damage is None and follower.state.applied.log_id == 4
 
     run(scenario)
 
