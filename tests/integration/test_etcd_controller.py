@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvloop
 
@@ -93,7 +94,12 @@ def test_records_that_nobody_can_read_cost_no_other_partition_its_leader(etcd: E
             await asyncio.to_thread(lambda: store._txn([], [put(keys.partition(spoilt.record.uid, 0), b"{")]))
             asked: list[str] = []
             read = store.topic
-            store.topic = lambda name: (asked.append(name), read(name))[1]  # type: ignore[method-assign]
+
+            def reading(name: str) -> Any:
+                asked.append(name)
+                return read(name)
+
+            store.topic = reading  # type: ignore[method-assign]
             world.nodes[world.meta("spoilt").leader].kill()
             await world.until(lambda: asked.count("spoilt") > 1)
             if (leader := world.nodes[world.meta().leader]).up:
