@@ -182,8 +182,10 @@ class Reader:
         loop, consumer, node = self._loop, self._consumer, self._node
         if loop is not None and loop.dead:
             self._forget()
+        elif self._subscribing:
+            return  # SUB may take long; another one beside it would leave a consumer behind that nobody ends
         elif consumer is not None and node is not None and loop is not None:
-            if loop.frozen or self._subscribing:
+            if loop.frozen:
                 return
             served = self.number is None or self.number in consumer.legs
             if consumer.wire.writable and served and self._rng.random() > 0.01:
