@@ -118,13 +118,12 @@ def test_an_end_that_fails_when_it_is_asked_ends_its_stream(world: World) -> Non
         def give() -> Any:
             raise LogCorrupt("can not be read")
 
-        world.server.on_stream("Push", acceptor := Acceptor())
-        handler = Recorder()
-        world.peers.stream(world.address, "Push", handler).pull(give)
-        assert "can not be read" in await handler.end()
-        stream = world.peers.stream(world.address, "Push", handler)
-        stream.send(push(1))
-        await (await acceptor.next()).until(lambda: acceptor.accepted[-1].messages)
+        world.server.on_stream("Push", Acceptor(lambda stream: Recorder(lambda m: stream.send(reply(1)))))
+        failing, other = Recorder(), Recorder()
+        world.peers.stream(world.address, "Push", failing).pull(give)
+        assert "can not be read" in await failing.end()
+        world.peers.stream(world.address, "Push", other).send(push(1))
+        await other.until(lambda: other.messages)
 
     world.run(scenario)
 
