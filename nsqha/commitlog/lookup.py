@@ -185,7 +185,11 @@ class LogReader:
         return self._first_where(pairs[i], lambda entry: entry.epoch > epoch)[0]
 
     def entry_before(self, log_id: int) -> Entry:
-        """The entry that `log_id` follows, also if its own files are gone. LogCorrupt if it does not verify."""
+        """The entry that `log_id` follows, also if its own files are gone. LogCorrupt if it does not verify.
+
+        The last one is in memory: a log whose end is damaged can still say where it ends."""
+        if log_id == self.end.log_id:
+            return self._last
         pair = self.pair_of(log_id)
         return pair.anchor if pair.first.log_id == log_id else self.entry(log_id - 1)
 

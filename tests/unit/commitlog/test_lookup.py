@@ -142,6 +142,13 @@ def test_a_bad_entry_stops_only_who_needs_it() -> None:
     assert next(e.log_id for e in log.entries(caught.value.end_log_id, log.end.log_id)) == bad.log_id + 1
 
 
+def test_a_log_whose_last_entry_is_bad_says_where_it_ends() -> None:
+    """Else its node could not be asked before an election."""
+    storage, log, entries = built()
+    damage(storage, log, entries[-1].log_id)
+    assert log.entry_before(log.end.log_id) == entries[-1]
+
+
 def test_times_are_found_beside_a_bad_entry() -> None:
     storage, log, entries = built()
     damage(storage, log, 30)
