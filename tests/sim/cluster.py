@@ -336,8 +336,12 @@ class SimCluster:
                 raise Violation(f"{violation}\n  {list(look())[:5]}") from None
 
     def _rescued(self) -> bool:
-        """An operator looks at partitions that nobody leads for long: every member died with damage, more than once."""
-        for name, key, _ in self.named_metas() if self.operators is not None and self.plan.damage_anywhere else ():
+        """An operator looks at partitions that nobody leads for long: every member died with damage, more than once; or
+        some with damage, and the others with their host before a sync."""
+        faults = self.plan.faults
+        hosts_die = self.plan.sync != "always" and "power_loss" in faults and "bit_flip" in faults
+        looks = self.operators is not None and (self.plan.damage_anywhere or hosts_die)
+        for name, key, _ in self.named_metas() if looks else ():
             if any(node.replicas is not None and key in node.replicas.leading for node in self.nodes):
                 self._leaderless.pop(key, None)
             elif self.time >= self._leaderless.setdefault(key, self.time + RESCUE_SECONDS):
