@@ -257,7 +257,7 @@ class _Work:
         scan_data(scan, self.pairs, min(local_durable, short))
         bad = RangeSet([*scan.bad_entries, *scan.bad_data])
         bad.add(scan.end, self.watermark)
-        self.verdict = judge(self.watermark, bad, self.circumstances)
+        self.verdict = judge(self.watermark, bad, self.circumstances, written=scan.end)
         end = self.verdict.cut_at
         if end is None:
             end = max(scan.end, self.watermark)

@@ -20,6 +20,11 @@ Three numbers decide (all ends are exclusive):
 
 Corruption below W and a torn end above it are judged apart: the first never hides the second.
 
+An entry is written behind its frames, and behind the entry before it. A process that is killed leaves both in that
+order, so without a restart of the host what is in front of a valid entry, or belongs to one, was written whole: if it
+does not verify it is cut like a torn end, but with R > 1 the log gets a new log_uid, because it may have been
+acknowledged.
+
 With R > 1 entries that do not verify in the middle are replaced by FAULTY ones of the same extent, so that the log can
 be opened; catch-up fetches them again. Until it has, every recovery finds them bad, and below W: the journal may have
 died before it knew.
@@ -55,20 +60,21 @@ class Verdict:
     possible_loss: bool
 
 
-def judge(watermark: int, bad: RangeSet, circumstances: Circumstances) -> Verdict:
-    """The recovery table. `bad` holds every log id that does not verify."""
+def judge(watermark: int, bad: RangeSet, circumstances: Circumstances, *, written: int) -> Verdict:
+    """The recovery table. `bad` holds every log id that does not verify; `written`: behind the highest valid entry."""
     lowest = next(iter(bad), (watermark, 0))[0]
     below = lowest if lowest < watermark else None
     torn = bad.next_held(watermark)
     lost = not circumstances.sync_always and (torn is not None or circumstances.host_restarted)
     alone = circumstances.replicas == 1
+    flipped = torn is not None and torn < written and not circumstances.host_restarted
     return Verdict(
         cut_at=torn,
         bad=below,
         alarm=below is not None and (alone or below < circumstances.local_durable),
         new_log_uid=(
             not circumstances.known
-            or (below is not None and not alone)
+            or ((below is not None or flipped) and not alone)
             or (not circumstances.sync_always and circumstances.host_restarted)
         ),
         possible_loss=lost and alone,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -171,9 +172,14 @@ def test_an_entry_that_does_not_go_on_where_the_last_one_ends_is_bad_wherever_it
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("host_restarted", [False, True])
-def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool) -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool, written: bool) -> None:
+    """What was `written` whole may have been acknowledged, and a process that is killed does not spoil it."""
     built = Built(durable=5)
-    built.flip_data(9)
+    if written:
+        built.flip_data(9)
+    else:
+        built.shorten(COMMITLOG, 9 * ENTRY_BYTES + 40)
     recovery = reopen(
         built.storage,
         local_durable=5,
@@ -184,7 +190,7 @@ def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool) -> 
     )
     report = recovery.report
     assert report.verdict.cut_at == 9 and len(report.cuts) == 1
-    assert report.new_log_uid is host_restarted
+    assert report.new_log_uid is (host_restarted or (written and replicas > 1))
     assert report.possible_loss is (replicas == 1)
     assert contents(recovery.log) == built.contents[:8]
 
@@ -691,7 +697,16 @@ ALWAYS_1 = Circumstances(sync_always=True, replicas=1, host_restarted=False, kno
         ([(50, 51)], {"replicas": 3}, Verdict(None, 50, False, True, False)),
         ([(99, 101)], {}, Verdict(100, 99, True, False, False)),
         ([(99, 100), (130, 131)], {}, Verdict(130, 99, True, False, False)),
+        ([(100, 101)], {"replicas": 3, "written": 101}, Verdict(100, None, False, True, False)),
+        (
+            [(100, 101)],
+            {"replicas": 3, "written": 101, "host_restarted": True},
+            Verdict(100, None, False, False, False),
+        ),
+        ([(100, 101)], {"replicas": 1, "written": 101}, Verdict(100, None, False, False, False)),
     ],
 )
-def test_the_table(bad: list[tuple[int, int]], changes: dict[str, int | bool], verdict: Verdict) -> None:
-    assert judge(100, RangeSet(bad), replace(ALWAYS_1, **changes)) == verdict
+def test_the_table(bad: list[tuple[int, int]], changes: dict[str, Any], verdict: Verdict) -> None:
+    changes = {"written": 100} | changes
+    written = changes.pop("written")
+    assert judge(100, RangeSet(bad), replace(ALWAYS_1, **changes), written=written) == verdict
