@@ -329,6 +329,8 @@ class PushLink:
             return step(*args)
         except Exception as error:
             log.error("push_stopped", "%s to node %016x", pushed.leader.topic, self.node, error=error)
+            if isinstance(error, BatchCorrupt):
+                pushed.leader.partition.on_damage(error.first.log_id, error.end.log_id)
             pushed.failed()
             return None
 

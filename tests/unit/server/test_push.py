@@ -10,8 +10,8 @@ import pytest
 from nsqha.clock import ManualClock
 from nsqha.commitlog import copying
 from nsqha.commitlog.copying import batches
+from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.errors import LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import push
 from nsqha.server.push import Pushed, PushLinks
@@ -441,11 +441,11 @@ def test_an_entry_of_ours_that_can_not_be_read_ends_no_stream(monkeypatch: pytes
     rig.link.add(bad)
 
     def corrupt(log_id: int) -> Any:
-        raise LogCorrupt("an entry does not verify")
+        raise BatchCorrupt(Place(1, 0, 0), Place(2, 1, 36), "an entry does not verify")
 
     monkeypatch.setattr(bad.log, "entry_before", corrupt)
     rig.opened(bad, 2, chain=1)
-    assert bad.said == ["lost"]
+    assert bad.said == ["lost"] and bad.partition.damage == [(1, 2)], "somebody may have it"
     rig.acked(good, 1)
     assert good.said[-1][0] == "ack"
     rig.pass_time(1.5)  # asking fails too, and is tried again
