@@ -233,9 +233,10 @@ class ReplicaDamage:
 
     async def _as_leader(self, key: Key, log_: PartitionLog, leader: str, epoch: int, first: int, end: int) -> None:
         await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
+        bad = self._bad.get(key, RangeSet())  # the partition may have gone meanwhile
         for log_id in range(first, end):
             if not self._marked(log_, log_id):
-                self._bad[key].discard(log_id, log_id + 1)
+                bad.discard(log_id, log_id + 1)
 
     async def _follow_leader(self, key: Key, first: int, end: int) -> None:
         """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or

@@ -8,6 +8,7 @@ from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Place
 from nsqha.cursor.checkpoint import write
 from nsqha.cursor.state import PartitionState
 from nsqha.frames import HAS_CHECKPOINT
+from nsqha.ranges import RangeSet
 from nsqha.server.replica_damage import Doubt
 from tests.unit.server.replica_rig import (
     KEY,
@@ -170,5 +171,21 @@ def test_a_log_whose_doubtful_end_was_cut_off_never_goes_by_its_old_name() -> No
                 damage.fetched_anew(KEY)
             damage._mended(KEY, 2, 4)
         assert told == [5, 0]
+
+    run(scenario)
+
+
+def test_a_partition_that_goes_while_its_leader_is_asked_is_no_failure() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        damage = rig.replicas.damage
+        damage._bad[KEY] = RangeSet([(1, 2)])
+
+        async def goes(*asked: Any) -> None:
+            damage.gone(KEY)
+
+        damage._repairer.mend_as_leader = goes  # type: ignore[method-assign]
+        await damage._as_leader(KEY, log_of(1), "n1", 1, 1, 2)
+        assert damage.known(KEY) == []
 
     run(scenario)
