@@ -280,7 +280,7 @@ async def _give_up(broker: Broker, topic: Topic, numbers: list[int]) -> dict[int
     for number in numbers if broker.cluster is not None else ():
         if topic.leads(number) is not None:
             assert broker.cluster is not None
-            lost = await broker.cluster.replicas.damage.give_up((topic.record.uid, number), seconds=ASK_SECONDS)
+            lost = await broker.cluster.replicas.giving_up.give_up((topic.record.uid, number), seconds=ASK_SECONDS)
             found[number] = [
                 admin_pb2.GivenUp(partition=number, first_offset=one.first_offset, end_offset=one.end_offset)
                 for one in lost

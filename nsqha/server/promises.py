@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.model import NodeInfo, TopicRecord, Versioned
+    from nsqha.server.damage import Damage
     from nsqha.server.follower import Follower
     from nsqha.server.journalling import JournalWriter
+    from nsqha.server.log_trust import LogTrust
     from nsqha.server.metadata import Metadata
     from nsqha.server.opening import PartitionOpener
     from nsqha.server.peers import Peers, PeerStream
-    from nsqha.server.replica_damage import ReplicaDamage
     from nsqha.server.replica_files import ReplicaFiles
     from nsqha.server.replicas import Replicas
 
@@ -64,7 +65,8 @@ class Promises:
         peers: Peers,
         nodes: Callable[[], Mapping[int, NodeInfo]],
         files: ReplicaFiles,
-        damage: ReplicaDamage,
+        damage: Damage,
+        trust: LogTrust,
         stream_lost: Callable[[int], None],
         stream_found: Callable[[int], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
@@ -82,6 +84,7 @@ class Promises:
         self._nodes = nodes
         self._files = files
         self._damage = damage
+        self._trust = trust
         self._stream_lost = stream_lost
         self._stream_found = stream_found
         self._spawn = spawn
@@ -209,7 +212,7 @@ class Promises:
         """Whether our log is the beginning of the leader's, without asking."""
         log_ = follower.log
         end = log_.end.log_id
-        if self._damage.unsound_from(key) is not None or follower.state is None:
+        if self._trust.unsound_from(key) is not None or follower.state is None:
             return False
         if end < opened.first or follower.differs_at is not None:
             return False
@@ -226,9 +229,9 @@ class Promises:
             try:
                 if leader is None:
                     raise Unavailable(f"node {receiver.leader:016x} is not registered")
-                bad = self._damage.unsound_from(follower.key)
+                bad = self._trust.unsound_from(follower.key)
                 if bad is not None and follower.log.doubtful_from is not None:  # else what is above came anew
-                    mended = await self._damage.mend_doubt(follower.key, leader.grpc_address, follower.epoch)
+                    mended = await self._damage.mend_before_following(follower.key, leader.grpc_address, follower.epoch)
                     if follower.port is not receiver or follower.closed:
                         return
                     if mended:
@@ -236,7 +239,7 @@ class Promises:
                     else:
                         text = "%s: from log id %d on, which is damaged"
                         log.warning("refetching", text, follower.log.directory, bad)
-                        self._damage.fetched_anew(follower.key)
+                        self._trust.cut_off(follower.key)
                         await self._files.cut(follower, bad)
                         follower.forget_pending()
                 if self._journal.dirty:
@@ -249,7 +252,7 @@ class Promises:
                 log.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
                 await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
             else:
-                self._damage.renewed(follower.key)
+                self._trust.renewed(follower.key)
                 receiver.opened(follower, behind=False)
                 return
 

@@ -66,7 +66,7 @@ class ReplicaAnswers:
                 continue
             last = log_.entry_before(log_.end.log_id)
             record = journal.record(key)
-            cut, damaged = replicas.damage.doubts(key)
+            cut, damaged = replicas.trust.doubts(key)
             told = reply.replicas.add(
                 key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
                 role=role if stopped is None else pb.ROLE_NONE,

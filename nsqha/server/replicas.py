@@ -8,9 +8,9 @@ the log and the channel state are handed over, never shared. What makes a leader
 this node, this process life and this log, in an epoch above the promise; then the promise is journalled. Spec:
 `Become`, `Restart`.
 
-Parts: `Promises` answers the leaders of other nodes, `ReplicaDamage` knows what is wrong with logs, `ReplicaFiles`
-changes the files of those that catch up, `ReplicaAnswers` tells others what is here. They share `leading` and
-`followers`, which only this class changes.
+Parts: `Promises` answers the leaders of other nodes, `LogTrust` knows which logs can not be vouched for, `Damage` which
+batches do not verify, `GivingUp` does without them, `ReplicaFiles` changes the files of those that catch up,
+`ReplicaAnswers` tells others what is here. They share `leading` and `followers`, which only this class changes.
 
 Invariants: a process life leads an epoch at most once; no role is taken before the promise it rests on is durable;
 files go only by a tombstone, or because the record no longer names this node.
@@ -28,13 +28,15 @@ from nsqha import ids
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.nsqlog import Log
+from nsqha.server.damage import Damage
 from nsqha.server.follower import Follower, FollowerRuntime
+from nsqha.server.giving_up import GivingUp
 from nsqha.server.leadership import Leadership
+from nsqha.server.log_trust import LogTrust
 from nsqha.server.opening import OpenedLog
 from nsqha.server.partition_records import PartitionRecords
 from nsqha.server.promises import Promises
 from nsqha.server.replica_answers import ReplicaAnswers
-from nsqha.server.replica_damage import ReplicaDamage
 from nsqha.server.replica_files import ReplicaFiles
 from nsqha.server.scrub import Replica as Scrubbed
 
@@ -112,8 +114,11 @@ class Replicas:
         self._strays: set[Key] = set()  # was moved away while this node was down: files that go
         self._locks: dict[Key, asyncio.Lock] = {}
         self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
-        self.damage = ReplicaDamage(
+        self.trust = LogTrust(self.followers)
+        self.trust.on_whole = lambda key, name: spawn(self._whole_again(key, name))
+        self.damage = Damage(
             self,
+            self.trust,
             node=node,
             cluster_id=cluster_id,
             peers=peers,
@@ -122,7 +127,7 @@ class Replicas:
             spawn=spawn,
             on_failure=on_failure,
         )
-        self.damage.on_whole = lambda key, name: spawn(self._whole_again(key, name))
+        self.giving_up = GivingUp(self.damage, self.trust, log_of=self.log_of, disk=disk, on_failure=on_failure)
         self._files = ReplicaFiles(
             node=node,
             journal=journal,
@@ -131,7 +136,7 @@ class Replicas:
             disk=disk,
             record_of=lambda key: self._records[key].record,
             nodes=nodes,
-            begun_anew=self.damage.renewed,
+            begun_anew=self.trust.renewed,
         )
         self.promises = Promises(
             self,
@@ -146,6 +151,7 @@ class Replicas:
             nodes=nodes,
             files=self._files,
             damage=self.damage,
+            trust=self.trust,
             stream_lost=stream_lost,
             stream_found=stream_found,
             spawn=spawn,
@@ -303,7 +309,9 @@ class Replicas:
             promise = max(promise, meta.epoch)
         self._opener.stage_promise(key, promise, opened.log, opened.log_uid)
         await self._journal_writer.promise()
-        self.damage.recovered(key, opened.log, opened.report, name)
+        if opened.report is not None:
+            bad = self.damage.recovered(key, opened.report)
+            self.trust.recovered(key, opened.log, opened.report, name, bad)
         self._follow(topic, number, opened, promise=promise)
 
     def _good_name(self, key: Key, sync: str) -> int:
@@ -317,7 +325,7 @@ class Replicas:
         async with self.changing(key):
             follower = self.followers.get(key)
             idle = follower is not None and follower.port is None and not follower.busy and not follower.closed
-            if follower is None or not idle or self.damage.unsound_from(key) is None or self.stopping:
+            if follower is None or not idle or self.trust.unsound_from(key) is None or self.stopping:
                 return
             text = "%s: all that was damaged is mended from other replicas"
             if name and self._records[key].record.partitions[key[1]].isr.get(self._node) == name:
@@ -336,7 +344,7 @@ class Replicas:
                 follower.log_uid = name
                 text += ", and it goes by its old name again"
             follower.log.doubtful_from = None
-            self.damage.renewed(key)
+            self.trust.renewed(key)
             log.warning("whole_again", text, follower.log.directory)
             follower.mended()
             if follower.state is None:
@@ -425,7 +433,7 @@ class Replicas:
             limits=self._limits,
         )
         self.leading[key] = leadership
-        self.damage.leads(key)
+        self.trust.leads(key)
         self._records[key] = fresh
         end = opened.log.end.log_id
         took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
@@ -456,7 +464,7 @@ class Replicas:
         await follower.files_free()
         self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
         await self._journal_writer.promise()
-        await self.damage.give_up(key)
+        await self.giving_up.give_up(key)
         follower.mended()
         if follower.state is None:
             await self._files.reload(follower)
@@ -487,7 +495,7 @@ class Replicas:
             return "the ISR names another log"
         if follower.state is None:
             return "its channels are not known yet"
-        if len(meta.replicas) > 1 and (self.damage.unsound_from(key) is not None or not follower.readable):
+        if len(meta.replicas) > 1 and (self.trust.unsound_from(key) is not None or not follower.readable):
             return "its log is damaged"
         return follower.stopped or ""
 
@@ -537,6 +545,7 @@ class Replicas:
         self._opener.forget_partition(key)
         self._records.pop(key, None)
         self.damage.gone(key)
+        self.trust.gone(key)
         await self._disk.removed(lambda: self._opener.remove_partition(record, number))
         self._strays.discard(key)
 
@@ -554,6 +563,7 @@ class Replicas:
                     await follower.close()
                 self._records.pop(key, None)
                 self.damage.gone(key)
+                self.trust.gone(key)
 
     def retire(self) -> None:
         """The node shuts down soon: others are to lead what it leads."""
@@ -592,6 +602,7 @@ class Replicas:
     def keep_house(self) -> None:
         """About once a second."""
         self.damage.keep_house()
+        self.trust.keep_house()
         for key, follower in list(self.followers.items()):
             try:
                 follower.keep_house()

@@ -198,13 +198,13 @@ class Oracle:
                 return
         else:
             return
-        if mine != log_uid or replicas.damage.unsound_from(key) is not None:
+        if mine != log_uid or replicas.trust.unsound_from(key) is not None:
             return
         has = min(log_.local_durable, log_.end.log_id) if self.cluster.sync_always else log_.end.log_id
         if has < committed:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} and has {has} of {committed}")
             return
-        if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(log_, committed)) is not None:
+        if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(key, log_, committed)) is not None:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} without batch {hole}")
         last = committed - 1
         if last >= log_.start.log_id:
@@ -213,11 +213,11 @@ class Oracle:
             if entry is not None and expected is not None and entry != expected:
                 self.broken(f"I4 {key}: {node.name} is in the ISR with {entry} at {last}, committed is {expected}")
 
-    def _hole(self, log_: PartitionLog, committed: int) -> int | None:
+    def _hole(self, key: Key, log_: PartitionLog, committed: int) -> int | None:
         """A committed batch whose place is held by what recovery put there: it knows that it does not have it."""
         for log_id in range(log_.start.log_id, min(committed, log_.end.log_id)):
             try:
-                if log_.entry(log_id).flags & UNREADABLE == FAULTY:
+                if log_.entry(log_id).flags & UNREADABLE == FAULTY and (key, log_id) not in self.cluster.lost:
                     return log_id
             except (LogCorrupt, OSError):
                 continue  # nobody has looked there yet

@@ -307,7 +307,7 @@ def opened_anywhere() -> Iterator[None]:
         original(self, message, registration)
 
     def in_sync(self: Promises, key: Any, follower: Follower, message: Any) -> bool:
-        return follower.state is not None and self._damage.unsound_from(key) is None
+        return follower.state is not None and self._trust.unsound_from(key) is None
 
     original = Pushed.opened
     with patch.object(Pushed, "opened", opened), patch.object(Promises, "_in_sync", in_sync):

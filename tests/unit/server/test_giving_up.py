@@ -212,7 +212,7 @@ def test_what_was_given_up_is_taken_when_somebody_comes_back_with_it() -> None:
         await elected(rig, accepted=True)
         log_ = rig.replicas.leading[KEY].log
         assert log_.entry(5).lost
-        assert await rig.replicas.damage.give_up(KEY) == [], "once is enough"
+        assert await rig.replicas.giving_up.give_up(KEY) == [], "once is enough"
         assert rig.replicas.damage.known(KEY) == [(5, 6)]
         await house(rig, 1)
         rig.peers.serves = has(leader)
@@ -307,7 +307,7 @@ def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_th
         log_ = rig.follower.log
         assert log_ is before and log_.past is past, "nothing was cut"
         assert log_.entry(3) == leader.entry(3) and log_.entry(3).lost and not rig.follower.behind
-        assert rig.replicas.damage.unsound_from(KEY) is None and rig.replicas.damage.known(KEY) == [(3, 4)]
+        assert rig.replicas.trust.unsound_from(KEY) is None and rig.replicas.damage.known(KEY) == [(3, 4)]
         assert (await status(rig)).replicas[0].corrupt is False
 
     run(scenario)

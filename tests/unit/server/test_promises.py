@@ -7,8 +7,8 @@ from typing import Any
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.ranges import RangeSet
+from nsqha.server.log_trust import Doubted
 from nsqha.server.peers import PeerIdentity
-from nsqha.server.replica_damage import Doubt
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import (
     CLUSTER,
@@ -185,7 +185,7 @@ def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
             add(log_, 1, b"x")
         stream.push(1, log_, 1)
         await pause()
-        rig.replicas.damage._doubts[KEY] = Doubt(2, 0, RangeSet([(2, 3)]))
+        rig.replicas.trust._doubted[KEY] = Doubted(2, 0, RangeSet([(2, 3)]))
         rig.follower.log.doubtful_from = 2
         whole, broken = serving(log_, 1), True
         fetched: list[int] = []
@@ -209,7 +209,7 @@ def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
         broken = False
         await pause(1)
         assert rig.follower.log.end.log_id == 5 and not rig.follower.behind
-        assert rig.replicas.damage.unsound_from(KEY) is None and not rig.errors
+        assert rig.replicas.trust.unsound_from(KEY) is None and not rig.errors
 
     run(scenario)
 

@@ -126,7 +126,7 @@ def test_a_damaged_end_is_not_led() -> None:
         record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
         await rig.settle(record)
         assert not rig.replicas.leading and KEY in rig.replicas.followers
-        assert rig.replicas.damage.doubts(KEY) == (False, True)
+        assert rig.replicas.trust.doubts(KEY) == (False, True)
 
     run(scenario)
 

@@ -1,0 +1,235 @@
+"""The batches of this node's replicas that do not verify, until they are mended from other replicas.
+
+    recovery, scrub, readers, pushes --found--> damaged --Repairer--> as it was: readers in front of it go on
+
+Owner of what is known to be damaged. A range is mended where it is as soon as anybody has it, led or not. What nobody
+has, the leader may have given up (LOST, see `giving_up`) or trimmed: then a follower does as its leader did.
+
+Invariants: what neither is committed nor has an entry behind it, and so may be cut yet, is not mended. A range counts
+as damage as long as its own bytes are not here: what was given up is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nsqha.errors import LogCorrupt, NsqhaError, Poisoned
+from nsqha.nsqlog import Log
+from nsqha.ranges import RangeSet
+from nsqha.server.repair import Repairer
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.commitlog.verdict import Report
+    from nsqha.election.model import NodeInfo
+    from nsqha.server.disk import DiskRounds
+    from nsqha.server.log_trust import LogTrust
+    from nsqha.server.peers import Peers
+    from nsqha.server.replicas import Replicas
+
+Key = tuple[int, int]  # topic uid, partition
+
+log = Log("damage")
+
+
+class DamagedRange(NamedTuple):
+    """Batches that do not verify. Both offsets 0: not known, as the entries around do not verify either."""
+
+    first: int  # log ids
+    end: int
+    first_offset: int
+    end_offset: int
+
+
+class Damage:
+    """What is damaged in the replicas of one node."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        trust: LogTrust,
+        *,
+        node: int,
+        cluster_id: int,
+        peers: Peers,
+        nodes: Callable[[], Mapping[int, NodeInfo]],
+        disk: DiskRounds,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`nodes`: those that are alive; `on_failure`: the disk failed."""
+        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
+        self._replicas = replicas
+        self._trust = trust
+        self._node = node
+        self._nodes = nodes
+        self._on_failure = on_failure
+        self._bad: dict[Key, RangeSet] = {}  # log ids that are known not to verify
+        self._repairer = Repairer(
+            peers,
+            cluster_id=cluster_id,
+            log_of=replicas.log_of,
+            others=self._others,
+            mended=self.mended,
+            missed=self._follow_leader,
+            run=disk.run,
+            on_failure=on_failure,
+            spawn=spawn,
+        )
+
+    # ---- what is known
+
+    def recovered(self, key: Key, report: Report) -> RangeSet:
+        """A log was opened; what does not verify of it."""
+        bad = self._bad.get(key, RangeSet())
+        for damage in report.damage:
+            if not damage.readable and damage.first.log_id < damage.end.log_id:
+                bad.add(damage.first.log_id, damage.end.log_id)
+        if bad:
+            self._bad[key] = bad
+        return bad
+
+    def found(self, key: Key, first: int, end: int) -> bool:
+        """Batches of a replica of this node do not verify. Whether that is news."""
+        if (log_ := self._replicas.log_of(key)) is None:
+            return False
+        first, end = log_.whole_damage(first, end)
+        if first >= end:
+            return False
+        bad = self._bad.setdefault(key, RangeSet())
+        news = bad.end_of_range(first) < end
+        bad.add(first, end)
+        self._see_to(key, log_)
+        return news
+
+    def known(self, key: Key) -> list[tuple[int, int]]:
+        """The log ids that are known not to verify."""
+        return list(self._bad.get(key, ()))
+
+    def told(self, key: Key) -> list[DamagedRange]:
+        """The same, for people, with what recovery found missing at the end."""
+        if (log_ := self._replicas.log_of(key)) is None:
+            return []
+        missing = [(first, end) for first, end in self._trust.left(key) if first >= log_.end.log_id]
+        return [damaged_range(log_, first, end) for first, end in self.known(key) + missing]
+
+    def keep_house(self) -> None:
+        """About once a second: what could not be mended when it was found can be now, perhaps."""
+        for key, bad in list(self._bad.items()):
+            log_ = self._replicas.log_of(key)
+            if log_ is None and self._replicas.record_of(key) is None:
+                self.gone(key)
+                self._trust.gone(key)
+            elif log_ is not None:
+                bad.cut_below(log_.start.log_id)
+                bad.discard(log_.end.log_id, 1 << 63)
+                if bad:
+                    self._see_to(key, log_)
+                else:
+                    del self._bad[key]
+
+    def gone(self, key: Key) -> None:
+        """The replica is not here any more."""
+        self._bad.pop(key, None)
+
+    # ---- repair
+
+    def _see_to(self, key: Key, log_: PartitionLog) -> None:
+        if not self._others(key):
+            return
+        committed = self._replicas.committed_of(key)
+        for first, end in self._bad[key]:
+            # The entry behind says what was here, committed or not: nobody may lead before, who could say that it is.
+            if end < log_.end.log_id or end <= committed:
+                self._repairer.damaged(key, first, end)
+
+    def mended(self, key: Key, first: int, end: int) -> None:
+        """[first, end) is as it was: whoever stopped in front of it goes on."""
+        if (bad := self._bad.get(key)) is not None:
+            bad.discard(first, end)
+        self._trust.mended(key, first, end)
+        if (log_ := self._replicas.log_of(key)) is not None:
+            self.on_mended(log_, first, end)
+        if (leadership := self._replicas.leading.get(key)) is not None:
+            for delivery in leadership.partition.deliveries.values():
+                delivery.mended()
+        if (follower := self._replicas.followers.get(key)) is not None:
+            follower.mended()
+        self._trust.look(key)
+
+    async def ask_everybody(self, key: Key, log_: PartitionLog) -> None:
+        """Ask all other replicas, once, for all that is damaged."""
+        for first, end in self.known(key):
+            if self._others(key):
+                await self._repairer.mend(key, log_, first, end)
+
+    async def mend_before_following(self, key: Key, leader: str, epoch: int) -> bool:
+        """Mend what recovery found of a log that is about to follow, instead of cutting it off: behind the damage may
+        be batches that its leader has lost. Whether there is nothing left to cut. Unavailable: not yet."""
+        if self._trust.unsound_from(key) is None or (log_ := self._replicas.log_of(key)) is None:
+            return True
+        for first, end in [(first, min(end, log_.end.log_id)) for first, end in self._trust.left(key)]:
+            if first < end and not await self._repairer.mend(key, log_, first, end):
+                try:
+                    await self._as_leader(key, log_, leader, epoch, first, end)
+                except LogCorrupt as error:
+                    log.info("not_mended", "%s: the leader has another log: %s", log_.directory, error)
+                    return False
+                self._trust.mended(key, first, end)
+        if (follower := self._replicas.followers.get(key)) is not None:
+            follower.mended()
+        return True
+
+    async def _as_leader(self, key: Key, log_: PartitionLog, leader: str, epoch: int, first: int, end: int) -> None:
+        await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
+        bad = self._bad.get(key, RangeSet())  # the partition may have gone meanwhile
+        for log_id in range(first, end):
+            if not is_lost(log_, log_id):
+                bad.discard(log_id, log_id + 1)
+
+    async def _follow_leader(self, key: Key, first: int, end: int) -> None:
+        """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or
+        retention has gone past it: then a checkpoint behind it says where the channels are."""
+        log_, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
+        if log_ is None or follower is None or follower.port is None or follower.behind:
+            return
+        if follower.damage is not None and follower.damage[1] <= follower.committed:
+            await self._replicas.look_behind_damage(follower)
+        leader = self._nodes().get(follower.port.leader)
+        if leader is not None and not all(is_lost(log_, log_id) for log_id in range(first, end)):
+            try:
+                await self._as_leader(key, log_, leader.grpc_address, follower.epoch, first, end)
+            except (OSError, Poisoned) as error:
+                self._on_failure(error)
+            except (NsqhaError, ValueError) as error:
+                log.info("not_mended", "%s: %s", log_.directory, error)
+            else:
+                follower.mended()
+
+    def _others(self, key: Key) -> list[str]:
+        """Where the other replicas of a partition are, members of the ISR first."""
+        topic, nodes = self._replicas.record_of(key), self._nodes()
+        if topic is None:
+            return []
+        meta = topic.record.partitions[key[1]]
+        order = [*meta.isr, *(node for node in meta.replicas if node not in meta.isr)]
+        return [nodes[node].grpc_address for node in order if node != self._node and node in nodes]
+
+
+def is_lost(log_: PartitionLog, log_id: int) -> bool:
+    """Whether a batch was given up."""
+    try:
+        return log_.start.log_id <= log_id < log_.end.log_id and log_.entry(log_id).lost
+    except LogCorrupt:
+        return False
+
+
+def damaged_range(log_: PartitionLog, first: int, end: int) -> DamagedRange:
+    """The log ids [first, end) with their offsets, as far as these are known."""
+    try:
+        first_offset = log_.entry_before(first).end_offset if first <= log_.end.log_id else log_.end.offset
+        end_offset = log_.entry_before(end).end_offset if end <= log_.end.log_id else 0
+    except LogCorrupt:
+        return DamagedRange(first, end, 0, 0)
+    return DamagedRange(first, end, first_offset, end_offset)
