@@ -1,0 +1,56 @@
+"""A leader whose committed state is cached, and what a restart finds of it."""
+
+from __future__ import annotations
+
+from nsqha.cursor.checkpoint import encode
+from nsqha.cursor.lmdb_cache import LmdbCache
+from nsqha.cursor.loading import Loaded
+from nsqha.cursor.state import PartitionState
+from tests.unit.cursor.tiny import Leader, TinyLog
+from tests.unit.cursor.tiny_cache import CountedLog
+
+KEY = (0xABCDEF, 3)
+MAP = 16 << 20
+
+
+def load(cache: LmdbCache, log: TinyLog) -> tuple[Loaded, CountedLog]:
+    counted = CountedLog(log)
+    return cache.load(KEY, counted, counted.read), counted
+
+
+class Rig:
+    """A leader whose committed state is cached."""
+
+    def __init__(self, path: str, log: TinyLog | None = None) -> None:
+        self.path = path
+        self.cache = LmdbCache.open(path, map_bytes=MAP)
+        self.leader = Leader(log if log is not None else CachedLog(self.cache))
+
+    def defer(self, *offsets: int, delay_ms: int = 3_600_000) -> None:
+        channel = self.leader.cursors.channels["c"]
+        for offset in offsets:
+            assert channel.req(offset, 1, delay_ms, self.leader.now) is None
+        self.leader.flush()
+
+
+class CachedLog(TinyLog):
+    """A log whose leaders begin with what the cache has."""
+
+    def __init__(self, cache: LmdbCache) -> None:
+        super().__init__()
+        self.cache = cache
+        self.loaded: Loaded | None = None
+
+    def rebuild(self) -> PartitionState:
+        self.loaded, _ = load(self.cache, self)
+        assert encode(self.loaded.state) == encode(super().rebuild())
+        return self.loaded.state
+
+
+def rig_with_deferred(path: str, count: int = 40) -> Rig:
+    rig = Rig(path)
+    channel = rig.leader.create("c")
+    rig.leader.publish(count)
+    rig.leader.deliver(channel)
+    rig.defer(*range(0, count, 2))
+    return rig
