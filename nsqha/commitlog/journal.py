@@ -15,18 +15,19 @@ What is found at start:
   partition until a log_uid is staged. With more than one replica recovery draws a new one then.
 Both outlive further crashes, as does `host_restarted`, which only `recovered()` ends.
 
-Two threads, never at the same time in the same half: the loop thread stages and takes, one worker at a time writes;
-where there are several that may, a lock is handed in.
-`record()` shows what is staged; it counts only after the `write` of a later `take` has returned.
+Where several threads use it (a recovery at run time stages and writes its cuts beside the loop), locks are handed in.
+`record()` shows what is staged; it counts only after the `write` of a later `take` has returned. A write makes durable
+whatever was taken before it began, by whomever: a round that another thread has taken and not written yet may hold what
+the caller relies on.
 
     loop      stage(...) stage(...)  take() ──►                stage(...)  take() ──► ...
-    worker                            write(taken) ── durable ──►
+    worker                            write() ── durable ──►
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -56,14 +57,12 @@ __all__ = [
     "NodeJournal",
     "NodeState",
     "PartitionRecord",
-    "Taken",
     "inspect",
 ]
 
 REWRITE_BYTES = 1 << 20  # made anew when it has grown past this, or past four times the state if that is more
 SLACK_BYTES = 64 << 10  # preallocated behind that, to go on in the old file if a full disk refuses the new one
 POISON_TEXT_MAX = 400
-LATE_TAKES = 1000  # no round is written so many takes late
 
 JOURNAL = "journal"
 LOCK = "lock"
@@ -75,7 +74,6 @@ class Taken:
 
     partitions: Mapping[Key, PartitionRecord | None]
     node: NodeState
-    number: int  # in the order of the takes
 
 
 def inspect(storage: Storage, directory: str) -> JournalContents:
@@ -94,25 +92,24 @@ class NodeJournal:
         node: NodeState,
         records: dict[Key, PartitionRecord],
         found: JournalContents | None,
-        writing: AbstractContextManager[Any],
+        new_lock: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         """Use `open`."""
         self.found = found  # what was read at start; None: the journal is new
         self._lock = lock
-        # The loop thread's half.
+        # Staged and taken; held for a moment only.
+        self._staging = new_lock()
         self._records = records
         self._node = node
         self._changed: dict[Key, PartitionRecord | None] = {}
         self._taken_node = node
-        self._takes = 0
-        # The worker's half.
-        self._writing = writing
+        self._rounds: list[Taken] = []  # taken, and in no write yet; in order
+        # Written; held for as long as the disk takes.
+        self._writing = new_lock()
         self._file = file
         self._written = dict(records)
-        self._written_node = node
+        self._written_node = self._owed_node = node
         self._owed: dict[Key, PartitionRecord | None] = {}
-        self._newest: dict[Key, int] = {}  # number of the last take that spoke of a partition
-        self._newest_node = (0, node)
         self._behind = False
         self._rewrite_at = _rewrite_at(file.end)
 
@@ -124,10 +121,10 @@ class NodeJournal:
         rng: random.Random,
         *,
         boot_id: str = "",
-        writing: AbstractContextManager[Any] | None = None,
+        new_lock: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> NodeJournal:
         """Lock the data directory and read its journal, or begin one. `boot_id` is the kernel's (empty: unknown);
-        `writing` is held during each write."""
+        `new_lock`: a mutex, where more than one thread uses it."""
         storage.make_dirs(directory)
         lock = _locked(storage, directory)
         try:
@@ -140,7 +137,7 @@ class NodeJournal:
         except BaseException:
             lock.close()
             raise
-        return cls(lock, file, node, records, found, writing or nullcontext())
+        return cls(lock, file, node, records, found, new_lock)
 
     def close(self) -> None:
         """Let go of the directory. What is staged and not written is lost: see `stop`."""
@@ -186,7 +183,7 @@ class NodeJournal:
         """All partitions."""
         return dict(self._records)
 
-    # Stage: the loop thread changes memory
+    # Stage: change memory
 
     def stage(
         self,
@@ -197,36 +194,40 @@ class NodeJournal:
         local_durable: int | None = None,
     ) -> None:
         """Change fields of a partition's record; a partition that is new begins with an empty one."""
-        old = self._records.get(Key(*key), PartitionRecord())
-        new = old
-        if promise is not None:
-            assert promise >= old.promise, f"{key}: promise {promise} is below {old.promise}"
-            new = replace(new, promise=promise, promise_trusted=True)
-        if log_uid is not None:
-            assert log_uid, f"{key}: log_uid 0"
-            new = replace(new, log_uid=log_uid, log_uid_trusted=True)
-        if local_durable is not None:
-            # A log that begins anew has a new log_uid; any other way down is a cut.
-            assert local_durable >= old.local_durable or new.log_uid != old.log_uid, (
-                f"{key}: local_durable {local_durable} is below {old.local_durable}"
-            )
-            new = replace(new, local_durable=local_durable)
-        self._put(Key(*key), new)
+        with self._staging:
+            old = self._records.get(Key(*key), PartitionRecord())
+            new = old
+            if promise is not None:
+                assert promise >= old.promise, f"{key}: promise {promise} is below {old.promise}"
+                new = replace(new, promise=promise, promise_trusted=True)
+            if log_uid is not None:
+                assert log_uid, f"{key}: log_uid 0"
+                new = replace(new, log_uid=log_uid, log_uid_trusted=True)
+            if local_durable is not None:
+                # A log that begins anew has a new log_uid; any other way down is a cut.
+                assert local_durable >= old.local_durable or new.log_uid != old.log_uid, (
+                    f"{key}: local_durable {local_durable} is below {old.local_durable}"
+                )
+                new = replace(new, local_durable=local_durable)
+            self._put(Key(*key), new)
 
     def stage_cut(self, key: tuple[int, int], intent: CutIntent) -> None:
         """The log is about to be cut; has to be written before the files are touched."""
-        self._put(Key(*key), replace(self._records[Key(*key)], cut=intent))
+        with self._staging:
+            self._put(Key(*key), replace(self._records[Key(*key)], cut=intent))
 
     def stage_cut_done(self, key: tuple[int, int]) -> None:
         """The files are cut and synced; has to be written before the next append."""
-        record = self._records[Key(*key)]
-        assert record.cut is not None, f"{key}: no cut was begun"
-        self._put(Key(*key), replace(record, cut=None, local_durable=min(record.local_durable, record.cut.log_id)))
+        with self._staging:
+            record = self._records[Key(*key)]
+            assert record.cut is not None, f"{key}: no cut was begun"
+            self._put(Key(*key), replace(record, cut=None, local_durable=min(record.local_durable, record.cut.log_id)))
 
     def forget(self, key: tuple[int, int]) -> None:
         """The partition's files are gone."""
-        if self._records.pop(Key(*key), None) is not None:
-            self._changed[Key(*key)] = None
+        with self._staging:
+            if self._records.pop(Key(*key), None) is not None:
+                self._changed[Key(*key)] = None
 
     def stage_revision(self, revision_seen: int) -> None:
         """The metadata was read at this revision."""
@@ -282,40 +283,39 @@ class NodeJournal:
 
     @property
     def dirty(self) -> bool:
-        """Whether something waits to be written: staged since the last `take`, or refused by a full disk."""
-        return bool(self._changed) or self._node is not self._taken_node or self._behind
+        """Whether something is not durable yet: staged, taken, or refused by a full disk."""
+        waits = bool(self._changed) or self._node is not self._taken_node
+        return waits or bool(self._rounds) or self._behind
 
     def take(self) -> Taken:
         """Everything staged so far, to be written by a worker."""
-        changed, self._changed = self._changed, {}
-        self._taken_node = self._node
-        self._takes += 1
-        return Taken(changed, self._node, self._takes)
+        with self._staging:
+            changed, self._changed = self._changed, {}
+            self._taken_node = self._node
+            taken = Taken(changed, self._node)
+            self._rounds.append(taken)
+        return taken
 
-    def write(self, taken: Taken) -> None:
-        """Make a round durable. One at a time; rounds should come in the order they were taken.
+    def write(self) -> None:
+        """Make everything durable that was taken.
 
-        One that comes late, as a recovery on the disk thread wrote its own meanwhile, takes nothing newer back.
-        `AppendFailed`: nothing was stored, and the next write includes this round. `Poisoned`: a sync failed; final.
+        `AppendFailed`: nothing was stored, and the next write includes it. `Poisoned`: a sync failed; final.
         """
         with self._writing:
-            self._write(taken)
+            self._write()
 
-    def _write(self, taken: Taken) -> None:
+    def _write(self) -> None:
         # Kept until a write succeeds, so that a round that was refused is part of the next one.
-        newest = self._newest
-        for key, record in taken.partitions.items():
-            if taken.number > newest.get(key, 0):
-                newest[key] = taken.number
-                self._owed[key] = record
-        if len(newest) > LATE_TAKES + 2 * len(self._written):
-            self._newest = {key: number for key, number in newest.items() if number > taken.number - LATE_TAKES}
-        if taken.number > self._newest_node[0]:
-            self._newest_node = (taken.number, taken.node)
-        node = self._newest_node[1]
+        with self._staging:
+            self._behind = True
+            rounds, self._rounds = self._rounds, []
+        for taken in rounds:
+            self._owed.update(taken.partitions)
+            self._owed_node = taken.node
+        node = self._owed_node
         if not self._owed and node == self._written_node:
+            self._behind = False
             return
-        self._behind = True
         self._store(encode(node, self._owed, self._written), node)
         for key, record in self._owed.items():
             if record is None:
@@ -328,7 +328,8 @@ class NodeJournal:
 
     def commit(self) -> None:
         """Take and write at once, where no loop must be kept running."""
-        self.write(self.take())
+        self.take()
+        self.write()
 
     def stop(self) -> None:
         """Mark the stop clean, durably, and close. Only after every log is synced and its end journalled."""

@@ -7,7 +7,7 @@ Promises are made durable before anything is done on their account (`promise`); 
 died that led them, share a round. The rest, such as how far each log is on this disk, may lag (`write`): a full disk is
 tried again, as nothing staged is lost by it; any other failure closes the node.
 
-Rounds have a thread of their own. A recovery on the disk thread writes its cuts itself; the journal's lock keeps the
+Rounds have a thread of their own. A recovery on the disk thread writes its cuts itself; the journal's locks keep the
 two apart.
 """
 
@@ -48,8 +48,8 @@ class JournalWriter:
             self._gathering = None
             if self._ended:
                 raise Unavailable("this node is stopping")
-            taken = self._journal.take()
-            await self._disk.journal(lambda: self._journal.write(taken))
+            self._journal.take()
+            await self._disk.journal(self._journal.write)
 
     async def write(self) -> None:
         """Make what is staged durable some time."""

@@ -228,8 +228,8 @@ class Node:
             raise ConfigError(f"--data-path={options.data_path}: {error.strerror}") from None
 
     def _open_journal(self, rng: random.Random) -> NodeJournal:
-        path, one_writer = self.options.data_path, threading.Lock()
-        journal = NodeJournal.open(OsStorage(), path, rng, boot_id=boot_id(), writing=one_writer)
+        path = self.options.data_path
+        journal = NodeJournal.open(OsStorage(), path, rng, boot_id=boot_id(), new_lock=threading.Lock)
         if journal.poisoned:
             log.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
         return journal

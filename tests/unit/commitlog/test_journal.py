@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,11 +46,11 @@ def test_a_round_that_is_written_late_takes_back_nothing_that_was_taken_after_it
     journal.stage(A, promise=5, log_uid=11)
     journal.stage(B, promise=1)
     journal.stage_revision(50)
-    late = journal.take()
+    journal.take()
     journal.stage(A, promise=6)
     journal.stage_revision(60)
     journal.commit()
-    journal.write(late)
+    journal.write()
     killed(journal)
 
     journal = opened(storage)
@@ -56,6 +58,54 @@ def test_a_round_that_is_written_late_takes_back_nothing_that_was_taken_after_it
     assert first is not None and first.promise == 6
     assert second is not None and second.promise == 1
     assert journal.identity.revision_seen == 60
+
+
+def test_a_write_makes_durable_what_another_thread_took_before_it() -> None:
+    """A recovery has taken the loop's promise with its own cut and is not writing yet: the loop counts on its write."""
+    storage = MemStorage()
+    journal = opened(storage)
+    journal.stage(A, promise=5, log_uid=11)
+    journal.take()  # the recovery's
+    assert journal.dirty, "it is on no disk yet"
+    journal.take()  # the loop's, which finds nothing
+    journal.write()
+    assert inspect(storage, "data").partitions == {A: PartitionRecord(promise=5, log_uid=11)}
+    assert not journal.dirty
+
+
+def test_threads_that_stage_and_write_at_once_lose_nothing() -> None:
+    """Each thread has partitions of its own, and finds on the disk what it has just written, whoever took it."""
+    storage = MemStorage()
+    journal = NodeJournal.open(storage, "data", random.Random(1), boot_id="boot", new_lock=threading.Lock)
+    lost: list[tuple[int, int]] = []
+
+    def live(topic: int) -> None:
+        for epoch in range(1, 60):
+            key = (topic, epoch % 3)
+            journal.stage(key, promise=epoch)
+            if journal.record(key) == PartitionRecord(promise=epoch):
+                journal.stage_cut(key, CUT)
+                journal.stage_cut_done(key)
+            journal.commit()
+            with journal._writing:  # no read of a record that is being written
+                found = inspect(storage, "data").partitions.get(Key(*key))
+            if found is None or found.promise != epoch:
+                lost.append((topic, epoch))
+
+    threads = [threading.Thread(target=live, args=(topic,)) for topic in (1, 2, 3)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert not lost
+    assert {key: record.promise for key, record in inspect(storage, "data").partitions.items()} == {
+        (topic, n): 57 + n for topic in (1, 2, 3) for n in range(3)
+    }
 
 
 def test_what_was_written_is_there_after_a_kill() -> None:
@@ -84,11 +134,11 @@ def test_what_is_staged_while_a_round_is_written_is_in_the_next_one() -> None:
     storage = MemStorage()
     journal = opened(storage)
     journal.stage(A, promise=1)
-    taken = journal.take()
+    journal.take()
     journal.stage(A, promise=2)
     journal.stage(B, promise=5)
     assert journal.dirty
-    journal.write(taken)
+    journal.write()
     assert inspect(storage, "data").partitions == {A: PartitionRecord(promise=1)}
     journal.commit()
     assert not journal.dirty

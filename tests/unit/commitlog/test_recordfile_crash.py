@@ -84,7 +84,7 @@ class JournalUser:
             if self.rng.random() < 0.1:
                 self.storage.fail("pwrite", code=errno.ENOSPC, times=self.rng.choice([1, 2]))
             try:
-                journal.write(taken)
+                journal.write()
                 self.sure = self.perhaps
             except AppendFailed:
                 self.perhaps = self.sure

@@ -171,11 +171,10 @@ def test_a_promise_does_not_wait_for_other_work_of_the_disk() -> None:
 
 
 def test_a_recovery_and_a_promise_write_one_after_the_other() -> None:
-    lock = threading.Lock()
     storage = MemStorage()
-    journal = NodeJournal.open(storage, "data", random.Random(1), writing=lock)
+    journal = NodeJournal.open(storage, "data", random.Random(1), new_lock=threading.Lock)
     journal.stage((7, 0), promise=1)
-    with lock:
+    with journal._writing:
         thread = threading.Thread(target=journal.commit)
         thread.start()
         thread.join(0.05)
