@@ -17,9 +17,8 @@ from nsqha.commitlog.verify import verify
 from nsqha.errors import LogCorrupt
 from nsqha.frames import LOST
 from tests.sim.storage import Crashed, SimStorage
+from tests.unit.commitlog.damaged_logs import LIMITS, ONE_PAIR, Built, damage, replica, taken
 from tests.unit.commitlog.logs import reopen
-from tests.unit.commitlog.test_mend import LIMITS, damage, replica, taken
-from tests.unit.commitlog.test_recovery import ONE_PAIR, Built
 
 
 def give_up(log: PartitionLog, first: int, end: int) -> list[tuple[int, int]]:

@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from nsqha.commitlog import copying
-from nsqha.commitlog.entry import Entry
-from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.pairs import LogIdentity
-from nsqha.commitlog.reader import BatchCache
-from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import LogCorrupt
-from tests.unit.commitlog.logs import add, sync
-
-LIMITS = LogLimits(segment_bytes=1500)
-
-
-def replica(seed: int = 1, batches: int = 30) -> PartitionLog:
-    log = PartitionLog.create(MemStorage(), "log", LogIdentity(9, 2), cache=BatchCache(0), limits=LIMITS)
-    rng = random.Random(seed)
-    for _ in range(batches):
-        add(log, rng.randbytes(100))
-        sync(log)
-        if log.needs_roll:
-            log.roll()
-    return log
-
-
-def damage(log: PartitionLog, log_id: int, *, entry: bool = False) -> None:
-    known = log.entry(log_id)
-    pair = log.pair_of(log_id)
-    if entry:
-        pair.commitlog.pwrite(b"\xff", pair.slot(log_id) + 7)
-    else:
-        pair.segment.pwrite(b"\xff\x00\xff", known.position - pair.position + 20)
-
-
-def taken(log: PartitionLog, first: int, end: int) -> list[tuple[Entry, bytes]]:
-    run = copying.read_run(log, first, end, 1 << 20)
-    return [(entry, data) for entry, data, _ in copying.batches(run.entries, run.data)]
+from tests.unit.commitlog.damaged_logs import damage, replica, taken
+from tests.unit.commitlog.logs import add
 
 
 @pytest.mark.parametrize("entry", [False, True])

@@ -11,8 +11,8 @@ from nsqha.errors import LogCorrupt, Unavailable
 from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.repair import RETRY_SECONDS, Repairer
+from tests.unit.commitlog.damaged_logs import damage, replica
 from tests.unit.commitlog.logs import add
-from tests.unit.commitlog.test_mend import damage, replica
 from tests.unit.server.shell_rig import HeldDisk, ManualClock, ManualLoop
 
 KEY = (9, 2)
