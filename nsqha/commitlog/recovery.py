@@ -250,6 +250,8 @@ class _Work:
         local_durable = self.circumstances.local_durable
         scan = scan_entries(self.pairs, alone=self.alone)
         self.watermark = max(scan.watermark, local_durable)
+        if self.circumstances.replicas > 1 and not self.circumstances.host_restarted:
+            self.watermark = max(self.watermark, scan.end)
         for copy in scan.copies:
             self._write([copy])
             self.damage.append(Damage(_place(copy), _end_place(copy), Outcome.PROVEN.value))
@@ -257,7 +259,7 @@ class _Work:
         scan_data(scan, self.pairs, min(local_durable, short))
         bad = RangeSet([*scan.bad_entries, *scan.bad_data])
         bad.add(scan.end, self.watermark)
-        self.verdict = judge(self.watermark, bad, self.circumstances, written=scan.end)
+        self.verdict = judge(self.watermark, bad, self.circumstances)
         end = self.verdict.cut_at
         if end is None:
             end = max(scan.end, self.watermark)

@@ -4,7 +4,8 @@ Three numbers decide (all ends are exclusive):
 
     local_durable   from the journal: everything below is on this disk, was fdatasync'ed here
     watermark W     the higher of local_durable and the highest `durable` of any valid entry: everything below is
-                    durable on every replica that was in sync then
+                    durable on every replica that was in sync then. With R > 1 and no restart of the host it is at
+                    least the end of what was written whole
     bad             the lowest log id that does not verify; what is missing below W does not verify
 
     found                      sync=always                  interval, none
@@ -21,9 +22,10 @@ Three numbers decide (all ends are exclusive):
 Corruption below W and a torn end above it are judged apart: the first never hides the second.
 
 An entry is written behind its frames, and behind the entry before it. A process that is killed leaves both in that
-order, so without a restart of the host what is in front of a valid entry, or belongs to one, was written whole: if it
-does not verify it is cut like a torn end, but with R > 1 the log gets a new log_uid, because it may have been
-acknowledged.
+order, so without a restart of the host what is in front of a valid entry, or belongs to one, was written whole, and may
+have been acknowledged, whatever the journal says: of a log that was found damaged it says less than there was. If it
+does not verify it is damage, which others mend, or have cut. A single replica has nobody who could say that: it cuts
+there, as a failed fsync leaves the same behind, of what was never acknowledged.
 
 With R > 1 entries that do not verify in the middle are replaced by FAULTY ones of the same extent, so that the log can
 be opened; catch-up fetches them again. Until it has, every recovery finds them bad, and below W: the journal may have
@@ -60,21 +62,20 @@ class Verdict:
     possible_loss: bool
 
 
-def judge(watermark: int, bad: RangeSet, circumstances: Circumstances, *, written: int) -> Verdict:
-    """The recovery table. `bad` holds every log id that does not verify; `written`: behind the highest valid entry."""
+def judge(watermark: int, bad: RangeSet, circumstances: Circumstances) -> Verdict:
+    """The recovery table. `bad` holds every log id that does not verify."""
     lowest = next(iter(bad), (watermark, 0))[0]
     below = lowest if lowest < watermark else None
     torn = bad.next_held(watermark)
     lost = not circumstances.sync_always and (torn is not None or circumstances.host_restarted)
     alone = circumstances.replicas == 1
-    flipped = torn is not None and torn < written and not circumstances.host_restarted
     return Verdict(
         cut_at=torn,
         bad=below,
         alarm=below is not None and (alone or below < circumstances.local_durable),
         new_log_uid=(
             not circumstances.known
-            or ((below is not None or flipped) and not alone)
+            or (below is not None and not alone)
             or (not circumstances.sync_always and circumstances.host_restarted)
         ),
         possible_loss=lost and alone,

@@ -101,14 +101,9 @@ def test_an_entry_that_does_not_go_on_where_the_last_one_ends_is_bad_wherever_it
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("host_restarted", [False, True])
-@pytest.mark.parametrize("written", [False, True])
-def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool, written: bool) -> None:
-    """What was `written` whole may have been acknowledged, and a process that is killed does not spoil it."""
+def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool) -> None:
     built = Built(durable=5)
-    if written:
-        built.flip_data(9)
-    else:
-        built.shorten(COMMITLOG, 9 * ENTRY_BYTES + 40)
+    built.shorten(COMMITLOG, 9 * ENTRY_BYTES + 40)
     recovery = reopen(
         built.storage,
         local_durable=5,
@@ -119,9 +114,38 @@ def test_a_torn_log_without_sync_always(replicas: int, host_restarted: bool, wri
     )
     report = recovery.report
     assert report.verdict.cut_at == 9 and len(report.cuts) == 1
-    assert report.new_log_uid is (host_restarted or (written and replicas > 1))
+    assert report.new_log_uid is host_restarted
     assert report.possible_loss is (replicas == 1)
     assert contents(recovery.log) == built.contents[:8]
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("host_restarted", [False, True])
+@pytest.mark.parametrize("sync_always", [False, True])
+def test_a_batch_above_the_watermark_that_was_written_whole(
+    replicas: int, host_restarted: bool, sync_always: bool
+) -> None:
+    """Killing a process spoils nothing: it may have been acknowledged, as what is behind it, and others may have it."""
+    built = Built(durable=5)
+    built.flip_data(9)
+    recovery = reopen(
+        built.storage,
+        local_durable=5,
+        sync_always=sync_always,
+        replicas=replicas,
+        host_restarted=host_restarted,
+        limits=ONE_PAIR,
+    )
+    report = recovery.report
+    if replicas > 1 and not host_restarted:
+        assert (report.verdict.cut_at, report.serve_end, report.cuts) == (None, 9, ())
+        assert report.new_log_uid
+        assert [damage.what for damage in report.damage] == ["data"] and unreadable(recovery.log) == [9]
+        assert recovery.log.end.log_id == 11
+    else:
+        assert report.verdict.cut_at == 9 and len(report.cuts) == 1
+        assert report.new_log_uid is (host_restarted and not sync_always)
+        assert contents(recovery.log) == built.contents[:8]
 
 
 def test_a_cut_may_reach_into_the_pair_before() -> None:
@@ -219,16 +243,7 @@ ALWAYS_1 = Circumstances(sync_always=True, replicas=1, host_restarted=False, kno
         ([(50, 51)], {"replicas": 3}, Verdict(None, 50, False, True, False)),
         ([(99, 101)], {}, Verdict(100, 99, True, False, False)),
         ([(99, 100), (130, 131)], {}, Verdict(130, 99, True, False, False)),
-        ([(100, 101)], {"replicas": 3, "written": 101}, Verdict(100, None, False, True, False)),
-        (
-            [(100, 101)],
-            {"replicas": 3, "written": 101, "host_restarted": True},
-            Verdict(100, None, False, False, False),
-        ),
-        ([(100, 101)], {"replicas": 1, "written": 101}, Verdict(100, None, False, False, False)),
     ],
 )
 def test_the_table(bad: list[tuple[int, int]], changes: dict[str, Any], verdict: Verdict) -> None:
-    changes = {"written": 100} | changes
-    written = changes.pop("written")
-    assert judge(100, RangeSet(bad), replace(ALWAYS_1, **changes), written=written) == verdict
+    assert judge(100, RangeSet(bad), replace(ALWAYS_1, **changes)) == verdict
