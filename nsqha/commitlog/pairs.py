@@ -71,12 +71,12 @@ class Pair:
             segment.truncate(0)
             commitlog.truncate(0)
             commitlog.pwrite(anchor.encode(), 0)
-        except OSError as error:
+            segment.sync()
+            commitlog.sync()
+            storage.sync_dir(directory)
+        except OSError as error:  # a failed sync is Poisoned; but the directory has to be opened for it
             pair._undo_create(error)
             raise
-        segment.sync()
-        commitlog.sync()
-        storage.sync_dir(directory)
         return pair
 
     def _undo_create(self, error: OSError) -> None:
