@@ -1,7 +1,8 @@
 """Calls to etcd: which endpoint, how long, how often, and what a failure means.
 
-One channel per endpoint; all calls use the same one until it fails, then the next (`rotated` says so: a stream that
-hangs on a frozen member has to move as well). Each call has a deadline, after which
+One channel per endpoint; all calls use the same one until it fails, then the first of the others that answers, as one
+of them may be dead too (`on_rotate` says so: a stream that hangs on a frozen member has to move as well). Each call has
+a deadline, after which
 
     a read                       is repeated, at most ATTEMPTS times, then Unavailable
     a change that was not sent   is repeated likewise
@@ -20,11 +21,13 @@ after some idle minutes). The token travels as plain metadata: gRPC refuses call
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, StaleMetadata,
 CALL_S = 1.0  # at most this long for one call; a member that died holds a call in flight for so long
 ATTEMPTS = 4
 LOGINS = 2  # deadlines of a call that a login may take
+CONNECT_S = 1.0  # at most this long for one of the other endpoints to answer
 PAUSE_S = 0.1  # before a call is tried again on the last endpoint of a round
 MESSAGE_BYTES_MAX = 64 << 20  # of an answer; a page of records is far smaller
 
@@ -101,7 +105,7 @@ class EtcdOptions:
 
 
 class EtcdClient:
-    """Channels and calls. From any thread; a call blocks at most ATTEMPTS deadlines."""
+    """Channels and calls. From any thread; a call blocks at most ATTEMPTS deadlines, and as often CONNECT_S."""
 
     def __init__(self, options: EtcdOptions, *, etcd_cluster_id: int = 0, revision_seen: int = 0) -> None:
         """`etcd_cluster_id` and `revision_seen`, 0: none, are what the node's journal says. Nothing is sent yet."""
@@ -111,6 +115,7 @@ class EtcdClient:
         self._lock = threading.Lock()
         self._stubs: list[Stubs | None] = [None] * len(options.endpoints)
         self._current = 0
+        self._rotating = threading.Lock()
         self._token = ""
         self._login = threading.Lock()
         self._cluster_id = etcd_cluster_id
@@ -256,23 +261,62 @@ class EtcdClient:
 
     # Streams
 
-    def open_stream(self, method: Callable[[Stubs], Any], requests: Any) -> Any:
-        """A stream on the current endpoint, with a valid token; errors come while it is read."""
-        return method(self._stubs_of(self._current))(requests, metadata=_metadata(self.token()))
+    @property
+    def endpoint(self) -> int:
+        """The one in use now, to open a stream on it and to leave it when that stream breaks."""
+        return self._current
+
+    def open_stream(self, endpoint: int, method: Callable[[Stubs], Any], requests: Any) -> Any:
+        """A stream with a valid token; errors come while it is read."""
+        return method(self._stubs_of(endpoint))(requests, metadata=_metadata(self.token()))
 
     def on_rotate(self, moved: Callable[[], None]) -> None:
         """Call `moved` when another endpoint is used from now on; from any thread, must not block."""
         self._rotated.append(moved)
 
-    def rotate(self, failed: int | None = None) -> None:
-        """Use the next endpoint, unless somebody else already left `failed`."""
+    def rotate(self, failed: int) -> None:
+        """Use another endpoint, unless somebody else already left `failed`: streams and calls notice one after the
+        other that a member died, and together they would come round to it again."""
         self._renew()
-        with self._lock:
-            if len(self._stubs) == 1 or (failed is not None and failed != self._current):
+        with self._rotating:
+            if len(self._stubs) == 1 or failed != self._current:
                 return
-            self._current = (self._current + 1) % len(self._stubs)
+            count = len(self._stubs)
+            with self._lock:
+                self._stubs[failed] = None  # of a member that froze it would still look connected
+            self._current = self._speaking([(failed + n) % count for n in range(1, count)])
         for moved in self._rotated:
             moved()
+
+    def _speaking(self, endpoints: list[int]) -> int:
+        """The first of them to answer anything; the first of all if that takes too long, or none does."""
+        if len(endpoints) == 1:
+            return endpoints[0]
+        speaking: list[int] = []
+        silent: set[int] = set()
+        decided = threading.Event()
+
+        def ended(endpoint: int, asked: Any) -> None:
+            if asked.code() in (_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED):
+                silent.add(endpoint)
+            else:
+                speaking.append(endpoint)
+            if speaking or len(silent) == len(endpoints):
+                decided.set()
+
+        asked = []
+        with contextlib.suppress(Unavailable, ValueError):  # the client was closed; ValueError is gRPC's word for it
+            for endpoint in endpoints:
+                asked.append(self._stubs_of(endpoint).health.future(b"", timeout=CONNECT_S))
+                asked[-1].add_done_callback(partial(ended, endpoint))
+            decided.wait(CONNECT_S)
+        for each in asked:
+            each.cancel()
+        found = next(iter(speaking), endpoints[0])
+        with self._lock:
+            for endpoint in set(endpoints) - {found}:
+                self._stubs[endpoint] = None
+        return found
 
     def _renew(self) -> None:
         """Connect with what the certificate files have now, if they changed."""
@@ -352,6 +396,8 @@ class Stubs:
         self.lease: Any = rpc.LeaseStub(channel)
         self.watch: Any = rpc.WatchStub(channel)
         self.auth: Any = rpc.AuthStub(channel)
+        # Needs no login. An etcd that does not know it answers so, which is an answer.
+        self.health: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
 
 
 def _metadata(token: str) -> Metadata:

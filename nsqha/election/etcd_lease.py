@@ -48,6 +48,7 @@ class EtcdLease:
         self._gone = False
         self._failing = False  # said already
         self._stream: _Stream | None = None
+        self._endpoint = 0  # of the client, that it is on
         self._thread = threading.Thread(target=self._run, name="etcd-lease", daemon=True)
 
     def start(self) -> None:
@@ -104,7 +105,8 @@ class EtcdLease:
     def _renew(self, now: float) -> bool:
         try:
             if self._stream is None:
-                self._stream = _Stream(self._client, self.id)
+                self._endpoint = self._client.endpoint
+                self._stream = _Stream(self._client, self._endpoint, self.id)
             ttl = self._stream.renew(self._client.options.call_s)
         except (grpc.RpcError, NsqhaError, ValueError) as error:
             if self._stopped.is_set():
@@ -128,18 +130,19 @@ class EtcdLease:
         if isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
             self._client.forget_token()
         else:
-            self._client.rotate()
+            self._client.rotate(self._endpoint)
 
 
 class _Stream:
     """Requests and answers take turns. A second thread reads, so that waiting for an answer has an end."""
 
-    def __init__(self, client: EtcdClient, lease: int) -> None:
+    def __init__(self, client: EtcdClient, endpoint: int, lease: int) -> None:
         self._client = client
         self._lease = lease
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._call = client.open_stream(lambda stubs: stubs.lease.LeaseKeepAlive, iter(self._requests.get, None))
+        requests = iter(self._requests.get, None)
+        self._call = client.open_stream(endpoint, lambda stubs: stubs.lease.LeaseKeepAlive, requests)
         threading.Thread(target=self._read, name="etcd-lease-reader", daemon=True).start()
 
     def renew(self, wait_s: float) -> int:

@@ -47,6 +47,7 @@ class EtcdWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
         self._stream: Any = None
+        self._endpoint = 0  # of the client, that it is on
         self._view = View()
         self._records = Records(keys, trouble)
         self._next = 0  # the revision to watch from
@@ -114,7 +115,7 @@ class EtcdWatch:
         if code == grpc.StatusCode.UNAUTHENTICATED:
             self._client.forget_token()
         elif code != grpc.StatusCode.CANCELLED:
-            self._client.rotate()
+            self._client.rotate(self._endpoint)
 
     def _responses(self) -> Iterator[Any]:
         """Of one stream."""
@@ -132,7 +133,10 @@ class EtcdWatch:
             progress_notify=True,
         )
         requests.put(rpc.WatchRequest(create_request=create))
-        self._stream = stream = self._client.open_stream(lambda stubs: stubs.watch.Watch, iter(requests.get, None))
+        self._endpoint = self._client.endpoint
+        self._stream = stream = self._client.open_stream(
+            self._endpoint, lambda stubs: stubs.watch.Watch, iter(requests.get, None)
+        )
         try:
             if self._stopped.is_set():
                 return

@@ -18,7 +18,9 @@ class FakeClient:
     def lease_call(self, method: Any, request: Any) -> Any:
         return SimpleNamespace(ID=7, TTL=3)
 
-    def rotate(self) -> None: ...
+    endpoint = 0
+
+    def rotate(self, failed: int) -> None: ...
 
 
 class FakeStream:
@@ -64,7 +66,7 @@ def test_a_stream_that_is_opened_while_the_lease_is_stopped_is_closed(monkeypatc
     stopping = lease()
 
     class Late(FakeStream):
-        def __init__(self, client: Any, lease_id: int) -> None:
+        def __init__(self, client: Any, endpoint: int, lease_id: int) -> None:
             super().__init__()
             opened.append(self)
             stopping._stopped.set()  # `stop` has looked, and found none

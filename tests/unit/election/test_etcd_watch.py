@@ -42,7 +42,7 @@ class FakeClient:
                 self.done.set()
             raise StaleMetadata("an older etcd")
 
-    def open_stream(self, method: Callable[[Any], Any], requests: Iterator[Any]) -> Any:
+    def open_stream(self, endpoint: int, method: Callable[[Any], Any], requests: Iterator[Any]) -> Any:
         if not self.streams:
             self.done.set()
             raise NsqhaError("nothing is left")
@@ -55,7 +55,9 @@ class FakeClient:
     def on_rotate(self, moved: Callable[[], None]) -> None:
         """There is one endpoint."""
 
-    def rotate(self) -> None:
+    endpoint = 0
+
+    def rotate(self, failed: int) -> None:
         """There is one endpoint."""
 
     def forget_token(self) -> None:
