@@ -80,6 +80,9 @@ class Leadership:
         self._holding_for = 0  # the node that is to lead next
         self._retiring = False  # this node shuts down
         self._holding_since = 0.0
+        self._reading = False  # the record, at the moment
+        self._read_again = False  # what that finds may be older than what it is needed for
+        self._promised = 0  # the highest epoch that a follower says it has promised
         self._node = node
         self._clock = clock
         self._links = links
@@ -189,7 +192,9 @@ class Leadership:
         if not self.ended:
             log.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
             self._keeper.lost(node, self._clock.monotonic())
-            self._spawn(self._read(promised=promised))
+            self._promised = max(self._promised, promised)
+            self._read_again = self._reading
+            self._reread()
 
     # ---- the record
 
@@ -268,7 +273,7 @@ class Leadership:
                 case Fence(version):
                     self._spawn(self._write(self._records.fence(version), fence=True))
                 case Reread():
-                    self._spawn(self._read())
+                    self._reread()
                 case StepDown(why):
                     self._step_down(self, why)
 
@@ -296,16 +301,31 @@ class Leadership:
         if not self.ended:
             self._hold()
 
-    async def _read(self, *, promised: int = 0) -> None:
-        """`promised`: the epoch that another replica has promised, as it says; 0: none."""
+    def _reread(self) -> None:
+        """One read at a time: while the metadata are away each takes seconds, and one is asked for ten times a second.
+        They would fill the memory, and whatever has to be read or written first when the metadata are back."""
+        if not self._reading:
+            self._reading = True
+            self._spawn(self._read())
+
+    async def _read(self) -> None:
+        try:
+            await self._read_once()
+            while self._read_again and not self.ended:
+                self._read_again = False
+                await self._read_once()
+        finally:
+            self._reading = False
+
+    async def _read_once(self) -> None:
         try:
             meta = await self._records.read()
         except NsqhaError as error:
             log.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
-            if promised > self.epoch and not self.ended:
+            if self._promised > self.epoch and not self.ended:
                 # Whoever promises has read a record of that epoch, so this one is over. Clients would wait here in
                 # vain for as long as this node alone has lost the metadata.
-                self._step_down(self, f"epoch {promised} has begun, and the metadata can not be read here")
+                self._step_down(self, f"epoch {self._promised} has begun, and the metadata can not be read here")
             return  # else the keeper asks again
         if self.ended:
             return

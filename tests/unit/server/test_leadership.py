@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -27,6 +28,7 @@ class Records:
         self.meta = META
         self.error: Exception | None = None
         self.away = False
+        self.silent: asyncio.Future[None] | None = None  # a read waits for this
         self.proposed: list[PartitionMeta] = []
         self.reads = 0
 
@@ -45,6 +47,8 @@ class Records:
 
     async def read(self) -> PartitionMeta | None:
         self.reads += 1
+        if self.silent is not None:
+            await self.silent
         if self.away:
             raise Unavailable("etcd can not be reached")
         return self.meta
@@ -224,6 +228,34 @@ def test_without_the_record_a_later_promise_ends_it_and_an_older_one_does_not() 
     leading.leadership.fenced(A, META.epoch + 1)
     leading.rig.turn()
     assert len(leading.ended) == 1
+
+
+def test_reads_do_not_pile_up_while_the_metadata_say_nothing() -> None:
+    """An etcd that hangs takes seconds for each, and a record that has to be read is asked for ten times a second."""
+    leading = Leading()
+    leading.records.error = Unavailable("etcd can not be reached")
+    leading.records.silent = leading.rig.loop.create_future()
+    leading.heard(A, 71)
+    leading.heard(B, 72, opened=True)  # its join is refused, so the record is to be read
+    leading.passes(60)
+    assert leading.records.reads == 1
+    silent, leading.records.silent = leading.records.silent, None
+    leading.records.away = True
+    silent.set_result(None)
+    leading.passes(0.5)
+    assert leading.records.reads > 1, "it is asked again after one that failed"
+
+
+def test_a_promise_that_is_heard_of_during_a_read_has_it_read_again() -> None:
+    leading = Leading()
+    silent = leading.records.silent = leading.rig.loop.create_future()
+    leading.leadership.fenced(A, META.epoch)
+    leading.rig.turn()
+    leading.leadership.fenced(A, META.epoch + 1)  # perhaps of a record that the read under way does not see
+    leading.rig.turn()
+    silent.set_result(None)
+    leading.rig.turn()
+    assert leading.records.reads == 2
 
 
 def test_publishes_wait_for_a_successor_and_go_on_when_it_is_given_up() -> None:
