@@ -195,6 +195,7 @@ class LogReader:
 
     def _first_where(self, pair: Pair, wanted: Callable[[Entry], bool]) -> tuple[int, Entry | None]:
         """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None)."""
+        self._using(pair)
         low, high = pair.first.log_id, self.end_of(pair).log_id
         best: tuple[int, Entry | None] = (high, None)
         while low < high:
@@ -215,9 +216,13 @@ class LogReader:
         """The pair that this log id belongs to."""
         pairs = self._pairs
         pair = pairs[bisect_right(pairs, log_id, key=lambda p: p.first.log_id) - 1]
-        if pair is not pairs[-1] and not pair.is_open:
-            self._opened(pair)
+        self._using(pair)
         return pair
+
+    def _using(self, pair: Pair) -> None:
+        """The pair's files are about to be opened, if they are not."""
+        if pair is not self._pairs[-1] and not pair.is_open:
+            self._opened(pair)
 
     def _opened(self, pair: Pair) -> None:
         """An old pair's files are in use: keep only a few open."""

@@ -169,6 +169,20 @@ def test_only_a_few_old_files_stay_open() -> None:
     assert sum(pair.is_open for pair in log._pairs) <= 6
 
 
+def test_looking_up_entries_alone_keeps_only_a_few_old_files_open() -> None:
+    """Statistics ask for the age of a message of each channel, wherever in the log it is."""
+    _, log, entries = built()
+    for offset in range(log.end.offset):
+        log.entry_for_offset(offset)
+    assert sum(pair.is_open for pair in log._pairs) <= 6
+    for entry in entries:
+        log.entry_at_position(entry.position)
+        log.entry_for_time(entry.timestamp_ns)
+        log.end_of_epoch(1)
+        log.batch_at(entry.first_offset)
+    assert sum(pair.is_open for pair in log._pairs) <= 6
+
+
 def test_a_missing_segment_is_corrupt_not_a_crash() -> None:
     storage, log, _entries = built()
     pair = log._pairs[2]
