@@ -42,7 +42,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from tests.unit.replication.tiny import AppendMsg, Request, Stream, Tiny
+from tests.unit.replication.tiny import Tiny
+from tests.unit.replication.tiny_parts import AppendMsg, Request, Stream
+from tests.unit.replication.tiny_rules import check
 
 
 class Player:
@@ -63,7 +65,7 @@ class Player:
             getattr(self, word)(*arguments)
             self.tiny.look_all()
             if self.disks_keep:
-                self.tiny.check()
+                check(self.tiny)
         except AssertionError as wrong:
             self.tiny.say(f"! {wrong}")
         return self.tiny.trace[before:]

@@ -12,7 +12,9 @@ import random
 import sys
 from collections.abc import Callable
 
-from tests.unit.replication.tiny import Tiny, Wrong
+from tests.unit.replication.tiny import Tiny
+from tests.unit.replication.tiny_parts import Wrong
+from tests.unit.replication.tiny_rules import check, possible
 
 STEPS = 120
 
@@ -59,14 +61,14 @@ class History:
 
     def one_step(self) -> None:
         by_kind: dict[str, list[Callable[[], None]]] = {}
-        for kind, operation in self.tiny.possible():
+        for kind, operation in possible(self.tiny):
             by_kind.setdefault(kind, []).append(operation)
         kinds = list(by_kind)
         kind = self.rng.choices(kinds, [self.weights[kind] + 1e-6 for kind in kinds])[0]
         self.tiny.say(f"({kind})")
         self.rng.choice(by_kind[kind])()
         self.tiny.look_all()
-        self.tiny.check()
+        check(self.tiny)
 
 
 def heal(tiny: Tiny, *, rounds: int = 600) -> int | None:
@@ -97,7 +99,7 @@ def heal(tiny: Tiny, *, rounds: int = 600) -> int | None:
             while stream.up and not stream.closed:
                 tiny.returns(stream)
         tiny.tick()
-        tiny.check()
+        check(tiny)
         node = tiny.nodes[leader]
         everybody = set(tiny.nodes)
         if node.leading is None or set(tiny.meta.isr) != everybody or node.leading.keeper.effective != everybody:

@@ -20,7 +20,8 @@ from nsqha.replication import acceptance, divergence
 from nsqha.replication.isr import Action, IsrKeeper, Outcome, Refused, Unknown
 from nsqha.replication.leader import LeaderReplica
 from tests.unit.replication.history import History
-from tests.unit.replication.tiny import Replica, Tiny, Wrong
+from tests.unit.replication.tiny import Tiny
+from tests.unit.replication.tiny_parts import Replica, Wrong
 
 Patch = Any
 

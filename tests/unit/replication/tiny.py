@@ -4,25 +4,15 @@ Real: `LeaderReplica`, `IsrKeeper`, `acceptance`, `divergence`, and commitlog en
 the hands of whoever drives it: which message arrives when, disks, the metadata and what becomes of a compare-and-set,
 elections (any member may be elected that the rules allow, alive or not is only asked of itself), crashes.
 
-Each operation is a method; `possible` lists those that can be done now. `trace` says in one line each what happened.
-`check` holds what must always be true:
-
-    NoLoss           an electable replica has every acknowledged batch
-    LeaderComplete   so has the leader that the metadata names
-    NoFork           a log id is acknowledged with one content only
-    OnePerEpoch      no two nodes lead in one epoch
-    Floor            the metadata never loses members below min_isr
-    NamedCopies      what is acknowledged was held by every log that the metadata names, and these are min_isr at least
+Each operation is a method; `tiny_rules` lists those that can be done now, and what must always be true. `trace` says in
+one line each what happened.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import replace
 
-from nsqha.commitlog.entry import Entry, genesis, next_entry
+from nsqha.commitlog.entry import Entry, next_entry
 from nsqha.election.model import PartitionMeta
 from nsqha.replication import acceptance, divergence
 from nsqha.replication.acceptance import Accepted, Fenced, PromiseNeeded
@@ -31,7 +21,6 @@ from nsqha.replication.isr import (
     Applied,
     Effective,
     Fence,
-    IsrKeeper,
     IsrLimits,
     Outcome,
     Propose,
@@ -40,144 +29,20 @@ from nsqha.replication.isr import (
     StepDown,
     Unknown,
 )
-from nsqha.replication.leader import LeaderReplica
+from tests.unit.replication.tiny_parts import (
+    AckMsg,
+    AppendMsg,
+    Leading,
+    OpenedMsg,
+    OpenMsg,
+    RefusedMsg,
+    Replica,
+    Request,
+    Stream,
+    require,
+)
 
-TOPIC = 77
 TICK = 0.1
-
-
-class Wrong(AssertionError):
-    """A rule of the protocol was broken."""
-
-
-def require(condition: object, why: str) -> None:
-    if not condition:
-        raise Wrong(why)
-
-
-# ---- messages
-
-
-@dataclass(frozen=True)
-class OpenMsg:
-    epoch: int
-
-
-@dataclass(frozen=True)
-class AppendMsg:
-    epoch: int
-    entries: tuple[Entry, ...]
-    committed: int
-
-
-@dataclass(frozen=True)
-class OpenedMsg:
-    log_uid: int
-    end: int
-    durable: int
-    chain: int
-
-
-@dataclass(frozen=True)
-class AckMsg:
-    log_uid: int
-    end: int
-    durable: int
-
-
-@dataclass(frozen=True)
-class RefusedMsg:
-    fenced: bool
-    why: str
-
-
-Down: TypeAlias = OpenMsg | AppendMsg
-Up: TypeAlias = OpenedMsg | AckMsg | RefusedMsg
-
-
-@dataclass
-class Stream:
-    """Leader to follower and back, in order; it ends as a whole."""
-
-    leader: int
-    epoch: int
-    follower: int
-    registration: int
-    down: deque[Down] = field(default_factory=deque)
-    up: deque[Up] = field(default_factory=deque)
-    opened: bool = False  # the follower has promised and aligned its log
-    pushing: bool = False  # the leader knows where the follower is
-    next: int = 0  # log id to be sent next
-    closed: bool = False
-
-
-@dataclass
-class Request:
-    """A compare-and-set that may be applied at any time until it is settled."""
-
-    node: int
-    registration: int
-    epoch: int
-    meta: PartitionMeta
-    registered: dict[int, int]
-    outcome: Outcome | None = None  # as the store knows it
-    told: bool = False  # the sender has an answer, Unknown perhaps
-
-
-class Leading:
-    """What a node has while it leads."""
-
-    def __init__(self, tiny: Tiny, node: Replica) -> None:
-        meta = tiny.meta
-        self.epoch = meta.epoch
-        self.leader = LeaderReplica(
-            node=node.uid,
-            epoch=meta.epoch,
-            isr=meta.isr,
-            min_isr=meta.min_isr,
-            sync_always=tiny.sync_always,
-            end=node.end,
-            durable=node.durable,
-        )
-        self.keeper = IsrKeeper(
-            node.uid, meta, epoch_start=node.end, now=tiny.now, limits=tiny.limits, sync_always=tiny.sync_always
-        )
-        self.streams: dict[int, Stream] = {}
-        self.reread = False
-
-
-class Replica:
-    """One node's copy."""
-
-    def __init__(self, uid: int, log_uid: int) -> None:
-        self.uid = uid
-        self.name = "abcdefgh"[uid - 1]
-        self.up = True
-        self.registration = 1
-        self.log_uid = log_uid
-        self.log: list[Entry] = [genesis(TOPIC, 0)]
-        self.durable = 1
-        self.promise = 0
-        self.committed = 0  # as far as this process knows
-        self.differs_at: int | None = None  # own entry that a leader's batch did not fit
-        self.wiped = False
-        self.vouched = True  # recovery will find what there was
-        self.seen: PartitionMeta | None = None  # the record as last read here
-        self.leading: Leading | None = None
-
-    @property
-    def end(self) -> int:
-        return len(self.log)
-
-    def entry(self, log_id: int) -> Entry | None:
-        return self.log[log_id] if 0 < log_id < self.end else None
-
-    def before(self, log_id: int) -> Entry:
-        return self.log[log_id - 1]
-
-    def epoch_end(self, epoch: int) -> divergence.EpochEnd:
-        last = next(entry for entry in reversed(self.log) if entry.epoch <= epoch)
-        return divergence.EpochEnd(last.epoch, last.log_id + 1, last.chain, 1)
 
 
 class Tiny:
@@ -479,6 +344,10 @@ class Tiny:
         self.now += seconds
         self.look_all()
 
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / TICK)):
+            self.tick()
+
     def look_all(self) -> None:
         """What a shell does after each event: ask the keepers."""
         for uid, node in self.nodes.items():
@@ -687,95 +556,3 @@ class Tiny:
         self._note_held(node)
         if uid in self.departing:
             self.depart(uid)
-
-    # ---- all that can happen
-
-    def possible(self) -> list[tuple[str, Callable[[], None]]]:
-        """(kind, do it) for every operation that makes sense now."""
-        found: list[tuple[str, Callable[[], None]]] = []
-        for uid, node in self.nodes.items():
-            if not node.up:
-                found.append(("restart", lambda uid=uid: self.restart(uid)))  # type: ignore[misc]
-                if node.durable < node.end and self.may_lose(uid):
-                    found.append(("power", lambda uid=uid, node=node: self.crash(uid, node.durable)))  # type: ignore[misc]
-                continue
-            if node.durable < node.end:
-                found.append(("sync", lambda uid=uid: self.sync(uid)))  # type: ignore[misc]
-            for keep in range(node.durable, node.end + 1):
-                if keep == node.end or self.may_lose(uid):
-                    found.append(("crash", lambda uid=uid, keep=keep: self.crash(uid, keep)))  # type: ignore[misc]
-            found.append(("kill", lambda uid=uid: self.kill(uid)))  # type: ignore[misc]
-            if not self.lossy:
-                found.append(("wipe", lambda uid=uid: self.wipe(uid)))  # type: ignore[misc]
-            if self.may_become(uid):
-                found.append(("become", lambda uid=uid: self.become(uid)))  # type: ignore[misc]
-            if self.electable(uid) and not (uid == self.meta.leader and node.leading):
-                for keep_old in (False, True):
-                    found.append(("elect", lambda uid=uid, keep=keep_old: self.elect(uid, keep=keep)))  # type: ignore[misc]
-            if (leading := node.leading) is not None:
-                if self.values < 12:
-                    found.append(("write", lambda uid=uid: self.write(uid)))  # type: ignore[misc]
-                found.append(("refresh", lambda uid=uid: self.refresh(uid)))  # type: ignore[misc]
-                for other in self.nodes.values():
-                    if other.uid != uid and other.up:
-                        stream = leading.streams.get(other.uid)
-                        kind = "connect" if stream is None or stream.closed else "reconnect"
-                        found.append((kind, lambda uid=uid, to=other.uid: self.connect(uid, to)))  # type: ignore[misc]
-                for stream in leading.streams.values():
-                    if stream.closed:
-                        found.append(("noticed", lambda stream=stream: self.cut(stream)))  # type: ignore[misc]
-        for uid in self.meta.isr:
-            if uid != self.meta.leader and not self.nodes[uid].up and len(self.meta.isr) > self.meta.min_isr:
-                found.append(("expel", lambda uid=uid: self.expel(uid)))  # type: ignore[misc]
-        if self.hands_over:
-            for uid in self.nodes:
-                found.append(("depart", lambda uid=uid: self.depart(uid)))  # type: ignore[misc]
-            for uid in {0, *self.meta.isr} - {self.meta.leader, self.meta.successor}:
-                found.append(("successor", lambda uid=uid: self.name_successor(uid)))  # type: ignore[misc]
-        for stream in self.streams:
-            if stream.down:
-                found.append(("arrives", lambda stream=stream: self.arrives(stream)))  # type: ignore[misc]
-            if stream.up:
-                found.append(("returns", lambda stream=stream: self.returns(stream)))  # type: ignore[misc]
-            found.append(("cut", lambda stream=stream: self.cut(stream)))  # type: ignore[misc]
-        for request in self.requests:
-            if request.outcome is None:
-                found.append(("settle", lambda request=request: self.settle(request)))  # type: ignore[misc]
-                if request.told:
-                    found.append(("drop", lambda request=request: self.drop(request)))  # type: ignore[misc]
-            if not request.told:
-                if request.outcome is not None:
-                    for bare in (False, True):
-                        found.append(("answer", lambda r=request, bare=bare: self.answer(r, bare=bare)))  # type: ignore[misc]
-                found.append(("give_up", lambda request=request: self.give_up(request)))  # type: ignore[misc]
-        found.append(("tick", self.tick))
-        found.append(("long tick", lambda: self.wait(0.5)))
-        found.append(("longest tick", lambda: self.wait(2.5)))
-        return found
-
-    def wait(self, seconds: float) -> None:
-        for _ in range(round(seconds / TICK)):
-            self.tick()
-
-    # ---- what must hold
-
-    def check(self) -> None:
-        for log_id, entry in self.acked.items():
-            for uid in self.meta.isr:
-                if self.electable(uid):
-                    self._has(uid, log_id, entry, "NoLoss")
-        epochs: dict[int, int] = {}
-        for node in self.nodes.values():
-            if node.leading is None:
-                continue
-            other = epochs.setdefault(node.leading.epoch, node.uid)
-            require(other == node.uid, f"OnePerEpoch: {self.names({other, node.uid})} lead epoch {node.leading.epoch}")
-            if node.leading.epoch == self.meta.epoch and self.meta.leader == node.uid:
-                for log_id, entry in self.acked.items():
-                    self._has(node.uid, log_id, entry, "LeaderComplete")
-
-    def _has(self, uid: int, log_id: int, entry: Entry, rule: str) -> None:
-        here = self.nodes[uid].entry(log_id)
-        require(
-            here is not None and here.chain == entry.chain, f"{rule}: {self.name(uid)} lacks {entry}; it has {here}"
-        )
