@@ -55,5 +55,7 @@ def log_start(pairs: Sequence[PairInfo], retention: Retention, now_ns: int, *, l
 
 
 def roll_due(active: PairInfo, retention: Retention, now_ns: int) -> bool:
-    """Whether the pair that is being written should be closed only so that it can go: a topic fell silent."""
-    return active.size > 0 and expired(active, retention, now_ns)
+    """Whether the pair that is being written should be closed only so that it can go: a topic fell silent.
+
+    Not for channel events alone: what makes a pair go writes some itself, so a silent topic would write for ever."""
+    return active.end.offset > active.first.offset and expired(active, retention, now_ns)

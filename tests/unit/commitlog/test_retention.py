@@ -60,3 +60,9 @@ def test_a_silent_topic_closes_its_pair_so_that_it_can_go() -> None:
     assert roll_due(active, Retention(5, None), 46)
     assert not roll_due(active, FOR_EVER, 10**18)
     assert not roll_due(PairInfo(BORDERS[3], BORDERS[3], 0, 30), Retention(5, None), 10**18)
+
+
+def test_a_silent_topic_writes_no_more_once_its_messages_are_gone() -> None:
+    """The log start and the checkpoint that let a pair go are in the next one, and need none after it."""
+    events_only = PairInfo(BORDERS[3], Place(34, BORDERS[3].offset, BORDERS[3].position + 214), 214, 30)
+    assert not roll_due(events_only, Retention(5, None), 10**18)
