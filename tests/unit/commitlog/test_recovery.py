@@ -15,7 +15,7 @@ from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.commitlog.log import LogLimits
 from nsqha.commitlog.verdict import Circumstances, Verdict, judge
 from nsqha.ranges import RangeSet
-from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built
+from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built, unreadable
 from tests.unit.commitlog.logs import DIRECTORY, Cuts, contents, reopen
 
 
