@@ -15,7 +15,7 @@ from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
 from nsqha.cursor.loading import CACHE, LOG_START
 from tests.unit.cursor.cache_rig import KEY, MAP, Rig, load, rig_with_deferred
-from tests.unit.cursor.history import SMALL
+from tests.unit.cursor.judged import SMALL
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 

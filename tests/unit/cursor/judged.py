@@ -1,0 +1,95 @@
+"""A leader whose committed effects are told to the naive model, in the order of the log, and judged by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nsqha.cursor import checkpoint
+from nsqha.cursor.limits import Limits
+from nsqha.cursor.state import ChannelState
+from tests.unit.cursor.model import PENDING, Model, check
+from tests.unit.cursor.tiny import Entry, Leader, TinyLog
+
+SMALL = Limits(
+    window=24,
+    short_delay_s=5.0,
+    waiting_max=3,
+    singles_max=6,
+    changes_per_batch=5,
+    checkpoint_bytes_per_batch=200,
+    checkpoint_frame_bytes=150,
+    checkpoint_every_bytes=1 << 40,
+    max_msg_timeout_s=100.0,
+)
+Step = Callable[[], None]
+
+
+def offsets_of(state: ChannelState) -> set[int]:
+    return {ref.offset for ref in state.deferred.items()}
+
+
+class Judged(Leader):
+    """A leader whose committed effects are told to the model in the order of the log."""
+
+    def __init__(self, model: Model, log: TinyLog, **given: object) -> None:
+        self.model = model
+        self.requested: list[Step] = []  # since the last batch: what its events will do
+        self.effects_of: dict[int, list[Step]] = {}
+        self.encoded: dict[int, bytes] = {}
+        self.max_floor: dict[int, int] = {}
+        self.record = given["record"]  # type: ignore[assignment]
+        self.requested.append(model.epoch_started)
+        super().__init__(log, **given)  # type: ignore[arg-type]
+
+    def _write(self, events: bytes, flags: int, frames: list[bytes], count: int) -> None:
+        log_id = self.log.log_id + 1
+        self.effects_of[log_id], self.requested = self.requested, []
+        if events:
+            for name, channel in self.cursors.channels.items():
+                if not channel.is_dirty and name in self.model.channels:
+                    self.model.channels[name].written_in(log_id)
+        super()._write(events, flags, frames, count)
+
+    def commit(self, count: int | None = None) -> None:
+        for _ in range(len(self.outstanding) if count is None else count):
+            entry, data = self.outstanding.pop(0)
+            # A seek does not touch what is deferred: what was before the batch and was not finished by it, and what
+            # the batch itself deferred before the seek.
+            before = {name: offsets_of(state) for name, state in self.cursors.state.channels.items()}
+            self.effects += self.cursors.apply(entry, data, self.now)
+            self.deferred = {
+                name: {o for o in before.get(name, set()) if not model.finished_by(o, entry.log_id)}
+                | (offsets_of(self.cursors.state.channels[name]) if name in self.cursors.state.channels else set())
+                for name, model in self.model.channels.items()
+            }
+            for step in self.effects_of.pop(entry.log_id, []):
+                step()
+            for channel in self.model.channels.values():
+                channel.committed(entry.log_id)
+            self.after_commit(entry)
+
+    def after_commit(self, entry: Entry) -> None:
+        self.encoded[entry.log_id] = checkpoint.encode(self.cursors.state)
+        state = self.cursors.state
+        check(state.pump == self.model.pump, f"the pump is at {state.pump}, nsqd's at {self.model.pump}")
+        check(state.channels.keys() == self.model.channels.keys(), "the channels differ")
+        for name, committed in state.channels.items():
+            model = self.model.channels[name]
+            check(committed.uid == model.uid, f"{name} has another uid")
+            check(committed.paused == model.paused or model.ephemeral, f"pause of {name} differs")
+            before = self.max_floor.get(committed.uid, 0)
+            check(committed.floor >= before, f"the floor of {name} went back from {before} to {committed.floor}")
+            self.max_floor[committed.uid] = committed.floor
+            if not model.ephemeral:
+                self.judge_committed(name)
+
+    def judge_committed(self, name: str) -> None:
+        """The committed cursor passes nothing that is unfinished, unless it is deferred."""
+        committed, model = self.cursors.state.channels[name], self.model.channels[name]
+        held = {ref.offset for ref in committed.deferred.items()}
+        for offset, status in model.status.items():
+            passed = offset < committed.floor or offset in committed.ranges
+            if status == PENDING:
+                check(not passed or offset in held, f"{name} has lost {offset}: {committed}")
+        check(committed.floor <= self.cursors.state.pump, "a floor is above the pump")
+        check(self.cursors.state.log_start[0] <= committed.floor, "log start is above a floor")

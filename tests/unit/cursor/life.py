@@ -1,0 +1,259 @@
+"""What publishers, consumers and time do to a partition in its random lives (`history`), judged by the naive model."""
+
+from __future__ import annotations
+
+import random
+
+from nsqha.clock import ManualClock
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.limits import Limits
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.state import PartitionState
+from tests.unit.cursor.judged import SMALL, Judged, Step
+from tests.unit.cursor.model import PENDING, ChannelModel, Due, Model, check
+from tests.unit.cursor.tiny import Record, TinyLog, fins
+
+OWNERS = (1, 2, 3)
+
+
+class Life:
+    """A partition in the hands of its clients."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        steps: int = 60,
+        ordered: bool = False,
+        limits: Limits = SMALL,
+        cursors: type[PartitionCursors] = PartitionCursors,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.steps = steps
+        self.ordered = ordered
+        self.limits = limits
+        self.cursors_class = cursors
+        self.model = Model()
+        self.log = TinyLog()
+        self.clock = ManualClock()
+        self.record = Record()
+        self.epoch = 0
+        self.uids = 0
+        self.encoded: dict[int, bytes] = {}
+        self.log_unlinked = 0  # batches below this log_id are gone
+        self.snapshots: list[PartitionState] = []
+        self.swarm: dict[str, float] | None = None
+        self.trace: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        self.epoch += 1
+        self.leader = Judged(
+            self.model,
+            self.log,
+            clock=self.clock,
+            limits=self.limits,
+            ordered=self.ordered,
+            record=self.record,
+            epoch=self.epoch,
+            cursors=self.cursors_class,
+        )
+        self.leader.encoded = {**self.encoded, **self.leader.encoded}
+        self.encoded = self.leader.encoded
+
+    @property
+    def now_ns(self) -> int:
+        return self.clock.wall_ns()
+
+    def some_channel(self) -> tuple[Channel, ChannelModel] | None:
+        """A live channel that the model knows, too (with commits lagging one may be ahead)."""
+        names = sorted(self.leader.cursors.channels.keys() & self.model.channels.keys())
+        if not names:
+            return None
+        name = self.rng.choice(names)
+        return self.leader.cursors.channels[name], self.model.channels[name]
+
+    def _request(self, step: Step) -> None:
+        self.leader.requested.append(step)
+
+    # ---- publishers
+
+    def publish(self, deliver_at: int = 0) -> None:
+        count = self.rng.randint(1, 5)
+        # Events come first in a batch, then its messages.
+        self._request(lambda: self.model.published(count, deliver_at))
+        self.leader.publish(count, deliver_at=deliver_at, force=self.rng.random() < 0.3)
+
+    def publish_deferred(self) -> None:
+        self.publish(self.now_ns + self.rng.choice([1, 20, 200]) * 1_000_000_000)
+
+    def flush(self) -> None:
+        self.leader.flush()
+
+    # ---- consumers
+
+    def deliver(self) -> None:
+        if (found := self.some_channel()) is not None:
+            self._deliver(*found, self.rng.randint(1, 6))
+
+    def _deliver(self, channel: Channel, model: ChannelModel, count: int) -> int:
+        total = 0
+        owner = self.rng.choice(OWNERS)
+        deadline = self.clock.monotonic() + self.rng.choice([10.0, 60.0])
+        while count > 0 and (run := channel.next_run(self.leader.cursors.pump, count)) is not None:
+            first, end = run
+            check(end <= self.model.pump, f"{model.name} is to read up to {end}, the pump is at {self.model.pump}")
+            stamped = [o for o in range(first, end) if o in self.model.deliver_at]
+            if stamped and stamped[0] == first:
+                if channel.meet(first, self.model.deliver_at[first], self.leader.now):
+                    model.due.setdefault(first, Due(self.model.deliver_at[first], long=True))
+                    continue
+                end = first + 1
+            elif stamped:
+                end = stamped[0]
+            if self.ordered:
+                self.judge_order(model, first)
+            for offset in range(first, end):
+                self.judge_early(offset)
+                model.delivered(offset, owner, 1, self.now_ns)
+                self.leader.log.frame_of(offset)
+            channel.delivered(first, end, owner, deadline)
+            behind = channel.floor if model.ephemeral else channel.committed.floor
+            check(end - behind <= self.limits.window, f"{model.name} reads {end - behind} ahead of its floor")
+            total += end - first
+            count -= end - first
+        return total
+
+    def redeliver(self) -> None:
+        if (found := self.some_channel()) is not None:
+            self._redeliver(*found, self.rng.randint(1, 6))
+
+    def _redeliver(self, channel: Channel, model: ChannelModel, count: int) -> int:
+        owner = self.rng.choice(OWNERS)
+        deadline = self.clock.monotonic() + self.rng.choice([10.0, 60.0])
+        for n in range(count):
+            redelivery = channel.redelivery(self.leader.now)
+            if redelivery is None:
+                return n
+            self.judge_early(redelivery.offset)
+            if self.ordered:
+                check(not model.in_flight, "two messages of an ordered channel in flight")
+                if not model.deliveries.get(redelivery.offset, 0):
+                    self.judge_order(model, redelivery.offset)
+            model.delivered(redelivery.offset, owner, redelivery.attempts, self.now_ns)
+            self.leader.check_frame(redelivery)
+            channel.redelivered(redelivery, owner, deadline)
+        return count
+
+    def judge_early(self, offset: int) -> None:
+        at = self.model.deliver_at.get(offset, 0)
+        check(at <= self.now_ns, f"{offset} is delivered before its deliver-at time")
+
+    def judge_order(self, model: ChannelModel, offset: int) -> None:
+        check(not model.in_flight, "two messages of an ordered channel in flight")
+        for other, status in model.status.items():
+            if other < offset:
+                check(status != PENDING, f"{offset} is first delivered before {other} is finished")
+                check(other not in model.uncertain, f"{offset} is first delivered before FIN of {other} is committed")
+
+    def _held(self, model: ChannelModel) -> tuple[int, list[int]] | None:
+        owners = sorted(set(model.in_flight.values()))
+        if not owners:
+            return None
+        owner = self.rng.choice(owners)
+        return owner, [offset for offset, o in model.in_flight.items() if o == owner]
+
+    def answer_fin(self) -> None:
+        if (found := self.some_channel()) is None or (held := self._held(found[1])) is None:
+            return
+        channel, model = found
+        owner, offsets = held
+        count = self.rng.randint(1, len(offsets))
+        self._fin(
+            channel, model, owner, self.rng.sample(offsets, count) if self.rng.random() < 0.5 else offsets[:count]
+        )
+
+    def _fin(self, channel: Channel, model: ChannelModel, owner: int, offsets: list[int]) -> None:
+        """As the broker: the run, and one by one where it stops."""
+        data = fins(*offsets)
+        pos = 0
+        while pos < len(data):
+            after, count = channel.fin_run(data, pos, len(data), owner)
+            check(after - pos == 21 * count, "a run finished more or fewer than it went over")
+            for at in range(pos, after, 21):
+                self._told_fin(model, offsets[at // 21], owner, None)
+            pos = after
+            if pos < len(data):
+                offset = offsets[pos // 21]
+                self._told_fin(model, offset, owner, channel.fin(offset, owner))
+                pos += 21
+
+    def _told_fin(self, model: ChannelModel, offset: int, owner: int, why: str | None) -> None:
+        wanted = model.answer(offset, owner, fin_or_req=True)
+        check(why == wanted, f"FIN {offset} of {owner} got {why}, not {wanted}")
+        if why is None:
+            model.finished(offset)
+
+    def answer_old(self) -> None:
+        """A consumer answers what it does not hold, or not any more."""
+        if (found := self.some_channel()) is None or not found[1].status:
+            return
+        channel, model = found
+        old = [key for key, count in model.forgotten.items() if count]
+        if old and self.rng.random() < 0.8:
+            owner, offset = self.rng.choice(old)
+        else:
+            owner, offset = self.rng.choice(OWNERS), self.rng.choice(list(model.status))
+        if self.rng.random() < 0.7:
+            self._fin(channel, model, owner, [offset])
+        else:
+            why = channel.touch(offset, owner, self.leader.now, 10.0)
+            check(why == model.answer(offset, owner, fin_or_req=False), f"TOUCH {offset} of {owner} got {why}")
+
+    def answer_req(self) -> None:
+        if (found := self.some_channel()) is None or (held := self._held(found[1])) is None:
+            return
+        channel, model = found
+        owner, offsets = held
+        offset = self.rng.choice(offsets)
+        delay_s = self.rng.choice([0, 0, 2, 30, 300])
+        wanted = model.answer(offset, owner, fin_or_req=True)
+        why = channel.req(offset, owner, delay_s * 1000, self.leader.now)
+        check(why == wanted, f"REQ {offset} of {owner} got {why}, not {wanted}")
+        if why is None:
+            due = Due(self.now_ns + delay_s * 1_000_000_000, long=delay_s > self.limits.short_delay_s)
+            model.requeued(offset, due if delay_s else None)
+
+    def answer_touch(self) -> None:
+        if (found := self.some_channel()) is None or (held := self._held(found[1])) is None:
+            return
+        channel, model = found
+        owner, offsets = held
+        offset = self.rng.choice(offsets)
+        wanted = model.answer(offset, owner, fin_or_req=False)
+        why = channel.touch(offset, owner, self.leader.now, 60.0)
+        check(why == wanted, f"TOUCH {offset} of {owner} got {why}, not {wanted}")
+
+    def pass_time(self) -> None:
+        self.clock.advance(self.rng.choice([0.2, 2.0, 15.0, 70.0]))
+        self._expire()
+
+    def _expire(self) -> None:
+        for name, channel in self.leader.cursors.channels.items():
+            model = self.model.channels.get(name)
+            back = channel.expire(self.leader.now)
+            if model is not None:
+                self._resync(channel, model, sum(count for _, count in back))
+
+    def _resync(self, channel: Channel, model: ChannelModel, back: int) -> None:
+        """Deadlines are the channel's business; what is in flight afterwards must be part of what was."""
+        held = {o: owner for o, owner in model.in_flight.items() if channel._flight.refuse(o, owner) is None}
+        check(len(held) == channel.in_flight, f"{channel.in_flight} in flight, {len(held)} by the model")
+        check(len(held) + back == len(model.in_flight), "what timed out was not in flight, or was not told")
+        model.in_flight = held
+
+    def lose_consumer(self) -> None:
+        if (found := self.some_channel()) is not None:
+            channel, model = found
+            owner = self.rng.choice(OWNERS)
+            check(channel.detach(owner, self.leader.now) == model.detached(owner), "detach gave back another count")
