@@ -25,7 +25,7 @@ from nsqha.election import etcd_keys, rules
 from nsqha.election.codec import encode
 from nsqha.election.etcd_accepting import Look, look
 from nsqha.election.etcd_bridge import rpc
-from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions
+from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions, Full
 from nsqha.election.etcd_keys import created, delete, get, none_newer, put, txn, unchanged
 from nsqha.election.etcd_session import EtcdSession
 from nsqha.election.etcd_view import Trouble, join
@@ -44,7 +44,16 @@ from nsqha.election.model import (
 )
 from nsqha.election.session import Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent
-from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, StaleMetadata, Unavailable
+from nsqha.errors import (
+    ConfigError,
+    Conflict,
+    LogCorrupt,
+    NotFound,
+    NsqhaError,
+    OutcomeUnknown,
+    StaleMetadata,
+    Unavailable,
+)
 from nsqha.ids import is_ephemeral, new_uid
 
 RETRIES = 20
@@ -272,7 +281,12 @@ class EtcdStore:
         key = self._keys.partition(uid, number)
         compares = [unchanged(key, meta.version), *self._led_by(controller)]
         compares += [created(self._keys.node(node), known) for node, known in (registered or {}).items()]
-        answer = self._txn(compares, [put(key, etcd_keys.partition_value(meta), keep_lease=True)], [get(key)])
+        try:
+            answer = self._txn(compares, [put(key, etcd_keys.partition_value(meta), keep_lease=True)], [get(key)])
+        except Full as error:
+            if self._untouched(key, meta.version):
+                raise Unavailable(str(error)) from None
+            raise
         if answer.succeeded:
             return replace(meta, version=answer.header.revision)
         kvs = answer.responses[0].response_range.kvs
@@ -295,6 +309,8 @@ class EtcdStore:
                 return etcd_keys.partition_meta(kv)
             try:
                 answer = self._txn([unchanged(key, version)], [put(key, kv.value, keep_lease=True)])
+            except Full:
+                raise  # also the next time
             except OutcomeUnknown:
                 continue  # now there are two; the next read sees whether one of them was carried out
             if answer.succeeded:
@@ -392,6 +408,8 @@ class EtcdStore:
             begun = [put(self._keys.cluster, encode(record))]
             try:
                 self._txn([created(self._keys.cluster, 0)], begun)
+            except Full:
+                raise
             except OutcomeUnknown:
                 pass  # somebody began it, or nobody; the next read says
         cluster = self.cluster().record
@@ -419,6 +437,14 @@ class EtcdStore:
     def _one(self, key: bytes) -> Any:
         answer = self._client.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key))
         return answer.kvs[0] if answer.kvs else None
+
+    def _untouched(self, key: bytes, version: int) -> bool:
+        """Whether a change that there was no room for has certainly not been made; whatever it was, it is over."""
+        try:
+            kv = self._one(key)
+        except NsqhaError:
+            return False
+        return kv is not None and kv.mod_revision == version
 
     def _ranges(self, *ops: Any) -> tuple[list[Any], int]:
         """The keys of each `get`, all of one revision."""

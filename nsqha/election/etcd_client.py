@@ -7,6 +7,7 @@ a deadline, after which
     a read                       is repeated, at most ATTEMPTS times, then Unavailable
     a change that was not sent   is repeated likewise
     a change that etcd refused   Unavailable or ConfigError; nothing was done
+    a change without room        Full; it is carried out by now, or never will be, and a read tells
     any other failed change      OutcomeUnknown; etcd may still carry it out, even after the next read
 
 gRPC's own retries are off: a compare-and-set that is sent twice would report a conflict with itself.
@@ -242,7 +243,7 @@ class EtcdClient:
                     failure = Unavailable(f"etcd does not take the login of {self.options.user}: {_text(error)}")
                     continue
                 failure = _meaning(error, self._unusable)
-                if not isinstance(failure, OutcomeUnknown) and not _not_sent(error):
+                if isinstance(failure, Full) or not (isinstance(failure, OutcomeUnknown) or _not_sent(error)):
                     raise failure from None
                 self.rotate(index)
                 if isinstance(failure, OutcomeUnknown):
@@ -477,10 +478,17 @@ def _meaning(error: grpc.RpcError, remark: str = "") -> NsqhaError:
         return Unavailable(f"etcd can not be reached: {_cause(details)}{remark}")
     if code == _Code.PERMISSION_DENIED or (code == _Code.INVALID_ARGUMENT and "user name is empty" in details):
         return ConfigError(f"etcd refuses this user: {details}")
+    if details.startswith("etcdserver:") and "space exceeded" in details:
+        return Full(f"etcd is full: {details}")
     if details.startswith("etcdserver:") and code not in (_Code.UNAVAILABLE, _Code.UNKNOWN, _Code.DEADLINE_EXCEEDED):
-        # Full, too large, compacted, lease gone: etcd itself said no. Its "request timed out" is UNAVAILABLE.
+        # Too large, compacted, lease gone: etcd itself said no. Its "request timed out" is UNAVAILABLE.
         return Compacted(details) if "compacted" in details else Unavailable(f"etcd refuses: {details}")
     return OutcomeUnknown(f"etcd did not answer: {_text(error)}")
+
+
+class Full(OutcomeUnknown):
+    """etcd has no room left. It says so of a change that it refuses, and of the first ones that it carries out over its
+    quota: those are in force."""
 
 
 class Compacted(Unavailable):

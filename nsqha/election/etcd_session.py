@@ -14,7 +14,7 @@ from typing import Any
 from nsqha.clock import Clock
 from nsqha.election import etcd_keys
 from nsqha.election.etcd_bridge import rpc
-from nsqha.election.etcd_client import EtcdClient
+from nsqha.election.etcd_client import EtcdClient, Full
 from nsqha.election.etcd_keys import created, delete, get, put, txn
 from nsqha.election.etcd_lease import EtcdLease
 from nsqha.election.etcd_view import Trouble
@@ -117,8 +117,8 @@ class EtcdSession:
         request = txn([created(key, 0)], [put(key, value, lease=self._lease.id), get(key)], [get(key)])
         try:
             answer = self._client.change(lambda stubs: stubs.kv.Txn, request)
-        except OutcomeUnknown:
-            if wait_out_doubt:
+        except OutcomeUnknown as error:
+            if wait_out_doubt and not isinstance(error, Full):  # which takes an operator
                 return None
             raise
         return answer.responses[-1].response_range.kvs[0]

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from nsqha.election import etcd_keys
+from nsqha.election.etcd_bridge import rpc
+from nsqha.election.etcd_client import EtcdClient, EtcdOptions, Full
+from nsqha.election.etcd_keys import created, txn
 from nsqha.election.model import TopicSettings
 from nsqha.election.session import StoreIdentity
-from nsqha.errors import ConfigError, Conflict, OutcomeUnknown, StaleMetadata, Unavailable
+from nsqha.errors import ConfigError, Conflict, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
 from tests.etcd_server import EtcdServer, eventually
 from tests.integration.etcd_rig import Open, answers, raises
 from tests.tcp_relay import Relay
@@ -53,6 +59,29 @@ def test_a_change_that_arrives_after_the_fence_does_nothing(
     assert read is not None and read.record.partitions[0] == fenced
     with pytest.raises(Conflict):
         store.replace_partition("orders", uid, 0, replace(meta, leader=7))
+
+
+def test_what_a_full_etcd_did_not_do_it_has_not_done(tmp_path: Path) -> None:
+    """It carries out the changes that bring it over its quota, and says of them that there is no room."""
+    quota = ("--quota-backend-bytes", str(8 << 20))
+    with EtcdServer.running(tmp_path, *quota) as etcd, ThreadPoolExecutor(40) as threads:
+        client = EtcdClient(EtcdOptions(etcd.endpoints))
+
+        def put(n: int) -> Exception | None:
+            key = b"/full/%d" % n
+            change = txn([created(key, 0)], [etcd_keys.put(key, b"x" * (700 << 10))])
+            try:
+                client.change(lambda stubs: stubs.kv.Txn, change)
+            except NsqhaError as error:
+                return error
+            return None
+
+        outcomes = list(threads.map(put, range(40)))
+        for n, outcome in enumerate(outcomes):
+            found = client.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=b"/full/%d" % n, keys_only=True))
+            assert not found.kvs or outcome is None or isinstance(outcome, OutcomeUnknown), f"{n}: {outcome!r}"
+        assert any(isinstance(outcome, Full) for outcome in outcomes)
+        client.close()
 
 
 # Which etcd

@@ -15,7 +15,9 @@ import grpc
 import pytest
 
 from nsqha.election import etcd_binary, etcd_bridge, etcd_keys
-from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions, _meaning
+from nsqha.election.etcd import EtcdStore
+from nsqha.election.etcd_client import Compacted, EtcdClient, EtcdOptions, Full, _meaning
+from nsqha.election.model import PartitionMeta
 from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
 
 Code = grpc.StatusCode
@@ -42,7 +44,7 @@ class Failed(grpc.RpcError):  # type: ignore[misc]
         (Code.CANCELLED, "Channel closed!", OutcomeUnknown),
         (Code.RESOURCE_EXHAUSTED, "Received message larger than max", OutcomeUnknown),
         (Code.UNAVAILABLE, "failed to connect to all addresses; last error: refused", Unavailable),
-        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Unavailable),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Full),
         (Code.INVALID_ARGUMENT, "etcdserver: request is too large", Unavailable),
         (Code.NOT_FOUND, "etcdserver: requested lease not found", Unavailable),
         (Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Compacted),
@@ -287,6 +289,48 @@ def test_several_ranges_are_of_one_revision_also_if_it_is_compacted_meanwhile() 
     assert found == [[(key, header.revision)] for key in (b"a", b"b", b"c")]
     assert [key for key, _ in etcd.asked] == [b"a", b"b", b"c", b"a", b"b", b"c"]
     assert all(request.revision == 0 for request in requests), "what is asked is not changed"
+
+
+class NoRoom(EtcdClient):
+    """An etcd that is full; `found` is the record's revision now, None if it does not say."""
+
+    def __init__(self, found: int | None) -> None:
+        self.found = found
+        self.changes = 0
+
+    def change(self, method: Any, request: Any) -> Any:
+        self.changes += 1
+        raise Full("etcd is full")
+
+    def read(self, method: Any, request: Any) -> Any:
+        if self.found is None:
+            raise Unavailable("etcd does not answer")
+        kvs = [SimpleNamespace(value=etcd_keys.partition_value(PartitionMeta()), mod_revision=self.found)]
+        return SimpleNamespace(kvs=kvs if self.found else [])
+
+
+def store_on(client: EtcdClient) -> EtcdStore:
+    store = EtcdStore.__new__(EtcdStore)
+    store._keys, store._client = etcd_keys.Keys("c"), client
+    return store
+
+
+@pytest.mark.parametrize(("found", "meaning"), [(5, Unavailable), (6, Full), (0, Full), (None, Full)])
+def test_a_change_that_etcd_had_no_room_for_is_in_doubt_unless_the_record_is_untouched(
+    found: int | None, meaning: type[Exception]
+) -> None:
+    with pytest.raises(meaning) as error:
+        store_on(NoRoom(found)).replace_partition("t", 1, 0, PartitionMeta(version=5))
+    assert type(error.value) is meaning
+
+
+def test_an_etcd_without_room_is_not_asked_for_a_fence_again_and_again() -> None:
+    client = NoRoom(5)
+    with pytest.raises(Full):
+        store_on(client).fence_partition("t", 1, 0, 5)
+    assert client.changes == 1
+    client.found = 6
+    assert store_on(client).fence_partition("t", 1, 0, 5).version == 6, "it can be seen that none is needed"
 
 
 def test_no_transaction_only_reads() -> None:
