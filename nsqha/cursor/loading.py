@@ -19,7 +19,7 @@ from nsqha.cursor.deferred import NewDeferred
 from nsqha.cursor.events import CheckpointFrame
 from nsqha.cursor.state import NEEDS_LOOK, Applied, EntryLike, PartitionState
 from nsqha.errors import LogCorrupt
-from nsqha.frames import HAS_CHECKPOINT
+from nsqha.frames import HAS_CHECKPOINT, LOST
 
 _BLOCK = 2048  # entries read at once on the way back
 
@@ -129,6 +129,24 @@ def newest_checkpoint(
                     return state
                 run = []
     return None
+
+
+def first_checkpoint_end(
+    log: LogLike, read: Callable[[EntryLike], bytes | bytearray], must_read: int = NEEDS_LOOK
+) -> int:
+    """The end, as a log id, of the first complete checkpoint that has all of what a log lacks at its beginning.
+
+    That is committed, whatever else is known: what came before it went only for a checkpoint that was, and this is that
+    one or is in front of it. 0: there is none, or it may have been in a batch that was given up. LogCorrupt: likewise,
+    in one that can not be read."""
+    gathered = Gatherer()
+    for entry in log.entries(log.start.log_id, log.end.log_id):
+        if entry.flags & LOST:
+            return 0
+        for frame in checkpoint_frames(bytes(read(entry))) if entry.flags & must_read else ():
+            if gathered.feed(frame) and frame.as_of >= log.start.log_id:
+                return entry.log_id + 1
+    return 0
 
 
 def _complete(backwards: list[CheckpointFrame], new_deferred: NewDeferred | None) -> PartitionState | None:

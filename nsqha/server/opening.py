@@ -27,6 +27,7 @@ from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage, parent
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.lmdb_cache import LmdbCache
+from nsqha.cursor.loading import first_checkpoint_end
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import NEEDS_LOOK, PartitionState
 from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
@@ -171,8 +172,21 @@ class PartitionOpener:
         committed = max(committed, durable_everywhere(seen_as or log_))
         committed = committed if below is None else min(committed, below)
         must_read = NEEDS_LOOK if alone else MUST_READ
+
+        def load(committed: int) -> PartitionState:
+            return self.state_of(key, log_, committed=committed, seen_as=seen_as, must_read=must_read)
+
         try:
-            return self.state_of(key, log_, committed=committed, seen_as=seen_as, must_read=must_read), None
+            try:
+                return load(committed), None
+            except BatchCorrupt:
+                raise
+            except LogCorrupt:
+                # It was trimmed, and fell silent: no batch behind the checkpoint says that this is committed.
+                end = trimmed_for(seen_as or log_, must_read)
+                if end <= committed or (below is not None and below < end):
+                    raise
+                return load(end), None
         except LogCorrupt as error:
             log.warning("state_unknown", "%s: the channels are not known yet: %s", log_.directory, error)
             return None, error if isinstance(error, BatchCorrupt) else None
@@ -386,6 +400,11 @@ def durable_everywhere(log_: LogReader) -> int:
         return max((entry.durable for entry in log_.entries(end - DURABLE_ENTRIES, end)), default=0)
     except LogCorrupt:
         return 0
+
+
+def trimmed_for(log_: LogReader, must_read: int) -> int:
+    """The end of the checkpoint that a log which begins in the middle begins there for; 0: none can be told."""
+    return first_checkpoint_end(log_, lambda entry: log_.events(cast(Entry, entry)), must_read)
 
 
 def abandoned_of(record: TopicRecord) -> AbandonedPolicy:

@@ -5,44 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
-from nsqha.election.placement import PartitionName
 from tests.sim.cluster import CHANNEL, SimCluster
-from tests.sim.faults import Misfortune
 from tests.sim.mutants import MUTANTS, find
-from tests.sim.node import SimNode
-from tests.sim.plan import Plan
 from tests.sim.run import run_seed
+from tests.sim.scenes import SELDOM, healthy, leader
 
 SEEDS = 40
-
-
-SELDOM = 1e-9  # of what the test does itself
-
-
-@contextmanager
-def healthy(**plan: Any) -> Iterator[SimCluster]:
-    """Three healthy nodes with a topic and clients."""
-    with SimCluster(Plan(seed=1, pause_seconds=0.1, **plan)) as made:
-        made.start()
-        made.clients()
-        made.run_for(1.0)
-        yield made
 
 
 @pytest.fixture
 def cluster() -> Iterator[SimCluster]:
     with healthy() as made:
         yield made
-
-
-def leader(cluster: SimCluster) -> SimNode:
-    return next(node for node in cluster.nodes if node.replicas is not None and node.replicas.leading)
 
 
 def test_a_killed_leader_is_replaced_and_nothing_is_lost(cluster: SimCluster) -> None:
@@ -140,106 +117,6 @@ def test_files_of_a_deleted_topic_do_not_come_back_with_the_power() -> None:
         cluster.heal()
         cluster.converge()
         cluster.check_end()
-
-
-def test_damage_is_mended_from_another_replica() -> None:
-    with healthy(faults={"bit_flip": SELDOM}, segment_bytes=2 << 10) as cluster:
-        misfortune = Misfortune(cluster, cluster.new_rng())
-        for _ in range(10):
-            misfortune.bit_flip()
-            cluster.run_for(0.2)
-        assert cluster.flips and next(cluster.comparison.damage(), None) is not None
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
-
-
-def flip(cluster: SimCluster, node: SimNode, log_id: int, *, entry: bool, keep: bool = True) -> None:
-    """Damage a batch on one disk; `keep`: it is to be as it was at the end."""
-    ((key, _),) = cluster.metas()
-    assert node.replicas is not None
-    log_ = node.replicas.log_of(key)
-    assert log_ is not None
-    known, pair = log_.entry(log_id), log_.pair_of(log_id)
-    places = [(pair.path(SEGMENT), known.position - pair.position + 4)]
-    if entry:
-        places.append((pair.path(COMMITLOG), pair.slot(log_id) + 50))
-    for path, at in places:
-        if keep:
-            cluster.flips.append((node, path, at, node.storage.contents()[path][at]))
-        node.storage.flip(path, 8 * at)
-
-
-def all_down(cluster: SimCluster) -> None:
-    for node in cluster.nodes:
-        cluster.keep_down.add(node.name)
-        node.end("killed")
-
-
-def all_up(cluster: SimCluster) -> None:
-    cluster.keep_down.clear()
-    for node in cluster.nodes:
-        node.start()
-    cluster.until(lambda: all(node.joined for node in cluster.nodes), 15.0, "they are back")
-
-
-@pytest.mark.parametrize("entry", [False, True])
-def test_members_with_damage_of_their_own_mend_one_another_and_one_leads(entry: bool) -> None:
-    """After a restart none of them may lead at first: their logs can not be vouched for."""
-    with healthy(faults={"bit_flip": SELDOM}) as cluster:
-        for n, node in enumerate(cluster.nodes):
-            flip(cluster, node, 3 + 2 * n, entry=entry)
-        all_down(cluster)
-        all_up(cluster)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
-
-
-@pytest.mark.parametrize("entry", [False, True])
-def test_a_batch_that_nobody_has_costs_itself_and_nothing_else(entry: bool) -> None:
-    """An operator lets one of the damaged replicas lead, moves the partition to a new node, and channels go on."""
-    with healthy(nodes=4, faults={"bit_flip": SELDOM}, operations={"move": SELDOM}) as cluster:
-        ((name, key, meta),) = cluster.named_metas()
-        holders = [node for node in cluster.nodes if node.uid in meta.replicas]
-        ledger = cluster.oracle.ledger
-        lost = next(stored.log_id for stored in ledger.messages[key][4:])
-        cluster.lost.add((key, lost))
-        for n, node in enumerate(holders):
-            flip(cluster, node, lost, entry=entry, keep=False)
-            flip(cluster, node, lost + 2 + n, entry=True)  # and what others have
-        all_down(cluster)
-        all_up(cluster)
-        assert cluster.operators is not None
-        cluster.run_for(10.0)
-        if not entry:  # found only when somebody reads it: one of them may lead as soon as the rest is mended
-            cluster.until(lambda: any(n.replicas and n.replicas.leading for n in cluster.nodes), 30.0, "one leads")
-        else:
-            assert not any(node.replicas and node.replicas.leading for node in cluster.nodes)
-            assert cluster.operators.elect_unclean(name, key, holders[0]) == ""
-            cluster.until(lambda: bool(holders[0].replicas and holders[0].replicas.leading), 30.0, "it leads")
-            cluster.until(lambda: len(cluster.metas()[0][1].isr) == 3, 30.0, "the others join")
-        new = next(node for node in cluster.nodes if node not in holders)
-        wanted = (new.uid, holders[1].uid, holders[2].uid)
-        cluster.operators._changes.move({PartitionName(name, *key): wanted})
-        for _ in range(40):
-            cluster.operators.skip(name)
-            cluster.run_for(1.0)
-            if set(cluster.metas()[0][1].isr) == set(wanted):
-                break
-        cluster.heal()
-        for reader in cluster.readers:
-            reader.diligent = True
-        for _ in range(5):  # each channel stops there by itself
-            cluster.run_for(1.0)
-            cluster.operators.skip(name)
-        cluster.converge()
-        marks = lambda: [log_.entry(lost).lost for _, log_, _, _ in cluster.comparison.holders(key)]  # noqa: E731
-        cluster.until(lambda: marks() == [True] * 3, 60.0, "all have it as lost")
-        cluster.check_end()
-        given = {stored.body for stored in ledger.messages[key] if stored.log_id == lost}
-        came = set(cluster.history.delivered[name, CHANNEL])
-        assert given and set(cluster.history.acked) - came <= given
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))

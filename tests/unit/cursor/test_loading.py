@@ -8,10 +8,18 @@ import pytest
 
 from nsqha.cursor.checkpoint import digest, write
 from nsqha.cursor.limits import Limits
-from nsqha.cursor.loading import CACHE, CHECKPOINT, LOG_START, load, newest_checkpoint, vouches
+from nsqha.cursor.loading import (
+    CACHE,
+    CHECKPOINT,
+    LOG_START,
+    first_checkpoint_end,
+    load,
+    newest_checkpoint,
+    vouches,
+)
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
-from nsqha.frames import HAS_CHECKPOINT
+from nsqha.frames import HAS_CHECKPOINT, LOST
 from tests.unit.cursor.tiny import Entry, Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
@@ -176,6 +184,25 @@ def test_a_checkpoint_whose_beginning_is_gone_is_none():
     log = CountedLog(leader.log)
     with pytest.raises(LogCorrupt, match="no complete checkpoint"):
         load(log, log.read)
+
+
+def test_a_log_was_trimmed_for_its_first_checkpoint_of_all_that_it_lacks():
+    leader = leader_with_channel()
+    for _ in range(30):
+        leader.create(f"d{leader.log.log_id}")  # many channels: a checkpoint takes several batches
+    ends = []
+    for _ in range(3):
+        publish_and_finish(leader, 10)
+        write_checkpoint(leader)
+        ends.append(leader.log.log_id + 1)
+    as_of = newest_checkpoint(CountedLog(leader.log), CountedLog(leader.log).read, ends[1]).applied.log_id
+    log = CountedLog(leader.log)
+    assert first_checkpoint_end(log, log.read) == ends[0]
+    del leader.log.batches[: as_of - 1]  # for the second one; the first one lacks some of that
+    assert first_checkpoint_end(log, log.read) == ends[1]
+    entry, _ = leader.log.batches[1]
+    leader.log.batches[1] = entry._replace(flags=entry.flags | LOST), b""
+    assert first_checkpoint_end(log, log.read) == 0
 
 
 def test_a_checkpoint_in_pieces_that_another_one_interrupts_is_none():

@@ -77,14 +77,16 @@ def test_a_leader_that_committed_nothing_yet_hears_from_a_replica_that_begins_an
     run(scenario)
 
 
-def checkpoint(log_: PartitionLog) -> None:
-    """A complete one, as of the entry before it."""
+def checkpoint(log_: PartitionLog, as_of: int = 6) -> None:
+    """A complete one; as of the last batch that is gone: for that nothing would have been taken away."""
     from nsqha.cursor.state import Applied, PartitionState
 
-    last = log_.last
+    last, applied = log_.last, log_.entry_before(as_of + 1)
     assert last is not None
     state = PartitionState()
-    state.applied = Applied(last.log_id, last.epoch, last.chain, last.end_offset, last.end_position)
+    state.applied = Applied(
+        applied.log_id, applied.epoch, applied.chain, applied.end_offset, applied.end_position
+    )
     data = b"".join(write(state))
     log_.append(
         bytearray(data), count=0, flags=HAS_CHECKPOINT | HAS_EVENTS, timestamp_ns=last.timestamp_ns, epoch=1, durable=0
@@ -115,6 +117,17 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         assert state.applied.log_id == 15
         status = await rig.replicas.answers.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert not status.replicas[0].corrupt
+
+    run(scenario)
+
+
+def test_the_checkpoint_that_a_log_was_trimmed_for_is_committed_whatever_its_leader_knows() -> None:
+    async def scenario() -> None:
+        rig, log_ = ReplicaRig(), trimmed()
+        checkpoint(log_, as_of=7)
+        add(log_, 1, b"more")
+        await begins_anew(rig, log_)
+        assert rig.follower.state is not None and rig.follower.state.applied.log_id == 14
 
     run(scenario)
 
