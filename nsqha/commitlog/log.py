@@ -10,7 +10,7 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
 - An append that fails is cut back from both files: the log is as it was before (`AppendFailed`). If that fails too,
   or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
 - A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
-- `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_pairs`
+- `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_some`
   and what `mending` and `giving_up` return; `next_pair` and what `cutting` returns as long as nobody appends. All else
   that changes the list of files belongs to the readers' thread.
 """
@@ -89,6 +89,7 @@ class PartitionLog(LogReader):
         self.poisoned: str | None = None
         self._active = pairs[-1]
         self._past = object()  # another one after each cut
+        self._going: list[int] = []  # positions of pairs that are not in the log any more, and still on the disk
         self._written = last, last.encode()  # the entry that was written last, and its bytes
 
     @classmethod
@@ -345,14 +346,13 @@ class PartitionLog(LogReader):
 
     def drop_pairs(self, up_to: Place) -> int:
         """Unlink the pairs that end at or below `up_to`; how many. The pair being written always stays."""
-        dropped = self.forget_pairs(up_to)
-        unlink = self.unlinking(dropped)
-        while unlink():
+        n = self.forget_pairs(up_to)
+        while self.unlink_some():
             pass
-        return len(dropped)
+        return n
 
-    def forget_pairs(self, up_to: Place) -> list[int]:
-        """The quick half of `drop_pairs`: the log begins behind them now. Their positions."""
+    def forget_pairs(self, up_to: Place) -> int:
+        """The quick half of `drop_pairs`: the log begins behind them now. How many."""
         n = 0
         for after in self._pairs[1:]:
             end = after.first
@@ -363,22 +363,23 @@ class PartitionLog(LogReader):
         del self._pairs[:n]
         for pair in dropped:
             pair.release()
-        return [pair.position for pair in dropped]
+        self._going += [pair.position for pair in dropped]
+        return n
 
-    def unlinking(self, positions: list[int]) -> Callable[[], bool]:
+    @property
+    def forgotten_files(self) -> bool:
+        """Whether there is something for `unlink_some`."""
+        return bool(self._going)
+
+    def unlink_some(self) -> bool:
         """The slow half, for another thread, while the log is appended to: nobody looks at these files any more.
 
-        Each call unlinks some, the oldest first, and says whether there are more. Until it says no, neither the
-        directory may go nor the log begin anew in it."""
-        left = list(positions)
-
-        def some() -> bool:
-            if left:
-                drop_files(self._storage, self.directory, left[:UNLINK_AT_ONCE])
-                del left[:UNLINK_AT_ONCE]
-            return bool(left)
-
-        return some
+        Each call unlinks some, the oldest first, and says whether there are more. While one runs, neither the directory
+        may go nor the log begin anew in it. OSError: what could not go is tried again by the next call."""
+        if some := self._going[:UNLINK_AT_ONCE]:
+            drop_files(self._storage, self.directory, some)
+            del self._going[: len(some)]
+        return bool(self._going)
 
     def cut_intent(self, log_id: int) -> CutIntent:
         """What to journal before `truncate_to(log_id)`."""

@@ -5,7 +5,8 @@
 
 One job at a time; publishes wait meanwhile. Deliveries go on, so a job must not change what readers of the log look at:
 what it found or made is taken in by `then`, on the loop. Files that are unlinked have left the log before: only who
-removes the directory, or begins the log anew in it, has to wait for that.
+removes the directory, or begins the log anew in it, has to wait for that. What can not be unlinked costs room and
+nothing else: it is tried again.
 """
 
 from __future__ import annotations
@@ -14,9 +15,45 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from nsqha.commitlog.log import PartitionLog
+from nsqha.nsqlog import Log
 from nsqha.server.disk import DiskRounds
 
+REMOVAL_RETRY_SECONDS = 60.0
+
+log = Log("files")
+
 T = TypeVar("T")
+
+
+class Removals:
+    """The unlinking of files that one partition's log has forgotten."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, disk: DiskRounds, failed: Callable[[Exception], None]
+    ) -> None:
+        self.task: asyncio.Task[None] | None = None  # while files are being unlinked
+        self._loop = loop
+        self._disk = disk
+        self._failed = failed
+        self._not_before = 0.0
+
+    def begin(self, log_: PartitionLog) -> None:
+        """Unlink what it has forgotten, unless that has just failed; none may be under way."""
+        assert self.task is None, "two removals at once"
+        if log_.forgotten_files and self._loop.time() >= self._not_before:
+            self.task = self._loop.create_task(self._remove(log_))
+
+    async def _remove(self, log_: PartitionLog) -> None:
+        try:
+            await self._disk.removed(log_.unlink_some)
+        except OSError as error:
+            self._not_before = self._loop.time() + REMOVAL_RETRY_SECONDS
+            log.warning("files_remain", "%s: files are removed later: %s", log_.directory, error)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self.task = None
 
 
 class FileJobs:
@@ -35,7 +72,7 @@ class FileJobs:
         self._failed = failed
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
-        self._removal: asyncio.Task[None] | None = None
+        self._removals = Removals(loop, disk, failed)
 
     @property
     def busy(self) -> bool:
@@ -45,7 +82,7 @@ class FileJobs:
     @property
     def removing(self) -> bool:
         """Whether files are being unlinked."""
-        return self._removal is not None
+        return self._removals.task is not None
 
     def run(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
         """Nothing else may be busy."""
@@ -61,20 +98,11 @@ class FileJobs:
             self._task = None
         self._ended()
 
-    def remove(self, step: Callable[[], bool]) -> None:
-        """Unlink files that nobody looks at any more, as `DiskRounds.removed` does; none may be under way."""
-        assert self._removal is None, "two removals at once"
-        self._removal = self._loop.create_task(self._remove(step))
-
-    async def _remove(self, step: Callable[[], bool]) -> None:
-        try:
-            await self._disk.removed(step)
-        except Exception as error:
-            self._failed(error)
-        finally:
-            self._removal = None
+    def remove(self, log_: PartitionLog) -> None:
+        """Unlink files that nobody looks at any more; none may be under way."""
+        self._removals.begin(log_)
 
     async def wait(self) -> None:
         """Return when the files are free, and nothing is unlinked any more."""
-        while task := self._task or self._removal:
+        while task := self._task or self._removals.task:
             await asyncio.wait([task])

@@ -29,6 +29,7 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Append, Duplicate, decide_append, first_difference
 from nsqha.server.disk import DiskRounds, LazySync
+from nsqha.server.file_jobs import Removals
 
 log = Log("follower")
 
@@ -103,7 +104,7 @@ class Follower:
         self._pending: deque[tuple[Entry, Any]] = deque()  # not applied yet; the tail of them at least
         self._held: deque[tuple[Port, pb.Append]] = deque()  # came while the files were taken
         self._exclusive: asyncio.Task[None] | None = None
-        self._removal: asyncio.Task[None] | None = None  # of files that the log does not know any more
+        self._removals = Removals(runtime.loop, runtime.disk, self._files_failed)
         self._interruptible = False  # whoever has the files may be cancelled
         self._lazy_sync = LazySync(
             runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
@@ -354,8 +355,10 @@ class Follower:
                 self.mended()
                 self._look_ahead()
         state = self.state
-        free = self._exclusive is None and self._removal is None and not self.closed
-        if state is None or not free or len(self.log.pairs) == 1:
+        if self._exclusive is not None or self._removals.task is not None or self.closed:
+            return
+        self._removals.begin(self.log)  # what could not go before
+        if state is None or self._removals.task is not None or len(self.log.pairs) == 1:
             return
         up_to: Place | None = None
         for pair in self.log.pairs[:-1]:
@@ -369,18 +372,10 @@ class Follower:
                 break
             up_to = end
         needed = max(state.checkpoint.end_log_id, state.log_start_log_id)
-        if up_to is not None and self.log.local_durable > needed and (dropped := self.log.forget_pairs(up_to)):
+        if up_to is not None and self.log.local_durable > needed and self.log.forget_pairs(up_to):
             log.info("unlinked", "%s: files below offset %d go", self.log.directory, up_to.offset)
-            self._removal = self._runtime.loop.create_task(self._remove(self.log.unlinking(dropped)))
-
-    async def _remove(self, unlink: Callable[[], bool]) -> None:
-        """Batches go on meanwhile; another role, or another log in this one's place, waits for it."""
-        try:
-            await self._runtime.disk.removed(unlink)
-        except (OSError, Poisoned) as error:
-            self._runtime.on_failure(error)
-        finally:
-            self._removal = None
+            # Batches go on meanwhile; another role, or another log in this one's place, waits for it.
+            self._removals.begin(self.log)
 
     def exclusively(self, job: Awaitable[None], *, interruptible: bool = False) -> None:
         """Run a job that has the files for itself; batches wait meanwhile."""
@@ -403,12 +398,8 @@ class Follower:
             await job
         except AppendFailed as error:
             log.warning("files_delayed", "%s; trying again", error)
-        except Poisoned as error:
-            self._runtime.on_failure(error)
-        except OSError as error:
-            self._runtime.on_failure(error)
         except Exception as error:
-            self._stop(error)
+            self._files_failed(error)
         finally:
             self._exclusive = None
         held, self._held = self._held, deque()
@@ -416,6 +407,12 @@ class Follower:
             self.append(port, message)
         if self._port is not None and not self.closed:
             self._port.ack(self)
+
+    def _files_failed(self, error: Exception) -> None:
+        if isinstance(error, (Poisoned, OSError)):
+            self._runtime.on_failure(error)
+        else:
+            self._stop(error)
 
     # ---- a new beginning
 
@@ -450,7 +447,7 @@ class Follower:
 
     async def files_free(self) -> None:
         """End what has the files for itself: catching up is given up, all else is waited for, unlinking too."""
-        while task := self._exclusive or self._removal:
+        while task := self._exclusive or self._removals.task:
             if self._interruptible and task is self._exclusive:
                 task.cancel()
             await asyncio.wait([task])

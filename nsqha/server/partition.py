@@ -489,11 +489,12 @@ class Partition:
         if not self._files.busy and not self.closed:
             self._files.run(self.log.next_pair, self.log.use)
 
-    def drop_files(self, up_to: Place) -> None:
-        """Unlink the files that end at or below `up_to`, beside whatever is appended."""
-        free = not (self._files.busy or self._files.removing or self.closed)
-        if free and (dropped := self.log.forget_pairs(up_to)):
-            self._files.remove(self.log.unlinking(dropped))
+    def drop_files(self, up_to: Place | None) -> None:
+        """Unlink the files that end at or below `up_to`, and what could not go before, beside whatever is appended."""
+        if not (self._files.busy or self._files.removing or self.closed):
+            if up_to is not None:
+                self.log.forget_pairs(up_to)
+            self._files.remove(self.log)
 
     def _job_failed(self, error: Exception) -> None:
         if isinstance(error, AppendFailed):

@@ -65,6 +65,8 @@ class Trimmer:
 
     def _step(self, partition: Partition, now: Now) -> None:
         pairs = partition.log.pairs
+        if partition.log.forgotten_files:
+            partition.drop_files(None)
         if len(pairs) == 1:
             if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0]):
                 partition.roll()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any, cast
 
 import pytest
@@ -333,6 +334,29 @@ def test_batches_go_on_while_files_are_unlinked_and_another_role_waits_for_that(
     rig.disk.work()
     rig.loop.turn()
     assert free.done() and not rig.storage.exists(segment)
+
+
+def test_files_that_can_not_be_unlinked_are_tried_again() -> None:
+    rig = Rig(sync="none", limits=LogLimits(segment_bytes=72))
+    rig.write(b"x" * 40, b"y" * 40, b"z")
+    for first in (1, 2, 3):
+        rig.push(first, first + 1)
+        rig.disk.work()
+        rig.loop.turn()
+    rig.follower.committed_to(4)
+    rig.disk.request(rig.follower)
+    rig.disk.sync()
+    gone = rig.log.pairs[0].end
+    rig.state.log_start, rig.state.log_start_log_id = (gone.offset, gone.position), 3
+    rig.state.checkpoint = CheckpointMark(as_of=gone.log_id, end_log_id=3)
+    rig.storage.fail("remove", code=errno.EROFS)
+    rig.follower.keep_house()
+    rig.disk.work()
+    assert len(rig.log.pairs) == 2 and not rig.failures and len(rig.storage.list_dir(rig.log.directory)) == 6
+    rig.loop.pass_time(60)
+    rig.follower.keep_house()
+    rig.disk.work()
+    assert len(rig.storage.list_dir(rig.log.directory)) == 4
 
 
 def test_much_that_is_committed_at_once_is_applied_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

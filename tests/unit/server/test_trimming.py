@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import random
 
+import pytest
+
 from nsqha.commitlog.log import LogLimits
+from nsqha.server.file_jobs import REMOVAL_RETRY_SECONDS
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
 
@@ -69,3 +73,38 @@ def test_publishers_do_not_wait_for_files_that_are_unlinked_and_the_end_does() -
     assert not left.done()
     rig.disk.work()
     assert left.done() and not rig.storage.exists(first)
+
+
+@pytest.mark.parametrize("operation", ["rename", "remove"])
+def test_files_that_can_not_be_unlinked_are_tried_again_and_end_nothing(operation: str) -> None:
+    """A folder that takes no change for a while: the log has forgotten its files, and nobody else knows of them."""
+    storage = SimStorage(random.Random(1))
+    rig = Rig(storage=storage, limits=LogLimits(segment_bytes=300))
+    while len(rig.log.pairs) < 4:
+        rig.publish(b"y" * 300)
+        rig.disk.sync()
+        rig.disk.work()
+        rig.disk.sync()
+    rig.cursors.seek("c", rig.cursors.pump)
+    rig.partition.commit_events()
+    storage.fail(operation, code=errno.EROFS, after=1, times=1000)
+
+    def keep_house(times: int) -> None:
+        for _ in range(times):
+            rig.disk.sync()
+            rig.partition.keep_house(rig.partition.now())
+            rig.disk.work()
+
+    keep_house(8)
+    assert rig.log.start.log_id > 1 and not rig.partition.closed and not rig.failures
+    storage.heal()
+    keep_house(8)
+    first = "topic/0/00000000000000000000"
+    assert storage.exists(f"{first}.dropping"), "not at once again"
+    rig.pass_time(REMOVAL_RETRY_SECONDS)
+    keep_house(2)
+    names = {name.partition(".")[0] for name in storage.list_dir("topic/0")}
+    assert names == {f"{pair.first.position:020d}" for pair in rig.log.pairs}
+    outcome = rig.publish(b"more")
+    rig.disk.sync()
+    assert outcome.answers == ["OK"]
