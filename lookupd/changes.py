@@ -7,7 +7,7 @@ watch. The calls block and run in the controller shell's worker threads.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -31,20 +31,20 @@ class Changes:
         self._store = store
         self._rng = rng
 
-    def create_topic(self, name: str, settings: TopicSettings) -> None:
-        """Conflict if it is there with other settings; the controller places it."""
+    def create_topic(self, name: str, settings: TopicSettings, channels: Iterable[str] = ()) -> None:
+        """Conflict if it is there with other settings; the controller places it. `channels`: what it begins with."""
         try:
-            self._store.create_topic(name, settings)
+            self._store.create_topic(name, settings, channels=self._listed(channels))
         except Conflict:
             found = self._store.topic(name)
             if found is None or found.record.settings != settings:
                 raise
 
-    def ensure_topic(self, name: str) -> None:
-        """Create it with the defaults unless it is there."""
+    def ensure_topic(self, name: str, channels: Iterable[str] = ()) -> None:
+        """Create it with the defaults, and these channels, unless it is there."""
         if self._store.topic(name) is None:
             try:
-                self._store.create_topic(name, TopicSettings())
+                self._store.create_topic(name, TopicSettings(), channels=self._listed(channels))
             except Conflict:
                 pass  # somebody was faster
 
@@ -74,9 +74,9 @@ class Changes:
             return False
         return True
 
-    def create_channel(self, topic: str, channel: str) -> None:
-        """Also creates the topic. One that is there is fine."""
-        self.ensure_topic(topic)
+    def create_channel(self, topic: str, channel: str, channels: Iterable[str] = ()) -> None:
+        """Also creates the topic, with `channels`. One that is there is fine."""
+        self.ensure_topic(topic, channels)
         uid = new_uid(self._rng)
 
         def add(channels: ChannelList) -> ChannelList:
@@ -91,6 +91,12 @@ class Changes:
         except NotFound:
             return False
         return True
+
+    def _listed(self, channels: Iterable[str]) -> ChannelList:
+        listed = ChannelList()
+        for channel in channels:
+            listed = listed.with_channel(channel, new_uid(self._rng))
+        return listed
 
     def _change_channels(self, topic: str, change: Callable[[ChannelList], ChannelList]) -> None:
         for _ in range(RETRIES):

@@ -15,6 +15,7 @@ and carried out by whoever is controller.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -32,10 +33,12 @@ from nsqha.election.placement import PartitionName, able, balance, host_of, spre
 from nsqha.election.session import View
 from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
+from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
 from nsqha.server.http_envelope import ApiError, HttpApi, Reply, Request
 
 SPREAD_LIMIT = 4
 SPREAD_LIMIT_MAX = 100
+KNOWN_CHANNELS_S = 3.0  # for a broker to say what its lookup daemons know
 
 T = TypeVar("T")
 
@@ -66,6 +69,28 @@ class Cluster:
             raise ApiError(503, "OUTCOME_UNKNOWN", why=str(error)) from error
         except (Unavailable, NsqhaError) as error:
             raise ApiError(503, "METADATA_UNAVAILABLE", why=str(error)) from error
+
+    async def known_channels(self, topic: str) -> set[str]:
+        """Channels that a topic that is about to be made begins with: brokers know of other lookup daemons.
+
+        A broker that does not answer is as if it knew none; none are asked about a topic that is there."""
+        nodes = [node for node in self.view.nodes.values() if node.grpc_address]
+        if topic in self.view.topics or not nodes:
+            return set()
+        cluster_id = (await self.run(self.shell.store.cluster)).record.cluster_id
+        request = KnownChannelsRequest(cluster_id=cluster_id, topic=topic)
+        return {c for known in await asyncio.gather(*[self._known(n, request) for n in nodes]) for c in known}
+
+    async def _known(self, node: NodeInfo, request: KnownChannelsRequest) -> Collection[str]:
+        try:
+            reply = await self.shell.peers.call(
+                node.grpc_address, "KnownChannels", request, timeout=KNOWN_CHANNELS_S
+            )
+        except (NsqhaError, ValueError) as error:
+            text = "%s: which channels the topic %s begins with is not known of node %016x: %s"
+            self.shell.log.warning("channels_unknown", text, node.name, request.topic, node.node_uid, error)
+            return ()
+        return list(reply.channels)
 
 
 class ClusterApi:

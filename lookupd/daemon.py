@@ -151,7 +151,7 @@ async def _until_signal(options: LookupdOptions) -> None:
 async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncExitStack) -> tuple[EtcdStore, Peers]:
     """The cluster's metadata and a way to its nodes; both are closed with `stack`."""
     # grpc takes a tenth of a second to import, and a daemon without a cluster does not need it.
-    from nsqha.pb.v1 import replication_pb2
+    from nsqha.pb.v1 import replication_pb2, routing_pb2
     from nsqha.server import certificates, renewing
     from nsqha.server.etcd_access import open_store
 
@@ -168,6 +168,8 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
         trouble=lambda text: log.warning("metadata_trouble", "%s", text),
     )
     stack.callback(store.close)
-    peers = renewing.peers(replication_pb2.DESCRIPTOR.services_by_name.values(), files)
+    described = (replication_pb2.DESCRIPTOR, routing_pb2.DESCRIPTOR)
+    services = [service for file in described for service in file.services_by_name.values()]
+    peers = renewing.peers(services, files)
     stack.push_async_callback(peers.close)
     return store, peers

@@ -190,19 +190,24 @@ class LookupdApi:
                 raise ApiError(400, "INVALID_REQUEST", why="these settings need a topic of a cluster")
             self._create(topic)
             return
-        cluster = self._cluster
+        cluster, channels = self._cluster, await self._begins_with(self._cluster, topic)
         if settings is None:
-            await cluster.run(lambda: cluster.changes.ensure_topic(topic))
+            await cluster.run(lambda: cluster.changes.ensure_topic(topic, channels))
         else:
-            await cluster.run(lambda: cluster.changes.create_topic(topic, settings))
+            await cluster.run(lambda: cluster.changes.create_topic(topic, settings, channels))
 
     async def create_channel(self, request: Request) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
         if self._cluster is None or is_ephemeral(topic) or is_ephemeral(channel):
             self._create(topic, channel)
             return
-        cluster = self._cluster
-        await cluster.run(lambda: cluster.changes.create_channel(topic, channel))
+        cluster, channels = self._cluster, await self._begins_with(self._cluster, topic)
+        await cluster.run(lambda: cluster.changes.create_channel(topic, channel, channels))
+
+    async def _begins_with(self, cluster: Cluster, topic: str) -> list[str]:
+        """The channels of a topic of the cluster that is about to be made, as a broker that makes one asks for them."""
+        found = await cluster.known_channels(topic)
+        return sorted(c for c in found.union(self._registry.channels(topic)) if not is_ephemeral(c))
 
     def _create(self, topic: str, channel: str = "") -> None:
         if not self._registry.create(topic, channel):

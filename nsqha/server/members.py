@@ -21,7 +21,7 @@ from nsqha.server.peers import Accept, Answer, Message, PeerIdentity, PeerServer
 if TYPE_CHECKING:
     from nsqha.election.session import View
 
-MAY_ASK = frozenset({"Status", "Live", "Evidence"})
+MAY_ASK = frozenset({"Status", "Live", "Evidence", "KnownChannels"})
 
 log = Log("peers")
 

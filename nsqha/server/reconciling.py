@@ -3,7 +3,8 @@
     change: compare-and-set -> logs led here -> Reconcile to the other leaders -> OK
     at each of them: read the record -> append the `channels` event -> commit -> answer
 
-What is not in the record (empty; pause of an ephemeral channel) goes the same way as an `Administer`.
+What is not in the record (empty; pause of an ephemeral channel) goes the same way as an `Administer`. A lookup daemon
+that makes a topic asks all nodes for the channels that it is to begin with (`KnownChannels`).
 
 Who leads is read linearizably, after the change: the view of the watch may be of before an election whose winner has
 read the record before the change, and acknowledges messages that the new channel would never see. By the record as it
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 0.05
 
 Follow = Callable[[str, int, int], Awaitable[list[int]]]
+KnownChannels = Callable[[str], Awaitable[list[str]]]
 CarryOut = Callable[[str, int, Administration, str], Awaitable[list[int]]]
 Ask = Callable[[str, float], Awaitable[Any]]
 WhereLed = Callable[[str, int], Awaitable[dict[int, str]]]
@@ -50,11 +52,13 @@ class Reconciler:
         follow: Follow,
         carry_out: CarryOut,
         led_elsewhere: WhereLed,
+        known_channels: KnownChannels,
     ) -> None:
         """`seconds`: for all of them to answer; `follow(topic, uid, version)` brings what is led here in line with a
         record of at least that version of the channel list, `carry_out(topic, uid, what, channel)` does what is not in
         the record; both say for which partitions. `led_elsewhere(topic, uid)` reads who leads on other nodes as of now:
-        partition -> address, without those that nobody leads or whose leader has no lease."""
+        partition -> address, without those that nobody leads or whose leader has no lease. `known_channels(topic)`:
+        what this node's lookup daemons know of a brand-new topic."""
         self._leaders = leaders
         self._peers = peers
         self._loop = loop
@@ -62,10 +66,12 @@ class Reconciler:
         self._follow = follow
         self._carry_out = carry_out
         self._led_elsewhere = led_elsewhere
+        self._known_channels = known_channels
 
     def register(self, server: PeerServer) -> None:
         server.on_call("Reconcile", self._answer_reconcile)
         server.on_call("Administer", self._answer_administer)
+        server.on_call("KnownChannels", self._answer_known_channels)
 
     async def others_follow(self, topic: Topic) -> None:
         """Returns when every leader on another node has the record's channel list in its log. Unavailable."""
@@ -136,6 +142,12 @@ class Reconciler:
         self._check(request.cluster_id)
         numbers = await self._carry_out(request.topic, request.topic_uid, Administration(request.what), request.channel)
         return routing_pb2.AdministerReply(partitions=numbers)
+
+    async def _answer_known_channels(
+        self, peer: PeerIdentity, request: routing_pb2.KnownChannelsRequest
+    ) -> routing_pb2.KnownChannelsReply:
+        self._check(request.cluster_id)
+        return routing_pb2.KnownChannelsReply(channels=await self._known_channels(request.topic))
 
     def _check(self, cluster_id: int) -> None:
         if cluster_id != self._leaders.cluster_id:

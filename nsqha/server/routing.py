@@ -57,6 +57,7 @@ class Routing:
             follow=channels.follow,
             carry_out=channels.carry_out,
             led_elsewhere=channels.led_elsewhere,
+            known_channels=topics.known_channels,
         )
         broker.publishing.forwarder = self.forwarder
         broker.subscriptions.relaying = self.relaying

@@ -265,9 +265,8 @@ class Topics(Mapping[str, Topic]):
                 topic = Topic(versioned, partitions, self._new_delivery)
                 for partition in partitions:
                     await partition.start_epoch()
-                if self.registrar is not None:
-                    for channel in await self.registrar.known_channels(name):
-                        await add_channel(self._metadata, self._rng, topic, channel)
+                for channel in await self.known_channels(name):
+                    await add_channel(self._metadata, self._rng, topic, channel)
                 await topic.reconcile()
             except (NsqhaError, OSError) as error:
                 self._half_made[name] = record
@@ -287,7 +286,9 @@ class Topics(Mapping[str, Topic]):
         settings = self._made_with(name, settings)
         async with self._changes.of(name):
             # In its first record: whoever leads a partition may take messages as soon as that is stored.
-            channels = await self._known_channels(name)
+            channels = ChannelList()
+            for channel in await self.known_channels(name):
+                channels = channels.with_channel(channel, ids.new_uid(self._rng))
             log_uid = cluster.replicas.draw_log_uid()
             metas = cluster.placed(settings, {0: log_uid}, alone=alone)
             try:
@@ -306,12 +307,9 @@ class Topics(Mapping[str, Topic]):
         await topic.begun(self._options.publish_wait_ns / 1e9)
         return topic
 
-    async def _known_channels(self, name: str) -> ChannelList:
-        """What lookup daemons that are not of this cluster know of a brand-new topic, as nsqd asks them."""
-        channels = ChannelList()
-        for channel in await self.registrar.known_channels(name) if self.registrar is not None else ():
-            channels = channels.with_channel(channel, ids.new_uid(self._rng))
-        return channels
+    async def known_channels(self, name: str) -> list[str]:
+        """What this node's lookup daemons know of a brand-new topic, as nsqd asks them."""
+        return await self.registrar.known_channels(name) if self.registrar is not None else []
 
     def _made_with(self, name: str, settings: TopicSettings) -> TopicSettings:
         """The settings that a topic gets for which somebody chose these."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from nsqha.cli.log import folders
 from nsqha.errors import NotFound
 from tests.integration.cluster import Cluster, Member, UnderLoad, posted
-from tests.integration.servers import wait_until
+from tests.integration.servers import Lookupd, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -23,6 +24,11 @@ def published(node: Member, topic: str, body: bytes) -> bool:
     except OSError:
         return False
     return True
+
+
+def depth(node: Member, topic: str, channel: str) -> int | None:
+    found = node.channel(topic, channel)
+    return None if found is None else int(found["depth"])
 
 
 @pytest.mark.parametrize("first", [0, 2], ids=["where it is made", "at another node"])
@@ -43,6 +49,19 @@ def test_the_first_publish_makes_a_topic_at_any_node(cluster: Cluster) -> None:
     for n in range(TIMES):
         meta = cluster.wait_isr(f"unheard-{n}", 3)
         assert cluster.member(meta.leader) is cluster.nodes[n % 3], "who is asked leads"
+
+
+def test_a_topic_of_the_lookup_daemon_begins_with_the_channels_that_a_stock_one_knows(tmp_path: Path) -> None:
+    """Which the brokers know of, and the cluster's own lookup daemon does not."""
+    with Lookupd(tmp_path / "stock") as stock:
+        flags = [f"--lookupd-tcp-address={stock.tcp}"]
+        with Cluster.running(tmp_path, nodes=1, flags=flags) as cluster:
+            stock.request("/channel/create?topic=orders&channel=archive", b"")
+            posted(cluster.nodes[0], "/topic/create?topic=first")
+            wait_until(lambda: stock.json("/lookup?topic=first")["producers"], "the broker knows it as a lookup daemon")
+            cluster.lookupd.request("/topic/create?topic=orders", b"")
+            assert published(cluster.nodes[0], "orders", b"hello")
+            assert depth(cluster.nodes[0], "orders", "archive") == 1
 
 
 def test_everybody_makes_the_same_topic_at_once(cluster: Cluster) -> None:

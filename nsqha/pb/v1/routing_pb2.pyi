@@ -722,3 +722,49 @@ class AdministerReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AdministerReply: _TypeAlias = AdministerReply  # noqa: Y015
+
+@_typing.final
+class KnownChannelsRequest(_message.Message):
+    """---- new topics"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.int
+    topic: _builtins.str
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.int = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownChannelsRequest: _TypeAlias = KnownChannelsRequest  # noqa: Y015
+
+@_typing.final
+class KnownChannelsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def channels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """without #ephemeral ones"""
+
+    def __init__(
+        self,
+        *,
+        channels: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownChannelsReply: _TypeAlias = KnownChannelsReply  # noqa: Y015

@@ -59,6 +59,11 @@ class RoutingStub:
                 request_serializer=nsqha_dot_v1_dot_routing__pb2.AdministerRequest.SerializeToString,
                 response_deserializer=nsqha_dot_v1_dot_routing__pb2.AdministerReply.FromString,
                 _registered_method=True)
+        self.KnownChannels = channel.unary_unary(
+                '/nsqha.v1.Routing/KnownChannels',
+                request_serializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsRequest.SerializeToString,
+                response_deserializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsReply.FromString,
+                _registered_method=True)
 
 
 class RoutingServicer:
@@ -100,6 +105,14 @@ class RoutingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KnownChannels(self, request, context):
+        """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
+        knows no others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RoutingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +140,11 @@ def add_RoutingServicer_to_server(servicer, server):
                     servicer.Administer,
                     request_deserializer=nsqha_dot_v1_dot_routing__pb2.AdministerRequest.FromString,
                     response_serializer=nsqha_dot_v1_dot_routing__pb2.AdministerReply.SerializeToString,
+            ),
+            'KnownChannels': grpc.unary_unary_rpc_method_handler(
+                    servicer.KnownChannels,
+                    request_deserializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsRequest.FromString,
+                    response_serializer=nsqha_dot_v1_dot_routing__pb2.KnownChannelsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +282,33 @@ class Routing:
             '/nsqha.v1.Routing/Administer',
             nsqha_dot_v1_dot_routing__pb2.AdministerRequest.SerializeToString,
             nsqha_dot_v1_dot_routing__pb2.AdministerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KnownChannels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nsqha.v1.Routing/KnownChannels',
+            nsqha_dot_v1_dot_routing__pb2.KnownChannelsRequest.SerializeToString,
+            nsqha_dot_v1_dot_routing__pb2.KnownChannelsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,10 @@ class RoutingStub:
     """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself."""
     Administer: _grpc.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]
     """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
+    KnownChannels: _grpc.UnaryUnaryMultiCallable[_routing_pb2.KnownChannelsRequest, _routing_pb2.KnownChannelsReply]
+    """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
+    knows no others.
+    """
 
 @_typing.type_check_only
 class RoutingAsyncStub(RoutingStub):
@@ -64,6 +68,10 @@ class RoutingAsyncStub(RoutingStub):
     """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself."""
     Administer: _aio.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]  # type: ignore[assignment]
     """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
+    KnownChannels: _aio.UnaryUnaryMultiCallable[_routing_pb2.KnownChannelsRequest, _routing_pb2.KnownChannelsReply]  # type: ignore[assignment]
+    """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
+    knows no others.
+    """
 
 class RoutingServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -107,5 +115,15 @@ class RoutingServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_routing_pb2.AdministerReply, _abc.Awaitable[_routing_pb2.AdministerReply]]:
         """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
+
+    @_abc_1.abstractmethod
+    def KnownChannels(
+        self,
+        request: _routing_pb2.KnownChannelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_routing_pb2.KnownChannelsReply, _abc.Awaitable[_routing_pb2.KnownChannelsReply]]:
+        """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
+        knows no others.
+        """
 
 def add_RoutingServicer_to_server(servicer: RoutingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

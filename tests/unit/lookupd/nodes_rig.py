@@ -27,6 +27,7 @@ from nsqha.pb.v1.replication_pb2 import (
     StatusReply,
     StatusRequest,
 )
+from nsqha.pb.v1.routing_pb2 import KnownChannelsReply
 from nsqha.server.peers import PeerIdentity, PeerStream, StreamHandler
 
 LIMITS = Limits(plan=PlanLimits(settle_s=0.2))
@@ -41,6 +42,7 @@ class FakeNode:
         self.up = True
         self.streams: list[FakeStream] = []
         self.statuses = 0
+        self.known_channels: list[str] = []  # of any topic, what its other lookup daemons say
         self.session: Session = store.open_session(ttl_s=3, lost=lambda: None)
         info = NodeInfo(
             uid,
@@ -119,11 +121,13 @@ class FakePeers:
         return FakeStream(self._at(address), handler)
 
     async def call(self, address: str, method: str, request: Any, *, timeout: float) -> Any:
-        assert method == "Status" and request.keys
         await asyncio.sleep(0)
         node = self._at(address)
         if node is None or not node.up:
             raise Unavailable("connection refused")
+        if method == "KnownChannels":
+            return KnownChannelsReply(channels=node.known_channels)
+        assert method == "Status" and request.keys
         return node.status(request)
 
     async def close(self) -> None:

@@ -50,7 +50,7 @@ class Site:
         return (await self.ask("POST", target))[0]
 
     async def register(self, topic: str, host: str, tcp_port: int) -> asyncio.StreamWriter:
-        """An nsqd registers a topic."""
+        """An nsqd registers a topic, or a topic and a channel."""
         address, _, port = self.daemon.tcp_address.rpartition(":")
         reader, writer = await asyncio.open_connection(address, int(port))
         body = {"version": "1.3.0", "hostname": "h", "broadcast_address": host, "tcp_port": tcp_port, "http_port": 1}
@@ -211,6 +211,31 @@ def test_channels_and_topics_are_changed_in_the_metadata() -> None:
         assert await s.post("/topic/delete?topic=t") == 200
         assert s.world.store.topic("t") is None and len(s.world.store.tombstones()) == 1
         assert (await s.get("/topics"))["topics"] == []
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "target", ["/topic/create?topic=t", "/topic/create?topic=t&partition_num=2", "/channel/create?topic=t&channel=mine"]
+)
+def test_a_topic_begins_with_the_channels_that_other_lookup_daemons_know(target: str) -> None:
+    """Brokers say what theirs know; what nsqds registered here counts too."""
+
+    async def story(s: Site) -> None:
+        writers = [await s.register(f"t {name}", "elsewhere", 4150) for name in ("here", "e#ephemeral")]
+        for uid, known in ((1, ["archive"]), (2, ["archive", "metrics"]), (3, ["unheard"])):
+            s.world.nodes[uid].known_channels = known
+        s.world.nodes[3].up = False
+        assert await s.post(target) == 200
+        found = s.world.store.topic("t")
+        assert found is not None
+        assert {"archive", "here", "metrics"} == found.record.channels.channels.keys() - {"mine"}
+        s.world.nodes[1].known_channels = ["late"]
+        assert await s.post(target) == 200
+        again = s.world.store.topic("t")
+        assert again is not None and again.record.channels == found.record.channels
+        for writer in writers:
+            writer.close()
 
     run(story)
 

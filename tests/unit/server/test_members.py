@@ -41,8 +41,8 @@ def test_others_with_a_certificate_may_not(peer: PeerIdentity) -> None:
 
 
 def test_a_lookup_daemon_may_ask_how_nodes_are_and_a_foreign_node_may_not() -> None:
-    assert may_call(VIEW, LOOKUPD, "Status") and may_call(VIEW, LOOKUPD, "Live")
-    assert not may_call(VIEW, FOREIGN, "Status") and not may_call(VIEW, FOREIGN, "Live")
+    for method in ("Status", "Live", "KnownChannels"):
+        assert may_call(VIEW, LOOKUPD, method) and not may_call(VIEW, FOREIGN, method)
 
 
 def test_a_uid_decides_alone() -> None:

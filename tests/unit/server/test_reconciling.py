@@ -39,6 +39,7 @@ class FollowNode:
             follow=self.follow,
             carry_out=self.follow,
             led_elsewhere=self.led_elsewhere,
+            known_channels=self.known_channels,
         )
         self.reconciler.register(self.server)
         channels = SimpleNamespace(version=9)
@@ -52,6 +53,9 @@ class FollowNode:
             raise Unavailable("etcd is away")
         leaders = self.leaders.topics[topic]
         return {n: at.address for n, at in leaders.items() if at is not None and at.node != self.leaders.node}
+
+    async def known_channels(self, topic: str) -> list[str]:
+        return [f"{topic}-archive"]
 
     async def follow(self, topic: str, uid: int, *what: Any) -> list[int]:
         self.asked.append((topic, uid, *what))
@@ -147,3 +151,14 @@ def test_the_deeds_have_the_numbers_of_the_protocol():
     known = routing_pb2.Administration.items()
     names = {name.removeprefix("ADMINISTRATION_"): number for name, number in known if number}
     assert names == {deed.name: deed.value for deed in Administration}
+
+
+def test_a_node_says_what_its_lookup_daemons_know_of_a_topic() -> None:
+    async def story(nodes: Any) -> None:
+        ask = nodes[1].peers.call
+        request = routing_pb2.KnownChannelsRequest(cluster_id=CLUSTER, topic="t")
+        assert (await ask("n2", "KnownChannels", request, timeout=1.0)).channels == ["t-archive"]
+        with pytest.raises(NotFound):
+            await ask("n2", "KnownChannels", routing_pb2.KnownChannelsRequest(cluster_id=9, topic="t"), timeout=1.0)
+
+    nodes_of(2).run(story)
