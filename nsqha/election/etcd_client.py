@@ -452,7 +452,9 @@ def _text(error: grpc.RpcError) -> str:
 
 def reason(error: Exception) -> str:
     """For a log line."""
-    return _text(error) if isinstance(error, grpc.RpcError) else str(error)
+    if isinstance(error, grpc.RpcError):
+        return _text(error)
+    return str(error) if isinstance(error, (NsqhaError, ValueError)) else f"{type(error).__name__}: {error}"
 
 
 def _token_expired(error: grpc.RpcError) -> bool:

@@ -108,7 +108,8 @@ class EtcdLease:
                 self._endpoint = self._client.endpoint
                 self._stream = _Stream(self._client, self._endpoint, self.id)
             ttl = self._stream.renew(self._client.options.call_s)
-        except (grpc.RpcError, NsqhaError, ValueError) as error:
+        except Exception as error:
+            # Whatever it is, no thread that can not be started included: this one ends only with the lease.
             if self._stopped.is_set():
                 return False
             if not self._failing:

@@ -96,7 +96,8 @@ class EtcdWatch:
                 for response in self._responses():
                     self._take(response)
                     pause = PAUSE_MIN_S
-            except (grpc.RpcError, NsqhaError, ValueError) as error:  # ValueError: of a channel that was closed
+            except Exception as error:
+                # Whatever it is, no thread that can not be started included: without this one nothing is seen any more.
                 why = reason(error)
                 if isinstance(error, grpc.RpcError):
                     self._leave(error.code())
@@ -120,6 +121,7 @@ class EtcdWatch:
     def _responses(self) -> Iterator[Any]:
         """Of one stream."""
         if not self._next or self._relist:
+            self._next = 0  # as long as that fails
             self._relist = self._doubted = False
             self._list()
         elif self._broke:

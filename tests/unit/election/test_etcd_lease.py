@@ -79,3 +79,27 @@ def test_a_stream_that_is_opened_while_the_lease_is_stopped_is_closed(monkeypatc
     stopping._clock.advance(3)
     stopping._run()
     assert [stream.closed for stream in opened] == [True]
+
+
+def test_a_thread_that_can_not_be_started_costs_a_renewal_and_not_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewing = lease()
+    tried: list[FakeStream] = []
+
+    class Short(FakeStream):
+        """Of a machine that has no threads left, once."""
+
+        def __init__(self, client: Any, endpoint: int, lease_id: int) -> None:
+            super().__init__()
+            tried.append(self)
+            if len(tried) == 1:
+                raise RuntimeError("can't start new thread")
+
+        def renew(self, wait_s: float) -> int:
+            renewing._stopped.set()
+            return 3
+
+    monkeypatch.setattr(etcd_lease, "_Stream", Short)
+    renewing._ticked = renewing._clock.monotonic() + 3
+    renewing._clock.advance(3)
+    renewing._run()
+    assert len(tried) == 2 and renewing.fresh(renewing._clock.monotonic())

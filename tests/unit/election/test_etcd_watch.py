@@ -12,7 +12,7 @@ from nsqha.election.etcd_bridge import rpc
 from nsqha.election.etcd_watch import EtcdWatch
 from nsqha.election.model import NodeInfo, TopicRecord
 from nsqha.election.session import View
-from nsqha.errors import NsqhaError, StaleMetadata
+from nsqha.errors import NsqhaError, StaleMetadata, Unavailable
 
 KEYS = etcd_keys.Keys("test")
 
@@ -28,10 +28,13 @@ class FakeClient:
         self.tokens_forgotten = 0
         self.confirmed = 0
         self.older = False
+        self.away_at = 0  # which list fails
         self.done = threading.Event()
 
     def read(self, method: Callable[[Any], Any], request: Any) -> Any:
         self.listed += 1
+        if self.listed == self.away_at:
+            raise Unavailable("etcd does not answer")
         return self.answers
 
     def confirm(self, key: bytes) -> None:
@@ -151,6 +154,33 @@ def test_after_a_compaction_everything_is_read_again() -> None:
     assert client.listed == 2
     assert hints == [[""], [""]]
     assert "revision 800" in trouble[0]
+
+
+def test_what_is_to_be_read_again_is_read_again_though_the_first_attempt_fails() -> None:
+    """Else it goes on behind a revision of another past, and waits there without a word."""
+    client = FakeClient([response(900, intent(900))], [], [], revision=1)
+    client.away_at = 2
+    watch = EtcdWatch(client, KEYS, lambda view, names: watch.begin_again() if names != [""] else None, print)  # type: ignore[arg-type]
+    watch.start()
+    assert client.done.wait(20)
+    watch.stop()
+    assert client.listed == 3 and client.watched_from == [2, 2, 2]
+
+
+def test_a_thread_that_can_not_be_started_does_not_end_the_watch() -> None:
+    class Short(FakeClient):
+        """Of a machine that has no threads left, once."""
+
+        tried = 0
+
+        def open_stream(self, endpoint: int, method: Callable[[Any], Any], requests: Iterator[Any]) -> Any:
+            self.tried += 1
+            if self.tried == 1:
+                raise RuntimeError("can't start new thread")
+            return super().open_stream(endpoint, method, requests)
+
+    _, hints, trouble = run(Short([response(7, intent(7))]))
+    assert hints == [[""], ["intents/n7"]] and "RuntimeError" in trouble[0]
 
 
 def test_a_watch_that_is_refused_logs_in_again_and_goes_on() -> None:
