@@ -251,7 +251,7 @@ class _Work:
         scan = scan_entries(self.pairs, alone=self.alone)
         self.watermark = max(scan.watermark, local_durable)
         if self.circumstances.replicas > 1 and not self.circumstances.host_restarted:
-            self.watermark = max(self.watermark, scan.end)
+            self.watermark = max(self.watermark, scan.written)
         for copy in scan.copies:
             self._write([copy])
             self.damage.append(Damage(_place(copy), _end_place(copy), Outcome.PROVEN.value))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, UNREADABLE, Entry, columns, decode, follow_each_other
+from nsqha.commitlog.entry import CRC_AT, ENTRY_BYTES, FAULTY, UNREADABLE, Entry, columns, decode, follow_each_other
 from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair, read_around
 from nsqha.hot import crc32
 from nsqha.ranges import RangeSet
@@ -30,6 +30,7 @@ class Scan:
 
     first: int  # the lowest log id looked at
     end: int  # behind the highest valid entry
+    written: int = 0  # behind the highest slot that was filled to its last byte
     watermark: int = 0  # the highest `durable` of any valid entry; above what was marked as FAULTY
     alone: bool = True
     bad_entries: RangeSet = field(
@@ -87,7 +88,8 @@ def _scan_pair(scan: Scan, pair: Pair, after: Pair | None) -> None:
     if after is not None:
         _scan_border(scan, pair, after.anchor)
     else:
-        scan.bad_entries.add(scan.end, _end_of_bytes(pair, scan.end))
+        end, scan.written = _end_of_bytes(pair, scan.end)
+        scan.bad_entries.add(scan.end, end)
 
 
 def _sound(scan: Scan, raw: bytes, previous: Entry, segment_end: int) -> Entry | None:
@@ -116,17 +118,19 @@ def _scan_border(scan: Scan, pair: Pair, copy: Entry) -> None:
     scan.end = copy.log_id + 1
 
 
-def _end_of_bytes(pair: Pair, log_id: int) -> int:
-    """Behind the last slot at or above `log_id` that has a byte other than zero."""
-    position, end = pair.slot(log_id), log_id
+def _end_of_bytes(pair: Pair, log_id: int) -> tuple[int, int]:
+    """Behind the last slot at or above `log_id` that has a byte other than zero; and behind the last that ends in one:
+    what an entry ends with is its crc."""
+    position, end, written = pair.slot(log_id), log_id, log_id
     size = pair.commitlog.size()
     while position < size:
         raw = read_around(pair.commitlog, BLOCK_SLOTS * ENTRY_BYTES, position)
         used = len(raw.rstrip(b"\0"))
         if used:
             end = log_id + (position - pair.slot(log_id)) // ENTRY_BYTES + -(-used // ENTRY_BYTES)
+            written = end if used % ENTRY_BYTES == 0 or used % ENTRY_BYTES > CRC_AT else end - 1
         position += BLOCK_SLOTS * ENTRY_BYTES
-    return end
+    return end, written
 
 
 def scan_data(scan: Scan, pairs: list[Pair], first: int) -> None:

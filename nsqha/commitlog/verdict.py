@@ -22,8 +22,8 @@ Three numbers decide (all ends are exclusive):
 Corruption below W and a torn end above it are judged apart: the first never hides the second.
 
 An entry is written behind its frames, and behind the entry before it. A process that is killed leaves both in that
-order, so without a restart of the host what is in front of a valid entry, or belongs to one, was written whole, and may
-have been acknowledged, whatever the journal says: of a log that was found damaged it says less than there was. If it
+order, so without a restart of the host what is in front of an entry, or belongs to one, was written whole, and may have
+been acknowledged, whatever the journal says: of a log that was found damaged it says less than there was. If it
 does not verify it is damage, which others mend, or have cut. A single replica has nobody who could say that: it cuts
 there, as a failed fsync leaves the same behind, of what was never acknowledged.
 

@@ -148,6 +148,22 @@ def test_a_batch_above_the_watermark_that_was_written_whole(
         assert contents(recovery.log) == built.contents[:8]
 
 
+@pytest.mark.parametrize("host_restarted", [False, True])
+@pytest.mark.parametrize("torn", [0, 4, 40])
+def test_a_last_entry_that_was_written_to_its_end(host_restarted: bool, torn: int) -> None:
+    """Without a restart of the host it was an entry, perhaps of what was acknowledged: others may not count on this
+    log. One that lacks its end never was one."""
+    built = Built(durable=5)
+    if torn:
+        built.shorten(COMMITLOG, 11 * ENTRY_BYTES - torn)
+    else:
+        built.flip_entry(10)
+    recovery = reopen(built.storage, local_durable=5, replicas=3, host_restarted=host_restarted, limits=ONE_PAIR)
+    assert recovery.log.end.log_id == 10
+    assert recovery.report.new_log_uid is (not torn and not host_restarted)
+    assert contents(recovery.log) == built.contents[:9]
+
+
 def test_a_cut_may_reach_into_the_pair_before() -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
     first = built.log.pairs[-2].first.log_id
