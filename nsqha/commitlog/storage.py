@@ -21,6 +21,7 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 from typing import Protocol
 
 from nsqha.errors import ConfigError, Poisoned
@@ -95,12 +96,13 @@ class Storage(Protocol):
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("_failed", "_fd", "path")
+    __slots__ = ("_failed", "_fd", "_syncing", "path")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
         self._failed: str | None = None
+        self._syncing = threading.Lock()
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -133,13 +135,15 @@ class OsFile:
         os.ftruncate(self._fd, n)
 
     def sync(self) -> None:
-        if self._failed is None:
-            try:
-                os.fdatasync(self._fd)
-            except OSError as error:
-                self._failed = f"fdatasync of {self.path} failed: {error}"
-        if self._failed is not None:
-            raise Poisoned(self._failed)
+        # One at a time: the kernel tells a failure to one caller, and another at the same moment that all is well.
+        with self._syncing:
+            if self._failed is None:
+                try:
+                    os.fdatasync(self._fd)
+                except OSError as error:
+                    self._failed = f"fdatasync of {self.path} failed: {error}"
+            if self._failed is not None:
+                raise Poisoned(self._failed)
 
     def drop_cache(self) -> None:
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)

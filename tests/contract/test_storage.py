@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
-from nsqha.errors import ConfigError
+from nsqha.errors import ConfigError, Poisoned
 from tests.sim.storage import SimStorage
 
 Place = tuple[Storage, str]
@@ -136,3 +139,37 @@ def test_a_lock_is_held_once(place: Place) -> None:
         storage.lock(f"{top}/lock")
     lock.close()
     storage.lock(f"{top}/lock").close()
+
+
+def test_of_two_syncs_at_once_that_fail_no_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reports a lost write to the first who asks; a roll asks while a disk round does."""
+    file = OsStorage().open(str(tmp_path / "a"), create=True)
+    asked, told, calls = threading.Event(), threading.Event(), []
+
+    def fdatasync(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            asked.set()
+            assert told.wait(10)
+            raise OSError(errno.EIO, "the first is told")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    outcomes: list[str] = []
+
+    def sync() -> None:
+        try:
+            file.sync()
+        except Poisoned:
+            outcomes.append("failed")
+        else:
+            outcomes.append("synced")
+
+    first, second = threading.Thread(target=sync), threading.Thread(target=sync)
+    first.start()
+    assert asked.wait(10)
+    second.start()
+    second.join(0.05)
+    told.set()
+    for thread in (first, second):
+        thread.join(10)
+    assert outcomes == ["failed", "failed"]

@@ -49,7 +49,7 @@ ALLOWED = {
     "nsqha.clock": {"time"},  # the one reader of clocks
     "nsqha.hot": {"os"},  # NSQHA_NO_EXT
     "nsqha.grpc_env": {"os"},  # what gRPC has to find in the environment before it is imported
-    "nsqha.commitlog.storage": {"os", "fcntl"},  # the one user of files,
+    "nsqha.commitlog.storage": {"os", "fcntl", "threading"},  # the one user of files, which several threads sync,
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub
     "nsqha.cursor.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
     "nsqha.cursor.lmdb_proof": {"os"},
