@@ -403,7 +403,10 @@ class PushLink:
             if piece is None or piece.end == pushed.leader.log.end.log_id:
                 self._dirty.pop(pushed, None)
             if piece is not None:
-                pieces.append(piece.message)
+                if pieces and piece.size > room and self._stream is not None:
+                    self._stream.send(piece.message)  # one large batch, which may fill a whole message
+                else:
+                    pieces.append(piece.message)
                 room -= piece.size
                 if room <= 0:
                     break

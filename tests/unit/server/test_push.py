@@ -254,6 +254,22 @@ def test_more_than_one_message_takes_is_asked_for_again(monkeypatch: pytest.Monk
     assert all(sum(len(append.data) for append in message.appends) <= 108 for message in rig.stream.sent[before:])
 
 
+def test_a_large_batch_shares_its_message_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest that clients may send just fits one: with another partition's batches before it the stream would end,
+    and end again with each attempt."""
+    monkeypatch.setattr(push, "MESSAGE_BYTES", 100)
+    rig = Rig()
+    leaders = [Leader(log_of(), uid=uid) for uid in (1, 2)]
+    pushed = [rig.pushing(leader) for leader in leaders]
+    before = len(rig.stream.sent)
+    for one, leader, size in zip(pushed, leaders, (20, 500), strict=True):
+        add(leader.log, 1, b"x" * size)
+        one.wake()
+    rig.turn()
+    assert rig.sent_ids(leader=leaders[0]) == rig.sent_ids(leader=leaders[1]) == [1]
+    assert [len(message.appends) for message in rig.stream.sent[before:]] == [1, 1]
+
+
 def test_followers_that_are_equally_far_share_one_message() -> None:
     rig, leader = Rig(), Leader(log_of())
     first = rig.pushing(leader)
