@@ -26,8 +26,8 @@ from tests.sim.loop import WALL_NS
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
     from tests.sim.cluster import SimCluster
-    from tests.sim.net import SimPeers, SimPeerServer
     from tests.sim.node import SimNode
+    from tests.sim.peers import SimPeers, SimPeerServer
 
 PATIENCE_SECONDS = 12.0  # of whoever asks
 RETRY_SECONDS = 0.3

@@ -11,7 +11,9 @@ import pytest
 from nsqha.errors import OutcomeUnknown, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import PeerIdentity
-from tests.sim.net import CONNECT_SECONDS, PING_SECONDS, Network, SimPeers
+from tests.sim.net import Network
+from tests.sim.peers import SimPeers
+from tests.sim.wire import CONNECT_SECONDS, PING_SECONDS
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, SimWorld, VirtualLoop, push, reply
 
 
