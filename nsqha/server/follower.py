@@ -300,13 +300,15 @@ class Follower:
                 self.found(error)
 
     def mended(self) -> None:
-        """What could not be read can be read again, perhaps."""
+        """What could not be read can be read again, perhaps. Else it is found again at once: whoever is asked meanwhile
+        must not say that it could lead."""
         if self.damage is not None:
             self.damage = None
             self.tried_committed = -1  # also if nobody leads, who could say more
-            self._say_so()
             if not self.behind:
                 self._apply()
+            self._look_ahead()
+            self._say_so()
 
     def _apply_on(self) -> None:
         self._applying = False
@@ -353,7 +355,6 @@ class Follower:
                 self.on_damage(*self.damage)
             else:
                 self.mended()
-                self._look_ahead()
         state = self.state
         if self._exclusive is not None or self._removals.task is not None or self.closed:
             return

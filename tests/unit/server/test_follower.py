@@ -266,6 +266,8 @@ def test_a_damaged_end_is_not_forgotten_while_nobody_says_that_it_is_committed()
     assert not rig.follower.readable
     rig.follower.keep_house()
     assert rig.follower.damage == (2, 3)
+    rig.follower.mended()  # something else was
+    assert rig.follower.damage == (2, 3), "else it is elected, and can not lead"
 
 
 def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before() -> None:
