@@ -4,7 +4,8 @@ Each kind comes as a Poisson process of its own, picks whom it hits and for how 
 make losses legitimate (docs/guarantees.md) is not done:
 
 - With sync=always any number of machines may lose power. With sync=interval the page cache is part of what OK means, so
-  a machine loses it only while another member of each of its ISRs still has the log that the record names, whole.
+  a machine loses it only while another member of each of its ISRs still has the log that the record names, and while
+  some other node has whatever is damaged there.
 - Only one disk is replaced in a run, and none while another member is the last with what was acknowledged.
 - A bit is turned over only in what is durable and committed, and each batch is damaged on one node at most: another
   member of the ISR has it as it was. In most runs all damage of a partition is on one node; in some anywhere, and all
@@ -20,11 +21,16 @@ from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
+from nsqha.errors import LogCorrupt
 from tests.sim.metadata import Trouble
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.election.model import PartitionMeta
     from tests.sim.cluster import SimCluster
     from tests.sim.node import Machine, SimNode
+
+Key = tuple[int, int]  # topic uid, partition
 
 DURATIONS = (0.05, 0.3, 1.0, 2.0, 4.0, 7.0)
 
@@ -38,7 +44,8 @@ class Misfortune:
         self._over = False
         self._wiped = False
         self._gone: set[tuple[int, int]] = set()  # (node, log uid) whose page cache was lost
-        self._damaged: set[tuple[tuple[int, int], int]] = set()  # (partition, log id), on any node
+        self._damaged: set[tuple[Key, int]] = set()  # (partition, log id), on any node
+        self._where: dict[tuple[Key, int], SimNode] = {}  # the same: on which
         self._bad_disk: dict[tuple[int, int], SimNode] = {}  # where a partition is damaged
         for node in cluster.nodes:
             node.may_lose_power = lambda n=node: self._loses_cache(n)  # type: ignore[misc]
@@ -100,8 +107,35 @@ class Misfortune:
         for _, meta in self.cluster.metas():
             if node.uid in meta.isr and all(member in lost for member in meta.isr.items()):
                 return False
+        metas = dict(self.cluster.metas())
+        for (key, log_id), damaged in self._where.items():
+            if key in metas and not self._others_have(key, metas[key], log_id, damaged, lost):
+                return False
         self._gone = lost
         return True
+
+    def _others_have(
+        self, key: Key, meta: PartitionMeta, log_id: int, but: SimNode, lost: set[tuple[int, int]]
+    ) -> bool:
+        """Whether another node than `but` has a committed batch: on its disk, or in a page cache that is not lost."""
+        for node in self.cluster.nodes:
+            log_uid = meta.isr.get(node.uid)
+            if node is not but and ((log_uid and (node.uid, log_uid) not in lost) or self._on_disk(node, key, log_id)):
+                return True
+        return False
+
+    def _on_disk(self, node: SimNode, key: Key, log_id: int) -> bool:
+        log_ = None if node.replicas is None else node.replicas.log_of(key)
+        durable = log_ is not None and log_.start.log_id <= log_id < min(log_.local_durable, log_.end.log_id)
+        return log_ is not None and durable and self._committed(key, log_, log_id)
+
+    def _committed(self, key: Key, log_: PartitionLog, log_id: int) -> bool:
+        """Whether the batch that a log has there is the one that was committed."""
+        try:
+            entry = log_.entry(log_id)
+        except LogCorrupt:
+            return False
+        return self.cluster.oracle.chains.get(key, {}).get(log_id) == (entry.epoch, entry.chain)
 
     def kill(self) -> str | None:
         return self._end(self._node())
@@ -278,10 +312,13 @@ class Misfortune:
         if first >= end:
             return None
         log_id = rng.randrange(first, end)
-        if (key, log_id) in self._damaged:
+        if (key, log_id) in self._damaged or not self._committed(key, log_, log_id):
+            return None
+        if not self.cluster.sync_always and not self._others_have(key, meta, log_id, node, self._gone):
             return None
         entry, pair = log_.entry(log_id), log_.pair_of(log_id)
         self._damaged.add((key, log_id))
+        self._where[key, log_id] = node
         if rng.random() < 0.5:
             path, at = pair.path(SEGMENT), entry.position - pair.position + rng.randrange(entry.size)
         else:

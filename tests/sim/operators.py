@@ -356,6 +356,7 @@ class Operators:
         chosen = elect_unclean(found.record.partitions[key[1]], reports, store.nodes(), wanted.uid)
         if isinstance(chosen, str):
             return chosen
+        self.cluster.oracle.operators_elections.add((key, chosen.meta.epoch))
         registered = {chosen.meta.leader: chosen.meta.registration}
         store.replace_partition(name, key[0], key[1], chosen.meta, registered=registered)
         self.cluster.count("unclean elections")
