@@ -194,15 +194,20 @@ class LogReader:
         return pair.anchor if pair.first.log_id == log_id else self.entry(log_id - 1)
 
     def _first_where(self, pair: Pair, wanted: Callable[[Entry], bool]) -> tuple[int, Entry | None]:
-        """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None)."""
+        """The first entry of the pair that verifies and is `wanted`, which must be monotone; or (its end, None).
+
+        Of its last one there is a good copy."""
         self._using(pair)
-        low, high = pair.first.log_id, self.end_of(pair).log_id
+        low, last = pair.first.log_id, self._last_of(pair)
+        high = last.log_id + 1
         best: tuple[int, Entry | None] = (high, None)
         while low < high:
             middle = probe = (low + high) // 2
             # An entry that does not verify can not answer; the next one that does, answers for it.
             while (entry := pair.read_entry(probe)) is None and probe + 1 < high:
                 probe += 1
+            if entry is None and probe == last.log_id:
+                entry = last
             if entry is None:
                 high = middle
             elif wanted(entry):
@@ -268,6 +273,12 @@ class LogReader:
         pairs = self._pairs
         i = bisect_right(pairs, pair.position, key=lambda p: p.position)
         return pairs[i].first if i < len(pairs) else self.end
+
+    def _last_of(self, pair: Pair) -> Entry:
+        """Its last entry, or its anchor if it has none: from the next pair, or from memory."""
+        pairs = self._pairs
+        i = bisect_right(pairs, pair.position, key=lambda p: p.position)
+        return pairs[i].anchor if i < len(pairs) else self._last
 
     def hole(self, log_id: int) -> BatchCorrupt:
         """The error for an entry that does not verify: the damage reaches from valid neighbour to valid neighbour."""

@@ -162,6 +162,20 @@ def test_times_are_found_beside_a_bad_entry() -> None:
             assert found is not None and abs(found.log_id - want.log_id) <= 2
 
 
+@pytest.mark.parametrize("rolled", [False, True])
+def test_an_epoch_that_begins_with_a_damaged_last_entry_begins_there_all_the_same(rolled: bool) -> None:
+    """Whoever looks for what two logs have in common would find less, and cut what was committed."""
+    storage = SimStorage()
+    log = new_log(storage)
+    for epoch in (1, 1, 2, 3):
+        add(log, b"x", epoch=epoch)
+    if rolled:
+        log.roll()
+    log._shelf.clear()
+    damage(storage, log, 4)
+    assert [log.end_of_epoch(epoch) for epoch in (1, 2, 3)] == [3, 4, 5]
+
+
 def test_only_a_few_old_files_stay_open() -> None:
     _, log, _ = built()
     for offset in range(log.end.offset):
