@@ -8,21 +8,37 @@ change would leave metadata and logs apart, so one that began ends, whoever goes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Generic, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
-class ChangeLock:
-    """Held while one topic is changed; gone when nobody holds it or waits for it."""
-
-    __slots__ = ("lock", "users")
+class Locks(Generic[K]):
+    """A lock for each key that somebody holds or waits for, and for no other."""
 
     def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
+        self._locks: dict[K, tuple[asyncio.Lock, int]] = {}  # with how many hold it or wait
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._locks)
+
+    @asynccontextmanager
+    async def held(self, key: K) -> AsyncIterator[None]:
+        """One at a time, in the order in which they came."""
+        lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
+        self._locks[key] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users > 1:
+                self._locks[key] = lock, users - 1
+            else:
+                del self._locks[key]
 
 
 class Changes:
@@ -30,24 +46,15 @@ class Changes:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._locks: dict[str, ChangeLock] = {}
+        self._topics = Locks[str]()
         self._under_way: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._under_way)
 
-    @asynccontextmanager
-    async def of(self, topic: str) -> AsyncIterator[None]:
+    def of(self, topic: str) -> AbstractAsyncContextManager[None]:
         """One change of a topic at a time."""
-        lock = self._locks.setdefault(topic, ChangeLock())
-        lock.users += 1
-        try:
-            async with lock.lock:
-                yield
-        finally:
-            lock.users -= 1
-            if not lock.users:
-                del self._locks[topic]
+        return self._topics.held(topic)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a change that nobody's leaving may interrupt."""

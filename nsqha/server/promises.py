@@ -130,7 +130,10 @@ class Promises:
         try:
             async with self._replicas.changing(key):
                 await self._answer_open(receiver, opened, key)
-        except (NsqhaError, OSError) as error:
+        except Exception as error:
+            # Whatever it was: a leader that hears nothing does not ask again as long as the stream stands.
+            if not isinstance(error, (NsqhaError, OSError)):
+                log.error("open_failed", "%s/%d", opened.topic, key[1], error=error)
             receiver.refused(opened.key, opened.epoch, pb.REFUSAL_UNKNOWN, 0, str(error))
 
     async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: Key) -> None:

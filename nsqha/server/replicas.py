@@ -19,8 +19,8 @@ files go only by a tombstone, or because the record no longer names this node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from nsqha import ids
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.nsqlog import Log
+from nsqha.server.changes import Locks
 from nsqha.server.damage import Damage
 from nsqha.server.follower import Follower, FollowerRuntime
 from nsqha.server.giving_up import GivingUp
@@ -112,7 +113,7 @@ class Replicas:
         self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
         self._drawn: set[int] = set()  # names of logs that are about to be made
         self._strays: set[Key] = set()  # was moved away while this node was down: files that go
-        self._locks: dict[Key, asyncio.Lock] = {}
+        self._locks = Locks[Key]()
         self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
         self.trust = LogTrust(self.followers)
         self.trust.on_whole = lambda key, name: spawn(self._whole_again(key, name))
@@ -190,7 +191,7 @@ class Replicas:
             handle.cancel()
         for leadership in list(self.leading.values()):
             leadership.stop()
-        for key in list(self._locks):
+        for key in dict.fromkeys((*self._locks, *self.followers)):
             async with self.changing(key):  # a change of role that is under way leaves a log to be closed
                 follower = self.followers.get(key)
                 if follower is not None:
@@ -417,6 +418,13 @@ class Replicas:
             self._follow(fresh, number, opened, promise=meta.epoch)
             return
         partition = self._opener.partition(fresh.record, number, meta, opened)
+        # What was changed through this node since that read: nobody else knows that its logs have to follow.
+        channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
+        try:
+            started = partition.start_epoch(channels)
+        except LogCorrupt:  # only now: a leader that never begins would be taken for one
+            self._follow(fresh, number, opened, promise=meta.epoch)
+            raise
         leadership = Leadership(
             partition,
             meta,
@@ -449,9 +457,6 @@ class Replicas:
         )
         partition.on_damage = lambda first, end: self.damage.found(key, first, end)
         topic.add_led(partition)
-        # What was changed through this node since that read: nobody else knows that its logs have to follow.
-        channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
-        started = partition.start_epoch(channels)
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
         self._leaders_changed(name)
@@ -596,8 +601,16 @@ class Replicas:
 
     def tick(self) -> None:
         """Every 100 ms."""
+        self._each_leadership(Leadership.tick)
+
+    def _each_leadership(self, step: Callable[[Leadership], None]) -> None:
+        """What goes wrong with one stays there: its epoch ends, and the others' time goes on."""
         for leadership in list(self.leading.values()):
-            leadership.tick()
+            try:
+                step(leadership)
+            except Exception as error:
+                log.error("leadership_failed", "%r", leadership, error=error)
+                self._stepping_down(leadership, f"{type(error).__name__}: {error}")
 
     def keep_house(self) -> None:
         """About once a second."""
@@ -609,7 +622,8 @@ class Replicas:
                 news = follower.committed > follower.tried_committed and not self._files.loading(key)
                 if follower.state is None and follower.quiet and news:
                     self._spawn(self._files.reload(follower, alone=False))
-            except LogCorrupt as error:
+            except Exception as error:
+                # The others go on, and so does the journal, which comes next.
                 log.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
             # Not while files are exchanged: the journal already speaks of the new ones.
             if not follower.busy and not ids.is_ephemeral(self._records[key].record.name):
@@ -627,14 +641,11 @@ class Replicas:
         for node, info in self._nodes().items():
             if info.grpc_address:
                 self._links.moved(node, info.grpc_address)
-        for leadership in list(self.leading.values()):
-            leadership.nodes_changed()
+        self._each_leadership(Leadership.nodes_changed)
         for key in self.followers:
             if (topic := self._records.get(key)) is not None and key[1] in topic.record.partitions:
                 self._prepare(topic.record.partitions[key[1]])
 
-    @asynccontextmanager
-    async def changing(self, key: Key) -> AsyncIterator[None]:
+    def changing(self, key: Key) -> AbstractAsyncContextManager[None]:
         """One change of a partition's role at a time; whoever calls `make` or `step_down` is in it."""
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            yield
+        return self._locks.held(key)

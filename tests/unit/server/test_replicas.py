@@ -11,7 +11,9 @@ import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
-from nsqha.errors import AppendFailed
+from nsqha.errors import AppendFailed, LogCorrupt
+from nsqha.server.leadership import Leadership
+from nsqha.server.partition import Partition
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import (
     KEY,
@@ -153,6 +155,7 @@ def test_a_deleted_topic_leaves_by_its_uid_whatever_has_its_name_now() -> None:
         assert rig.replicas.followers
         await rig.replicas.drop(KEY[0], range(1))
         assert not rig.replicas.followers
+        assert not list(rig.replicas._locks), "topics come and go for years"
 
     run(scenario)
 
@@ -254,6 +257,52 @@ def test_an_election_while_the_metadata_can_not_be_read_is_looked_at_again() -> 
         rig.store.down = False
         await pause(3)
         assert rig.replicas.leading[KEY].epoch == 2
+
+    run(scenario)
+
+
+def test_a_log_that_can_not_be_read_when_its_epoch_is_to_begin_is_followed_on(monkeypatch: Any) -> None:
+    """A leadership that never began would pass for one with the controller, and with publishers."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_uid = await fit_to_lead(rig)
+
+        def damaged(*_: Any) -> None:
+            raise LogCorrupt("it was whole a moment ago")
+
+        monkeypatch.setattr(Partition, "start_epoch", damaged)
+        isr = {rig.node: log_uid, A: 5}
+        await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        assert not rig.replicas.leading and not rig.topic.led and rig.follower.epoch == 2
+        monkeypatch.undo()
+        await rig.settle(rig.record(leader=rig.node, epoch=3, isr=isr, registration=REGISTRATION))
+        assert rig.replicas.leading[KEY].epoch == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("what", ["tick", "nodes_changed"])
+def test_a_leadership_that_breaks_ends_and_holds_up_no_other(what: str, monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_uid = await fit_to_lead(rig)
+        isr = {rig.node: log_uid, A: 5}
+        await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        broken, seen = rig.replicas.leading[KEY], []
+
+        def step(leadership: Any) -> None:
+            seen.append(leadership)
+            assert leadership is not broken, "an invariant"
+
+        other: Any = type("Other", (), {"stop": lambda self: None})()
+        rig.replicas.leading[UID + 1, 0] = other
+        monkeypatch.setattr(Leadership, what, step)
+        getattr(rig.replicas, what)()
+        await pause(1)
+        assert seen == [broken, other] and list(rig.replicas.leading) == [(UID + 1, 0)]
+        assert KEY in rig.replicas.followers and not rig.topic.led
+        rig.replicas.leading.clear()
 
     run(scenario)
 
