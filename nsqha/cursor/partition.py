@@ -102,6 +102,7 @@ class PartitionCursors:
         self._dirty_since: float | None = None
         self._checkpoint: Iterator[bytes] | None = None
         self._checkpoint_begun = 0  # the position of the log's end when the last one was begun here
+        self._checkpoint_as_of = 0  # of that one
         self._final = False
         for committed in self.state.channels.values():
             self._open(committed)
@@ -280,13 +281,14 @@ class PartitionCursors:
 
     @property
     def checkpointing(self) -> bool:
-        """Whether a checkpoint is being written; it rides with the next batches."""
-        return self._checkpoint is not None
+        """Whether a checkpoint is being written, or waits to be committed; it rides with the next batches."""
+        return self._checkpoint is not None or self._checkpoint_as_of > self.state.checkpoint.as_of
 
     def begin_checkpoint(self, snapshot: PartitionState) -> None:
         """Write `snapshot`, which may lag behind, with the next batches; replaces one that is being written."""
         if snapshot.applied.log_id >= self.state.checkpoint.as_of:
             self._checkpoint_begun = self.state.applied.end_position
+            self._checkpoint_as_of = snapshot.applied.log_id
             self._checkpoint = checkpoint.write(snapshot, self.limits.checkpoint_frame_bytes)
 
     def deliver_at(self, due_ns: int, messages: bytes, count: int = 1) -> bytes:

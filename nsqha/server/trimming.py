@@ -28,7 +28,10 @@ from nsqha.nsqlog import Log
 if TYPE_CHECKING:
     from nsqha.server.partition import Partition
 
-CARRY_AT_ONCE = 1000  # messages per second and partition: carrying shares the log with publishers
+# Per second and partition: carrying shares the log with publishers, and one batch has what is carried at once.
+CARRY_AT_ONCE = 1000  # messages
+CARRY_BYTES = 1 << 20  # of them; at least one
+SAMPLES = 30  # messages that are read to know how large they are
 REFUSED_SECONDS = 60.0  # counting what would have to be carried is not free
 
 log = Log("retention")
@@ -50,6 +53,7 @@ class Trimmer:
         self.abandoned = abandoned
         self._proposed = 0  # position of the log start that was asked for last
         self._worthwhile = 0  # position of the log start whose deferred messages are being carried
+        self._carried = (-1, 0)  # offset and position of the reference whose carrying was asked for last
         self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
         self._damaged = -1  # the batch that was told last
 
@@ -94,20 +98,30 @@ class Trimmer:
             return
         # One more than are carried at once tells whether there are more; a million of them would fill memory.
         references = cursors.to_carry(start.offset, start.position, CARRY_AT_ONCE + 1)
+        frames: list[tuple[int, bytes]] = []
         if references:
-            frames = [(r.offset, partition.log.message(r.offset, r.position)) for r in references[:CARRY_AT_ONCE]]
+            first = references[0].offset, references[0].position
+            if first == self._carried:
+                return  # it is on its way; who knows when that is committed
             if self._worthwhile != start.position:
                 going = sum(pair.size for pair in pairs if pair.end.position <= start.position)
-                average = sum(len(frame) for _, frame in frames) / len(frames)
+                samples = references[:: len(references) // SAMPLES + 1]
+                average = sum(len(partition.log.message(r.offset, r.position)) for r in samples) / len(samples)
                 affordable = int(going / average / CARRY_SHARE)
                 if cursors.must_carry_more(start.offset, start.position, than=affordable):
                     # Mostly deferred messages: appending them again would free little.
                     self._refused = (start.position, now.mono + REFUSED_SECONDS)
                     return
                 self._worthwhile = start.position
+            size = 0
+            while len(frames) < min(len(references), CARRY_AT_ONCE) and size < CARRY_BYTES:
+                reference = references[len(frames)]
+                frames.append((reference.offset, partition.log.message(reference.offset, reference.position)))
+                size += len(frames[-1][1])
             for offset, frame in frames:
                 cursors.carry(offset, frame)
-        if len(references) <= CARRY_AT_ONCE:
+            self._carried = first
+        if len(frames) == len(references):
             for abandoned in given_up:
                 count = abandoned.end - abandoned.first
                 log.warning("abandoned", "%d unread messages of an abandoned channel are given up", count)

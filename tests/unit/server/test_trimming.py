@@ -8,6 +8,7 @@ import random
 import pytest
 
 from nsqha.commitlog.log import LogLimits
+from nsqha.server import trimming
 from nsqha.server.file_jobs import REMOVAL_RETRY_SECONDS
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
@@ -108,3 +109,71 @@ def test_files_that_can_not_be_unlinked_are_tried_again_and_end_nothing(operatio
     outcome = rig.publish(b"more")
     rig.disk.sync()
     assert outcome.answers == ["OK"]
+
+
+def deferred_and_old(rig: Rig, *sizes: int) -> None:
+    """Deferred messages of these sizes, behind which the log has new files and nobody reads."""
+    for size in sizes:
+        rig.publish(b"%08d" % size + b"z" * (size - 8), defer_ms=3_600_000)
+        rig.disk.sync()
+    while len(rig.log.pairs) < 3:
+        rig.publish(b"y" * (64 << 10))
+        rig.disk.sync()
+        rig.disk.work()
+        rig.disk.sync()
+    rig.cursors.seek("c", rig.cursors.pump)
+    rig.partition.commit_events()
+    rig.disk.sync()
+
+
+def test_what_is_carried_at_once_fits_a_message_between_nodes() -> None:
+    rig = Rig(limits=LogLimits(segment_bytes=64 << 20), waiting_bytes_max=1 << 30)
+    sizes = [400_000] * 12
+    for _ in range(150):
+        rig.publish(b"y" * 400_000)
+        rig.disk.sync()
+    deferred_and_old(rig, *sizes)
+    first = rig.log.end.log_id
+    for _ in range(20):
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.sync()
+        rig.disk.work()
+    batches = [entry.size for entry in rig.log.entries(first, rig.log.end.log_id)]
+    assert rig.log.start.log_id > 150, "all of it was carried"
+    assert max(batches) < 2 << 20
+    consumer = rig.consume(100)
+    rig.pass_time(3_601)
+    assert [len(body) for body in consumer.wire.bodies] == sizes
+
+
+def stalled(rig: Rig, seconds: int) -> int:
+    """No disk round: nothing is committed. Where the log ends then."""
+    for _ in range(seconds):
+        rig.pass_time(1)
+        rig.partition.keep_house(rig.partition.now())
+        rig.turn()
+    return rig.log.end.position
+
+
+def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a checkpoint written again and again: each would be kept until the others are back."""
+    monkeypatch.setattr(trimming, "CARRY_AT_ONCE", 2)
+    rig = Rig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
+    for _ in range(30):
+        rig.publish(b"y" * 60_000)
+        rig.disk.sync()
+    deferred_and_old(rig, 1000, 1000, 1000)
+    before = rig.log.end.position
+    after = stalled(rig, 3)
+    assert after > before and stalled(rig, 50) == after
+    while not rig.cursors.log_start[0]:
+        rig.disk.sync()
+        rig.partition.keep_house(rig.partition.now())
+    assert not rig.cursors.state.checkpoint.as_of
+    after = stalled(rig, 3)
+    assert stalled(rig, 50) == after
+    for _ in range(5):
+        rig.disk.sync()
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.work()
+    assert rig.log.start.offset > 0
