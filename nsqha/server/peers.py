@@ -48,16 +48,17 @@ URI_PREFIX = "nsqha:node/"
 MIB = 1 << 20
 _BODY_BYTES_MAX = 5 * MIB  # --max-body-size, its default
 _MESSAGE_BYTES_LIMIT = (1 << 31) - 1  # of gRPC
+_EVENTS_BYTES = 16 * MIB  # of channel events that go in front of it in its batch
 _WHY_CHARACTERS = 500
 
 
 def message_bytes_max(body_bytes_max: int = _BODY_BYTES_MAX) -> int:
     """The largest message between nodes whose clients may send command bodies of `body_bytes_max` bytes.
 
-    In an MPUB the smallest message takes 5 bytes (length and one byte) and becomes a frame of 35: seven times as much.
-    A mebibyte is left for what stands around it.
+    In an /mpub of lines the smallest message takes 2 bytes (one, and the newline) and becomes a frame of 35, and all of
+    them are one batch, which goes whole: if it did not fit, its partition would never commit again.
     """
-    return min(7 * body_bytes_max + MIB, _MESSAGE_BYTES_LIMIT)
+    return min(18 * body_bytes_max + _EVENTS_BYTES, _MESSAGE_BYTES_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
