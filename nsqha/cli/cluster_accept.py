@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nsqha.cli import exits
-from nsqha.cli.admin import credentials
-from nsqha.cli.cluster_access import EtcdFlags, opened
+from nsqha.cli.cluster_access import EtcdFlags, ask_each, opened
 from nsqha.cli.cluster_show import place
 from nsqha.cli.screen import confirm, print_json, say, some, table
 from nsqha.clock import SystemClock
@@ -136,37 +135,12 @@ def _ask(
     waiting: Mapping[int, WaitingNode], nodes: Mapping[int, NodeInfo], cluster_id: int, args: argparse.Namespace
 ) -> dict[int, NodeEvidence | str]:
     """What each node says, live, or why it does not."""
-    import grpc
-
     from nsqha.pb.v1 import replication_pb2 as pb
-    from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
-    from nsqha.server.peer_grpc import client_options
 
-    certified = credentials(args)
     addresses = {uid: node.grpc_address for uid, node in nodes.items()}
     addresses |= {uid: node.grpc_address for uid, node in waiting.items()}
-    found: dict[int, NodeEvidence | str] = {}
-    channels = []
-    calls = {}
-    try:
-        for uid, address in addresses.items():
-            options = [*client_options(), ("grpc.enable_http_proxy", 0)]
-            if certified is None:
-                channel = grpc.insecure_channel(address, options=options)
-            else:
-                channel = grpc.secure_channel(address, certified, options=options)
-            channels.append(channel)
-            request = pb.EvidenceRequest(cluster_id=cluster_id)
-            calls[uid] = ReplicationStub(channel).Evidence.future(request, timeout=args.timeout / 1e9)
-        for uid, call in calls.items():
-            try:
-                found[uid] = _evidence(call.result(), uid, uid in waiting)
-            except grpc.RpcError as error:
-                found[uid] = f"no answer: {(error.details() or error.code().name).splitlines()[0]}"
-    finally:
-        for channel in channels:
-            channel.close()
-    return found
+    request = pb.EvidenceRequest(cluster_id=cluster_id)
+    return ask_each(addresses, "Evidence", request, lambda reply, uid: _evidence(reply, uid, uid in waiting), args)
 
 
 def _evidence(reply: Any, uid: int, waiting: bool) -> NodeEvidence | str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqha.cli import exits
 from nsqha.cli.admin import credentials
@@ -172,33 +172,48 @@ def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = Fa
 
 def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -> dict[int, ReplicaReport | str]:
     """What each replica of a partition says of itself, live; or why it did not."""
-    import grpc
-
     from nsqha.pb.v1 import replication_pb2 as pb
-    from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
 
-    certified = credentials(args)
+    replicas = picture.metas[name].replicas
+    addresses = {uid: picture.nodes[uid].grpc_address for uid in replicas if uid in picture.nodes}
     key = pb.PartitionKey(topic_uid=name.uid, partition=name.number)
     request = pb.StatusRequest(cluster_id=picture.cluster_id, keys=[key])
-    found: dict[int, ReplicaReport | str] = {}
+    answers = ask_each(addresses, "Status", request, _report, args)
+    return {uid: answers.get(uid, "away") for uid in replicas}
+
+
+Said = TypeVar("Said")
+
+
+def ask_each(
+    addresses: Mapping[int, str],
+    method: str,
+    request: Any,
+    read: Callable[[Any, int], Said | str],
+    args: argparse.Namespace,
+) -> dict[int, Said | str]:
+    """Call these nodes all at once; what `read` makes of each reply, or why there is none."""
+    import grpc
+
+    from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
+    from nsqha.server.peer_grpc import client_options
+
+    certified = credentials(args)
+    options = [*client_options(), ("grpc.enable_http_proxy", 0)]
+    found: dict[int, Said | str] = {}
     calls = {}
     channels = []
     try:
-        for uid in picture.metas[name].replicas:
-            node = picture.nodes.get(uid)
-            if node is None:
-                found[uid] = "away"
-                continue
-            options = [("grpc.enable_http_proxy", 0)]
+        for uid, address in addresses.items():
             if certified is None:
-                channel = grpc.insecure_channel(node.grpc_address, options=options)
+                channel = grpc.insecure_channel(address, options=options)
             else:
-                channel = grpc.secure_channel(node.grpc_address, certified, options=options)
+                channel = grpc.secure_channel(address, certified, options=options)
             channels.append(channel)
-            calls[uid] = ReplicationStub(channel).Status.future(request, timeout=args.timeout / 1e9)
+            calls[uid] = getattr(ReplicationStub(channel), method).future(request, timeout=args.timeout / 1e9)
         for uid, call in calls.items():
             try:
-                found[uid] = _report(call.result(), uid)
+                found[uid] = read(call.result(), uid)
             except grpc.RpcError as error:
                 found[uid] = f"no answer: {(error.details() or error.code().name).splitlines()[0]}"
     finally:
