@@ -177,14 +177,10 @@ class ClusterApi:
         return {"moves": [_move(name, replicas, metas[name]) for name, replicas in found.items()]}
 
     async def move(self, request: Request) -> None:
-        view, query = self._cluster.view, request.query
-        topic = view.topics.get(query.require_name("topic"))
-        if topic is None:
-            raise ApiError(404, "TOPIC_NOT_FOUND")
-        partition = number(request, "partition", None, 0, len(topic.record.partitions) - 1)
-        replicas = tuple(node_uid(view, part) for part in query.require("replicas").split(","))
+        view = self._cluster.view
+        name, _ = partition_named(view, request)
+        replicas = tuple(node_uid(view, part) for part in request.query.require("replicas").split(","))
         different_hosts(view, replicas)
-        name = PartitionName(topic.record.name, topic.record.uid, partition)
         await self._cluster.run(lambda: self._cluster.changes.move({name: replicas}))
 
     async def decommission(self, request: Request) -> None:
@@ -211,6 +207,15 @@ def node_uid(view: View, text: str) -> int:
         if text == f"{uid:016x}":
             return uid
     raise ApiError(404, "NODE_NOT_FOUND")
+
+
+def partition_named(view: View, request: Request) -> tuple[PartitionName, PartitionMeta]:
+    """The partition that a request names by `topic` and `partition`. 404, 400."""
+    topic = view.topics.get(request.query.require_name("topic"))
+    if topic is None:
+        raise ApiError(404, "TOPIC_NOT_FOUND")
+    partition = number(request, "partition", None, 0, len(topic.record.partitions) - 1)
+    return PartitionName(topic.record.name, topic.record.uid, partition), topic.record.partitions[partition]
 
 
 def different_hosts(view: View, replicas: Collection[int]) -> None:

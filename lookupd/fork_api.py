@@ -27,9 +27,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lookupd.cluster_api import Cluster, different_hosts, node_uid, number
+from lookupd.cluster_api import Cluster, different_hosts, node_uid, number, partition_named
 from nsqha.election.model import REPLICAS_MAX, PartitionMeta, TopicSettings
-from nsqha.election.placement import PartitionName
 from nsqha.ids import PARTITIONS_MAX
 from nsqha.server.http_envelope import ApiError, HttpApi, Request
 
@@ -67,14 +66,10 @@ class ForkApi:
 
     async def move(self, request: Request) -> None:
         view, query = self._cluster.view, request.query
-        topic = view.topics.get(query.require_name("topic"))
-        if topic is None:
-            raise ApiError(404, "TOPIC_NOT_FOUND")
-        partition = number(request, "partition", None, 0, len(topic.record.partitions) - 1)
+        name, meta = partition_named(view, request)
         source, target = (node_uid(view, query.require(name)) for name in ("move_from", "move_to"))
-        wanted = moved(topic.record.partitions[partition], source, target, leader=query.flag("move_leader", False))
+        wanted = moved(meta, source, target, leader=query.flag("move_leader", False))
         different_hosts(view, wanted)
-        name = PartitionName(topic.record.name, topic.record.uid, partition)
         await self._cluster.run(lambda: self._cluster.changes.move({name: wanted}))
 
     async def remove(self, request: Request) -> None:
