@@ -17,6 +17,7 @@ from nsqha.server.hints import Hints
 from nsqha.server.leaders import LeaderAt
 from tests.sim.net import Network
 from tests.unit.server.peer_rig import VirtualLoop
+from tests.unit.server.shell_rig import Outcome
 
 CLUSTER = 77
 TOPIC_UID = 5
@@ -243,3 +244,19 @@ class Nodes:
 
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(main())
+
+
+def publish(node: Any, body: bytes, publisher: int = 1, **how: Any) -> Outcome:
+    """A client of `node` publishes to topic t."""
+    outcome = Outcome()
+    lane = node.forwarder.lane("t", publisher)
+    assert lane is not None
+    lane.publish(hot.frame(body), outcome, **how)
+    node.kept = [*getattr(node, "kept", []), lane]  # as a connection does
+    return outcome
+
+
+async def answered(*outcomes: Outcome) -> None:
+    async with asyncio.timeout(60):
+        while not all(outcome.answers for outcome in outcomes):
+            await asyncio.sleep(0.001)

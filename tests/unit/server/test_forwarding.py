@@ -11,23 +11,8 @@ from nsqha import hot
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server import forward_service, forwarding, lanes
 from tests.unit.server.peer_rig import Recorder
-from tests.unit.server.routing_rig import CLUSTER, Nodes
+from tests.unit.server.routing_rig import CLUSTER, Nodes, answered, publish
 from tests.unit.server.shell_rig import Outcome
-
-
-def publish(node: Any, body: bytes, publisher: int = 1, **how: Any) -> Outcome:
-    outcome = Outcome()
-    lane = node.forwarder.lane("t", publisher)
-    assert lane is not None
-    lane.publish(hot.frame(body), outcome, **how)
-    node.kept = [*getattr(node, "kept", []), lane]  # as a connection does
-    return outcome
-
-
-async def answered(*outcomes: Outcome) -> None:
-    async with asyncio.timeout(60):
-        while not all(outcome.answers for outcome in outcomes):
-            await asyncio.sleep(0.001)
 
 
 def test_a_publish_goes_to_the_leader():

@@ -8,27 +8,11 @@ from typing import Any
 
 import pytest
 
-from nsqha import hot
 from nsqha.server import hints
 from nsqha.server.hints import from_wire, hint_of
 from nsqha.server.leaders import LeaderAt
 from tests.unit.server.relay_rig import RelayNodes, until
-from tests.unit.server.routing_rig import TOPIC_UID, Nodes
-from tests.unit.server.shell_rig import Outcome
-
-
-def publish(node: Any, body: bytes, publisher: int = 1) -> Outcome:
-    outcome = Outcome()
-    lane = node.forwarder.lane("t", publisher)
-    lane.publish(hot.frame(body), outcome)
-    node.kept = [*getattr(node, "kept", []), lane]  # as a connection does
-    return outcome
-
-
-async def answered(*outcomes: Outcome) -> None:
-    async with asyncio.timeout(60):
-        while not all(outcome.answers for outcome in outcomes):
-            await asyncio.sleep(0.001)
+from tests.unit.server.routing_rig import TOPIC_UID, Nodes, answered, publish
 
 
 def elect(nodes: Any, leader: int, epoch: int, *, unknown_to: int) -> Any:
