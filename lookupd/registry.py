@@ -1,9 +1,10 @@
 """Who produces which topic: the lookup daemon's whole memory, and the rules by which it shows it.
 
 A *peer* is one nsqd connection that said IDENTIFY; its id is its remote `ip:port`. It registers topics and channels,
-and leaves all of them when it disconnects. The *names* stay, without producers, until somebody deletes them: a topic
-keeps its channels, so that a new nsqd can create them before the first message. Only #ephemeral names go with their
-last producer.
+and leaves all of them when it disconnects. A new connection may have the id of one whose end is not known yet: then it
+takes over what it registers. The *names* stay, without producers, until somebody deletes them: a topic keeps its
+channels, so that a new nsqd can create them before the first message. Only #ephemeral names go with their last
+producer.
 
 A *tombstone* hides one peer from /lookup of one topic for a while, so that its topic can be deleted there without
 clients coming back in between; registering afresh (UNREGISTER, REGISTER) lifts it. A peer that has not been heard of
@@ -114,7 +115,8 @@ class Registry:
         if not self.create(topic, channel):
             return False
         entry = self._topics[topic]
-        if peer.id not in entry.producers:
+        known = entry.producers.get(peer.id)
+        if known is None or known.peer is not peer:
             entry.producers[peer.id] = Production(peer)
             peer.topics.add(topic)
         if channel:
@@ -132,7 +134,9 @@ class Registry:
             return
         for name in list(entry.channels):
             self._drop_channel_producer(peer, topic, name)
-        entry.producers.pop(peer.id, None)
+        known = entry.producers.get(peer.id)
+        if known is not None and known.peer is peer:
+            del entry.producers[peer.id]
         peer.topics.discard(topic)
         if not entry.producers and is_ephemeral(topic):
             self.delete_topic(topic)
@@ -143,7 +147,8 @@ class Registry:
         if entry is None or channel not in entry.channels:
             return
         members = entry.channels[channel]
-        members.pop(peer.id, None)
+        if members.get(peer.id) is peer:
+            del members[peer.id]
         if not members and is_ephemeral(channel):
             self.delete_channel(topic, channel)
 

@@ -50,6 +50,26 @@ def test_names_stay_when_the_producer_leaves() -> None:
     assert db.nodes(T0) == []
 
 
+def test_a_peer_that_came_back_from_the_same_port_stays_when_its_old_connection_ends() -> None:
+    """A host that lost power, or a proxy: the new connection may be here before the end of the old one is known."""
+    db = registry()
+    old = db.join("p1", info(), T0)
+    db.register(old, "orders", "billing#ephemeral")
+    db.register(old, "live#ephemeral", "c")
+    new = db.join("p1", info("b"), later(1))
+    db.register(new, "orders", "billing#ephemeral")
+    db.register(new, "live#ephemeral", "c")
+    db.leave(old)
+    found = db.lookup("orders", later(1))
+    assert found is not None and found.producers == [new] and found.channels == ["billing#ephemeral"]
+    assert producers(db, "live#ephemeral") == ["p1"]
+    assert [(node.peer, node.topics) for node in db.nodes(later(1))] == [
+        (new, [("live#ephemeral", False), ("orders", False)])
+    ]
+    db.leave(new)
+    assert db.topics() == ["orders"] and producers(db, "orders") == [] and db.channels("orders") == []
+
+
 def test_ephemeral_names_go_with_their_last_producer() -> None:
     db = registry()
     one, two = db.join("p1", info(), T0), db.join("p2", info("b"), T0)
