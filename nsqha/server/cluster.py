@@ -102,6 +102,7 @@ class Cluster:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="metadata")
         self._session: Session | None = None
         self._life: object = None  # which session counts
+        self._registering = False
         self._info: NodeInfo | None = None
         self._names: set[str] = set()  # records to look at
         self._news = asyncio.Event()
@@ -275,16 +276,22 @@ class Cluster:
 
     async def _register(self) -> None:
         assert self._info is not None
-        life = self._life = object()  # what an abandoned session says later concerns nobody
+        life = self._life = object()
         lost = lambda: self._call_soon(self._session_lost, life)  # noqa: E731
-        session = self._session = await self.run(lambda: self.store.open_session(ttl_s=self._ttl_s, lost=lost))
-        info = self._info
+        self._registering = True
         try:
-            self._info = await self.run(lambda: session.register(info))
-        except BaseException:
-            self._session = None
-            await self.run(session.close)
-            raise
+            session = self._session = await self.run(lambda: self.store.open_session(ttl_s=self._ttl_s, lost=lost))
+            info = self._info
+            try:
+                self._info = await self.run(lambda: session.register(info))
+                if self._session is not session:
+                    raise Unavailable("the lease ended while this node registered")
+            except BaseException:
+                self._session = self._life = None  # what an abandoned session says later concerns nobody
+                await self.run(session.close)
+                raise
+        finally:
+            self._registering = False
         self.replicas.registered(self._info.registration)
         self.links.set_registration(self._info.registration)
         for live in self.live:
@@ -298,7 +305,8 @@ class Cluster:
             self._session = None
             for topic in self.view().topics:
                 self.changed(topic)  # whoever waits for a leader asks other nodes from now on
-            self.spawn(self._rejoin())
+            if not self._registering:  # else that fails, and is tried again
+                self.spawn(self._rejoin())
 
     async def _rejoin(self) -> None:
         while not self._closing:

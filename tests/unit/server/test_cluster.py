@@ -215,6 +215,33 @@ def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_lease_that_ends_while_its_node_registers_has_it_join_once_more_and_not_twice(fails: bool) -> None:
+    async def scenario() -> None:
+        made = cluster()
+
+        class Slow(FlakyStore):
+            """Its first lease is over before the node is registered, or the moment it is."""
+
+            def register(self, info: NodeInfo) -> NodeInfo:
+                if len(self.lost) == 1:
+                    self.lost[0]()
+                return super().register(info)
+
+        made.store = cast(Any, store := Slow(failures=int(fails)))
+        made.run = lambda call: asyncio.sleep(0.1, call())  # type: ignore[assignment, method-assign, return-value]
+        made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
+        made._info = NodeInfo(1, name="n")
+        await made._rejoin()
+        await pause(10 * REJOIN_SECONDS)
+        assert len(store.lost) == 2 and store.closed == 1 and made.has_lease
+        store.lost[1]()
+        await pause(10 * REJOIN_SECONDS)
+        assert len(store.lost) == 3 and made.has_lease, "the session that counts is known by its end"
+
+    run(scenario)
+
+
 def test_only_a_partition_that_is_made_below_its_floor_is_known_to_have_acknowledged_nothing() -> None:
     async def scenario() -> None:
         made = cluster()
