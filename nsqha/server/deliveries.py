@@ -2,6 +2,7 @@
 
     a commit         -> pump               every channel may have something new
     a window opened  -> wake -> [the end of the tick] -> those that were woken, all at one moment
+    a read failed    -> wake_later -> wake
     the alarm rings  -> the partition, for its events -> due
 """
 
@@ -17,6 +18,9 @@ from nsqha.server.alarm import Alarm
 if TYPE_CHECKING:
     from nsqha.server.delivery import Delivery
     from nsqha.server.partition import Partition
+
+
+READ_RETRY_SECONDS = 1.0  # after files of the log could not be opened
 
 
 class Deliveries(dict[str, "Delivery"]):
@@ -41,6 +45,15 @@ class Deliveries(dict[str, "Delivery"]):
         if not self._woken:
             self._loop.call_soon(self._pump_woken)
         self._woken.append(delivery)
+
+    def wake_later(self, delivery: Delivery) -> None:
+        """Pump it in a while, whatever happens until then."""
+        delivery.delayed = True
+        self._loop.call_later(READ_RETRY_SECONDS, self._wake_delayed, delivery)
+
+    def _wake_delayed(self, delivery: Delivery) -> None:
+        delivery.delayed = False
+        delivery.wake()
 
     def _pump_woken(self) -> None:
         woken, self._woken = self._woken, []

@@ -170,6 +170,7 @@ class Delivery:
         self._order: list[Leg] = []
         self._turn = 0
         self.woken = False  # it is pumped at the end of the tick
+        self.delayed = False  # files could not be opened: it is pumped later
         self._batch: Batch | None = None
         self._offset = 0  # of the message at `_position` of `_batch`
         self._position = 0
@@ -261,6 +262,11 @@ class Delivery:
             text = "%s/%s stopped: %s; restore the files, or go on without: nsqha log skip %s"
             topic = next((c.topic for c in self.consumers), "")
             log.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
+        except OSError as error:
+            # Too many open files, or no memory: that passes, and says nothing of the bytes.
+            if not self.delayed:
+                log.warning("read_delayed", "%s: %s; trying again", channel.name, error, channel=channel.name)
+                self.partition.deliveries.wake_later(self)
         except Exception as error:
             # A broken invariant: better this channel is silent than wrong, and no other one is either.
             self.stuck = f"{type(error).__name__}: {error}"

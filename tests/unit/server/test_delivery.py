@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 
 import pytest
@@ -97,6 +98,28 @@ def test_what_a_lost_consumer_had_goes_to_the_next():
     rig.turn()
     assert [(attempts, body) for _, attempts, body in second.wire.messages] == [(2, b"one")]
     assert first.in_flight == 0
+
+
+def test_files_that_can_not_be_opened_delay_a_channel_and_do_not_stop_it():
+    """Too many connections, for a while: the next read may go well, and nobody is there to start the node again."""
+    rig = Rig()
+    stored(rig, b"one")
+    rig.log._shelf.clear()
+    reads = []
+
+    def too_many(offset: int) -> None:
+        reads.append(offset)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    batch_at, rig.log.batch_at = rig.log.batch_at, too_many  # type: ignore[assignment, method-assign]
+    consumer = rig.consume(10)
+    rig.pass_time(3)
+    delivery = rig.partition.deliveries["c"]
+    assert delivery.stuck is None and consumer.wire.bodies == [] and 2 <= len(reads) <= 5
+    rig.log.batch_at = batch_at  # type: ignore[method-assign]
+    rig.pass_time(1.1)
+    assert consumer.wire.bodies == [b"one"]
+    assert not rig.loop.armed or rig.loop.armed[0] > rig.loop.time() + 10, "nothing is tried any more"
 
 
 # ---- timers
