@@ -129,6 +129,10 @@ class Damage:
                 else:
                     del self._bad[key]
 
+    def nodes_changed(self) -> None:
+        """A node came, perhaps: what nobody had may be there now."""
+        self._repairer.ask_again()
+
     def gone(self, key: Key) -> None:
         """The replica is not here any more."""
         self._bad.pop(key, None)

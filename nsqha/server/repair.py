@@ -12,7 +12,7 @@ of the range go on, and the scrub counts it no longer.
 
 So memory holds one answer, however long the range. What one replica lacks the next one may have: each goes on where
 the others ended. One range of a partition at a time; what nobody has now is asked for again as long as the partition
-is here.
+is here, at once when a node comes.
 """
 
 from __future__ import annotations
@@ -70,20 +70,29 @@ class Repairer:
         self._on_failure = on_failure
         self._spawn = spawn
         self._wanted: dict[Key, list[tuple[int, int]]] = {}  # ranges to be mended, of partitions under way
+        self._early: dict[Key, asyncio.Event] = {}  # of the same: there is a reason to ask now
 
     def damaged(self, key: Key, first: int, end: int) -> None:
         """The batches [first, end) of a partition do not verify; they are committed, or an entry behind them does."""
         ranges = self._wanted.get(key)
         if ranges is None:
             self._wanted[key] = [(first, end)]
+            self._early[key] = asyncio.Event()
             self._spawn(self._repair(key))
         elif not any(known_first <= first and end <= known_end for known_first, known_end in ranges):
             ranges.append((first, end))
+            self._early[key].set()
+
+    def ask_again(self) -> None:
+        """Somebody has come, and may have what nobody had."""
+        for early in self._early.values():
+            early.set()
 
     async def _repair(self, key: Key) -> None:
-        ranges = self._wanted[key]
+        ranges, early = self._wanted[key], self._early[key]
         try:
             while ranges:
+                early.clear()
                 for first, end in list(ranges):
                     if (log_ := self._log_of(key)) is None:
                         return
@@ -92,9 +101,11 @@ class Repairer:
                     else:
                         await self._missed(key, first, end)
                 if ranges:
-                    await asyncio.sleep(RETRY_SECONDS)
+                    later = asyncio.get_running_loop().call_later(RETRY_SECONDS, early.set)
+                    await early.wait()
+                    later.cancel()
         finally:
-            del self._wanted[key]
+            del self._wanted[key], self._early[key]
 
     async def mend(self, key: Key, log_: PartitionLog, first: int, end: int) -> bool:
         """Ask everybody, once. Whether the range is whole now, or not of this log any more."""

@@ -504,6 +504,12 @@ class Replicas:
             return "its log is damaged"
         return follower.stopped or ""
 
+    def _could_lead_now(self, key: Key, follower: Follower) -> bool:
+        """Elected, and what was in the way is mended: the record stays as it is until somebody leads, or time is up."""
+        meta = self._records[key].record.partitions[key[1]]
+        elected = meta.leader == self._node and meta.epoch > follower.epoch and not self.stopping
+        return elected and not self._unfit(key, follower, meta)
+
     def _stepping_down(self, leadership: Leadership, why: str) -> None:
         self._spawn(self._step_down_later(leadership, why))
 
@@ -619,6 +625,8 @@ class Replicas:
         for key, follower in list(self.followers.items()):
             try:
                 follower.keep_house()
+                if self._could_lead_now(key, follower):
+                    self._spawn(self._try_to_settle(self._records[key], key[1]))
                 news = follower.committed > follower.tried_committed and not self._files.loading(key)
                 if follower.state is None and follower.quiet and news:
                     self._spawn(self._files.reload(follower, alone=False))
@@ -642,6 +650,7 @@ class Replicas:
             if info.grpc_address:
                 self._links.moved(node, info.grpc_address)
         self._each_leadership(Leadership.nodes_changed)
+        self.damage.nodes_changed()
         for key in self.followers:
             if (topic := self._records.get(key)) is not None and key[1] in topic.record.partitions:
                 self._prepare(topic.record.partitions[key[1]])

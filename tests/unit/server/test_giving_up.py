@@ -188,6 +188,26 @@ def test_it_leads_in_spite_of_damage_only_if_an_operator_said_so_for_this_epoch(
     run(scenario)
 
 
+def test_one_that_was_elected_leads_once_it_is_mended() -> None:
+    """The record stays as it is, and the next election is seconds away."""
+
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        rig = await back(storage, {0: log_uid})
+        isr = {rig.node: log_uid}
+        await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION, min_isr=1))
+        await house(rig)
+        assert KEY not in rig.replicas.leading
+        rig.peers.serves = has(leader)
+        rig.replicas.nodes_changed()
+        await house(rig)
+        assert rig.replicas.leading[KEY].epoch == 2
+
+    run(scenario)
+
+
 def test_what_another_replica_has_is_not_given_up() -> None:
     async def scenario() -> None:
         storage = MemStorage()

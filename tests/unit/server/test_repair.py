@@ -108,6 +108,29 @@ def test_it_is_tried_again_until_somebody_has_it() -> None:
     assert verifies(mine) and rig.mended == [(5, 6)] and rig.others.asked == ["a", "a"]
 
 
+def test_it_is_tried_again_at_once_when_a_node_comes() -> None:
+    """Nobody may lead before: half a minute is long."""
+    mine = replica()
+    damage(mine, 5)
+    rig = Rig(mine, a=None)
+    rig.damaged(5, 6)
+    rig.others.logs["a"] = replica()
+    rig.repairer.ask_again()
+    rig.disk.work()
+    assert verifies(mine) and rig.mended == [(5, 6)]
+
+
+def test_what_is_found_later_does_not_wait_for_what_nobody_has() -> None:
+    mine, other = replica(), replica()
+    damage(mine, 3)
+    damage(mine, 6)
+    damage(other, 3)
+    rig = Rig(mine, a=other)
+    rig.damaged(3, 4)
+    rig.damaged(6, 7)
+    assert rig.mended == [(6, 7)]
+
+
 def test_it_ends_when_the_partition_is_gone() -> None:
     mine = replica()
     damage(mine, 5)
