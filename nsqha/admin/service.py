@@ -275,7 +275,7 @@ class AdminServer:
     async def start(self) -> None:
         """Listen. Unavailable if the address can not be had."""
         cluster = self._broker.cluster
-        guards = [] if cluster is None else [AdministratorsOnly(cluster.view)]
+        guards = [] if cluster is None else [AdministratorsOnly(cluster.members.view)]
         server = aio.server(interceptors=guards, options=peer_grpc.server_options(self._message_bytes))
         if cluster is not None:
             self._others = GrpcOthers(tls=self._tls, message_bytes=self._message_bytes)

@@ -177,6 +177,7 @@ class Broker:
             peers=cluster.peers,
             links=cluster.links,
             nodes=cluster.nodes,
+            name_of=cluster.name_of,
             topic_of=self.topics.of_uid,
             leaders_changed=cluster.changed,
             stream_lost=cluster.stream_lost,

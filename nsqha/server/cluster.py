@@ -26,6 +26,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.hints import Hints
 from nsqha.server.leaders import LeaderAt
 from nsqha.server.leadership import spawner
+from nsqha.server.members import Members
 from nsqha.server.push import PushLinks
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Cluster:
         self.live: set[LiveStream] = set()
         self.links = PushLinks(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
         self.spawn: Callable[[Coroutine[Any, Any, None]], None] = spawner(loop)
+        self.members = Members(self.view)
         self.hints = Hints(
             self,
             routing_peers,
@@ -130,8 +132,7 @@ class Cluster:
 
     def name_of(self, node: int) -> str:
         """What the node's certificate may call it; empty: unknown."""
-        info = self.nodes().get(node)
-        return "" if info is None else info.broadcast_address
+        return self.members.name_of(node)
 
     def alive(self, node: int) -> bool:
         """Whether a node is registered, as far as is known."""
@@ -378,6 +379,7 @@ class Cluster:
         self.hints.prune()
         everything = "" in names
         if everything or any(name.startswith("nodes/") for name in names):
+            self.members.view()
             self._forgive(view)
             self.replicas.nodes_changed()
             for topic_name in view.topics:

@@ -5,13 +5,16 @@
     an administrator: no name     administration
     anybody else                  nothing, even with a certificate of the cluster's CA
 
-A node belongs to the cluster if it is registered, or if a record names it by the uid in its certificate: one that has
-lost its lease still catches up. Without TLS nobody is verified, and everybody is believed.
+A node belongs to the cluster if it is registered, or if a record names it: one that has lost its lease still catches
+up, and serves its clients. Records name nodes by uid. What a certificate without a uid calls a node is in its
+registration, which goes with the lease, so that is remembered (`Members`). Without TLS nobody is verified, and
+everybody is believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqha.errors import Unavailable
@@ -19,6 +22,7 @@ from nsqha.nsqlog import Log
 from nsqha.server.peers import Accept, Answer, Message, PeerIdentity, PeerServer, PeerStream, StreamHandler
 
 if TYPE_CHECKING:
+    from nsqha.election.model import NodeInfo
     from nsqha.election.session import View
 
 MAY_ASK = frozenset({"Status", "Live", "Evidence", "KnownChannels"})
@@ -26,13 +30,47 @@ MAY_ASK = frozenset({"Status", "Live", "Evidence", "KnownChannels"})
 log = Log("peers")
 
 
+class Members:
+    """The view of the records with those nodes besides that this process has seen registered and records still name."""
+
+    def __init__(self, view: Callable[[], View]) -> None:
+        self._view = view
+        self._seen: Mapping[int, NodeInfo] = {}
+        self._looked_at: View | None = None
+        self._found: View
+
+    def view(self) -> View:
+        """To be asked for whenever registrations have changed, or a name may never be seen."""
+        view = self._view()
+        if view is not self._looked_at:
+            self._looked_at, self._found = view, self._with_former(view)
+        return self._found
+
+    def _with_former(self, view: View) -> View:
+        former = {uid: node for uid, node in self._seen.items() if uid not in view.nodes}
+        if former:
+            named = _named(view)
+            former = {uid: node for uid, node in former.items() if uid in named}
+        self._seen = {**former, **view.nodes}
+        return replace(view, nodes=self._seen) if former else view
+
+    def name_of(self, node: int) -> str:
+        """What the node's certificate may call it, see `PeerIdentity.may_be`; empty: unknown."""
+        info = self.view().nodes.get(node)
+        return "" if info is None else info.broadcast_address
+
+
+def _named(view: View) -> set[int]:
+    """All nodes that have, or are to have, a replica."""
+    metas = (meta for topic in view.topics.values() for meta in topic.record.partitions.values())
+    return {uid for meta in metas for uid in (*meta.isr, *meta.replicas)}
+
+
 def is_member(view: View, peer: PeerIdentity) -> bool:
     """Whether a verified peer may speak for some node of the cluster."""
     if any(peer.may_be(uid, node.broadcast_address) for uid, node in view.nodes.items()):
         return True
-    uid = peer.node_uid
-    metas = (meta for topic in view.topics.values() for meta in topic.record.partitions.values())
-    return uid != 0 and any(uid in meta.isr or uid in meta.replicas for meta in metas)
+    return peer.node_uid != 0 and peer.node_uid in _named(view)
 
 
 def may_call(view: View, peer: PeerIdentity, method: str) -> bool:

@@ -333,7 +333,7 @@ class Node:
         if broker.cluster is not None:
             joining = importlib.import_module("nsqha.server.joining")
             peers.append(joining.peer_server(self.options))
-            checked = joining.MembersOnly(peers[0], broker.cluster.view)
+            checked = joining.MembersOnly(peers[0], broker.cluster.members.view)
             broker.cluster.serve(checked)
             doubt = importlib.import_module("nsqha.server.doubt")
             self._doubt = doubt.Doubt(broker, broker.cluster, broker.cluster.store, self.begins_again.set)

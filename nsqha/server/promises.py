@@ -64,6 +64,7 @@ class Promises:
         opener: PartitionOpener,
         peers: Peers,
         nodes: Callable[[], Mapping[int, NodeInfo]],
+        name_of: Callable[[int], str],
         files: ReplicaFiles,
         damage: Damage,
         trust: LogTrust,
@@ -82,6 +83,7 @@ class Promises:
         self._opener = opener
         self._peers = peers
         self._nodes = nodes
+        self.name_of = name_of  # of a node, in its certificate
         self._files = files
         self._damage = damage
         self._trust = trust
@@ -109,10 +111,6 @@ class Promises:
 
     def following(self, key: Key) -> Follower | None:
         return self._replicas.followers.get(key)
-
-    def name_of(self, node: int) -> str:
-        info = self._nodes().get(node)
-        return info.broadcast_address if info is not None else ""
 
     def stream_lost(self, node: int) -> None:
         self._stream_lost(node)

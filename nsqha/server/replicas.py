@@ -79,6 +79,7 @@ class Replicas:
         peers: Peers,
         links: PushLinks,
         nodes: Callable[[], Mapping[int, NodeInfo]],
+        name_of: Callable[[int], str],
         topic_of: Callable[[str, int], Topic | None],
         leaders_changed: Callable[[str], None],
         stream_lost: Callable[[int], None],
@@ -91,7 +92,7 @@ class Replicas:
         catch_up_bytes_per_second: int = 0,
     ) -> None:
         """`topic_of(name, uid)`: where partitions that are led here are shown to publishers and consumers;
-        `leaders_changed(name)`: who else has to know."""
+        `leaders_changed(name)`: who else has to know. `name_of(uid)`: what a node's certificate may call it."""
         self.registration = 0  # this process life; 0: not registered yet
         self.leading: dict[Key, Leadership] = {}
         self.followers: dict[Key, Follower] = {}
@@ -150,6 +151,7 @@ class Replicas:
             opener=opener,
             peers=peers,
             nodes=nodes,
+            name_of=name_of,
             files=self._files,
             damage=self.damage,
             trust=self.trust,

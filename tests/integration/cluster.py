@@ -30,6 +30,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # see tests/conftest
 import grpc
 
 from nsqha.cli.log import Folder, folders
+from nsqha.cli.v2client import Publisher, Refused, Subscriber
 from nsqha.clock import SystemClock
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
@@ -443,6 +444,36 @@ def compare(logs: dict[str, dict[int, tuple[bytes, bytes]]], *, end: int) -> lis
                 found.append(f"{reference} and {name} have other {what} from log id {log_id} on")
                 break
     return found
+
+
+def published_and_read_through(node: Member, topic: str, count: int = 200) -> None:
+    """Clients with one fixed address; the channel is there."""
+    bodies = [b"%d" % random.getrandbits(60) for _ in range(count)]
+
+    def published() -> bool:
+        publisher = Publisher(node.tcp, 20)
+        try:
+            publisher.publish(topic, bodies)
+        except Refused:
+            return False
+        finally:
+            publisher.close()
+        return True
+
+    wait_until(published, "publishes are OK'd", 30)
+    reader = Subscriber(node.tcp, 20, topic, "steady", window=50)
+    reader.wait_at_most(0.05)
+    missing = set(bodies)
+
+    def read() -> bool:
+        messages = reader.messages()
+        missing.difference_update(message.body for message in messages)
+        if messages:
+            reader.answer(messages, None, None)
+        return not missing
+
+    wait_until(read, "they are read", 30)
+    reader.leave()
 
 
 def posted(node: Daemon, path: str) -> bool:

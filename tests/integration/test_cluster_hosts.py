@@ -12,9 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli.v2client import Publisher, Refused, Subscriber
 from tests.etcd_server import EtcdMembers, EtcdServer
-from tests.integration.cluster import LEASE_SECONDS, Cluster, Member, UnderLoad, pause, posted
+from tests.integration.cluster import (
+    LEASE_SECONDS,
+    Cluster,
+    Member,
+    UnderLoad,
+    pause,
+    posted,
+    published_and_read_through,
+)
 from tests.integration.hosts import Network, NotPossible
 from tests.integration.servers import Host, free_port, wait_until
 
@@ -236,33 +243,3 @@ def test_clients_of_a_node_that_only_lost_etcd_follow_a_leader_that_moves(
     leader.start()  # without it, and without whoever is not registered, nothing is acknowledged
     published_and_read_through(cut, topic)
     cluster.lookupd.request("/cluster/balance?paused=false", b"")
-
-
-def published_and_read_through(node: Member, topic: str, count: int = 200) -> None:
-    """Clients with one fixed address; the channel is there."""
-    bodies = [b"%d" % random.getrandbits(60) for _ in range(count)]
-
-    def published() -> bool:
-        publisher = Publisher(node.tcp, 20)
-        try:
-            publisher.publish(topic, bodies)
-        except Refused:
-            return False
-        finally:
-            publisher.close()
-        return True
-
-    wait_until(published, "publishes are OK'd", 30)
-    reader = Subscriber(node.tcp, 20, topic, "steady", window=50)
-    reader.wait_at_most(0.05)
-    missing = set(bodies)
-
-    def read() -> bool:
-        messages = reader.messages()
-        missing.difference_update(message.body for message in messages)
-        if messages:
-            reader.answer(messages, None, None)
-        return not missing
-
-    wait_until(read, "they are read", 30)
-    reader.leave()

@@ -308,6 +308,7 @@ class ReplicaRig:
             peers=cast(Any, self.peers),
             links=cast(Any, self.links),
             nodes=lambda: self.nodes,
+            name_of=lambda node: "",
             topic_of=lambda name, uid: cast(Any, self.topic),
             leaders_changed=lambda name: None,
             stream_lost=self.lost.append,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.session import View
 from nsqha.errors import Unavailable
-from nsqha.server.members import MembersOnly, is_member, may_administrate, may_call
+from nsqha.server.members import Members, MembersOnly, is_member, may_administrate, may_call
 from nsqha.server.peers import PeerIdentity
 
 NODES = {1: NodeInfo(1, broadcast_address="one"), 2: NodeInfo(2, broadcast_address="two")}
@@ -51,6 +52,21 @@ def test_a_uid_decides_alone() -> None:
 
 def test_nobody_is_asked_for_more_than_a_certificate_that_names_nobody() -> None:
     assert may_administrate(VIEW, ADMINISTRATOR)
+
+
+def test_a_node_that_lost_its_lease_is_known_by_its_name_as_long_as_a_record_names_it() -> None:
+    third = {3: NodeInfo(3, broadcast_address="three"), 9: NodeInfo(9, broadcast_address="nine")}
+    views = [replace(VIEW, nodes={**NODES, **third}), VIEW, replace(VIEW, topics={})]
+    known = Members(lambda: views[0])
+    three, nine = PeerIdentity("a", 0, ("three",), True), PeerIdentity("a", 0, ("nine",), True)
+    assert is_member(known.view(), three) and is_member(known.view(), nine)
+    del views[0]  # both are gone, and nine held nothing
+    assert is_member(known.view(), three) and not is_member(known.view(), nine)
+    assert three.may_be(3, known.name_of(3)) and not nine.may_be(3, known.name_of(3))
+    assert not nine.may_be(9, known.name_of(9))
+    del views[0]
+    assert not is_member(known.view(), three) and known.name_of(3) == "", "nothing names it any more"
+    assert is_member(known.view(), NAMED)
 
 
 class Server:
