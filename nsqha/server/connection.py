@@ -1,7 +1,4 @@
-"""One client's socket: bytes in to the wire session, replies out in command order, messages out as they come.
-
-The outcome of a publish is not known when the command is read, so each publish takes a `Slot` in the reply queue;
-whatever is known at the front of the queue leaves. Messages and heartbeats are not replies and do not wait for it.
+"""One client's socket: bytes in to the wire session, replies out in command order (`replies`), messages as they come.
 
 The session is synchronous. Where a command needs something slow (a topic's first publish, SUB to a new channel, TLS,
 an auth server), the connection sets `blocked`; the session keeps the unread bytes until `_unblock`, and reading from
@@ -9,16 +6,14 @@ the socket pauses meanwhile, so a client can not make us hold more than one read
 that sends commands and does not read the answers: beyond `UNREAD_REPLIES_BYTES_MAX` it is not read either.
 
 What a client may do is kept in `permissions`, what it says of messages in flight goes to `verdicts`; here is when they
-are asked, and in which order the answers leave.
-
-Invariants: one frame per command that has a reply, in command order; after a fatal error nothing but it is written.
+are asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -28,8 +23,9 @@ from nsqha.nsqlog import Log
 from nsqha.options import TlsRequired
 from nsqha.server.delivery import Consumer
 from nsqha.server.heartbeat import Heartbeat
-from nsqha.server.listen import address_text
+from nsqha.server.listen import address_text, too_many_files
 from nsqha.server.permissions import Permissions
+from nsqha.server.replies import Replies
 from nsqha.server.verdicts import Verdicts
 from nsqha.wire import encoder, errors
 from nsqha.wire.compression import Codec, new_codec
@@ -48,34 +44,9 @@ CLOSE_SECONDS_MAX = 30.0  # a closed connection has so long to take what was wri
 
 log = Log("connection")
 
-_OK = [encoder.OK * n for n in range(256)]
-
 
 def _nowhere(data: Any) -> None:
     """Where replies to a client go that is not there any more."""
-
-
-class Slot:
-    """A place in the reply queue; a publish's outcome fills it."""
-
-    __slots__ = ("close", "command", "connection", "data", "ready")
-
-    def __init__(self, connection: Connection, command: str, data: bytes, *, ready: bool = False) -> None:
-        self.connection = connection
-        self.command = command
-        self.data = data
-        self.ready = ready
-        self.close = False  # close after writing
-
-    def stored(self) -> None:
-        self.ready = True
-        self.connection.settle(self)
-
-    def failed(self, why: str) -> None:
-        self.connection.broker.measures.publish_errors[f"E_{self.command}_FAILED"] += 1
-        self.data = errors.publish_failed(self.command, why)
-        self.ready = self.close = True
-        self.connection.settle(self)
 
 
 class Connection(asyncio.Protocol):
@@ -100,9 +71,10 @@ class Connection(asyncio.Protocol):
         self.send_messages: Callable[[Any], None] = _nowhere  # to the socket, by way of the codec; replies go there too
         self._budget = broker.budget
         self._transport: asyncio.Transport | None = None
-        self._replies: deque[Slot] = deque()
+        self._replies = Replies(self)
+        self._replies.on_empty = self._all_answered
         self._verdicts: Verdicts | None = None  # of `consumer`
-        self._when_drained: Callable[[], None] | None = None
+        self._when_answered: Callable[[], None] | None = None
         self._targets: dict[str, Partition | Lane] = {}
         self._codec: Codec | None = None
         self._heartbeat = Heartbeat(broker.loop, self)
@@ -116,6 +88,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        if not self.remote_address and too_many_files(transport):
+            log.warning("too_many_files", "client(%s): refused", address_text(transport.get_extra_info("peername")))
+            self.closed = True
+            transport.abort()
+            return
         self._transport = transport
         self.send_messages = transport.write
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
@@ -188,7 +165,7 @@ class Connection(asyncio.Protocol):
         for chunk in self._codec.chunks(data):
             self._transport.write(chunk)
 
-    def _send_reply(self, data: bytes) -> None:
+    def send_reply(self, data: bytes) -> None:
         self.send_messages(data)
         if not self.writable:
             self._heed_unread()
@@ -228,57 +205,25 @@ class Connection(asyncio.Protocol):
 
     def reply(self, data: bytes) -> None:
         """A frame that leaves after the replies of all earlier commands."""
-        if self._replies:
-            self._replies.append(Slot(self, "", data, ready=True))
-        else:
-            self._send_reply(data)
+        self._replies.reply(data)
 
     def fatal(self, data: bytes) -> None:
         """An error frame in its turn, then the end."""
-        if self._replies:
-            slot = Slot(self, "", data, ready=True)
-            slot.close = True
-            self._replies.append(slot)
-        else:
-            self.send_messages(data)
-            self.close()
+        self._replies.fatal(data)
 
     def hang_up(self) -> None:
         """The end in its turn, without a frame: what nsqd does on a line, or compressed bytes, that it can not read."""
         if self._replies:
-            self.fatal(b"")
+            self._replies.fatal(b"")
         else:
             self.close()
 
-    def settle(self, slot: Slot) -> None:
-        """A slot became ready: write what has no unready reply before it."""
-        replies = self._replies
-        if not replies or replies[0] is not slot:
-            return
-        if len(replies) == 1 and not slot.close:
-            replies.popleft()
-            self.send_messages(slot.data)
-            if not self.writable:
-                self._heed_unread()
-        else:
-            out = []
-            closing = False
-            while replies and replies[0].ready and not closing:
-                first = replies.popleft()
-                out.append(first.data)
-                closing = first.close
-            if closing:
-                replies.clear()
-                self.send_messages(b"".join(out))
-                self.close()
-                return
-            self._send_reply(b"".join(out))
-        if not replies:
-            if self._when_drained is not None:
-                then, self._when_drained = self._when_drained, None
-                self._unblock(then)
-            elif self._eof:
-                self.close()
+    def _all_answered(self) -> None:
+        if self._when_answered is not None:
+            then, self._when_answered = self._when_answered, None
+            self._unblock(then)
+        elif self._eof:
+            self.close()
 
     def _after_replies(self, then: Callable[[], None]) -> None:
         """Do `then` when every earlier command has been answered; the session waits."""
@@ -286,7 +231,7 @@ class Connection(asyncio.Protocol):
             then()
         else:
             self._block()
-            self._when_drained = then
+            self._when_answered = then
 
     # ---- waiting
 
@@ -338,11 +283,7 @@ class Connection(asyncio.Protocol):
             target = self._target(topic, partial(self.publish, topic, frames, count, command, delay_ms), command)
             if target is None:
                 return
-        if command == "PUB" and count != 1:
-            slot = Slot(self, command, _OK[count] if count < 256 else encoder.OK * count)
-        else:
-            slot = Slot(self, command, encoder.OK)
-        self._replies.append(slot)
+        slot = self._replies.publish(command, count)
         self.pub_counts[topic] += count
         target.publish(frames, slot, delay_ms)
         if self._budget.full and not self.blocked:

@@ -48,7 +48,7 @@ from aiohttp.http_parser import RawRequestMessage
 from nsqha.goflags import format_duration
 from nsqha.ids import valid_name
 from nsqha.nsqlog import Log
-from nsqha.server.listen import address_text, bound_address
+from nsqha.server.listen import address_text, bound_address, too_many_files
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client lets go of an idle connection, so that we never race it."""
@@ -393,6 +393,11 @@ class _Connection(web.RequestHandler):
         super().__init__(*args, **kwargs)
         self.body: StreamReader | None = None
         self.broken = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if too_many_files(transport):
+            self.force_close()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

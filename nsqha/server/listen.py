@@ -5,10 +5,14 @@ as nsqd's does; the log then says `[::]:4150`. Peers that came over IPv4 are sho
 
 Accepted sockets inherit from the listener: keep-alive probes every 15 s, and TCP_USER_TIMEOUT, so that a peer that
 vanished or stopped reading costs its memory for half a minute and not for hours.
+
+The last descriptors of the process are not for clients: without any, files of the log could not be opened, and what is
+stored could be neither read nor gone on with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -20,6 +24,7 @@ from contextlib import suppress
 from nsqha.errors import ConfigError
 
 BACKLOG = 1024
+SPARE_FILES = 256  # descriptors; at most a quarter of what there are
 KEEPALIVE_S = 15
 UNACKNOWLEDGED_MS = 30_000
 _WILDCARDS = ("", "0.0.0.0", "::")
@@ -91,6 +96,14 @@ def raise_open_files_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
             pass  # macOS names a hard limit that it then refuses; the soft one stays
+
+
+def too_many_files(transport: asyncio.BaseTransport) -> bool:
+    """Whether an accepted socket took one of the descriptors that are spared: the system gives the lowest one."""
+    sock, limit = transport.get_extra_info("socket"), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if sock is None or limit == resource.RLIM_INFINITY:
+        return False
+    return bool(sock.fileno() >= limit - min(SPARE_FILES, limit // 4))
 
 
 def reason(error: Exception) -> str:

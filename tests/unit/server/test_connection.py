@@ -40,7 +40,7 @@ class FakeTransport:
         self.high = high
 
     def get_extra_info(self, name: str) -> Any:
-        return ("127.0.0.1", 5)
+        return ("127.0.0.1", 5) if name == "peername" else None
 
     def write(self, data: Any) -> None:
         assert not self.closing, "written after close"

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import uvloop
 
+from nsqha.clock import SystemClock
 from nsqha.errors import ConfigError
-from nsqha.server.listen import address_text, bound_address, bound_port, check_free, listen, reason, split_host_port
+from nsqha.nsqlog import Log
+from nsqha.options import TlsRequired
+from nsqha.server.connection import Connection
+from nsqha.server.http_envelope import HttpApi, HttpServer
+from nsqha.server.listen import (
+    SPARE_FILES,
+    address_text,
+    bound_address,
+    bound_port,
+    check_free,
+    listen,
+    reason,
+    split_host_port,
+)
+from nsqha.wire.limits import Limits
 
 
 def connects(family: int, address: object) -> bool:
@@ -120,3 +141,53 @@ def test_peers_are_shown_as_nsqd_shows_them(name: object, text: str) -> None:
 def test_an_ipv6_address_stands_in_brackets() -> None:
     assert split_host_port("[fe80::1]:4150") == ("fe80::1", 4150)
     assert split_host_port(":4150") == ("", 4150)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("http", [False, True])
+def test_clients_do_not_get_the_last_descriptors(
+    http: bool, loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the log could not be opened: what is stored could be neither read nor gone on with."""
+    opened: list[Connection] = []
+    broker: Any = SimpleNamespace(
+        **dict.fromkeys(("auth", "budget")),
+        clock=SystemClock(),
+        limits=Limits(),
+        options=SimpleNamespace(tls_required=TlsRequired.NO),
+        next_connection_number=lambda: 1,
+        connection_opened=opened.append,
+        connection_closed=opened.remove,
+    )
+
+    async def served() -> bool:
+        """Whether a client that connects now is there a moment later."""
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        port = bound_port(sock)
+        broker.loop = asyncio.get_running_loop()
+        server: Any
+        if http:
+            server = HttpServer(HttpApi(), Log("http"))
+            await server.listen(sock)
+        else:
+            server = await broker.loop.create_server(lambda: Connection(broker), sock=sock)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(b"GET /x HTTP/1.1\r\n\r\n" if http else b"  V2x\n")
+            return bool(await reader.read(1))
+        except ConnectionError:
+            return False
+        finally:
+            writer.close()
+            closed = server.close()
+            if http:
+                await closed
+            while opened:
+                await asyncio.sleep(0.001)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(served())
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (SPARE_FILES * 4, SPARE_FILES * 4))
+        assert runner.run(served()), "far from the limit"
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (10, 10))
+        assert not runner.run(served())
