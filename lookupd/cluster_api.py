@@ -235,7 +235,7 @@ def number(request: Request, name: str, default: int | None, low: int, high: int
     if text is None:
         assert default is not None
         return default
-    if not text.isascii() or not text.isdecimal() or not low <= int(text[:10]) <= high:
+    if not text.isascii() or not text.isdecimal() or len(text) > 10 or not low <= int(text) <= high:
         raise ApiError(400, f"INVALID_ARG_{code}", why=f"it must be {low} to {high}")
     return int(text)
 

@@ -188,7 +188,17 @@ def test_the_parameters_of_the_fork() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["partition_num=0", "partition_num=1024", "replicator=x", "syncdisk=-1", "retention=99999", "extend=true"]
+    "bad",
+    [
+        "partition_num=0",
+        "partition_num=1024",
+        "partition_num=00000000029999",
+        f"partition_num=0000000001{'0' * 5000}",
+        "replicator=x",
+        "syncdisk=-1",
+        "retention=99999",
+        "extend=true",
+    ],
 )
 def test_settings_that_can_not_be_are_refused(bad: str) -> None:
     async def story(s: Site) -> None:
