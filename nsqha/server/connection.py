@@ -128,7 +128,8 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._eof = True
-        self.session.eof()
+        if self._codec is None or not self._codec.pending:  # else when that has been run
+            self.session.eof()
         return bool(self._replies) or self.blocked  # answers are still owed; closed when they have left
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -255,8 +256,10 @@ class Connection(asyncio.Protocol):
         self.session.resume()
         if self._codec is not None and self._codec.pending and not self.blocked:
             self._decompress(b"")
-        if self._eof and not self._replies and not self.blocked:
-            self.close()
+        if self._eof and not self.blocked:
+            self.session.eof()
+            if not self._replies:
+                self.close()
 
     def _wait_for(self, work: Coroutine[Any, Any, Callable[[], None] | None]) -> None:
         """Block the session until `work` ends; it returns what to do then."""

@@ -208,6 +208,23 @@ def test_bytes_that_do_not_decompress_end_the_connection_after_the_answers():
     assert bench.frames == [b"OK"] and bench.transport.closing
 
 
+@pytest.mark.parametrize("codec", ["deflate", "snappy"])
+def test_all_that_was_sent_compressed_is_run_although_the_client_sends_no_more(codec: str):
+    """A producer that has sent its last publish: what it sent is more than is decompressed at once."""
+    bench = Bench()
+    bench.connection.broker.budget.take(1 << 21)  # publishers wait
+    bench.connection._codec = new_codec(codec, 6)
+    client = new_codec(codec, 6)
+    bench.send(client.compress(pub("t", b"x" * 1000) * 2000))
+    assert len(bench.partition.waiting) == 1 and not bench.transport.reading
+    assert bench.connection.eof_received(), "answers are owed"
+    bench.connection.broker.budget.give(1 << 21)
+    bench.loop.turn()
+    for publish in bench.partition.waiting:
+        publish.stored()
+    assert bench.frames == [b"OK"] * 2000 and bench.transport.closing
+
+
 def test_a_line_that_is_too_long_ends_the_connection_at_once_if_nothing_is_owed():
     bench = Bench()
     bench.send(b"x" * LINE_BYTES_MAX)
