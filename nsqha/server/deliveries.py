@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 READ_RETRY_SECONDS = 1.0  # after files of the log could not be opened
+CLOCK_SET_SECONDS = 1.0  # so far apart from each other the two clocks come only if one is set, or the host slept
 
 
 class Deliveries(dict[str, "Delivery"]):
@@ -33,6 +34,7 @@ class Deliveries(dict[str, "Delivery"]):
         self._loop = loop
         self._woken: list[Delivery] = []
         self._alarm = Alarm(loop, ring)
+        self._wall_ahead = 0.0  # of the monotonic clock
 
     def pump(self, now: Now) -> None:
         """Hand out what windows and backlogs allow, to every channel."""
@@ -70,6 +72,14 @@ class Deliveries(dict[str, "Delivery"]):
         """Time out what is overdue and hand out what has become due; `arm` is the caller's."""
         for delivery in list(self.values()):
             delivery.due(now)
+
+    def watch_clock(self, now: Now) -> None:
+        """Called about once a second: what is due by the wall clock may be so although no timer says it."""
+        ahead = now.wall_ns / 1e9 - now.mono
+        if abs(ahead - self._wall_ahead) > CLOCK_SET_SECONDS:
+            self._wall_ahead = ahead
+            self.due(now)
+            self.arm(now.mono)
 
     def arm(self, now: float) -> None:
         """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""

@@ -476,6 +476,7 @@ class Partition:
             if batch.waiters and batch.written_at < now.mono - self._runtime.written_seconds_max:
                 waiters, batch.waiters = batch.waiters, []
                 self._refuse(waiters, 0, f"outcome unknown: {self.leader.waits_for or 'not confirmed in time'}")
+        self.deliveries.watch_clock(now)
         if self.serving:
             self.trimmer.step(self, now)
 

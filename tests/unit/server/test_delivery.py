@@ -159,6 +159,34 @@ def test_a_requeued_message_comes_when_it_is_due(delay_ms: int):
     assert len(consumer.wire.messages) == 2
 
 
+def test_what_is_due_comes_when_the_wall_clock_is_set_forward():
+    """Or the host slept: due times are of the wall clock, and timers of one that stood still."""
+    rig = Rig(sync="interval")
+    rig.publish(b"later", defer_ms=3_600_000)
+    rig.turn()
+    consumer = rig.consume(1)
+
+    def keep_house() -> None:
+        rig.pass_time(1)
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.work()
+
+    for _ in range(5):
+        keep_house()  # nothing else is due then
+    rig.clock.wall += 3_600_000_000_000
+    keep_house()
+    assert consumer.wire.bodies == [b"later"]
+    rig.publish(b"again", defer_ms=10_000)
+    rig.turn()
+    consumer.ready(2)
+    rig.clock.wall -= 3_600_000_000_000
+    for _ in range(12):
+        keep_house()
+    assert consumer.wire.bodies == [b"later"], "due when the clock says so"
+    rig.pass_time(3_600)
+    assert consumer.wire.bodies.count(b"again") == 1
+
+
 def test_a_deferred_publish_comes_when_it_is_due_although_nobody_publishes():
     rig = Rig()
     consumer = rig.consume(1)
