@@ -8,9 +8,10 @@ the log and the channel state are handed over, never shared. What makes a leader
 this node, this process life and this log, in an epoch above the promise; then the promise is journalled. Spec:
 `Become`, `Restart`.
 
-Parts: `Promises` answers the leaders of other nodes, `LogTrust` knows which logs can not be vouched for, `Damage` which
-batches do not verify, `GivingUp` does without them, `ReplicaFiles` changes the files of those that catch up,
-`ReplicaAnswers` tells others what is here. They share `leading` and `followers`, which only this class changes.
+Parts: `ReplicaLogs` opens logs, `LogTrust` knows which of them can not be vouched for, `Damage` which batches do not
+verify, `GivingUp` does without these. `Promises` answers the leaders of other nodes, `ReplicaFiles` changes the files
+of those that catch up, `ReplicaAnswers` tells others what is here. They share `leading` and `followers`, which only
+this class changes.
 
 Invariants: a process life leads an epoch at most once; no role is taken before the promise it rests on is durable;
 files go only by a tombstone, or because the record no longer names this node.
@@ -39,6 +40,7 @@ from nsqha.server.partition_records import PartitionRecords
 from nsqha.server.promises import Promises
 from nsqha.server.replica_answers import ReplicaAnswers
 from nsqha.server.replica_files import ReplicaFiles
+from nsqha.server.replica_logs import ReplicaLogs
 from nsqha.server.scrub import Replica as Scrubbed
 
 if TYPE_CHECKING:
@@ -112,7 +114,6 @@ class Replicas:
         self._limits = limits
         self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
         self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
-        self._drawn: set[int] = set()  # names of logs that are about to be made
         self._strays: set[Key] = set()  # was moved away while this node was down: files that go
         self._locks = Locks[Key]()
         self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
@@ -130,6 +131,15 @@ class Replicas:
             on_failure=on_failure,
         )
         self.giving_up = GivingUp(self.damage, self.trust, log_of=self.log_of, disk=disk, on_failure=on_failure)
+        self.logs = ReplicaLogs(
+            node=node,
+            journal=journal,
+            journal_writer=journal_writer,
+            opener=opener,
+            disk=disk,
+            damage=self.damage,
+            trust=self.trust,
+        )
         self._files = ReplicaFiles(
             node=node,
             journal=journal,
@@ -277,51 +287,10 @@ class Replicas:
             if node in nodes and nodes[node].grpc_address:
                 self._links.prepare(node, nodes[node].grpc_address)
 
-    def draw_log_uid(self) -> int:
-        """A name for a log that is about to be made here, to be put into the record of a new partition."""
-        log_uid = self._opener.new_log_uid()
-        self._drawn.add(log_uid)
-        return log_uid
-
-    def forget_log_uid(self, log_uid: int) -> None:
-        """No record names it."""
-        self._drawn.discard(log_uid)
-
     async def make(self, topic: Versioned[TopicRecord], number: int) -> None:
-        """Open the log, or begin an empty one."""
-        record, key = topic.record, (topic.record.uid, number)
-        meta = record.partitions[number]
-        drawn = meta.isr.get(self._node, 0)
-        if drawn in self._drawn or self._never_made(key, meta):
-            # Made by this process a moment ago, or by an earlier life that died before it made the log: its record was
-            # written, and nothing can have been promised or acknowledged.
-            promise = 0 if drawn in self._drawn else meta.epoch
-            logs = await self._disk.run(lambda: self._opener.create(record, {number: drawn}))
-            self._drawn.discard(drawn)
-            if not ids.is_ephemeral(record.name):
-                self._opener.stage_promise(key, promise, logs[number].log, drawn)
-            self._follow(topic, number, logs[number], promise=promise)
-            return
-        name = self._good_name(key, self._sync_of(record, meta))
-        logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
-        opened = logs[number]
-        known = self._journal.record(key)
-        promise = known.promise if known is not None else 0
-        if known is None or not known.promise_trusted or opened.log_uid != known.log_uid:
-            # What was promised before may be lost, or was promised for another log.
-            promise = max(promise, meta.epoch)
-        self._opener.stage_promise(key, promise, opened.log, opened.log_uid)
-        await self._journal_writer.promise()
-        if opened.report is not None:
-            bad = self.damage.recovered(key, opened.report)
-            self.trust.recovered(key, opened.log, opened.report, name, bad)
+        """Open the log, or begin an empty one, and follow with it."""
+        opened, promise = await self.logs.open(topic.record, number)
         self._follow(topic, number, opened, promise=promise)
-
-    def _good_name(self, key: Key, sync: str) -> int:
-        """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""
-        known = self._journal.record(key)
-        lost = sync != "always" and self._journal.host_restarted
-        return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
 
     async def _whole_again(self, key: Key, name: int) -> None:
         """Everything that recovery found damaged is mended: this log is what it was, if no leader has taken it on."""
@@ -352,15 +321,6 @@ class Replicas:
             follower.mended()
             if follower.state is None:
                 await self._files.reload(follower)
-
-    def _never_made(self, key: Key, meta: PartitionMeta) -> bool:
-        """Whether the ISR names a log of this node that never was: its node died between the record and the log.
-
-        Nothing of it is in the journal, which is written before a log is led. That may also be because an old copy of
-        the data directory was put back: then the log existed, and may be begun anew under its name only because, by
-        the record, nothing in it was ever acknowledged. A later epoch was begun by somebody who had seen a log."""
-        alone = set(meta.isr) == {self._node} and bool(meta.isr[self._node])
-        return alone and meta.epoch == 1 and meta.nothing_acked and self._journal.record(key) is None
 
     def _follow(self, topic: Versioned[TopicRecord], number: int, opened: OpenedLog, *, promise: int) -> None:
         key = (topic.record.uid, number)
@@ -404,21 +364,37 @@ class Replicas:
         times.append(self._clock.monotonic())
         await follower.release()
         times.append(self._clock.monotonic())
-        state = follower.state
+        opened = await self._promise_to_lead(fresh, number, follower)
+        times.append(self._clock.monotonic())
+        if opened is not None:
+            self._begin_leading(fresh, number, topic, opened, times)
+
+    async def _promise_to_lead(
+        self, fresh: Versioned[TopicRecord], number: int, follower: Follower
+    ) -> OpenedLog | None:
+        """Journal the promise of our own epoch; the log and state to lead with. None: the node stops."""
+        record, key = fresh.record, follower.key
+        epoch, state = record.partitions[number].epoch, follower.state
         assert state is not None
         opened = OpenedLog(follower.log, follower.log_uid, state, None)
         del self.followers[key]
-        if not ids.is_ephemeral(name):  # whose record goes with this process: nobody else ever leads it
-            self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
+        if not ids.is_ephemeral(record.name):  # whose record goes with this process: nobody else ever leads it
+            self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
             try:
                 await self._journal_writer.promise()
             except NsqhaError:
                 self._follow(fresh, number, opened, promise=follower.epoch)
                 raise
-        times.append(self._clock.monotonic())
         if self._ending():
-            self._follow(fresh, number, opened, promise=meta.epoch)
-            return
+            self._follow(fresh, number, opened, promise=epoch)
+            return None
+        return opened
+
+    def _begin_leading(
+        self, fresh: Versioned[TopicRecord], number: int, topic: Topic, opened: OpenedLog, times: list[float]
+    ) -> None:
+        """Write the first batch of the epoch; `times`: when the steps up to here ended."""
+        name, key, meta = fresh.record.name, (fresh.record.uid, number), fresh.record.partitions[number]
         partition = self._opener.partition(fresh.record, number, meta, opened)
         # What was changed through this node since that read: nobody else knows that its logs have to follow.
         channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
@@ -432,11 +408,11 @@ class Replicas:
             meta,
             key=key,
             topic=name,
-            log_uid=follower.log_uid,
+            log_uid=opened.log_uid,
             node=self._node,
             clock=self._clock,
             links=self._links,
-            records=PartitionRecords(self._metadata, name, uid, number),
+            records=PartitionRecords(self._metadata, name, key[0], number),
             nodes=self._nodes,
             spawn=self._spawn,
             step_down=self._stepping_down,

@@ -289,14 +289,14 @@ class Topics(Mapping[str, Topic]):
             channels = ChannelList()
             for channel in await self.known_channels(name):
                 channels = channels.with_channel(channel, ids.new_uid(self._rng))
-            log_uid = cluster.replicas.draw_log_uid()
+            log_uid = cluster.replicas.logs.draw_log_uid()
             metas = cluster.placed(settings, {0: log_uid}, alone=alone)
             try:
                 versioned = await self._metadata.write(
                     lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
                 )
             except Conflict:
-                cluster.replicas.forget_log_uid(log_uid)
+                cluster.replicas.logs.forget_log_uid(log_uid)
                 found = await self._metadata.read(lambda: self._store.topic(name))
                 if found is None:
                     raise Unavailable(f"topic {name} comes and goes") from None

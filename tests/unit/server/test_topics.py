@@ -65,13 +65,17 @@ class Registrar:
         self.told.append((topic, channels))
 
 
-class Replicas:
-    """Nobody is led or followed."""
-
+class ReplicaLogs:
     def draw_log_uid(self) -> int:
         return 1
 
     def forget_log_uid(self, log_uid: int) -> None: ...
+
+
+class Replicas:
+    """Nobody is led or followed."""
+
+    logs = ReplicaLogs()
 
     async def settle(self, topic: Any) -> None: ...
 

@@ -1,0 +1,101 @@
+"""A replica's log is opened, or begun empty: under which log_uid, and with which promise.
+
+    found on this disk   recovered; it keeps its name if recovery can vouch for it, and its promise if that is trusted
+    never made           begun under the name that the record has for it: this process drew it, or an earlier life did,
+                         which died before it made the log
+
+Invariant: nothing is opened under a name that acknowledged messages are counted on by, unless it has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqha import ids
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.election.model import PartitionMeta, TopicRecord
+    from nsqha.server.damage import Damage
+    from nsqha.server.disk import DiskRounds
+    from nsqha.server.journalling import JournalWriter
+    from nsqha.server.log_trust import LogTrust
+    from nsqha.server.opening import OpenedLog, PartitionOpener
+
+Key = tuple[int, int]  # topic uid, partition
+
+
+class ReplicaLogs:
+    """Opens the logs of one node's replicas."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        journal: NodeJournal,
+        journal_writer: JournalWriter,
+        opener: PartitionOpener,
+        disk: DiskRounds,
+        damage: Damage,
+        trust: LogTrust,
+    ) -> None:
+        self._node = node
+        self._journal = journal
+        self._journal_writer = journal_writer
+        self._opener = opener
+        self._disk = disk
+        self._damage = damage
+        self._trust = trust
+        self._drawn: set[int] = set()  # names of logs that are about to be made
+
+    def draw_log_uid(self) -> int:
+        """A name for a log that is about to be made here, to be put into the record of a new partition."""
+        log_uid = self._opener.new_log_uid()
+        self._drawn.add(log_uid)
+        return log_uid
+
+    def forget_log_uid(self, log_uid: int) -> None:
+        """No record names it."""
+        self._drawn.discard(log_uid)
+
+    async def open(self, record: TopicRecord, number: int) -> tuple[OpenedLog, int]:
+        """Open the log, or begin an empty one; the epoch that is promised with it."""
+        key, meta = (record.uid, number), record.partitions[number]
+        drawn = meta.isr.get(self._node, 0)
+        if drawn in self._drawn or self._never_made(key, meta):
+            # Its record was written, and nothing can have been promised or acknowledged.
+            promise = 0 if drawn in self._drawn else meta.epoch
+            logs = await self._disk.run(lambda: self._opener.create(record, {number: drawn}))
+            self._drawn.discard(drawn)
+            if not ids.is_ephemeral(record.name):
+                self._opener.stage_promise(key, promise, logs[number].log, drawn)
+            return logs[number], promise
+        name = self._good_name(key, meta.sync or self._opener.sync_of(record))
+        logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
+        opened = logs[number]
+        known = self._journal.record(key)
+        promise = known.promise if known is not None else 0
+        if known is None or not known.promise_trusted or opened.log_uid != known.log_uid:
+            # What was promised before may be lost, or was promised for another log.
+            promise = max(promise, meta.epoch)
+        self._opener.stage_promise(key, promise, opened.log, opened.log_uid)
+        await self._journal_writer.promise()
+        if opened.report is not None:
+            bad = self._damage.recovered(key, opened.report)
+            self._trust.recovered(key, opened.log, opened.report, name, bad)
+        return opened, promise
+
+    def _good_name(self, key: Key, sync: str) -> int:
+        """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""
+        known = self._journal.record(key)
+        lost = sync != "always" and self._journal.host_restarted
+        return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
+
+    def _never_made(self, key: Key, meta: PartitionMeta) -> bool:
+        """Whether the ISR names a log of this node that never was: its node died between the record and the log.
+
+        Nothing of it is in the journal, which is written before a log is led. That may also be because an old copy of
+        the data directory was put back: then the log existed, and may be begun anew under its name only because, by
+        the record, nothing in it was ever acknowledged. A later epoch was begun by somebody who had seen a log."""
+        alone = set(meta.isr) == {self._node} and bool(meta.isr[self._node])
+        return alone and meta.epoch == 1 and meta.nothing_acked and self._journal.record(key) is None
