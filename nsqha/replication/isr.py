@@ -23,7 +23,8 @@ EtcdApply happens in the store, at any time after Propose, and the keeper may ne
 - A node that says that it shuts down leaves the set before its stream ends, so that nothing waits for it. A leader that
   has a successor, or shuts down itself, names the next leader in the record as soon as everything it has is committed:
   the controller's election, written by the one who knows best that the successor lacks nothing (HandOver). A replica
-  that says that it could not lead, as its log is damaged, is passed over.
+  that says that it could not lead, as its log is damaged, is passed over. A successor that has not taken over for long
+  is taken out of the record: no other node sends this one anything meanwhile, and there may be no controller.
 
 Invariants, asserted after each call: at most one proposal may be in force; effective is a superset of recorded and of
 that proposal; this node is recorded, and whom a proposal names as leader is a member of it; nothing is proposed below
@@ -58,6 +59,7 @@ class IsrLimits:
     settle_seconds_max: float = 30.0
     retry_seconds: float = 0.1  # between attempts to learn an outcome
     refused_seconds: float = 1.0  # a join that the store refused is not tried again before
+    successor_seconds: float = 10.0  # a successor has so long to take over; a controller gives it up before
     unwatched_seconds: float = 0.25  # a pause between two calls counts for no more than this
 
 
@@ -83,7 +85,7 @@ class Propose:
 
     meta: PartitionMeta
     registered: Mapping[int, int]
-    change: str  # shrink, expand, swap, transfer
+    change: str  # shrink, expand, swap, transfer, transfer_given_up
     why: str
 
 
@@ -202,6 +204,7 @@ class IsrKeeper:
         self._awaiting = False  # a compare-and-set of ours has no reply yet
         self._unread = False  # the record is to be read before anything is proposed
         self._retry_at = now
+        self._named_at = now  # since then the record names the successor that it does
         self._departing: frozenset[int] = frozenset()
         self._followers = {n: _Follower(now) for n in meta.isr if n != node}
         self._ends = deque([(now, epoch_start)])  # (time, our end then), back to `replica_timeout` ago
@@ -368,6 +371,8 @@ class IsrKeeper:
             self._follower(node).near_since = None
         for node in set(meta.isr) - set(self.meta.isr):
             self._follower(node).since = self._time
+        if meta.successor != self.meta.successor:
+            self._named_at = self._time
         self.meta = meta
         self._proposal = None
         return self._changed()
@@ -414,6 +419,9 @@ class IsrKeeper:
         heir = self.heir
         if heir and self._committed == self._end and self._may_lead(heir):
             return self._transfer(heir)
+        if self.meta.successor and self._time - self._named_at >= self.limits.successor_seconds:
+            text = f"node {self.meta.successor} has not taken over for {self.limits.successor_seconds} s"
+            return self._ask(replace(self.meta, successor=0), None, "transfer_given_up", text, {})
         joiner = next((node for node in self.meta.replicas if node not in isr and self._may_join(node)), None)
         if joiner is not None and len(isr) < floor:
             return self._propose("expand", joins=joiner, why=f"node {joiner} caught up; nothing commits without it")
@@ -436,8 +444,12 @@ class IsrKeeper:
         if joins is not None:
             isr[joins] = self._followers[joins].log_uid
             registered[joins] = self._followers[joins].registration
-        meta = replace(self.meta, isr=isr)
-        self._proposal = _Proposal(meta, joins)
+        return self._ask(replace(self.meta, isr=isr), joins, change, why, registered)
+
+    def _ask(
+        self, meta: PartitionMeta, joiner: int | None, change: str, why: str, registered: Mapping[int, int]
+    ) -> list[Action]:
+        self._proposal = _Proposal(meta, joiner)
         self._awaiting = True
         self._retry_at = self._time
         return [*self._changed(), Propose(meta, registered, change, why)]
@@ -449,10 +461,7 @@ class IsrKeeper:
             del isr[self.node]
         registration = self._followers[heir].registration
         meta = replace(self.meta, leader=heir, epoch=self.epoch + 1, registration=registration, successor=0, isr=isr)
-        self._proposal = _Proposal(meta, heir)
-        self._awaiting = True
-        self._retry_at = self._time
-        return [Propose(meta, {heir: registration}, "transfer", f"node {heir} is to lead")]
+        return self._ask(meta, heir, "transfer", f"node {heir} is to lead", {heir: registration})
 
     def _may_lead(self, node: int) -> bool:
         """A member that is there, with the log that the record names, fit, and did not just lose its registration."""

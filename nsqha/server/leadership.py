@@ -268,7 +268,8 @@ class Leadership:
                 case Propose(meta, registered, change, why):
                     members = sorted(f"{node:016x}" for node in meta.isr)
                     told = _NODE.sub(lambda found: f"node {int(found[1]):016x}", why)  # as everybody else names them
-                    log.info("isr_" + change, "%s/%d: %s; proposed: %s", self.topic, self.key[1], told, members)
+                    event = change if change == "transfer_given_up" else f"isr_{change}"
+                    log.info(event, "%s/%d: %s; proposed: %s", self.topic, self.key[1], told, members)
                     self._spawn(self._write(self._records.propose(meta, registered), fence=False))
                 case Fence(version):
                     self._spawn(self._write(self._records.fence(version), fence=True))

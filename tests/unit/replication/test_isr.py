@@ -550,6 +550,38 @@ def test_a_named_successor_that_says_that_it_is_unfit_is_not_waited_for() -> Non
     assert rig.keeper.heir == C and proposal(rig.step()).meta.leader == C
 
 
+def test_a_successor_that_does_not_take_over_is_taken_out_of_the_record() -> None:
+    """Other nodes send their publishes nowhere meanwhile, and there may be no controller that gives it up."""
+    rig = Rig()
+    rig.committed = rig.end
+    rig.in_sync(B, C)
+    rig.step(20.0)
+    rig.keeper.refreshed(newer(rig.keeper.meta, successor=C), rig.now)
+    rig.keeper.lost(C, rig.now)
+    rig.keeper.refreshed(newer(rig.keeper.meta, isr={A: 100, B: 200}), rig.now)  # it left the ISR and stays away
+    rig.now += 0.1
+    assert not rig.step(9.0)
+    given_up = proposal(rig.step(3.0))
+    assert given_up.change == "transfer_given_up" and given_up.meta.successor == 0
+    assert given_up.meta == replace(rig.keeper.meta, successor=0)
+    assert not rig.keeper.replied(Applied(newer(given_up.meta)), rig.now) and rig.keeper.heir == 0
+    assert not rig.step(30.0)
+
+
+def test_a_successor_has_its_time_from_when_it_was_named() -> None:
+    rig = Rig(replace(record(), successor=C))
+    rig.in_sync(B)
+    rig.committed = rig.end
+    rig.keeper.lost(C, rig.now)
+    rig.keeper.refreshed(newer(rig.keeper.meta, isr={A: 100, B: 200}), rig.now)
+    assert not rig.step(8.0)
+    rig.keeper.refreshed(newer(rig.keeper.meta, successor=B), rig.now)
+    rig.heard(B, rig.end - 1)
+    rig.committed = rig.end - 1
+    assert not [a for a in rig.step(1.5) if isinstance(a, Propose)]
+    assert not [a for a in rig.step(5.0) if isinstance(a, Propose) and a.change == "transfer_given_up"]
+
+
 def test_a_leader_that_shuts_down_passes_over_a_named_successor_that_is_unfit() -> None:
     rig = departing(A, meta=replace(record(), successor=C))
     rig.heard(C, rig.end, fit=False)
