@@ -5,8 +5,9 @@ is known to be on this disk (`local_durable`) and a cut that was begun; and for 
 belongs to, whether the last stop was clean, under which kernel boot it ran, and whether a failed fsync closed the
 directory (poison). One lock file keeps a second process out.
 
-It is a `recordfile` of JSON texts (`journal_record`), preallocated, made anew at every start and whenever it passes
-1 MiB. One record is one round for all partitions, with one crc, one write and one fdatasync.
+It is a `recordfile` of JSON texts (`journal_record`), preallocated, made anew at every start and whenever it passes 1
+MiB. On a disk without a free block the new one is made of what was preallocated for the old one. One record is one
+round for all partitions, with one crc, one write and one fdatasync.
 
 What is found at start:
 - a torn last record is ordinary, but it may have held promises: `promise_trusted` is False for every partition until a
@@ -133,7 +134,13 @@ class NodeJournal:
             node, records = _starting_state(found, rng, boot_id)
             payload = encode(node, records, {})
             # Always made anew: a torn tail is gone, the start and its doubts are on disk, and an old format is updated.
-            file = RecordFile.create(storage, path, payload, allocate=_rewrite_at(len(payload)) + SLACK_BYTES)
+            try:
+                file = RecordFile.create(storage, path, payload, allocate=_rewrite_at(len(payload)) + SLACK_BYTES)
+            except AppendFailed:
+                # A node has to start on a full disk: what the last life had reserved is for this one's first writes.
+                if found is None or not RecordFile.give_back(storage, path):
+                    raise
+                file = RecordFile.create(storage, path, payload)
         except BaseException:
             lock.close()
             raise

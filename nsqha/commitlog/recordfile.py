@@ -196,6 +196,21 @@ class RecordFile:
         contents = scan(file.pread(file.size(), 0))
         return cls(storage, path, file, contents.end, len(contents.payloads) + 1), contents
 
+    @classmethod
+    def give_back(cls, storage: Storage, path: str) -> bool:
+        """Free what is preallocated behind the last record. False: the tail says that the file is torn or damaged."""
+        file, contents = cls.load(storage, path)
+        try:
+            if contents.torn or contents.damaged:
+                return False
+            file._file.truncate(contents.end)
+            file._file.sync()  # a file system may hold on to blocks until then
+        except (OSError, StorageError) as error:
+            raise Poisoned(f"{path}: {error}") from error
+        finally:
+            file.close()
+        return True
+
     def append(self, payload: bytes) -> None:
         """Add a record; it is on disk when this returns."""
         self._check()
