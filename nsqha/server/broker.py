@@ -105,7 +105,7 @@ class Broker:
         self._housekeeping: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.journal_writer = JournalWriter(journal, disk, self.fail)
-        self.changes = Changes(loop)
+        self.changes = Changes(loop, options.publish_outcome_wait_ns / 1e9)
         self.cluster = cluster
         metadata = Metadata(store, disk.run if cluster is None else cluster.run, journal, self.fail)
         self.topics = Topics(

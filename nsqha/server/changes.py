@@ -3,14 +3,19 @@
 A change awaits the metadata and the logs several times. Two changes of one topic must not interleave there: each holds
 the topic's lock (`of`), and looks at the world again once it has it, as a topic may have come or gone meanwhile. Half a
 change would leave metadata and logs apart, so one that began ends, whoever goes away meanwhile (`whole`).
+
+That may take as long as a disk is full, or an ISR too small. Whoever asked waits a while and is told that nobody knows;
+who asks for the same again waits for the change that is under way (`once`), so that they do not pile up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Generic, TypeVar
+
+from nsqha.errors import OutcomeUnknown
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -44,10 +49,13 @@ class Locks(Generic[K]):
 class Changes:
     """The changes under way on one node."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait_seconds: float | None = None) -> None:
+        """`wait_seconds`: whoever asked for a change waits so long for it; None: to its end."""
         self._loop = loop
+        self._wait_seconds = wait_seconds
         self._topics = Locks[str]()
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._same: dict[Hashable, asyncio.Task[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -70,7 +78,26 @@ class Changes:
 
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, also if whoever asked for it goes away meanwhile."""
-        return await asyncio.shield(self.begin(work))
+        return await self.outcome(self.begin(work))
+
+    async def once(self, what: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """As `whole`; all who ask for the same at once wait for one change."""
+        task = self._same.get(what)
+        if task is None or task.done():
+            task = self._same[what] = self.begin(work())
+            task.add_done_callback(lambda done: self._forget(what, done))
+        return await self.outcome(task)
+
+    def _forget(self, what: Hashable, task: asyncio.Task[Any]) -> None:
+        if self._same.get(what) is task:
+            del self._same[what]
+
+    async def outcome(self, change: asyncio.Task[T]) -> T:
+        """What comes of a change that was begun. OutcomeUnknown if it takes too long; it goes on."""
+        await asyncio.wait([change], timeout=self._wait_seconds)
+        if not change.done():
+            raise OutcomeUnknown("the change is not committed yet; it goes on")
+        return change.result()
 
     async def wait(self, seconds: float) -> None:
         """Let what is under way end, for so long."""

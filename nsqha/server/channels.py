@@ -23,7 +23,7 @@ from nsqha import ids
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import ChannelList
-from nsqha.errors import NotFound, NsqhaError, Unavailable
+from nsqha.errors import NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.server.changes import Changes
@@ -97,7 +97,7 @@ class Channels:
     async def ensure(self, topic: Topic, channel: str) -> bool:
         """Make the channel if it is not there; False if its topic is being deleted."""
         if not self._has(topic, channel):
-            await self._changes.whole(self._create(topic, channel))
+            await self._changes.once((topic.record.uid, channel), lambda: self._create(topic, channel))
         return not topic.deleting
 
     def _has(self, topic: Topic, channel: str) -> bool:
@@ -118,11 +118,11 @@ class Channels:
 
     async def delete_if_unused(self, topic: str, channel: str) -> None:
         """Delete it, unless it has a consumer when its turn comes."""
-        await self._changes.whole(self._delete(topic, channel, unless_used=True))
+        await self._changes.once(("unused", topic, channel), lambda: self._delete(topic, channel, unless_used=True))
 
     async def leave(self, topic: str, channel: str) -> None:
         """Nobody may be left who reads this #ephemeral channel."""
-        with suppress(NotFound, Unavailable):  # somebody else deleted it
+        with suppress(NotFound, Unavailable, OutcomeUnknown):  # somebody else deleted it, or it goes on
             await self.delete_if_unused(topic, channel)
 
     async def _delete(self, topic: str, channel: str, *, unless_used: bool = False) -> None:

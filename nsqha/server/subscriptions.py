@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.clock import Now
-from nsqha.errors import NotFound, Unavailable
+from nsqha.errors import NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
 from nsqha.server.channels import Channels
 from nsqha.server.delivery import Consumer
@@ -116,7 +116,7 @@ class Subscriptions:
         while loop.time() < deadline and not topic.deleting and not self._exiting():
             if not any(topic.places_missing(consumer) for consumer in topic.consumers.get(channel, ())):
                 return
-            with suppress(NotFound, Unavailable):  # led elsewhere again
+            with suppress(NotFound, Unavailable, OutcomeUnknown):  # led elsewhere again, or it goes on
                 await self._channels.ensure(topic, channel)
             await asyncio.sleep(MAKE_AGAIN_SECONDS)
 
@@ -144,5 +144,5 @@ class Subscriptions:
             self._spawn(self._delete_if_unused(topic, channel))
 
     async def _delete_if_unused(self, topic: str, channel: str) -> None:
-        with suppress(NotFound, Unavailable):  # somebody else deleted it
+        with suppress(NotFound, Unavailable, OutcomeUnknown):  # somebody else deleted it, or it goes on
             await self._channels.delete_if_unused(topic, channel)

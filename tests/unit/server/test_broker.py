@@ -13,7 +13,7 @@ import pytest
 
 from nsqha import hot
 from nsqha.commitlog.storage import OsStorage
-from nsqha.errors import AppendFailed, LogCorrupt, NotFound, Poisoned, Unavailable
+from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.opening import PartitionOpener
 from tests.unit.server.broker_rig import Gate, consumer, running, start, subscribed, until
 
@@ -418,5 +418,34 @@ def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(tmp_path: Path):
             await partition.commit_events()
             channel = partition.cursors.channels["c"]
             assert (channel.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
+
+    asyncio.run(story())
+
+
+# ---- a log that takes nothing
+
+
+def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(tmp_path: Path):
+    """A full disk, or too small an ISR: a SUB that never ends holds its client for ever, and each try a change."""
+
+    async def story() -> None:
+        async with running(tmp_path, publish_outcome_wait_ns=50_000_000) as broker:
+            await broker.publishing.publish("t", ONE, 1)
+            partition = broker.topics.topic("t").led[0]
+            partition.hold(True)
+            for _ in range(2):
+                with pytest.raises(OutcomeUnknown):
+                    await broker.channels.create("t", "c")
+                with pytest.raises(OutcomeUnknown):
+                    await broker.subscriptions.subscribe(consumer("t", "c"))
+            with pytest.raises(OutcomeUnknown):
+                await broker.channels.pause_topic("t", True)
+            assert len(broker.changes) == 2, "the channel, once, and the pause behind it"
+            partition.hold(False)
+            await until(lambda: not len(broker.changes))
+            assert partition.cursors.topic_paused
+            await broker.channels.pause_topic("t", False)
+            reader = await subscribed(broker, "t", "c", rdy=1)
+            await until(lambda: reader.wire.bodies == [b"one"])
 
     asyncio.run(story())
