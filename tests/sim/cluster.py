@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nsqha.election.model import TopicSettings
@@ -33,6 +33,7 @@ from tests.sim.comparison import Comparison
 from tests.sim.invariants import ErrorLog, Oracle, Violation
 from tests.sim.ledger import LATE_SECONDS
 from tests.sim.loop import START, NodeLoop, Scheduler
+from tests.sim.losses import Losses
 from tests.sim.metadata import SimMetadata
 from tests.sim.net import Network
 from tests.sim.node import DATA, SimController, SimNode
@@ -107,6 +108,7 @@ class SimCluster:
         self.flips: list[tuple[SimNode, str, int, int]] = []  # node, path, byte, what it was
         self._leaderless: dict[tuple[int, int], float] = {}  # until when it may be
         self.lost: set[tuple[tuple[int, int], int]] = set()  # (partition, log id): damaged on every node
+        self.losses = Losses(self)
         for node in self.nodes:
             node.on_end = self._ended
         self._log = ErrorLog(self)
@@ -306,6 +308,7 @@ class SimCluster:
                 machine.storage._crash_at = None
             if not machine.up:
                 machine.start()
+        self.losses.healed()
 
     def converge(self) -> None:
         """All replicas in sync, everything acknowledged is delivered."""
@@ -329,19 +332,34 @@ class SimCluster:
             operators.read_again(lambda condition, what: self.until(condition, CONVERGE_SECONDS, what))
             self.until(comparison.drained, CONVERGE_SECONDS, "everything is delivered once more")
         self.run_for(QUIET_SECONDS)
+        self._settled()
+        if self.lost:  # what was given up, and what was mended, is what the files say
+            for node in self.nodes:
+                node.end("restarted once more")
+            self.until(lambda: self._rescued() and comparison.in_sync(), CONVERGE_SECONDS, "all are in sync again")
+            self._seen(comparison.lost, "all have the same of what was lost")
+            self.run_for(QUIET_SECONDS)
+            self._settled()
+
+    def _settled(self) -> None:
+        comparison = self.comparison
         self.until(lambda: comparison.in_sync() and comparison.level(), CONVERGE_SECONDS, "all have applied the same")
-        for look, what in ((comparison.damage, "damage is mended"), (comparison.remains, "what is not wanted is gone")):
-            try:
-                self.until(lambda look=look: next(look(), None) is None, CONVERGE_SECONDS, what)  # type: ignore[misc]
-            except Violation as violation:
-                raise Violation(f"{violation}\n  {list(look())[:5]}") from None
+        self._seen(comparison.damage, "damage is mended")
+        self._seen(comparison.remains, "what is not wanted is gone")
+
+    def _seen(self, look: Callable[[], Iterator[str]], what: str) -> None:
+        """Wait until there is nothing more to see."""
+        try:
+            self.until(lambda: next(look(), None) is None, CONVERGE_SECONDS, what)
+        except Violation as violation:
+            raise Violation(f"{violation}\n  {list(look())[:5]}") from None
 
     def _rescued(self) -> bool:
         """An operator looks at partitions that nobody leads for long: every member died with damage, more than once; or
         some with damage, and the others with their host before a sync."""
         faults = self.plan.faults
         hosts_die = self.plan.sync != "always" and "power_loss" in faults and "bit_flip" in faults
-        looks = self.operators is not None and (self.plan.damage_anywhere or hosts_die)
+        looks = self.operators is not None and (self.plan.damage_anywhere or hosts_die or bool(self.lost))
         for name, key, _ in self.named_metas() if looks else ():
             if any(node.replicas is not None and key in node.replicas.leading for node in self.nodes):
                 self._leaderless.pop(key, None)

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from nsqha.cursor.checkpoint import digest
+from nsqha.errors import LogCorrupt
 from tests.sim.invariants import Violation
 
 if TYPE_CHECKING:
@@ -92,6 +93,33 @@ class Comparison:
             if inode is not None and len(inode.now) > at and inode.now[at] != byte and self._used(node, path):
                 yield f"{node.name}: byte {at} of {path} is {inode.now[at]:#x} and was {byte:#x}"
 
+    def lost(self) -> Iterator[str]:
+        """Batches that were damaged everywhere, and that replicas do not have the same of."""
+        for key, log_id in self.cluster.lost:
+            holders = self.holders(key)
+            if any(log_id < log.start.log_id for _, log, _, _ in holders):
+                continue  # retention has gone past it somewhere; who still has it finds nobody who could say more
+            copies: set[object] = set()
+            told = []
+            for node, log, _, _ in holders:
+                try:
+                    copies.add(copy := self._copy(key, log, log_id))
+                    told.append(f"{node.name}: {copy[0] if copy[0] == 'given up' else 'whole'}")
+                except LogCorrupt as error:
+                    copies |= {node.name, "damaged"}
+                    told.append(f"{node.name}: {error}")
+            if len(copies) > 1:
+                yield f"batch {log_id} of {self.cluster.name_of(key)}: {', '.join(told)}"
+
+    def _copy(self, key: Key, log: Any, log_id: int) -> tuple[object, ...]:
+        """What a replica has of a batch; of one that was given up only its place may be known."""
+        entry = log.entry(log_id)
+        if entry.lost and (key, log_id) in self.cluster.lost:
+            return "given up", entry.first_offset, entry.end_offset, entry.position, entry.end_position
+        if (key, log_id) in self.cluster.lost:
+            entry = entry._replace(durable=0)  # one that was written anew does not know that
+        return entry.encode(), bytes(log.events(entry))
+
     def _used(self, node: SimNode, path: str) -> bool:
         """Whether the file belongs to a replica of the node; one that was set aside does not."""
         folder, _, name = path.rpartition("/")
@@ -136,10 +164,10 @@ class Comparison:
             raise Violation(f"{name}: channel states differ: {digests}")
         first = max(log.start.log_id for _, log, _, _ in holders)
         for log_id in range(first, holders[0][1].end.log_id):
-            copies = set()
+            copies: set[object] = set()
             for _, log, _, _ in holders:
                 entry = log.entry(log_id)
-                copies.add((entry.encode(), bytes(log.events(entry))))
+                copies.add(self._copy(key, log, log_id))
                 if entry.lost and (key, log_id) not in self.cluster.lost:
                     raise Violation(f"{name}: batch {log_id} was given up, and some node had it")
             if len(copies) != 1:

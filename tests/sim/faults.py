@@ -9,7 +9,8 @@ make losses legitimate (docs/guarantees.md) is not done:
 - Only one disk is replaced in a run, and none while another member is the last with what was acknowledged.
 - A bit is turned over only in what is durable and committed, and each batch is damaged on one node at most: another
   member of the ISR has it as it was. In most runs all damage of a partition is on one node; in some anywhere, and all
-  members may be opened anew and be found damaged: they mend one another before anybody leads.
+  members may be opened anew and be found damaged: they mend one another before anybody leads. What nobody has is drawn
+  by `losses`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.errors import LogCorrupt
+from nsqha.server.opening import durable_everywhere
 from tests.sim.metadata import Trouble
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]  # topic uid, partition
 
+POWER = {"power_loss", "power_loss_all", "die_writing"}  # a host may go with them
 DURATIONS = (0.05, 0.3, 1.0, 2.0, 4.0, 7.0)
 
 
@@ -51,6 +54,7 @@ class Misfortune:
             node.may_lose_power = lambda n=node: self._loses_cache(n)  # type: ignore[misc]
         for kind, rate in sorted(cluster.plan.faults.items()):
             self._next(kind, rate)
+        cluster.losses.begin(self._damaged)
 
     def stop(self) -> None:
         """Nothing new happens."""
@@ -323,8 +327,11 @@ class Misfortune:
             path, at = pair.path(SEGMENT), entry.position - pair.position + rng.randrange(entry.size)
         else:
             path, at = pair.path(COMMITLOG), pair.slot(log_id) + rng.randrange(ENTRY_BYTES)
+        bit = rng.randrange(8)
+        if log_id >= durable_everywhere(log_) and POWER & {*self.cluster.plan.faults}:
+            return None  # a damaged end, after a power loss, is a torn one to whoever finds it
         self.cluster.flips.append((node, path, at, node.storage.contents()[path][at]))
-        node.storage.flip(path, 8 * at + rng.randrange(8))
+        node.storage.flip(path, 8 * at + bit)
         return f"{node.name}: batch {log_id} of {self.cluster.name_of(key)}, byte {at} of {path.rpartition('/')[2]}"
 
     # ---- the metadata store

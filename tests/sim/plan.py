@@ -67,6 +67,7 @@ class Plan:
     relayed: bool = False  # further consumers, each at a node that need not lead anything
     ephemeral: bool = False  # consumers of an #ephemeral channel
     damage_anywhere: bool = False  # bits flip on all nodes, of a partition too; else on one of its replicas
+    losses: int = 0  # batches that are damaged on every replica (`tests.sim.losses`)
     sync: str = "always"
     segment_bytes: int = 1 << 20
     retention_seconds: float = 3600.0  # short: the log start moves, files go, replicas begin in the middle
@@ -102,6 +103,8 @@ class Plan:
         plan.damage_anywhere = "bit_flip" in plan.faults and rng.random() < 0.4
         plan.operations = _some(rng, OPERATIONS, rng.choice((0.0, 0.15, 0.3, 0.5)))
         _keep_promises(plan)
+        if "bit_flip" in plan.faults:  # of a source of its own: it came later than all else
+            plan.losses = random.Random(f"losses {seed}").choice((0, 0, 0, 1, 1, 3))
         return plan
 
 
