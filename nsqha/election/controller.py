@@ -13,9 +13,9 @@ enough. Rounds have three kinds.
 A suspicion that is wrong costs an epoch, never a message: the new leader needs the promises of the ISR, and the
 compare-and-set names the version that was read, the registration of the new leader and the epoch of the controller.
 
-Parts: `Standing` is what is thought of each node, `Questions` what was asked and is not answered yet, `Planner` what is
-done slowly: replicas for partitions that have none, moves (`nsqha.election.moves`), replacement of nodes that stay
-away, leaderships back to their first replica.
+Parts: `Standing` is what is thought of each node, `Audit` whether leaders lead, `Questions` what was asked and is not
+answered yet, `Planner` what is done slowly: replicas for partitions that have none, moves (`nsqha.election.moves`),
+replacement of nodes that stay away, leaderships back to their first replica.
 
 Records are believed by version: an older one that arrives late changes nothing. A record that is missing ends our work
 on it, and deletes nothing. #ephemeral topics live and die with the node that made them and are nothing to us.
@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from nsqha.election.audit import Audit
 from nsqha.election.elect import Ballot, Elected, ReplicaReport, Wait, choose
 from nsqha.election.events import (
     Action,
@@ -50,7 +51,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import Planner, World
 from nsqha.election.questions import Questions
-from nsqha.election.rounds import Asked, Idle, Limits, Part, Round
+from nsqha.election.rounds import Asked, Limits, Part, Round
 from nsqha.election.standing import Standing
 from nsqha.ids import is_ephemeral
 
@@ -71,7 +72,7 @@ class ControllerMachine:
         self._puts: dict[PartitionName, tuple[PutPartition, float, str]] = {}
         self._reading: set[str] = set()
         self._questions = Questions(self.limits)
-        self._idle: dict[PartitionName, Idle] = {}
+        self._audit = Audit(self.limits)
         self._transfer_after: dict[PartitionName, float] = {}
         self._next_audit = now + self.limits.audit_s
         self._next_scan = now
@@ -179,14 +180,15 @@ class ControllerMachine:
         if part is not None:
             self._led[part.meta.leader].discard(name)
             del self._names[part.key]
-        for held in (self.rounds, self.seen, self._puts, self._idle, self._transfer_after):
+        for held in (self.rounds, self.seen, self._puts, self._transfer_after):
             held.pop(name, None)
+        self._audit.forget(name)
 
     def _set_meta(self, part: Part, meta: PartitionMeta) -> None:
         self._led[part.meta.leader].discard(part.name)
         if (part.meta.leader, part.meta.epoch) != (meta.leader, meta.epoch):
             self.rounds.pop(part.name, None)
-            self._idle.pop(part.name, None)
+            self._audit.forget(part.name)
         part.meta = meta
         self._picture = None
         self._led[meta.leader].add(part.name)
@@ -222,7 +224,7 @@ class ControllerMachine:
                 self.seen.get(name, {}).pop(node, None)
             else:
                 self.seen.setdefault(name, {})[node] = report
-            self._audit(self.parts[name], node, report, now)
+            self._audit.answered(self.parts[name], node, report, now)
             round_ = self.rounds.get(name)
             if round_ is not None and asked is not None and asked.sent >= round_.since:
                 round_.heard[node] = now
@@ -249,21 +251,6 @@ class ControllerMachine:
     def _returned(self, number: int, node: int) -> tuple[Asked | None, set[PartitionName]]:
         asked, waiting = self._questions.returned(number, node)
         return asked, {name for name in waiting if name in self.parts}
-
-    def _audit(self, part: Part, node: int, report: ReplicaReport | None, now: float) -> None:
-        """Count how often the leader of an epoch says that it does not lead."""
-        meta = part.meta
-        if node != meta.leader:
-            return
-        if report is not None and report.leading:
-            self._idle.pop(part.name, None)
-            return
-        idle = self._idle.get(part.name, Idle(meta.epoch, 0, now - self.limits.audit_s))
-        if now - idle.counted >= self.limits.audit_s * 0.9:
-            # It led, or began to, and stopped: a life that has promised an epoch does not lead it again.
-            gave_up = report is not None and report.promise >= meta.epoch
-            weight = (self.limits.idle_audits + 1) // 2 if gave_up else 1
-            self._idle[part.name] = Idle(meta.epoch, idle.audits + weight, now)
 
     def _put_done(self, event: PutDone, now: float) -> Iterable[PartitionName]:
         name = event.name
@@ -381,8 +368,7 @@ class ControllerMachine:
             return "leader's disk is closed"
         if meta.leader in self.standing.silent:
             return "leader does not answer"
-        idle = self._idle.get(part.name)
-        if idle is not None and idle.epoch == meta.epoch and idle.audits >= self.limits.idle_audits:
+        if self._audit.does_not_lead(part.name, meta):
             return "leader does not lead"
         if self.standing.cut_off(meta, now, after=self.limits.blamed_s):
             return "leader is cut off from its followers"

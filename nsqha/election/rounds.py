@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.events import Key
@@ -71,11 +71,3 @@ class Asked:
     keys: frozenset[Key]
     sent: float
     due: float
-
-
-class Idle(NamedTuple):
-    """A leader that says that it does not lead."""
-
-    epoch: int
-    audits: int
-    counted: float

@@ -1,0 +1,53 @@
+"""Whether the leader of an epoch leads. It is asked now and then, also when nobody complains.
+
+A leader that was elected a moment ago may still be about to begin, so one answer is not enough; one that has promised
+its epoch and does not lead it never will: a process life leads an epoch once. Its answers count double.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import PartitionMeta
+from nsqha.election.placement import PartitionName
+from nsqha.election.rounds import Limits, Part
+
+
+class Idle(NamedTuple):
+    """A leader that says that it does not lead."""
+
+    epoch: int
+    audits: int
+    counted: float
+
+
+class Audit:
+    """What leaders say of themselves."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._idle: dict[PartitionName, Idle] = {}
+
+    def answered(self, part: Part, node: int, report: ReplicaReport | None, now: float) -> None:
+        """A node says what it has of a partition; None: nothing."""
+        meta = part.meta
+        if node != meta.leader:
+            return
+        if report is not None and report.leading:
+            self.forget(part.name)
+            return
+        idle = self._idle.get(part.name, Idle(meta.epoch, 0, now - self._limits.audit_s))
+        if now - idle.counted >= self._limits.audit_s * 0.9:
+            gave_up = report is not None and report.promise >= meta.epoch
+            weight = (self._limits.idle_audits + 1) // 2 if gave_up else 1
+            self._idle[part.name] = Idle(meta.epoch, idle.audits + weight, now)
+
+    def does_not_lead(self, name: PartitionName, meta: PartitionMeta) -> bool:
+        """It has said so often enough."""
+        idle = self._idle.get(name)
+        return idle is not None and idle.epoch == meta.epoch and idle.audits >= self._limits.idle_audits
+
+    def forget(self, name: PartitionName) -> None:
+        """Another leader, or none, or no partition."""
+        self._idle.pop(name, None)
