@@ -27,6 +27,19 @@ class Restorable:
         self.cluster = cluster
         self._backup = folder / "backup"
 
+    def with_backup(self) -> Cluster:
+        """There is a topic `old`, and the backup knows it."""
+        self.cluster.create("old", "steady")
+        self.back_up()
+        return self.cluster
+
+    def outgrow_backup(self) -> None:
+        """A topic `new` with 20 messages, and a later epoch of `old`: the backup knows neither."""
+        create(self.cluster, "new")
+        for n in range(20):
+            publish(self.cluster.nodes[n % 3], "new", b"message %d" % n)
+        move_leader(self.cluster, "old")
+
     def back_up(self) -> None:
         """etcd's data directory as it is; etcd is away for a moment."""
         etcd = self.cluster.etcd

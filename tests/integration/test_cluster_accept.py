@@ -7,21 +7,16 @@ import subprocess
 import pytest
 
 from tests.integration.cluster import Cluster, Member, UnderLoad
-from tests.integration.restorable import Restorable, create, move_leader, publish
+from tests.integration.restorable import Restorable
 from tests.integration.servers import BIN
 
 pytestmark = pytest.mark.timeout(300)
 
 
 def test_an_older_etcd_under_running_nodes(restorable: Restorable) -> None:
-    cluster = restorable.cluster
-    cluster.create("old", "steady")
-    restorable.back_up()
+    cluster = restorable.with_backup()
     with UnderLoad(cluster, "old") as load:
-        create(cluster, "new")
-        for n in range(20):
-            publish(cluster.nodes[n % 3], "new", b"message %d" % n)
-        move_leader(cluster, "old")
+        restorable.outgrow_backup()
         restorable.restore()
         restorable.wait_waiting()
         load.goes_on()
@@ -46,14 +41,9 @@ def spawn_all(cluster: Cluster) -> None:
 
 def test_another_etcd_with_an_old_backup_under_nodes_that_were_stopped(restorable: Restorable) -> None:
     """What `etcdctl snapshot restore` makes is another etcd. Nobody remembers settings but the logs' own tale."""
-    cluster = restorable.cluster
-    cluster.create("old", "steady")
-    restorable.back_up()
+    cluster = restorable.with_backup()
     with UnderLoad(cluster, "old"):
-        create(cluster, "new")
-        for n in range(20):
-            publish(cluster.nodes[n % 3], "new", b"message %d" % n)
-        move_leader(cluster, "old")
+        restorable.outgrow_backup()
         stop_all(cluster)
         restorable.restore_elsewhere()
         spawn_all(cluster)

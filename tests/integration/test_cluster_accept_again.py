@@ -12,9 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_node_is_away_and_the_command_dies_and_etcd_is_put_back_twice(restorable: Restorable) -> None:
-    cluster = restorable.cluster
-    cluster.create("old", "steady")
-    restorable.back_up()
+    cluster = restorable.with_backup()
     with UnderLoad(cluster, "old"):
         move_leader(cluster, "old")
         away = cluster.followers("old")[-1]
