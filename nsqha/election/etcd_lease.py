@@ -84,9 +84,7 @@ class EtcdLease:
         try:
             self._renew_on()
         finally:
-            stream, self._stream = self._stream, None
-            if stream is not None:  # also one that was opened while `stop` looked
-                stream.close()
+            self._close_stream()  # also one that was opened while `stop` looked
 
     def _renew_on(self) -> None:
         interval = self.ttl_s / RENEWALS
@@ -104,6 +102,9 @@ class EtcdLease:
 
     def _renew(self, now: float) -> bool:
         try:
+            if self._stream is not None and self._endpoint != self._client.endpoint:
+                # Others have left that endpoint. A member that froze would take the renewal, and its time.
+                self._close_stream()
             if self._stream is None:
                 self._endpoint = self._client.endpoint
                 self._stream = _Stream(self._client, self._endpoint, self.id)
@@ -124,10 +125,13 @@ class EtcdLease:
             self._gone = True
         return True
 
-    def _drop_stream(self, error: Exception) -> None:
+    def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+
+    def _drop_stream(self, error: Exception) -> None:
+        self._close_stream()
         if isinstance(error, grpc.RpcError) and error.code() == grpc.StatusCode.UNAUTHENTICATED:
             self._client.forget_token()
         else:

@@ -103,3 +103,22 @@ def test_a_thread_that_can_not_be_started_costs_a_renewal_and_not_the_lease(monk
     renewing._clock.advance(3)
     renewing._run()
     assert len(tried) == 2 and renewing.fresh(renewing._clock.monotonic())
+
+
+def test_the_lease_leaves_an_endpoint_that_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    moving = lease()
+    opened: list[tuple[int, FakeStream]] = []
+
+    class Answering(FakeStream):
+        def __init__(self, client: Any, endpoint: int, lease_id: int) -> None:
+            super().__init__()
+            opened.append((endpoint, self))
+
+        def renew(self, wait_s: float) -> int:
+            return 3
+
+    monkeypatch.setattr(etcd_lease, "_Stream", Answering)
+    for endpoint in (0, 0, 2, 2):
+        moving._client.endpoint = endpoint
+        assert moving._renew(0.0)
+    assert [(endpoint, stream.closed) for endpoint, stream in opened] == [(0, True), (2, False)]
