@@ -5,6 +5,7 @@ Taken only when somebody asks. Figures of a channel are the sums over the partit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +152,8 @@ def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Cluster | None =
         channels=channels,
         depth=unhanded,
         backend_depth=0 if topic.ephemeral else unhanded,
-        message_count=sum(p.message_count for p in topic.led),
-        message_bytes=sum(p.message_bytes for p in topic.led),
+        message_count=sum(p.message_count for p in topic.led) + topic.ended["message_count"],
+        message_bytes=sum(p.message_bytes for p in topic.led) + topic.ended["message_bytes"],
         paused=topic.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         partitions=tuple(partition_stats(p, topic, cluster) for p in topic.led),
@@ -221,16 +222,17 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         )
     consumers = topic.consumers.get(name, [])
     depth = sum(c.depth for c in cursors)
+    ended = topic.ended_channels.get(name, Counter[str]())
     return ChannelStats(
         channel_name=name,
         depth=depth,
         backend_depth=0 if name.endswith("#ephemeral") or topic.ephemeral else depth,
         in_flight_count=sum(c.in_flight_count for c in cursors),
         deferred_count=sum(c.deferred_count for c in cursors),
-        message_count=sum(c.message_count for c in cursors),
-        requeue_count=sum(c.requeue_count for c in cursors),
-        timeout_count=sum(c.timeout_count for c in cursors),
-        finish_count=sum(c.finish_count for c in cursors),
+        message_count=sum(c.message_count for c in cursors) + ended["message_count"],
+        requeue_count=sum(c.requeue_count for c in cursors) + ended["requeue_count"],
+        timeout_count=sum(c.timeout_count for c in cursors) + ended["timeout_count"],
+        finish_count=sum(c.finish_count for c in cursors) + ended["finish_count"],
         client_count=len(consumers),
         clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
         paused=paused,

@@ -12,6 +12,7 @@ that serves its channel. Clients of other nodes (`relayed`) stand by while clien
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from nsqha import ids
@@ -43,6 +44,8 @@ class Topic:
         self.relayed: dict[str, list[Consumer]] = {}  # connected elsewhere
         self.deleting = False
         self.leaving: set[str] = set()  # channels that are being deleted
+        self.ended = Counter[str]()  # what was counted in partitions that are not led here any more
+        self.ended_channels: defaultdict[str, Counter[str]] = defaultdict(Counter)  # the same by channel
         self._new_delivery = new_delivery
         for partition in partitions:
             self.add_led(partition)
@@ -113,11 +116,24 @@ class Topic:
         """This node does not lead it any more. Who came here because it did looks for the leader anew; clients of other
         nodes are sent on; the others read on from the next leader (`relaying`)."""
         self.led = tuple(led for led in self.led if led is not partition)
+        self._keep_counts(partition)
         now = partition.now()
         for delivery in partition.deliveries.values():
             for consumer in delivery.consumers:
                 delivery.detach(consumer.legs[partition.number], now)
                 consumer.moved(why)
+
+    def _keep_counts(self, partition: Partition) -> None:
+        """Counters never go back, whatever is led here: who draws differences would see everything once more."""
+        self.ended.update(message_count=partition.message_count, message_bytes=partition.message_bytes)
+        for name, delivery in partition.deliveries.items():
+            channel = delivery.channel
+            self.ended_channels[name].update(
+                message_count=channel.message_count,
+                requeue_count=channel.requeue_count,
+                timeout_count=channel.timeout_count,
+                finish_count=channel.finished_count,
+            )
 
     # ---- channels come and go with committed events
 
@@ -143,6 +159,7 @@ class Topic:
         for name, delivery in list(partition.deliveries.items()):
             if channels.get(name) is not delivery.channel:
                 del partition.deliveries[name]
+                self.ended_channels.pop(name, None)
                 for consumer in delivery.consumers:
                     consumer.wire.close()
         for name, channel in channels.items():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.server.relay_service import joined
+from nsqha.server.snapshot import topic_stats
 from tests.unit.server.relay_rig import RelayNodes, until
 
 
@@ -335,3 +336,35 @@ def test_large_runs_are_not_joined_to_messages_that_no_stream_takes():
     assert [len(data) for data in joined(pieces, 1000)] == [900, 200, 5000, 1]
     assert b"".join(joined(pieces, 1000)) == b"".join(pieces)
     assert list(joined([], 1000)) == []
+
+
+def test_counters_do_not_go_back_when_a_partition_moves():
+    """Else a feed of differences takes all that is left for new."""
+
+    async def story(nodes: Any) -> None:
+        def counted(node: int) -> tuple[int, int, int, int]:
+            stats = topic_stats(nodes[node].topic, nodes[node].clock.now(), False)
+            (channel,) = [c for c in stats.channels if c.channel_name == "c"]
+            return stats.message_count, stats.message_bytes, channel.message_count, channel.finish_count
+
+        for number in (0, 1):
+            nodes.elect(1, number)
+        client = nodes[1].subscribe(rdy=100)
+        await until(lambda: all(p.serving for p in nodes[1].topic.led))
+        for number, bodies_ in ((0, [b"a", b"b"]), (1, [b"ccc"])):
+            nodes[1].publish(*bodies_, number=number)
+        await until(lambda: len(client.bodies) == 3)
+        client.fin_all()
+        await until(lambda: counted(1) == (3, 5, 3, 3))
+        nodes.elect(2, 0)
+        assert counted(1) == (3, 5, 3, 3)
+        await until(lambda: all(p.serving for p in nodes[2].topic.led))
+        nodes[2].publish(b"dd", number=0)
+        await until(lambda: counted(2)[0] == 1)
+        assert counted(2)[:2] == (1, 2) and counted(1)[:2] == (3, 5)
+        nodes.elect(1, 0)
+        await until(lambda: all(p.serving for p in nodes[1].topic.led))
+        nodes[1].publish(b"e", number=0)
+        await until(lambda: counted(1)[:2] == (4, 6))
+
+    RelayNodes(partitions=2).run(story)
