@@ -63,7 +63,7 @@ def test_a_member_that_froze_while_it_was_used_is_not_taken_for_alive(
 
 
 def test_who_notices_late_that_a_member_died_does_not_leave_the_next_one(relays: list[Relay]) -> None:
-    """Calls, the watch and the lease each have a connection that breaks."""
+    """Calls, the watch and the lease each have something on the connection that breaks."""
     trouble: list[str] = []
     store = EtcdStore(to(relays), "endpoints", SystemClock(), random.Random(), trouble=trouble.append)
     used: list[int] = []
@@ -81,7 +81,6 @@ def test_who_notices_late_that_a_member_died_does_not_leave_the_next_one(relays:
     store.create_topic("orders", TopicSettings())
     eventually(lambda: renewed_after(1))
     eventually(lambda: "orders" in store.view().topics)
-    assert any("lease could not be renewed" in line for line in trouble)
     assert any("watch on etcd broke" in line for line in trouble)
     assert len(used) == 1
     store.close()
