@@ -74,7 +74,7 @@ class Admin:
         code, text = error.code(), error.details() or ""
         codes = self._grpc.StatusCode
         if code is codes.NOT_FOUND:
-            return exits.Exit(exits.NOT_FOUND, text + self._suggestion(text, fields))
+            return exits.Exit(exits.NOT_FOUND, text + self._suggestion(fields))
         if code is codes.ALREADY_EXISTS:
             return exits.Exit(exits.CONFLICT, text)
         if code is codes.INVALID_ARGUMENT:
@@ -111,7 +111,7 @@ class Admin:
         idle = [f"{name}/{p.partition}: {why}" for p in topic.partitions if (why := unserved(p))]
         return f" ({some(idle)})" if idle else ""
 
-    def _suggestion(self, text: str, fields: dict[str, Any]) -> str:
+    def _suggestion(self, fields: dict[str, Any]) -> str:
         try:
             topics = self._stub.ListTopics(self.messages.ListTopicsRequest(), timeout=LOOK_SECONDS).topics
         except self._grpc.RpcError:

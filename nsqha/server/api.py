@@ -40,8 +40,8 @@ class Check:
 class PublishingApi(Protocol):
     """Publishes that do not come from a V2 client."""
 
-    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
-        """Store `count` blank frames (as hot.frame or hot.mpub_body make them) as one unit; creates the topic."""
+    async def publish(self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None) -> None:
+        """Store blank frames (as hot.frame or hot.mpub_body make them) as one unit; creates the topic."""
 
 
 class TopicsApi(Protocol):

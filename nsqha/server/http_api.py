@@ -79,7 +79,7 @@ class NsqdHttp:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
         delay_ms = self._delay_ms(request)
         self._refuse_unless_creatable(topic)
-        await _done(self._broker.publishing.publish(topic, hot.frame(body), 1, deliver_in_ms=delay_ms), self._broker)
+        await _done(self._broker.publishing.publish(topic, hot.frame(body), deliver_in_ms=delay_ms), self._broker)
         return "OK"
 
     async def mpub(self, request: Request) -> object:
@@ -95,19 +95,19 @@ class NsqdHttp:
         body = await request.body(options.max_body_size)
         if body is None:
             raise ApiError(413, "BODY_TOO_BIG")
-        count, frames = (self._counted if binary else self._lines)(body)
-        if count:
-            await _done(self._broker.publishing.publish(topic, frames, count, deliver_in_ms=delay_ms), self._broker)
+        frames = (self._counted if binary else self._lines)(body)
+        if frames:
+            await _done(self._broker.publishing.publish(topic, frames, deliver_in_ms=delay_ms), self._broker)
         return "OK"
 
-    def _lines(self, body: bytes) -> tuple[int, bytes]:
+    def _lines(self, body: bytes) -> bytes:
         """One message per line; empty lines are none."""
         messages = [line for line in body.split(b"\n") if line]
         if len(max(messages, key=len, default=b"")) > self._broker.options.max_msg_size:
             raise ApiError(413, "MSG_TOO_BIG")
-        return len(messages), b"".join(map(hot.frame, messages))
+        return b"".join(map(hot.frame, messages))
 
-    def _counted(self, body: bytes) -> tuple[int, bytes]:
+    def _counted(self, body: bytes) -> bytes:
         """The body of an MPUB: count, then size and bytes of each message."""
         options = self._broker.options
         count = int.from_bytes(body[:4], "big", signed=True)
@@ -116,7 +116,8 @@ class NsqdHttp:
         run = hot.mpub_body(body, 0, len(body), options.max_msg_size)
         if run is None:
             raise ApiError(413, "BAD_MESSAGE")
-        return run
+        _, frames = run
+        return frames
 
     def _delay_ms(self, request: Request) -> int | None:
         text = request.query.get("defer")

@@ -69,7 +69,7 @@ class Publishing:
         found = self._topics.get(topic)
         return found.partition_for(publisher) if found is not None and not found.deleting else None
 
-    async def publish(self, topic: str, frames: bytes, count: int, *, deliver_in_ms: int | None = None) -> None:
+    async def publish(self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None) -> None:
         """Store blank frames as one unit; returns when they are committed."""
         refusal = self.refusal()
         if refusal is not None:

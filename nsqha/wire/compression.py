@@ -30,7 +30,7 @@ _STREAM_ID = b"\xff\x06\x00\x00sNaPpY"
 _BLOCK_BYTES_MAX = 64 << 10
 _CHUNK_BYTES_MAX = 76490 + 4  # the longest that a block may become, and its CRC
 _SENT_BLOCK_BYTES = 16_000
-_COMPRESSED, _PLAIN, _SKIPPABLE = 0x00, 0x01, 0x80
+_PLAIN, _SKIPPABLE = 0x01, 0x80  # kinds of chunks; 0x00 is compressed
 
 
 class Codec(Protocol):

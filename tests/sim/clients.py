@@ -108,7 +108,7 @@ class Publisher:
         delay = 100 if self._rng.random() < 0.03 else None
         told: Callable[[], None]
         try:
-            await node.broker.publishing.publish(self.topic, frames, len(bodies), deliver_in_ms=delay)
+            await node.broker.publishing.publish(self.topic, frames, deliver_in_ms=delay)
         except OutcomeUnknown:
             told = lambda: history.unknown.update(bodies)  # noqa: E731
         except NsqhaError as error:

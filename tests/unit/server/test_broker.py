@@ -8,6 +8,7 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from nsqha import hot
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.opening import PartitionOpener
+from nsqha.server.partition import Partition
 from tests.unit.server.broker_rig import Gate, consumer, running, start, subscribed, until
 
 ONE = hot.frame(b"one")
@@ -23,7 +25,7 @@ ONE = hot.frame(b"one")
 def test_what_was_published_survives_a_restart(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
         async with running(tmp_path) as broker:
             reader = await subscribed(broker, "t", "c", rdy=1)
             await until(lambda: reader.wire.bodies == [b"one"])
@@ -39,12 +41,12 @@ def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_pa
 
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             forget = broker.store.forget_tombstone
             broker.store.forget_tombstone = Gate(forget, error=AppendFailed("disk full"))  # type: ignore[method-assign]
             await broker.topics.delete_topic("t")
             assert "t" not in broker.topics
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             broker.store.forget_tombstone = forget  # type: ignore[method-assign]
         async with running(tmp_path) as broker:
             assert broker.topics.topic("t").led[0].log.end.offset == 1
@@ -59,8 +61,8 @@ def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: P
 
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
-            await broker.publishing.publish("gone", ONE, 1)
+            await broker.publishing.publish("t", ONE)
+            await broker.publishing.publish("gone", ONE)
             with monkeypatch.context() as patch:
                 patch.setattr(PartitionOpener, "remove", stays)
                 await broker.topics.delete_topic("gone")
@@ -96,13 +98,13 @@ def test_nobody_waits_while_the_files_of_a_large_topic_go(tmp_path: Path, monkey
     async def story() -> None:
         async with running(tmp_path) as broker:
             for _ in range(3):
-                await broker.publishing.publish("gone", ONE, 1)
+                await broker.publishing.publish("gone", ONE)
                 broker.topics.topic("gone").led[0].log.roll()
             monkeypatch.setattr(OsStorage, "remove", slowly)
             monkeypatch.setattr(OsStorage, "remove_tree", tree)
             deletion = asyncio.create_task(broker.topics.delete_topic("gone"))
             await until(lambda: "gone" not in broker.topics)
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             assert not deletion.done() and not removed
             gate.set()
             await deletion
@@ -117,7 +119,7 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
 
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             gate = Gate(broker.store.delete_topic)
             broker.store.delete_topic = gate  # type: ignore[method-assign]
             asker = asyncio.create_task(broker.topics.delete_topic("t"))
@@ -126,7 +128,7 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
             with contextlib.suppress(asyncio.CancelledError):
                 await asker
             gate.open()
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
         async with running(tmp_path) as broker:
             assert broker.topics.topic("t").led[0].log.end.offset == 1
 
@@ -136,12 +138,12 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
 def test_a_deletion_that_the_metadata_refused_leaves_the_topic_as_it_was(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             delete = broker.store.delete_topic
             broker.store.delete_topic = Gate(delete, error=AppendFailed("disk full"))  # type: ignore[method-assign]
             with pytest.raises(AppendFailed):
                 await broker.topics.delete_topic("t")
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             assert broker.topics.topic("t").led[0].log.end.offset == 2
 
     asyncio.run(story())
@@ -151,13 +153,13 @@ def test_a_deletion_under_load_does_not_poison_the_node(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             for _ in range(20):
-                await broker.publishing.publish("t", ONE, 1)
-                publishes = [asyncio.create_task(broker.publishing.publish("t", ONE, 1)) for _ in range(20)]
+                await broker.publishing.publish("t", ONE)
+                publishes = [asyncio.create_task(broker.publishing.publish("t", ONE)) for _ in range(20)]
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 await broker.topics.delete_topic("t")
                 await asyncio.gather(*publishes, return_exceptions=True)
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             assert broker.failure is None
 
     asyncio.run(story())
@@ -166,13 +168,13 @@ def test_a_deletion_under_load_does_not_poison_the_node(tmp_path: Path):
 def test_metadata_that_can_not_be_written_closes_the_node(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             broker.store.replace = Gate(broker.store.replace, error=Poisoned("fdatasync failed"))  # type: ignore[method-assign]
             with pytest.raises(Poisoned):
                 await broker.channels.create("t", "c")
             assert broker.failure is not None
             with pytest.raises(Unavailable):
-                await broker.publishing.publish("t", ONE, 1)
+                await broker.publishing.publish("t", ONE)
 
     asyncio.run(story())
 
@@ -186,9 +188,9 @@ def test_a_topic_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path):
             create = broker.opener.create
             broker.opener.create = Gate(create, error=OSError(28, "no space"), after=True)  # type: ignore[method-assign]
             with pytest.raises(Unavailable):
-                await broker.publishing.publish("t", ONE, 1)
+                await broker.publishing.publish("t", ONE)
             broker.opener.create = create  # type: ignore[method-assign]
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
         async with running(tmp_path) as broker:
             assert broker.topics.topic("t").led[0].log.end.offset == 1
 
@@ -200,10 +202,10 @@ def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
         async with asyncio.timeout(20):
             broker = await start(tmp_path)
             for n in range(3):
-                await broker.publishing.publish(f"t{n}", ONE, 1)
+                await broker.publishing.publish(f"t{n}", ONE)
             gate = Gate(broker.store.create_topic)
             broker.store.create_topic = gate  # type: ignore[method-assign]
-            publish = asyncio.create_task(broker.publishing.publish("late", ONE, 1))
+            publish = asyncio.create_task(broker.publishing.publish("late", ONE))
             await gate.until_reached()
             stop = asyncio.create_task(broker.stop())
             await asyncio.sleep(0.01)
@@ -221,7 +223,7 @@ def test_a_stop_answers_the_publishes_that_are_under_way(tmp_path: Path):
     async def story() -> None:
         async with asyncio.timeout(20):
             broker = await start(tmp_path)
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             order: list[str] = []
             connection = SimpleNamespace(
                 number=1, read_no_more=lambda: order.append("unread"), close=lambda: order.append("closed")
@@ -239,8 +241,8 @@ def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Pat
     async def story() -> None:
         async with asyncio.timeout(20):
             broker = await start(tmp_path)
-            await broker.publishing.publish("a", ONE, 1)
-            await broker.publishing.publish("b", ONE, 1)
+            await broker.publishing.publish("a", ONE)
+            await broker.publishing.publish("b", ONE)
 
             def broken() -> None:
                 raise AssertionError("cannot be")
@@ -258,12 +260,12 @@ def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Pat
 def test_a_partition_that_stopped_shows_in_the_health_checks(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             assert all(check.ok for check in broker.checks())
             broker.topics["t"].led[0]._stop(AssertionError("cannot be"))
             assert [check.name for check in broker.checks() if not check.ok] == ["partitions"]
             with pytest.raises(Unavailable):
-                await broker.publishing.publish("t", ONE, 1)
+                await broker.publishing.publish("t", ONE)
 
     asyncio.run(story())
 
@@ -319,7 +321,7 @@ def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(tmp_pa
 def test_an_ephemeral_channel_made_for_a_client_that_is_gone_goes_too(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             sub = asyncio.create_task(broker.subscriptions.subscribe(consumer("t", "c#ephemeral")))
             await asyncio.sleep(0)
             sub.cancel()
@@ -371,12 +373,12 @@ def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(tmp_path: Pat
 def test_publishes_over_http_wait_for_room(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path, publish_wait_ns=20_000_000) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             budget = broker.opener.budget
             budget.take(budget.bytes_max + 1)
             with pytest.raises(Unavailable):
-                await broker.publishing.publish("t", ONE, 1)
-            waiting = asyncio.create_task(broker.publishing.publish("t", ONE, 1))
+                await broker.publishing.publish("t", ONE)
+            waiting = asyncio.create_task(broker.publishing.publish("t", ONE))
             await asyncio.sleep(0)
             budget.give(budget.bytes_max + 1)
             await waiting
@@ -388,8 +390,8 @@ def test_publishes_over_http_wait_for_room(tmp_path: Path):
 def test_a_log_that_can_not_be_read_does_not_keep_the_others_from_housekeeping(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("a", ONE, 1)
-            await broker.publishing.publish("b", ONE, 1)
+            await broker.publishing.publish("a", ONE)
+            await broker.publishing.publish("b", ONE)
             kept: list[str] = []
 
             def broken(now: object) -> None:
@@ -408,7 +410,7 @@ def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(tmp_path: Path):
 
     async def story() -> None:
         async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             await broker.channels.create("t", "c")
             (partition,) = broker.topics.topic("t").led
             partition.serving = False
@@ -430,7 +432,7 @@ def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(tmp_pa
 
     async def story() -> None:
         async with running(tmp_path, publish_outcome_wait_ns=50_000_000) as broker:
-            await broker.publishing.publish("t", ONE, 1)
+            await broker.publishing.publish("t", ONE)
             partition = broker.topics.topic("t").led[0]
             partition.hold(True)
             for _ in range(2):
@@ -441,8 +443,24 @@ def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(tmp_pa
             with pytest.raises(OutcomeUnknown):
                 await broker.channels.pause_topic("t", True)
             assert len(broker.changes) == 2, "the channel, once, and the pause behind it"
+            lead = broker.opener.lead
+            held: list[Partition] = []
+
+            def stalled(*args: Any) -> list[Partition]:
+                held.extend(lead(*args))
+                for each in held:
+                    each.hold(True)
+                return held
+
+            broker.opener.lead = stalled  # type: ignore[method-assign]
+            for _ in range(2):
+                with pytest.raises(OutcomeUnknown):
+                    await broker.topics.topic_for_client("new")
+            assert len(held) == 1 and "new" not in broker.topics
+            held[0].hold(False)
             partition.hold(False)
             await until(lambda: not len(broker.changes))
+            assert (await broker.topics.topic_for_client("new")).led == tuple(held)
             assert partition.cursors.topic_paused
             await broker.channels.pause_topic("t", False)
             reader = await subscribed(broker, "t", "c", rdy=1)

@@ -372,8 +372,8 @@ def test_a_node_scrubs_and_shows_what_it_found(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path, scrub_interval_ns=1_000_000) as broker:
             for n in range(3):
-                await broker.publishing.publish("t", hot.frame(b"%d" % n * 100), 1)
-            await broker.publishing.publish("e#ephemeral", hot.frame(b"in memory"), 1)
+                await broker.publishing.publish("t", hot.frame(b"%d" % n * 100))
+            await broker.publishing.publish("e#ephemeral", hot.frame(b"in memory"))
             await until(lambda: broker.scrubber.rounds)
             assert broker.snapshot().node.scrub.damaged_ranges == 0
             (segment,) = tmp_path.glob("topics/*/0/*.segment")

@@ -85,7 +85,7 @@ async def publish(broker: Broker, n: int) -> list[bytes]:
     """Each over a publisher of its own, so that all partitions get some."""
     bodies = [b"%d" % i for i in range(n)]
     for body in bodies:
-        await broker.publishing.publish("t", hot.frame(body), 1)
+        await broker.publishing.publish("t", hot.frame(body))
     return bodies
 
 
