@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,8 +41,13 @@ LEADER_RETRY_SECONDS = 0.02  # a leader whose epoch has only begun
 log = Log("channels")
 
 
-async def add_channel(metadata: Metadata, rng: random.Random, topic: Topic, channel: str) -> None:
-    """Into the record; an #ephemeral one, which has no place there, into the logs that are led here.
+Change = Callable[[ChannelList], ChannelList]
+
+
+async def add_channel(
+    change: Callable[[Topic, Change], Awaitable[None]], rng: random.Random, topic: Topic, channel: str
+) -> None:
+    """Into the record, by `change`; an #ephemeral one, which has no place there, into the logs that are led here.
 
     The logs of the others follow by `Topic.reconcile`."""
     if ids.is_ephemeral(channel):
@@ -51,9 +56,8 @@ async def add_channel(metadata: Metadata, rng: random.Random, topic: Topic, chan
                 partition.cursors.create_ephemeral(channel, ids.new_uid(rng))
         return
     uid = ids.new_uid(rng)
-    topic.versioned = await metadata.change_channels(
-        topic.versioned,
-        lambda channels: channels if channel in channels.channels else channels.with_channel(channel, uid),
+    await change(
+        topic, lambda channels: channels if channel in channels.channels else channels.with_channel(channel, uid)
     )
 
 
@@ -107,7 +111,7 @@ class Channels:
         async with self._changes.of(topic.name):
             if topic.deleting or self._has(topic, channel):
                 return
-            await add_channel(self._metadata, self._rng, topic, channel)
+            await add_channel(self._change, self._rng, topic, channel)
             await self._all_follow(topic)
             log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
         self._topics.announce(topic.name)
@@ -226,9 +230,14 @@ class Channels:
 
     # ---- all leaders have what the record says
 
-    async def _change(self, topic: Topic, change: Callable[[ChannelList], ChannelList]) -> None:
+    async def _change(self, topic: Topic, change: Change) -> None:
         """Change the record alone; `_all_follow` has the logs follow."""
-        topic.versioned = await self._metadata.change_channels(topic.versioned, change)
+        changed = await self._metadata.change_channels(topic.versioned, change)
+        if self.reconciler is None:
+            topic.versioned = changed
+        elif self._topics.get(topic.name) is topic:
+            # Other nodes change it too: perhaps the settings just before, or the whole of it since.
+            self._topics.adopt(changed)
 
     async def _all_follow(self, topic: Topic) -> None:
         """Every leader has what the record says in its log, the ones on other nodes included. Unavailable if not."""

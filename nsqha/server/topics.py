@@ -25,7 +25,7 @@ from nsqha.errors import AppendFailed, Conflict, NotFound, NsqhaError, StorageEr
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.server.changes import Changes
-from nsqha.server.channels import add_channel
+from nsqha.server.channels import Change, add_channel
 from nsqha.server.disk import DiskRounds
 from nsqha.server.journalling import JournalWriter
 from nsqha.server.metadata import Metadata
@@ -266,7 +266,7 @@ class Topics(Mapping[str, Topic]):
                 for partition in partitions:
                     await partition.start_epoch()
                 for channel in await self.known_channels(name):
-                    await add_channel(self._metadata, self._rng, topic, channel)
+                    await add_channel(self._change_channels, self._rng, topic, channel)
                 await topic.reconcile()
             except (NsqhaError, OSError) as error:
                 self._half_made[name] = record
@@ -306,6 +306,10 @@ class Topics(Mapping[str, Topic]):
             log.info("topic_created", "TOPIC(%s): created", name)
         await topic.begun(self._options.publish_wait_ns / 1e9)
         return topic
+
+    async def _change_channels(self, topic: Topic, change: Change) -> None:
+        """Of a topic that is only just being made."""
+        topic.versioned = await self._metadata.change_channels(topic.versioned, change)
 
     async def known_channels(self, name: str) -> list[str]:
         """What this node's lookup daemons know of a brand-new topic, as nsqd asks them."""

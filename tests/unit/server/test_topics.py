@@ -15,6 +15,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRec
 from nsqha.errors import Conflict
 from nsqha.options import Options
 from nsqha.server.changes import Changes
+from nsqha.server.channels import Channels
 from nsqha.server.topics import Topics
 from tests.unit.server.replica_rig import run
 
@@ -255,5 +256,43 @@ def test_whoever_wanted_just_that_or_nothing_special_has_it(wanted: TopicSetting
         rig.metadata.races = [record(settings=replace(EIGHT, replicas=2, unknown={"newer": 1}))]
         await rig.topics.create_topic("t", wanted)
         assert rig.topics.topic("t").record.uid == 7
+
+    run(scenario)
+
+
+# ---- changed by several at once
+
+
+@pytest.mark.parametrize("seen_first", [False, True])
+def test_settings_that_another_node_changed_just_before_a_channel_was_made_here_are_followed(seen_first: bool) -> None:
+    """The watch brings both changes as one record, which is not newer than the one that the channel was put into."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        applied: list[str | None] = []
+        rig.topics._settings = SimpleNamespace(apply=lambda topic: applied.append(topic.record.settings.sync))
+        rig.topics.adopt(record())
+        both = record("c", version=3, settings=TopicSettings(sync="always"))
+        later = record("c", "d", version=4, settings=TopicSettings(sync="none"))
+
+        async def change_channels(known: Any, change: Any) -> Versioned[TopicRecord]:
+            if seen_first:
+                rig.topics.adopt(later)  # before the answer to ours
+            return both
+
+        rig.metadata.change_channels = change_channels  # type: ignore[attr-defined]
+        channels = Channels(
+            rig.topics,
+            Options(),
+            node_uid=1,
+            rng=random.Random(1),
+            metadata=cast(Any, rig.metadata),
+            changes=Changes(asyncio.get_running_loop()),
+        )
+        channels.reconciler = cast(Any, SimpleNamespace(others_follow=lambda topic: asyncio.sleep(0)))
+        await channels.create("t", "c")
+        rig.topics.adopt(both)
+        assert applied == (["none"] if seen_first else ["always"])
+        assert rig.topics["t"].versioned is (later if seen_first else both)
 
     run(scenario)
