@@ -11,7 +11,6 @@ come one after the other and look at the world again when their turn comes; a ch
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -74,7 +73,6 @@ class Topics(Mapping[str, Topic]):
         self._forget_targets = forget_targets  # connections have to ask again where to publish
         self.cluster: Cluster | None = None  # None: this node is alone
         self._topics: dict[str, Topic] = {}
-        self._creating: dict[str, asyncio.Task[Topic]] = {}
         self._settings = TopicChanges(
             node_uid, rng, metadata, disk, journal_writer, opener, adopt=self.adopt, forget_targets=forget_targets
         )
@@ -227,7 +225,7 @@ class Topics(Mapping[str, Topic]):
         return await self.ensure_topic(name)
 
     async def ensure_topic(self, name: str, settings: TopicSettings | None = None) -> Topic:
-        """The topic, made if it is not there; all who ask at once wait for one creation."""
+        """The topic, made if it is not there; all who ask at once wait for one creation. OutcomeUnknown: it goes on."""
         while True:
             found = self._topics.get(name)
             if found is not None and not found.deleting:
@@ -237,12 +235,7 @@ class Topics(Mapping[str, Topic]):
                     continue  # the deletion has ended
             if self._ending():
                 raise Unavailable("exiting")
-            task = self._creating.get(name)
-            if task is None:
-                task = self._changes.begin(self._create(name, settings or self._default_settings()))
-                self._creating[name] = task
-                task.add_done_callback(lambda _: self._creating.pop(name, None))
-            return await asyncio.shield(task)
+            return await self._changes.once(name, lambda: self._create(name, settings or self._default_settings()))
 
     def _default_settings(self) -> TopicSettings:
         return TopicSettings(partitions=self._options.topic_partitions)
