@@ -83,7 +83,8 @@ class Deliveries(dict[str, "Delivery"]):
 
     def arm(self, now: float) -> None:
         """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""
-        deadline = self._partition.cursors.event_deadline()
+        partition = self._partition
+        deadline = None if partition.held_up else partition.cursors.event_deadline()
         for delivery in self.values():
             mine = delivery.channel.next_deadline()
             if mine is not None and (deadline is None or mine < deadline):

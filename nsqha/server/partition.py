@@ -266,12 +266,14 @@ class Partition:
     def _write(self, *, force_events: bool = False) -> bool:
         """Write one batch. False if the disk refused."""
         now = self.now()
-        events, flags = self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
-        if self._unsent_events:
-            # In the order they were taken, and none is ever dropped: what they say has been counted as said.
-            events, flags = self._unsent_events + events, flags | self._unsent_flags
+        events, flags = self._unsent_events, self._unsent_flags
+        done: list[asyncio.Future[None]] = []
+        if not events:
+            # Behind what was refused: what they say has been counted as said. And not with it, or that would grow for
+            # as long as a disk is full.
+            events, flags = self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
+            done, self._event_waiters = self._event_waiters, []
         taken = self._queue.take()
-        done, self._event_waiters = self._event_waiters, []
         if not taken.runs and not events:
             self._settle(done)
             return True
@@ -346,9 +348,20 @@ class Partition:
             except Exception as error:
                 log.error("reply_failed", "a publisher could not be answered", error=error)
 
+    @property
+    def held_up(self) -> bool:
+        """Whether events can not be written just now, however urgent they are: by a roll, or a disk that refused."""
+        return not self.serving or self._files.busy or self._holding or self._retry is not None
+
+    def _go_on(self) -> None:
+        """What held them up is over."""
+        if not self.closed:
+            self._schedule_flush()
+            self.deliveries.arm(self._clock.monotonic())
+
     def _try_again(self) -> None:
         self._retry = None
-        self._schedule_flush()
+        self._go_on()
 
     # ---- durability
 
@@ -382,7 +395,7 @@ class Partition:
         if holding != self._holding:
             self._holding = holding
             if not holding:
-                self._schedule_flush()
+                self._go_on()
 
     def replica_acked(self, node: int, end: int, durable: int) -> None:
         """A follower has everything below `end`, and everything below `durable` on its disk."""
@@ -458,8 +471,7 @@ class Partition:
         now = self.now()
         self.deliveries.due(now)
         deadline = self.cursors.event_deadline()
-        free = self.serving and not self._files.busy and not self._holding
-        if free and (self.cursors.urgent or (deadline is not None and deadline <= now.mono)):
+        if not self.held_up and (self.cursors.urgent or (deadline is not None and deadline <= now.mono)):
             self._write()
         self.deliveries.arm(now.mono)
 
@@ -508,7 +520,7 @@ class Partition:
     def _job_ended(self) -> None:
         # A roll syncs what was written; the round that was asked for it may have found nothing left to do.
         self._acked(self.log.local_durable)
-        self._schedule_flush()
+        self._go_on()
 
     def now(self) -> Now:
         return read(self._clock)
@@ -526,6 +538,8 @@ class Partition:
             return
         self._close("shutting down")
         await self._files.wait()
+        if self._unsent_events:
+            self._write()
         if self.serving:
             self.cursors.prepare_stop()
             self._write(force_events=True)

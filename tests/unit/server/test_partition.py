@@ -179,6 +179,64 @@ def test_channel_events_that_a_full_disk_refused_are_written_when_it_has_room():
     assert rig.cursors.channels["c"].committed.floor == 1
 
 
+def test_what_a_full_disk_refuses_does_not_grow_for_as_long_as_it_is_full():
+    """Consumers go on: what becomes of the same messages again and again is one event in the end, not one for each."""
+    rig = sim_rig()
+    rig.publish(*[b"m"] * 20)
+    rig.disk.sync()
+    consumer = rig.consume(20)
+    storage = full_disk(rig)
+    leg = consumer.legs[0]
+    for _ in range(100):
+        for message_id, _, _ in consumer.wire.messages:
+            assert leg.channel.req(int(message_id, 16) - leg.id_base, leg.owner, 6_000, rig.partition.now()) is None
+            consumer.in_flight -= 1
+        consumer.wire.sent.clear()
+        consumer.wake()
+        rig.pass_time(7)
+        assert len(consumer.wire.messages) == 20
+    end, waiting = rig.log.end, rig.partition.commit_events()
+    storage.heal()
+    rig.pass_time(3)
+    rig.disk.sync()
+    assert waiting.done() and waiting.exception() is None
+    sizes = [entry.size for entry in rig.log.entries(end.log_id, rig.log.end.log_id)]
+    assert max(sizes) < 1_000, "20 deferrals of 18 bytes"
+    deferred = rig.cursors.channels["c"].committed.deferred
+    assert {ref.attempts for ref in deferred.items()} == {100}
+
+
+def test_what_holds_events_up_is_not_looked_at_again_and_again():
+    """A roll on a slow disk, say: the loop of a node has other things to do."""
+    rig = sim_rig(limits=LogLimits(segment_bytes=100))
+    rig.publish(b"x" * 100)
+    rig.disk.sync()
+    assert rig.disk.jobs, "a roll"
+    consumer = rig.consume(10)
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.loop.pass_time(60, most=100)
+    end = rig.log.end.log_id
+    rig.disk.work()
+    rig.pass_time(1.1)
+    rig.disk.sync()
+    assert rig.log.end.log_id > end and rig.cursors.channels["c"].committed.floor == 1
+
+
+def test_the_last_progress_is_written_behind_what_a_full_disk_refused():
+    rig = sim_rig()
+    rig.publish(b"one", b"two")
+    rig.disk.sync()
+    consumer = rig.consume(10)
+    storage = full_disk(rig)
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.pass_time(3)
+    rig.fin(consumer, consumer.wire.messages[1][0])
+    storage.heal()
+    closing = rig.loop.create_task(rig.partition.close())
+    rig.disk.work()
+    assert closing.done() and rig.cursors.channels["c"].committed.floor == 2
+
+
 def test_a_full_disk_does_not_breed_timers():
     rig = sim_rig()
     full_disk(rig)
