@@ -223,7 +223,7 @@ class NodeInfo(Record):
     feature_level: int = FEATURE_LEVEL
     version: str = ""
     poisoned: str = ""  # why its data directory is closed; empty: it is not
-    leaving: bool = False  # it shuts down: its leaderships are to go elsewhere first
+    leaving: bool = False  # it shuts down, or its disk hangs: its leaderships are to go elsewhere
 
 
 @dataclass(frozen=True)

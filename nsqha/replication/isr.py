@@ -477,7 +477,7 @@ class IsrKeeper:
         members = [node for node in sorted(self.meta.isr) if node != self.node]
         for node in members:
             if node in self._departing:
-                return node, f"node {node} shuts down"
+                return node, f"node {node} is leaving"
         for node in members:
             gone_at = self._followers[node].gone_at
             if gone_at is not None and self._time - gone_at >= self.limits.lost_seconds:

@@ -160,6 +160,7 @@ class Broker:
     def _join_parts(self, cluster: Cluster, metadata: Metadata) -> None:
         """Topics, replicas and membership know each other."""
         from nsqha.replication.isr import IsrLimits
+        from nsqha.server.disk_watch import DiskWatch
         from nsqha.server.replicas import Replicas
 
         options = self.options
@@ -189,6 +190,7 @@ class Broker:
             limits=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
             catch_up_bytes_per_second=options.catch_up_bytes_per_second,
         )
+        cluster.disk_watch = DiskWatch(lambda: self.disk.running, cluster.disk_hangs, cluster.spawn)
         self.topics.cluster = cluster
         cluster.when_changed(self.topics.announce)
 
@@ -305,6 +307,7 @@ class Broker:
                     self.opener.stage_durable((topic.record.uid, partition.number), partition.log)
         if self.cluster is not None:
             self.cluster.replicas.keep_house()
+            self.cluster.disk_watch.look()
         if self.journal.dirty and not self.journal_writer.writing:
             self.spawn(self.journal_writer.write())
         self.cache_writer.write()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.election.session import Session, View
     from nsqha.election.store import MetadataStore
+    from nsqha.server.disk_watch import DiskWatch
     from nsqha.server.peers import Peers, PeerServer, PeerStream
     from nsqha.server.replicas import Replicas
     from nsqha.server.routing import Routing
@@ -98,6 +99,7 @@ class Cluster:
         self.topics: Topics  # set by the broker, as they need each other
         self.routing: Routing
         self.replicas: Replicas
+        self.disk_watch: DiskWatch
         self._loop = loop
         self._clock = clock
         self._ttl_s = ttl_s
@@ -105,6 +107,7 @@ class Cluster:
         self._session: Session | None = None
         self._life: object = None  # which session counts
         self._registering = False
+        self._leaving = False  # for good
         self._info: NodeInfo | None = None
         self._names: set[str] = set()  # records to look at
         self._news = asyncio.Event()
@@ -431,6 +434,7 @@ class Cluster:
         replicas = self.replicas
         if not (replicas.leading or replicas.followers) or self._session is None or len(self.nodes()) < 2:
             return
+        self._leaving = True
         try:
             await self.update(leaving=True)
         except NsqhaError as error:
@@ -440,6 +444,13 @@ class Cluster:
         deadline = self._loop.time() + seconds
         while self._loop.time() < deadline and self._needed():
             await asyncio.sleep(0.01)
+
+    async def disk_hangs(self, hangs: bool) -> None:
+        """Others are to lead, or need not any more. Unavailable, OutcomeUnknown."""
+        if self._session is None:
+            raise Unavailable("this node is not registered")
+        if not self._leaving:
+            await self.update(leaving=hangs)
 
     def _needed(self) -> bool:
         """Whether there is something that others should take over before this node goes."""

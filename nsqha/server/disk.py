@@ -64,8 +64,15 @@ class DiskRounds:
         self._running = False
         self._failed = False
         self._started = -PATIENT_SECONDS
+        self._rounds = 0
+        self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
         self.round_seconds = Histogram(SECONDS_BOUNDS)
+
+    @property
+    def running(self) -> int:
+        """The number of the round whose files are being synced; 0: none is."""
+        return self._rounds if self._syncing else 0
 
     def request(self, partition: WantsSync, *, patient: bool = False) -> None:
         """Sync what `partition` has written, in the next round; that one may be late if all who want it are patient."""
@@ -104,6 +111,8 @@ class DiskRounds:
         shares = [files[n::threads] for n in range(threads)]
         waiting = threads
         self._started = self._clock.monotonic()
+        self._rounds += 1
+        self._syncing = True
 
         def done(error: BaseException | None) -> None:
             nonlocal waiting
@@ -131,7 +140,7 @@ class DiskRounds:
 
     def _end_round(self, tickets: list[tuple[WantsSync, SyncTicket]], seconds: float) -> None:
         self.round_seconds.observe(seconds)
-        self._running = False
+        self._running = self._syncing = False
         if self._failed:
             return
         for partition, ticket in tickets:

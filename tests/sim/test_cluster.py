@@ -45,6 +45,22 @@ def test_a_node_that_is_back_before_its_lease_ends_joins_again(cluster: SimClust
     cluster.until(lambda: all(len(meta.isr) == 3 for _, meta in cluster.metas()), 10.0, "it joins")
 
 
+def test_a_leader_whose_disk_hangs_is_replaced_and_leads_again_when_it_does_not(cluster: SimCluster) -> None:
+    """It answers every question, its followers have everything, and only its own disk is waited for."""
+    hanging = leader(cluster)
+    hanging.disk_seconds = 60.0
+    cluster.run_for(1.0)  # what was under way has ended
+    before = len(cluster.history.acked)
+    cluster.until(lambda: len(cluster.history.acked) > before + 10, 25.0, "publishes are acknowledged again")
+    assert leader(cluster) is not hanging
+    hanging.disk_seconds = 0.001
+    cluster.until(lambda: all(len(meta.isr) == 3 for _, meta in cluster.metas()), 120.0, "it is in sync again")
+    cluster.until(lambda: leader(cluster) is hanging, 60.0, "it is the first replica")
+    cluster.heal()
+    cluster.converge()
+    cluster.check_end()
+
+
 def test_all_machines_lose_power_at_once(cluster: SimCluster) -> None:
     for node in cluster.nodes:
         node.end("power loss", power=True)
