@@ -92,7 +92,7 @@ class ControllerMachine:
     def step(self, event: Event, now: float) -> list[Action]:
         """Take one event; returns what to do, in order."""
         self._actions = []
-        dirty = self._take(event, now)
+        dirty = sorted(self._take(event, now))  # one run is like the other, whatever a set does with strings
         self._place([name for name in dirty if self._free(name) and not self.parts[name].meta.replicas], now)
         for name in dirty:
             self._review(name, now)

@@ -12,7 +12,7 @@ A record that is missing removes nothing. Only a tombstone does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,7 +60,7 @@ class LiveStream:
         pass
 
     def on_closed(self, why: str) -> None:
-        self._cluster.live.discard(self)
+        self._cluster.live.pop(self, None)
 
 
 class Cluster:
@@ -83,7 +83,7 @@ class Cluster:
         self.cluster_id = cluster_id
         self.peers = peers
         self.routing_peers = routing_peers  # connections of their own: clients' traffic delays no replication
-        self.live: set[LiveStream] = set()
+        self.live: dict[LiveStream, None] = {}  # in the order in which they came
         self.links = PushLinks(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
         self.spawn: Callable[[Coroutine[Any, Any, None]], None] = spawner(loop)
         self.members = Members(self.view)
@@ -109,7 +109,7 @@ class Cluster:
         self._registering = False
         self._leaving = False  # for good
         self._info: NodeInfo | None = None
-        self._names: set[str] = set()  # records to look at
+        self._names: dict[str, None] = {}  # records to look at, the first named first
         self._news = asyncio.Event()
         self._unwatch: Callable[[], None] = lambda: None
         self._watchers: list[Callable[[str], None]] = []
@@ -223,7 +223,7 @@ class Cluster:
 
     def _accept_live(self, stream: PeerStream) -> LiveStream:
         live = LiveStream(self, stream)
-        self.live.add(live)
+        self.live[live] = None
         self._tell(live)
         return live
 
@@ -274,7 +274,7 @@ class Cluster:
         self._tick()
         self._unwatch = self.store.watch(self._hint)
         await self._register()
-        self._names.add("")
+        self._names[""] = None
         self._news.set()
         self._tasks.append(self._loop.create_task(self._follow_records()))
 
@@ -323,7 +323,7 @@ class Cluster:
                 log.info("join_delayed", "%s: %s", type(error).__name__, error)
                 await asyncio.sleep(REJOIN_SECONDS)
             else:
-                self._names.add("")
+                self._names[""] = None
                 self._news.set()
                 return
 
@@ -357,14 +357,14 @@ class Cluster:
             pass  # the loop is closed: the process ends
 
     def _hinted(self, name: str) -> None:
-        self._names.add(name)
+        self._names[name] = None
         self._news.set()
 
     async def _follow_records(self) -> None:
         while not self._closing:
             await self._news.wait()
             self._news.clear()
-            names, self._names = self._names, set()
+            names, self._names = self._names, {}
             try:
                 self._look_at(names)
             except Exception as error:
@@ -376,7 +376,7 @@ class Cluster:
                 self._names |= names
                 self._loop.call_later(REJOIN_SECONDS, self._news.set)
 
-    def _look_at(self, names: set[str]) -> None:
+    def _look_at(self, names: Collection[str]) -> None:
         """Have everything done that follows from these records; waits for none of it."""
         view = self.view()
         self.hints.prune()

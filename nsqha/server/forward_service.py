@@ -189,7 +189,7 @@ class ForwardStream:
         for parked in self._parked.values():
             self._service.budget.give(sum(len(publish.frames) for publish in parked))
         self._parked.clear()
-        self._service.streams.discard(self)
+        self._service.streams.pop(self, None)
 
 
 class ForwardService:
@@ -209,7 +209,7 @@ class ForwardService:
         self.loop = loop
         self.budget = budget
         self.refusal = refusal
-        self.streams: set[ForwardStream] = set()
+        self.streams: dict[ForwardStream, None] = {}  # in the order in which they came
         self._topics = topics
         leaders.when_changed(self._leaders_changed)
 
@@ -218,7 +218,7 @@ class ForwardService:
 
     def _accept(self, stream: PeerStream) -> ForwardStream:
         handler = ForwardStream(self, stream)
-        self.streams.add(handler)
+        self.streams[handler] = None
         return handler
 
     def _leaders_changed(self, topic: str) -> None:

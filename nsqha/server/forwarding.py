@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from nsqha.errors import NotFound
 from nsqha.nsqlog import Log
@@ -272,7 +272,7 @@ class Forwarder:
         # A lane lives as long as a publisher remembers it or something of it is under way: asked for again meanwhile,
         # it must be the same one, or its publishes could overtake each other.
         self._lanes: WeakValueDictionary[tuple[str, int], Lane] = WeakValueDictionary()
-        self._by_topic: dict[str, WeakSet[Lane]] = {}
+        self._by_topic: dict[str, WeakKeyDictionary[Lane, None]] = {}  # in the order in which they came
         self._links: dict[int, Link] = {}
         self._closed = False
         self._forget = leaders.when_changed(self._changed)
@@ -290,7 +290,7 @@ class Forwarder:
             number = led[publisher % len(led)].number if led else publisher % partitions
             lane = Lane(topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds)
             self._lanes[topic, publisher] = lane
-            self._by_topic.setdefault(topic, WeakSet()).add(lane)
+            self._by_topic.setdefault(topic, WeakKeyDictionary())[lane] = None
         return lane
 
     # ---- for lanes

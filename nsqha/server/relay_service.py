@@ -233,7 +233,7 @@ class RelayStream:
             self.event(routing_pb2.RelayEvent(number=number, closed=closed))
 
     def on_closed(self, why: str) -> None:
-        self.service.streams.discard(self)
+        self.service.streams.pop(self, None)
         for number in list(self.consumers):
             self._remove(number)
 
@@ -316,7 +316,7 @@ class RelayService:
         self.leaders = leaders
         self.loop = loop
         self.now = now
-        self.streams: set[RelayStream] = set()
+        self.streams: dict[RelayStream, None] = {}  # in the order in which they came
         self._topics = topics
         self._channels = channels
         self._spawn = spawn
@@ -327,7 +327,7 @@ class RelayService:
 
     def _accept(self, stream: PeerStream) -> RelayStream:
         handler = RelayStream(self, stream)
-        self.streams.add(handler)
+        self.streams[handler] = None
         return handler
 
     def topic(self, subscribe: routing_pb2.RelaySubscribe) -> Topic | None:

@@ -443,7 +443,7 @@ class Relaying:
         self.leaders = leaders
         self._peers = peers
         self._links: dict[int, RelayLink] = {}
-        self._places: dict[str, set[Places]] = {}  # by topic
+        self._places: dict[str, dict[Places, None]] = {}  # by topic, in the order in which they came
         self._looking: set[str] = set()  # topics to look at again in a moment
         self._numbers = 0
         self._closed = False
@@ -455,7 +455,7 @@ class Relaying:
         """Have this consumer read the partitions that others lead."""
         places = Places(self, consumer)
         consumer.remote = places
-        self._places.setdefault(consumer.topic, set()).add(places)
+        self._places.setdefault(consumer.topic, {})[places] = None
         self._follow(places)
         return places
 
@@ -465,8 +465,8 @@ class Relaying:
         if isinstance(places, Places):
             consumer.remote = None
             places.end()
-            found = self._places.get(consumer.topic, set())
-            found.discard(places)
+            found = self._places.get(consumer.topic, {})
+            found.pop(places, None)
             if not found:
                 self._places.pop(consumer.topic, None)
 

@@ -399,6 +399,8 @@ class SimCluster:
     def __enter__(self) -> SimCluster:
         logger = logging.getLogger("nsqha")
         self._level_before = logger.level
+        self._propagate_before = logger.propagate
+        logger.propagate = False  # who keeps records keeps alive what they speak of, and weak references tell
         logger.addHandler(self._log)
         logger.setLevel(min(logging.ERROR, logger.level or logging.ERROR))
         return self
@@ -411,3 +413,4 @@ class SimCluster:
             for loop in (*machine.past, machine.loop):
                 loop.bury()
         logger.setLevel(self._level_before)
+        logger.propagate = self._propagate_before

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from nsqha.commitlog.entry import FAULTY, REBUILT, UNREADABLE
 from nsqha.election.model import PartitionMeta
@@ -76,6 +77,10 @@ class Oracle:
     def broken(self, what: str) -> None:
         """Remember it; the run ends with the first."""
         self.violations.append(f"at {self.cluster.time:.4f}: {what}")
+
+    def digest(self) -> int:
+        """Of all that was committed."""
+        return crc32(repr(sorted((key, sorted(chains.items())) for key, chains in self.chains.items())).encode())
 
     # ---- after a turn
 

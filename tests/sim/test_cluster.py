@@ -151,15 +151,22 @@ def test_planted_bugs_are_noticed(name: str) -> None:
 
 
 def test_a_seed_is_one_life() -> None:
-    """In another process, with other hashes of strings, too."""
-    code = "from tests.sim.run import run_seed; print(run_seed(3).fingerprint)"
+    """In another process, with other hashes of strings and other addresses of objects, too."""
+    code = (
+        "import random; junk = [object() for _ in range({} * 10**5)]; random.Random(1).shuffle(junk); del junk[::2]\n"
+        "from tests.sim.run import run_seed; print(run_seed(0).fingerprint)"
+    )
     told = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": str(n)}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code.format(n)],
+            env={"PYTHONHASHSEED": str(n)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
-        for n in (1, 2)
+        for n in (0, 1, 2)
     }
-    assert told == {f"{run_seed(3).fingerprint}\n"}
+    assert told == {f"{run_seed(0).fingerprint}\n"}
 
 
 def test_every_mutant_is_known_by_its_rule() -> None:
