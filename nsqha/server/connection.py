@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
         if self._when_answered is not None:
             then, self._when_answered = self._when_answered, None
             self._unblock(then)
-        elif self._eof:
+        elif self._eof and not self.blocked:  # else there may be more that it has sent
             self.close()
 
     def _after_replies(self, then: Callable[[], None]) -> None:
