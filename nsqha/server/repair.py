@@ -4,8 +4,9 @@ Who finds damage (recovery, the scrub, a reader, a push, a follower that applies
 the range, led or not. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that
 they are the ones that were there (`PartitionLog.mend`): it comes from the entry behind. So what is not known to be
 committed is mended too, without a leader, who could not be elected before. At the very end of a log nothing is behind:
-there it has to be the entry that memory has, and what the giver knows to be committed. Channels that stopped in front
-of the range go on, and the scrub counts it no longer.
+there it has to be the entry that memory has, and what the giver knows to be committed, unless that is the leader that is
+followed: it may wait for this replica to commit anything. Channels that stopped in front of the range go on, and the
+scrub counts it no longer.
 
     own entries verify, frames do not    each run that comes is proven by the next entry: written at once
     own entries do not verify            followed up to the next one that does, chains only; then fetched and written
@@ -217,7 +218,7 @@ class Repairer:
         if not run or [entry.log_id for entry, _ in run] != list(range(first, min(first + len(run), end))):
             raise LogCorrupt(f"{address} does not have log id {first}")
         after = run[-1][0].log_id + 1
-        if after == log_.end.log_id and after > reply.committed:
+        if after == log_.end.log_id and after > reply.committed and not epoch:  # what the leader has is what counts
             raise NotFound(f"{address} does not know whether its log id {after - 1} is committed")
         if self._log_of(key) is not log_ or log_.past is not past or not _holds(log_, first, after):
             raise NotFound(f"log ids [{first}, {after}) are not in {log_} any more")

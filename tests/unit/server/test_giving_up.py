@@ -312,22 +312,29 @@ def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> No
 
 
 @pytest.mark.parametrize("entry_too", [False, True])
-def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_the_rest(entry_too: bool) -> None:
+@pytest.mark.parametrize("log_id", [3, 8])
+def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_the_rest(
+    entry_too: bool, log_id: int
+) -> None:
+    """Also right before the last batch, of which a leader without other members does not know whether it is committed:
+    it waits for this one."""
+
     async def scenario() -> None:
         storage = MemStorage()
         log_uid, good = await member(storage)
-        damage(storage, good, 3)
+        damage(storage, good, log_id)
         rig = await back(storage, {0: log_uid})
         before, past = rig.follower.log, rig.follower.log.past
-        leader = lost(good, 3, entry_too=entry_too)
+        leader = lost(good, log_id, entry_too=entry_too)
         rig.peers.serves = leads(leader, 1)
         stream = rig.leader(A)
         stream.ask(1, leader)
         await pause(1)
         log_ = rig.follower.log
         assert log_ is before and log_.past is past, "nothing was cut"
-        assert log_.entry(3) == leader.entry(3) and log_.entry(3).lost and not rig.follower.behind
-        assert rig.replicas.trust.unsound_from(KEY) is None and rig.replicas.damage.known(KEY) == [(3, 4)]
+        assert log_.entry(log_id) == leader.entry(log_id) and log_.entry(log_id).lost and not rig.follower.behind
+        assert rig.replicas.trust.unsound_from(KEY) is None
+        assert rig.replicas.damage.known(KEY) == [(log_id, log_id + 1)]
         assert (await status(rig)).replicas[0].corrupt is False
 
     run(scenario)
