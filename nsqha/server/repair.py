@@ -4,8 +4,8 @@ Who finds damage (recovery, the scrub, a reader, a push, a follower that applies
 the range, led or not. Nothing is cut and nothing moves: the bytes go where they were, and only if the chain says that
 they are the ones that were there (`PartitionLog.mend`): it comes from the entry behind. So what is not known to be
 committed is mended too, without a leader, who could not be elected before. At the very end of a log nothing is behind:
-there it has to be the entry that memory has, and what the giver knows to be committed, unless that is the leader that is
-followed: it may wait for this replica to commit anything. Channels that stopped in front of the range go on, and the
+there it has to be the entry that memory has, and what the giver knows to be committed, unless that is the leader which
+is followed: it may wait for this replica to commit anything. Channels that stopped in front of the range go on, and the
 scrub counts it no longer.
 
     own entries verify, frames do not    each run that comes is proven by the next entry: written at once
