@@ -45,6 +45,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.times and args is not None:
             args = [f"@{word}" if re.fullmatch(r"-\d[\d.a-zµμ]*", word) else word for word in args]
+        if args and args[0].startswith("-") and self.verbs():
+            word = args[0].partition("=")[0]
+            if word not in self.flags():  # argparse would miss a verb, or take the flag's value for one
+                self.error(f"unknown flag {word}; flags of a verb come behind it")
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

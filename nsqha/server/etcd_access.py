@@ -85,7 +85,7 @@ def open_store(
 
 def _unusable(flags: EtcdFlags, error: NsqhaError) -> Unavailable:
     where = ", ".join(etcd_options(flags).endpoints)
-    what = str(error).removeprefix("etcd ")
+    what = str(error).removeprefix("etcd ").replace(f": {where}: ", ": ")  # of one endpoint gRPC says where it is, too
     return Unavailable(f"etcd at {where} {what}; start it, or correct --etcd-endpoint")
 
 

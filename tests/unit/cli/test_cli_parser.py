@@ -32,6 +32,12 @@ def test_near_misses_are_suggested(capsys: pytest.CaptureFixture[str]) -> None:
     assert "COMMAND" in fails(capsys=capsys)
 
 
+def test_a_flag_before_its_verb_is_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown flag --json; flags of a verb come behind it" in fails("--json", "stats", capsys=capsys)
+    said = fails("cluster", "--etcd-endpoint", "127.0.0.1:2379", "status", capsys=capsys)
+    assert "unknown flag --etcd-endpoint; flags of a verb come behind it; see nsqha cluster --help" in said
+
+
 def test_a_relative_time_is_no_flag_where_times_are_expected() -> None:
     assert build_parser("seek").parse_args(["seek", "t", "c", "-1h30m"]).to == "@-1h30m"
     assert build_parser("peek").parse_args(["peek", "t", "-2d", "-n", "5"]).place == "@-2d"

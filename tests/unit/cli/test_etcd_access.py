@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.errors import ConfigError
+from nsqha.clock import SystemClock
+from nsqha.errors import ConfigError, Unavailable
 from nsqha.options import Options
-from nsqha.server.etcd_access import etcd_options
+from nsqha.server.etcd_access import etcd_options, look_at
 
 
 def options(**given: object) -> Options:
@@ -39,6 +40,14 @@ def test_what_does_not_go_together_names_the_flag(tmp_path: Path) -> None:
         etcd_options(options(etcd_user="nsqha", etcd_password_file=str(tmp_path / "nowhere")))
     with pytest.raises(ConfigError, match=r"--etcd-ca=.*there is no such file"):
         etcd_options(options(etcd_ca=str(tmp_path / "nowhere")))
+
+
+def test_an_etcd_that_is_not_there_is_named_once_with_what_to_do() -> None:
+    flags = Options(etcd_endpoints=("127.0.0.1:1",))
+    with pytest.raises(Unavailable) as unusable:
+        look_at(flags, SystemClock())
+    wanted = "etcd at 127.0.0.1:1 can not be reached: Connection refused; start it, or correct --etcd-endpoint"
+    assert str(unusable.value) == wanted
 
 
 def test_endpoints_may_end_in_a_slash() -> None:
