@@ -283,8 +283,8 @@ class Topics(Mapping[str, Topic]):
             for channel in await self.known_channels(name):
                 channels = channels.with_channel(channel, ids.new_uid(self._rng))
             log_uid = cluster.replicas.logs.draw_log_uid()
-            metas = cluster.placed(settings, {0: log_uid}, alone=alone)
             try:
+                metas = cluster.placed(settings, {0: log_uid}, alone=alone)
                 versioned = await self._metadata.write(
                     lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
                 )
@@ -294,6 +294,9 @@ class Topics(Mapping[str, Topic]):
                 if found is None:
                     raise Unavailable(f"topic {name} comes and goes") from None
                 return self.adopt(found)
+            except Unavailable:  # certainly not made: clients may ask for it again and again
+                cluster.replicas.logs.forget_log_uid(log_uid)
+                raise
             topic = self.adopt(versioned)
             await cluster.replicas.settle(versioned)
             log.info("topic_created", "TOPIC(%s): created", name)

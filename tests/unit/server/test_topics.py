@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
-from nsqha.errors import Conflict
+from nsqha.errors import Conflict, OutcomeUnknown, Unavailable
 from nsqha.options import Options
 from nsqha.server.changes import Changes
 from nsqha.server.channels import Channels
@@ -67,16 +67,22 @@ class Registrar:
 
 
 class ReplicaLogs:
+    def __init__(self) -> None:
+        self.drawn: set[int] = set()
+
     def draw_log_uid(self) -> int:
+        self.drawn.add(1)
         return 1
 
-    def forget_log_uid(self, log_uid: int) -> None: ...
+    def forget_log_uid(self, log_uid: int) -> None:
+        self.drawn.remove(log_uid)
 
 
 class Replicas:
     """Nobody is led or followed."""
 
-    logs = ReplicaLogs()
+    def __init__(self) -> None:
+        self.logs = ReplicaLogs()
 
     async def settle(self, topic: Any) -> None: ...
 
@@ -256,6 +262,24 @@ def test_whoever_wanted_just_that_or_nothing_special_has_it(wanted: TopicSetting
         rig.metadata.races = [record(settings=replace(EIGHT, replicas=2, unknown={"newer": 1}))]
         await rig.topics.create_topic("t", wanted)
         assert rig.topics.topic("t").record.uid == 7
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("error", "kept"), [(Unavailable("away"), set()), (OutcomeUnknown("perhaps"), {1})])
+def test_a_topic_that_was_certainly_not_made_leaves_no_name_of_a_log_behind(error: Exception, kept: set[int]) -> None:
+    """While the metadata are away clients publish to it again and again; one that may have been made needs its log."""
+
+    async def scenario() -> None:
+        rig = Rig()
+
+        def create_topic(*_: Any, **__: Any) -> None:
+            raise error
+
+        rig.metadata.create_topic = create_topic  # type: ignore[method-assign, assignment]
+        with pytest.raises(type(error)):
+            await rig.topics.create_topic("t")
+        assert rig.topics.cluster.replicas.logs.drawn == kept
 
     run(scenario)
 
