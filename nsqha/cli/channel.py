@@ -26,7 +26,11 @@ HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "
 def add_parser(commands: Any) -> None:
     noun = add_verb(commands, "channel", None, help=VERBS["channel"])
     verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _add_looks(verbs)
+    _add_changes(verbs)
 
+
+def _add_looks(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "list",
@@ -50,6 +54,8 @@ def add_parser(commands: Any) -> None:
         shape=SHAPE,
     )
 
+
+def _add_changes(verbs: Any) -> None:
     verb = _of_channel(
         verbs,
         "create",

@@ -33,7 +33,8 @@ def add_parser(commands: Any) -> None:
     noun = add_verb(commands, "cluster", None, help=VERBS["cluster"])
     verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
     _add_looks(verbs)
-    _add_changes(verbs)
+    _add_moves(verbs)
+    _add_elect(verbs)
     _add_import(verbs)
     _add_accept(verbs)
 
@@ -78,7 +79,7 @@ def _add_looks(verbs: Any) -> None:
     _finish(verb)
 
 
-def _add_changes(verbs: Any) -> None:
+def _add_moves(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "move",
@@ -138,6 +139,8 @@ def _add_changes(verbs: Any) -> None:
     verb.add_argument("--limit", type=count, default=4, metavar="N", help="at most so many moves (default 4)")
     _finish(verb)
 
+
+def _add_elect(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "elect",

@@ -33,7 +33,13 @@ SAY_SECONDS = 1.0  # of waiting without a word
 def add_parser(commands: Any) -> None:
     noun = add_verb(commands, "topic", None, help=VERBS["topic"])
     verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _add_looks(verbs)
+    _add_create(verbs)
+    _add_set(verbs)
+    _add_pause_empty_delete(verbs)
 
+
+def _add_looks(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "list",
@@ -57,6 +63,8 @@ def add_parser(commands: Any) -> None:
     )
     add_json(verb)
 
+
+def _add_create(verbs: Any) -> None:
     verb = _of_topic(
         verbs,
         "create",
@@ -79,6 +87,8 @@ def add_parser(commands: Any) -> None:
     _add_settings(verb)
     add_json(verb)
 
+
+def _add_set(verbs: Any) -> None:
     verb = _of_topic(
         verbs,
         "set",
@@ -102,6 +112,8 @@ def add_parser(commands: Any) -> None:
     _add_settings(verb)
     add_json(verb)
 
+
+def _add_pause_empty_delete(verbs: Any) -> None:
     for word, what in (("pause", "hand no more messages to the channels"), ("unpause", "go on after a pause")):
         verb = _of_topic(verbs, word, run_pause, what, (f"nsqha topic {word} orders",), shape='{"topic", "paused"}')
         verb.set_defaults(paused=word == "pause")
