@@ -204,8 +204,10 @@ class Oracle:
                 return
         else:
             return
-        if mine != log_uid or replicas.trust.unsound_from(key) is not None:
+        if mine != log_uid:
             return
+        if replicas.trust.unsound_from(key) is not None and (key, meta.epoch) in self.operators_elections:
+            return  # it is about to give up what it has not got; else a log that is doubted has another name
         has = min(log_.local_durable, log_.end.log_id) if self.cluster.sync_always else log_.end.log_id
         if has < committed:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} and has {has} of {committed}")

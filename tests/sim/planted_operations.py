@@ -1,4 +1,4 @@
-"""Planted bugs: what operators ask for, damage on disks, replicas and topics that go."""
+"""Planted bugs: what operators ask for, replicas and topics that go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from nsqha.commitlog import lookup
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import Storage
 from nsqha.cursor.partition import PartitionCursors
@@ -16,13 +15,12 @@ from nsqha.errors import NsqhaError
 from nsqha.server.channels import Channels
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
-from nsqha.server.repair import Repairer
 from tests.sim.planting import mutant
 
 # ---- operators
 
 
-@mutant
+@mutant()
 def seek_answered_before_it_is_committed() -> Iterator[None]:
     """A seek that a failover can undo."""
 
@@ -39,7 +37,7 @@ def seek_answered_before_it_is_committed() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def seek_forgets_what_was_finished_behind_it() -> Iterator[None]:
     """A seek back that skips what had been finished out of order."""
 
@@ -56,7 +54,7 @@ def seek_forgets_what_was_finished_behind_it() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def pause_lost_at_failover() -> Iterator[None]:
     """A leader begins with all channels going."""
 
@@ -69,7 +67,7 @@ def pause_lost_at_failover() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def pause_answered_from_the_record() -> Iterator[None]:
     """Leaders follow a change by their watch, whenever that tells them."""
 
@@ -80,7 +78,7 @@ def pause_answered_from_the_record() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def topic_pause_ignored() -> Iterator[None]:
     """What is published to a paused topic goes to its channels."""
 
@@ -93,44 +91,24 @@ def topic_pause_ignored() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def log_start_passes_slow_channels() -> Iterator[None]:
     """Retention takes what a channel has not read."""
     with patch.object(PartitionState, "log_start_limit", lambda self: self.pump):
         yield
 
 
-# ---- damage
+# ---- replicas and topics
 
 
-@mutant
-def damage_delivered() -> Iterator[None]:
-    """Nobody looks at the CRC of a batch."""
-    with (
-        patch.object(lookup, "verifies", lambda entry, data: True),
-        patch.object(lookup, "_verified_run", lambda pair, first, fields: None),
-    ):
-        yield
-
-
-@mutant
-def damage_not_repaired() -> Iterator[None]:
-    """Damage is found, and that is all."""
-    with patch.object(Repairer, "damaged", lambda self, key, first, end: None):
-        yield
-
-
-@mutant
+@mutant()
 def page_cache_trusted_after_a_power_loss() -> Iterator[None]:
     """With sync=interval a machine that lost its page cache goes by the old name of its log."""
     with patch.object(NodeJournal, "host_restarted", property(lambda self: False)):
         yield
 
 
-# ---- replicas and topics
-
-
-@mutant
+@mutant()
 def moved_before_they_joined() -> Iterator[None]:
     """Replicas are given up for others that have nothing yet."""
 
@@ -146,7 +124,7 @@ def moved_before_they_joined() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def removal_not_synced() -> Iterator[None]:
     """Files of a deleted topic are left to chance, its tombstone is not."""
 

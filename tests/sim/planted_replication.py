@@ -30,7 +30,7 @@ from tests.sim.storage import SimFile, SimStorage
 # ---- promises and epochs
 
 
-@mutant
+@mutant()
 def epoch_unchecked() -> Iterator[None]:
     """A follower takes appends of any leader that ever spoke to it."""
 
@@ -56,7 +56,7 @@ def epoch_unchecked() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def promise_not_journalled() -> Iterator[None]:
     """An answer leaves before the promise that it rests on is durable."""
 
@@ -71,7 +71,7 @@ def promise_not_journalled() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def epoch_resumed() -> Iterator[None]:
     """A leader that was restarted goes on in the epoch of its earlier life."""
 
@@ -89,7 +89,7 @@ def epoch_resumed() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def elected_outside_the_isr() -> Iterator[None]:
     """The controller takes a replica that is alive and not in the ISR, if there is one."""
 
@@ -108,7 +108,7 @@ def elected_outside_the_isr() -> Iterator[None]:
 # ---- what an acknowledgement means
 
 
-@mutant
+@mutant()
 def commit_without_followers() -> Iterator[None]:
     """The leader's own disk is enough."""
 
@@ -120,7 +120,7 @@ def commit_without_followers() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def commit_before_the_disk() -> Iterator[None]:
     """sync=always counts what is in the page cache."""
 
@@ -136,7 +136,7 @@ def commit_before_the_disk() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def ack_from_the_page_cache() -> Iterator[None]:
     """A follower calls durable what it has written."""
 
@@ -161,7 +161,7 @@ def ack_from_the_page_cache() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def rounds_without_fsync() -> Iterator[None]:
     """A disk round that forgets the files."""
 
@@ -174,7 +174,7 @@ def rounds_without_fsync() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def failed_fsync_retried() -> Iterator[None]:
     """A sync that failed is tried again, which succeeds."""
 
@@ -192,7 +192,7 @@ def failed_fsync_retried() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def directories_not_synced() -> Iterator[None]:
     """Names of new files are left to chance."""
 
@@ -200,7 +200,7 @@ def directories_not_synced() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def unknown_told_as_refused() -> Iterator[None]:
     """A publisher hears "not stored" where nobody knows."""
 
@@ -212,7 +212,7 @@ def unknown_told_as_refused() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def unknown_publish_sent_again() -> Iterator[None]:
     """A publish whose outcome nobody knows goes to the next leader."""
 
@@ -234,7 +234,7 @@ def _unchecked(self: IsrKeeper, actions: Any) -> Any:
     return actions
 
 
-@mutant
+@mutant()
 def effective_too_small() -> Iterator[None]:
     """A member counts as gone as soon as its removal is proposed."""
 
@@ -253,14 +253,14 @@ def effective_too_small() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def unknown_taken_for_refused() -> Iterator[None]:
     """A compare-and-set without an answer counts as not done."""
     with patch.object(leadership, "Unknown", Refused), patch.object(IsrKeeper, "_checked", _unchecked):
         yield
 
 
-@mutant
+@mutant()
 def compares_nothing() -> Iterator[None]:
     """A leader's change of the record overwrites what others wrote meanwhile."""
 
@@ -273,7 +273,7 @@ def compares_nothing() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def floor_ignored() -> Iterator[None]:
     """The ISR shrinks to whoever is there."""
     with (
@@ -283,7 +283,7 @@ def floor_ignored() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def joins_before_it_caught_up() -> Iterator[None]:
     """Whoever is reachable may join."""
 
@@ -295,7 +295,7 @@ def joins_before_it_caught_up() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def opened_anywhere() -> Iterator[None]:
     """What a follower has of another past counts like what the leader has."""
 
@@ -317,7 +317,7 @@ def opened_anywhere() -> Iterator[None]:
 # ---- logs that part
 
 
-@mutant
+@mutant()
 def cut_too_far() -> Iterator[None]:
     """Catch-up cuts three batches more than it should, without looking."""
 
@@ -333,7 +333,7 @@ def cut_too_far() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def uncommitted_applied() -> Iterator[None]:
     """A follower takes everything that it has for committed."""
 
@@ -345,7 +345,7 @@ def uncommitted_applied() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def never_caught_up() -> Iterator[None]:
     """A replica that parted from the leader stays where it is."""
 
@@ -356,7 +356,7 @@ def never_caught_up() -> Iterator[None]:
         yield
 
 
-@mutant
+@mutant()
 def rounds_forgotten() -> Iterator[None]:
     """A request that comes while a round runs is lost."""
 

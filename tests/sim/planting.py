@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-Mutant = Callable[[], Any]  # a context manager
+from tests.sim.plan import Plan
+
+Make = Callable[[], Iterator[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One planted bug, and where it is looked for."""
+
+    plant: Callable[[], AbstractContextManager[None]]
+    matters: Callable[[Plan], bool]  # in all other lives nothing is changed by it
+    scene: tuple[Any, ...]  # a test of `test_damage` and its arguments: where drawn lives do not come to it
+
+
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(make: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+def anywhere(plan: Plan) -> bool:
+    return True
+
+
+def damage(plan: Plan) -> bool:
+    return "bit_flip" in plan.faults
+
+
+def losses(plan: Plan) -> bool:
+    return plan.losses > 0
+
+
+def mutant(matters: Callable[[Plan], bool] = anywhere, scene: tuple[Any, ...] = ()) -> Callable[[Make], Make]:
     """Count it among those that have to be noticed."""
-    MUTANTS[make.__name__] = contextmanager(make)
-    return make
+
+    def count(make: Make) -> Make:
+        MUTANTS[make.__name__] = Mutant(contextmanager(make), matters, scene)
+        return make
+
+    return count

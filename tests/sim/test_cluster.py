@@ -170,4 +170,4 @@ def test_a_seed_is_one_life() -> None:
 
 
 def test_every_mutant_is_known_by_its_rule() -> None:
-    assert len(MUTANTS) >= 30
+    assert len(MUTANTS) >= 48

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 
+from nsqha.commitlog.pairs import COMMITLOG
+from nsqha.commitlog.retention import Retention
 from nsqha.election.placement import PartitionName
+from nsqha.frames import HAS_EVENTS
+from nsqha.server.follower import Follower
 from nsqha.server.opening import durable_everywhere
-from tests.sim.cluster import CHANNEL
+from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.faults import Misfortune
-from tests.sim.scenes import SELDOM, all_down, all_up, flip, healthy
+from tests.sim.node import SimNode
+from tests.sim.scenes import SELDOM, all_down, all_up, flip, healthy, leader
 
 
 def test_damage_is_mended_from_another_replica() -> None:
@@ -94,3 +102,139 @@ def test_a_log_that_was_trimmed_and_fell_silent_is_led_again() -> None:
         all_down(cluster)
         all_up(cluster)
         cluster.until(cluster.comparison.in_sync, 30.0, "it is led again")
+
+
+@contextmanager
+def only_a_node_that_is_down_has_a_batch() -> Iterator[tuple[SimCluster, SimNode, Callable[[], list[bool]]]]:
+    """(cluster, the node, whether each of the others has given it up)."""
+    with healthy(faults={"bit_flip": SELDOM}) as cluster:
+        ((_, key, meta),) = cluster.named_metas()
+        log_ = next(log_ for _, log_, _, _ in cluster.comparison.holders(key))
+        lost = next(n for n in range(2, log_.end.log_id) if log_.entry(n).flags == 0 and log_.entry(n).count)
+        has, *damaged = [node for node in cluster.nodes if node.uid != meta.leader] + [leader(cluster)]
+        for node in damaged:
+            flip(cluster, node, lost, entry=False)
+        all_down(cluster)  # so that nobody has it in memory
+        cluster.keep_down = {has.name}
+        for node in damaged:
+            node.start()
+
+        def given_up() -> list[bool]:
+            holders = [log_ for node, log_, _, _ in cluster.comparison.holders(key) if node is not has]
+            return [log_.entry(lost).lost for log_ in holders]
+
+        yield cluster, has, given_up
+        cluster.heal()
+        cluster.converge()
+        cluster.check_end()
+
+
+def test_what_was_given_up_is_written_back_when_somebody_has_it() -> None:
+    with only_a_node_that_is_down_has_a_batch() as (cluster, _, given_up):
+        operators = cluster.operators
+        assert operators is not None
+        cluster.until(lambda: operators.skip("t0") or given_up() == [True] * 2, 60.0, "it is given up")
+        for node in cluster.nodes:
+            if node.joined and node.broker is not None:
+                node.broker.scrubber._rate = 0  # it does not have to be found again
+
+
+def test_nothing_is_given_up_that_somebody_has() -> None:
+    """Though it was asked for in vain before, and nobody would ask again so soon."""
+    with only_a_node_that_is_down_has_a_batch() as (cluster, has, given_up):
+        has.start()
+        for node in cluster.nodes:
+            if node is not has:
+                cluster.net.partition(node.name, has.name)
+        cluster.run_for(15.0)
+        assert given_up() == [False] * 2 and next(cluster.comparison.damage(), None) is not None
+        cluster.net.heal_all()
+        assert cluster.operators is not None
+        for _ in range(20):
+            cluster.operators.skip("t0")
+            cluster.run_for(0.1)
+            assert not any(given_up()), "somebody has it"
+
+
+def silent(cluster: SimCluster) -> tuple[SimNode, SimNode, list[SimNode]]:
+    """Nothing is published any more. The leader, a follower, all but that."""
+    for publisher in cluster.publishers:
+        publisher.stopped = True
+    cluster.run_for(0.5)
+    cluster.publishers.clear()
+    leads = leader(cluster)
+    node = next(node for node in cluster.nodes if node is not leads)
+    return leads, node, [other for other in cluster.nodes if other is not node]
+
+
+def test_a_last_batch_that_was_written_whole_is_not_cut_like_a_torn_one() -> None:
+    """Its process was killed before its journal, or any batch behind, knew that it is durable; its host goes on."""
+    with healthy(faults={"bit_flip": SELDOM}) as cluster:
+        ((key, _),) = cluster.metas()
+        _, node, others = silent(cluster)
+        assert node.replicas is not None and node.journal is not None
+        log_, last = node.replicas.followers[key].log, cluster.oracle.committed[key] - 1
+        assert last == log_.end.log_id - 1 >= node.journal._written[key].local_durable  # type: ignore[index]
+        flip(cluster, node, last, entry=True)
+        for other in others:
+            cluster.metadata.reach(other.name, False)  # so that it stays in the ISR
+            cluster.net.partition(other.name, node.name)
+        node.end("killed")
+        node.start()
+        cluster.until(lambda: node.joined, 15.0, "it is back")
+        cluster.run_for(0.1)  # somebody is in the ISR without a committed batch, else
+        cluster.heal()
+        cluster.converge()
+        cluster.check_end()
+
+
+@pytest.mark.parametrize("entry", [False, True])
+def test_damage_is_found_at_each_start_until_it_is_mended(entry: bool) -> None:
+    """While nobody else is there who could mend it."""
+    with healthy(faults={"bit_flip": SELDOM}) as cluster:
+        ((key, _),) = cluster.metas()
+        _, node, _ = silent(cluster)
+        assert node.journal is not None
+        damaged = node.journal._written[key].local_durable  # type: ignore[index]
+        assert damaged < cluster.oracle.committed[key] - 1
+        flip(cluster, node, damaged, entry=entry)
+        all_down(cluster)
+        for _ in range(3):
+            node.start()
+            cluster.until(lambda: node.joined, 15.0, "it is back")
+            cluster.run_for(2.0)
+            assert node.replicas is not None and node.replicas.trust.unsound_from(key) == damaged
+            node.end("killed")
+        all_up(cluster)
+        cluster.heal()
+        cluster.converge()
+        cluster.check_end()
+
+
+@pytest.mark.parametrize("entry", [False, True])
+def test_a_damaged_batch_that_nobody_has_is_looked_behind(entry: bool) -> None:
+    """A follower does not wait for it when a checkpoint behind it says all that it did."""
+    with healthy(faults={"bit_flip": SELDOM}, segment_bytes=2 << 10) as cluster:
+        ((key, _),) = cluster.metas()
+        leads, node, _ = silent(cluster)
+        cluster.run_for(4.0)  # its journal knows the end, so the next recovery does not look
+        assert node.replicas is not None and leads.replicas is not None
+        log_ = node.replicas.followers[key].log
+        damaged = log_.end.log_id - 1
+        assert log_.entry(damaged).flags & HAS_EVENTS and durable_everywhere(log_) == damaged
+        for holder in cluster.nodes:
+            flip(cluster, holder, damaged, entry=False, keep=False)
+        cluster.keep_down.add(node.name)
+        node.end("killed")
+        node.start()
+
+        def follower() -> Follower | None:
+            return None if node.replicas is None or not node.joined else node.replicas.followers.get(key)
+
+        cluster.until(lambda: (f := follower()) is not None and f.damage is not None, 15.0, "it waits")
+        if entry:
+            pair = node.replicas.followers[key].log.pair_of(damaged)
+            node.storage.flip(pair.path(COMMITLOG), 8 * (pair.slot(damaged) + 50))
+        leads.replicas.leading[key].partition.trimmer.retention = Retention(keep_ns=0, keep_bytes=0)
+        cluster.until(lambda: (f := follower()) is not None and f.damage is None, 60.0, "it does not wait for ever")
+        cluster.until(cluster.comparison.level, 10.0, "all have applied the same")
