@@ -41,6 +41,7 @@ from nsqha.wire.limits import Limits
 
 if TYPE_CHECKING:
     from nsqha.server.certificates import CertificateFiles
+    from nsqha.server.cluster import Cluster
     from nsqha.server.doubt import Doubt
 
 MS = 1_000_000
@@ -135,7 +136,7 @@ class Node:
         self.failed = loop.create_future()
         log.info("starting", "%s", version_line("nsqd"))
         log.info("node_id", "ID: %d", options.node_id)
-        log.info("data", "DATA: %s, sync=%s, %s functions", self.options.data_path, options.sync, hot.ACTIVE)
+        log.info("data", "DATA: %s, sync=%s, %s functions", options.data_path, options.sync, hot.ACTIVE)
         listen.raise_open_files_limit()
         if options.cluster_tls_cert:
             certificates = importlib.import_module("nsqha.server.certificates")
@@ -150,21 +151,9 @@ class Node:
         disk = DiskRounds(loop, clock, self._fail)
         cluster = None
         if options.etcd_endpoints:
-            joining = await asyncio.to_thread(importlib.import_module, "nsqha.server.joining")
+            await asyncio.to_thread(importlib.import_module, "nsqha.server.joining")
             opener = self._opener(loop, clock, disk, journal, rng)
-            while cluster is None:
-                try:
-                    cluster = await joining.open_cluster(self.options, journal, clock, rng, self._certificates)
-                except StaleMetadata as error:
-                    for sock in sockets.values():
-                        sock.close()  # clients go elsewhere: this may take until an operator comes
-                    held = importlib.import_module("nsqha.server.held")
-                    holding = held.Holding(self.options, journal, clock, disk, opener, self._stop, self._certificates)
-                    if not await held.until_accepted(holding, str(error)):
-                        journal.close()
-                        disk.close()
-                        raise GivenUp from None
-                    sockets = self._listen()
+            cluster, sockets = await self._open_cluster(sockets, clock, rng, journal, disk, opener)
             store = cluster.store
         else:
             store = self._open_embedded(journal, rng)
@@ -188,24 +177,54 @@ class Node:
         broker.ports = Ports(**{name: listen.bound_port(sock) for name, sock in sockets.items()})
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
-            for record in await disk.run(lambda: list(records(storage, opener, journal, self.options.data_path))):
+            for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
                 store.put_recovered(record)
         await broker.open_topics()
         self._prepare_tls_and_auth(broker)
         self._announce(broker)
         await self._serve(broker, sockets)
         if cluster is not None:
-            uid, ports = journal.identity.node_uid, broker.ports
-            grpc = self.addresses.grpc
-            info = joining.node_info(self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc)
-            await cluster.join(info)
-            assert self._doubt is not None
-            self._tasks.append(loop.create_task(self._doubt.run()))
+            await self._register(broker, cluster)
         collector.start()
         keep_large_blocks()
         # What exists now lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+
+    async def _open_cluster(
+        self,
+        sockets: dict[str, socket.socket],
+        clock: SystemClock,
+        rng: random.Random,
+        journal: NodeJournal,
+        disk: DiskRounds,
+        opener: PartitionOpener,
+    ) -> tuple[Cluster, dict[str, socket.socket]]:
+        """The cluster, and where this node listens then: while the metadata are not believed, nowhere. GivenUp."""
+        joining = importlib.import_module("nsqha.server.joining")
+        while True:
+            try:
+                return await joining.open_cluster(self.options, journal, clock, rng, self._certificates), sockets
+            except StaleMetadata as error:
+                for sock in sockets.values():
+                    sock.close()  # clients go elsewhere: this may take until an operator comes
+                held = importlib.import_module("nsqha.server.held")
+                holding = held.Holding(self.options, journal, clock, disk, opener, self._stop, self._certificates)
+                if not await held.until_accepted(holding, str(error)):
+                    journal.close()
+                    disk.close()
+                    raise GivenUp from None
+                sockets = self._listen()
+
+    async def _register(self, broker: Broker, cluster: Cluster) -> None:
+        """Everything is served: now the others may know."""
+        joining = importlib.import_module("nsqha.server.joining")
+        uid, ports = broker.journal.identity.node_uid, broker.ports
+        grpc = self.addresses.grpc
+        info = joining.node_info(self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc)
+        await cluster.join(info)
+        assert self._doubt is not None
+        self._tasks.append(broker.loop.create_task(self._doubt.run()))
 
     def _opener(
         self,
