@@ -279,7 +279,7 @@ class Channels:
         fresh = await self._metadata.read(lambda: self._metadata.store.topic(name))
         if fresh is None or fresh.record.uid != uid:
             raise NotFound(f"there is no topic {name} any more")
-        return self._topics.adopt(fresh)
+        return self._topics.take(fresh)
 
     async def ensure_here(self, topic: Topic, channel: str) -> None:
         """A client of another node reads a channel of what is led here. NotFound: the record does not have it."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqha import ids
-from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicSettings
+from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
@@ -126,6 +126,12 @@ class Cluster:
     def view(self) -> View:
         """All records, as the watch last brought them."""
         return self.store.view()
+
+    def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
+        """Whether the watch is behind the end of a topic whose record somebody has read."""
+        view = self.view()
+        now = view.topics.get(topic.record.name)
+        return view.revision >= topic.version and (now is None or now.record.uid != topic.record.uid)
 
     def nodes(self) -> Mapping[int, NodeInfo]:
         """The nodes that are alive, as far as is known."""

@@ -74,7 +74,7 @@ class Topics(Mapping[str, Topic]):
         self.cluster: Cluster | None = None  # None: this node is alone
         self._topics: dict[str, Topic] = {}
         self._settings = TopicChanges(
-            node_uid, rng, metadata, disk, journal_writer, opener, adopt=self.adopt, forget_targets=forget_targets
+            node_uid, rng, metadata, disk, journal_writer, opener, adopt=self.take, forget_targets=forget_targets
         )
         self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
 
@@ -140,6 +140,14 @@ class Topics(Mapping[str, Topic]):
         topic = self._topics[name] = Topic(versioned, (), self._new_delivery)
         self.announce(name)
         return topic
+
+    def take(self, versioned: Versioned[TopicRecord]) -> Topic:
+        """The same of a record that this node has read or written itself: the watch may be ahead of it. NotFound: it
+        has seen the end of that topic, whose deletion here is over, so nobody would delete it again."""
+        name, uid = versioned.record.name, versioned.record.uid
+        if self.of_uid(name, uid) is None and self.cluster is not None and self.cluster.has_seen_end_of(versioned):
+            raise NotFound(f"there is no topic {name} any more")
+        return self.adopt(versioned)
 
     async def dropped(self, tombstone: Tombstone) -> None:
         """A topic of the cluster was deleted: everything of it that is here goes."""
@@ -291,13 +299,13 @@ class Topics(Mapping[str, Topic]):
             except Conflict:
                 cluster.replicas.logs.forget_log_uid(log_uid)
                 found = await self._metadata.read(lambda: self._store.topic(name))
-                if found is None:
+                if found is None or cluster.has_seen_end_of(found):
                     raise Unavailable(f"topic {name} comes and goes") from None
                 return self.adopt(found)
             except Unavailable:  # certainly not made: clients may ask for it again and again
                 cluster.replicas.logs.forget_log_uid(log_uid)
                 raise
-            topic = self.adopt(versioned)
+            topic = self.take(versioned)
             await cluster.replicas.settle(versioned)
             log.info("topic_created", "TOPIC(%s): created", name)
         await topic.begun(self._options.publish_wait_ns / 1e9)

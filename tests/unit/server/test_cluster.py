@@ -242,6 +242,21 @@ def test_a_lease_that_ends_while_its_node_registers_has_it_join_once_more_and_no
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("revision", "uid", "over"), [(8, 0, False), (9, 0, True), (9, 7, False), (9, 6, True), (20, 7, False)]
+)
+def test_a_topic_is_over_where_the_watch_is_behind_its_record_and_does_not_have_it(
+    revision: int, uid: int, over: bool
+) -> None:
+    async def scenario() -> None:
+        made = cluster()
+        topics = {"t": Versioned(TopicRecord("t", uid, 3), 5)} if uid else {}
+        made.store = cast(Any, SimpleNamespace(view=lambda: View(revision, topics)))
+        assert made.has_seen_end_of(Versioned(TopicRecord("t", 7, 3), 9)) is over
+
+    run(scenario)
+
+
 def test_only_a_partition_that_is_made_below_its_floor_is_known_to_have_acknowledged_nothing() -> None:
     async def scenario() -> None:
         made = cluster()

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
-from nsqha.errors import Conflict, OutcomeUnknown, Unavailable
+from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
 from nsqha.server.changes import Changes
 from nsqha.server.channels import Channels
@@ -108,7 +108,9 @@ class Rig:
         )
         self.topics._settings = SimpleNamespace(apply=lambda topic: None)
         self.topics.registrar = self.registrar = Registrar()
-        self.topics.cluster = SimpleNamespace(replicas=Replicas(), placed=lambda *_, **__: {})
+        self.topics.cluster = SimpleNamespace(
+            replicas=Replicas(), placed=lambda *_, **__: {}, has_seen_end_of=lambda _: False
+        )
 
 
 def record(*channels: str, version: int = 1, **fields: Any) -> Versioned[TopicRecord]:
@@ -285,6 +287,25 @@ def test_a_topic_that_was_certainly_not_made_leaves_no_name_of_a_log_behind(erro
 
 
 # ---- changed by several at once
+
+
+def test_a_record_that_was_read_before_its_topic_went_does_not_bring_it_back() -> None:
+    """Nobody would delete it a second time: it would be there, with no partitions, until somebody made it anew."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics.cluster.has_seen_end_of = lambda versioned: versioned.version < 5
+        with pytest.raises(NotFound):
+            rig.topics.take(record())
+        assert "t" not in rig.topics
+        topic = rig.topics.take(record(version=6))
+        assert rig.topics.take(record()) is topic, "of one that is here nothing is doubted"
+        rig.metadata.races = [record(version=3, uid=8, name="u")]
+        with pytest.raises(Unavailable, match="comes and goes"):
+            await rig.topics.create_topic("u")
+        assert "u" not in rig.topics
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("seen_first", [False, True])
