@@ -51,9 +51,17 @@ class PublishBudget:
             callback()
 
     async def wait(self, seconds: float) -> None:
-        """Return when there is room; Unavailable if there is none in time."""
+        """Return when there is room, as long as nothing else is awaited; Unavailable if there is none in time."""
         if not self.full:
             return
+        try:
+            async with asyncio.timeout(seconds):
+                while self.full:  # again: all who wait are woken at once, and some took it
+                    await self._woken()
+        except TimeoutError:
+            raise Unavailable("too many publishes are waiting for the disk") from None
+
+    async def _woken(self) -> None:
         room: asyncio.Future[None] = self._loop.create_future()
 
         def wake() -> None:
@@ -62,9 +70,6 @@ class PublishBudget:
 
         self.when_room(wake)
         try:
-            async with asyncio.timeout(seconds):
-                await room
-        except TimeoutError:
-            raise Unavailable("too many publishes are waiting for the disk") from None
+            await room
         finally:
             self._waiting.pop(wake, None)

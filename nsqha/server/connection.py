@@ -305,6 +305,10 @@ class Connection(asyncio.Protocol):
             return None
         target = self.broker.publishing.target_for(topic, self.number)
         if target is not None:
+            if self._budget.full:
+                # Who has published before is not read then. A stall must not cost memory for each who connects anew.
+                self._wait_for(self._room(again, command))
+                return None
             self._targets[topic] = target
             return target
 
@@ -318,6 +322,14 @@ class Connection(asyncio.Protocol):
 
         self._wait_for(create())
         return None
+
+    async def _room(self, then: Callable[[], None], command: str) -> Callable[[], None]:
+        try:
+            await self._budget.wait(self.broker.options.publish_wait_ns / 1e9)
+        except NsqhaError as error:
+            why = f"not stored: {error}"
+            return lambda: self._refuse(errors.publish_failed(command, why))
+        return then
 
     def _refuse(self, frame: bytes) -> None:
         self.fatal(frame)

@@ -74,8 +74,8 @@ class Publishing:
         refusal = self.refusal()
         if refusal is not None:
             raise Unavailable(refusal)
-        await self._budget.wait(self._wait_seconds)
         await self._topics.topic_for_client(topic)
+        await self._budget.wait(self._wait_seconds)  # the last wait: all who are woken look whether there still is room
         target = self.target_for(topic, self._next_number())
         if target is None:
             raise Unavailable(f"topic {topic} is being deleted")

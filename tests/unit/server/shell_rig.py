@@ -81,6 +81,9 @@ class ManualLoop:
         heapq.heappush(self.timers, (timer.at, self._serial, timer))
         return timer
 
+    def call_at(self, when: float, callback: Callable[..., None], *args: Any) -> Timer:
+        return self.call_later(when - self.time(), callback, *args)
+
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)  # type: ignore[arg-type]
 

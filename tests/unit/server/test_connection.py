@@ -108,7 +108,7 @@ class Bench:
             raise Unavailable("not here")
 
         fields: dict[str, Any] = {
-            "options": SimpleNamespace(tls_required=TlsRequired.NO),
+            "options": SimpleNamespace(tls_required=TlsRequired.NO, publish_wait_ns=5_000_000_000),
             "limits": Limits(),
             "loop": self.loop,
             "clock": self.clock,
@@ -212,11 +212,12 @@ def test_bytes_that_do_not_decompress_end_the_connection_after_the_answers():
 def test_all_that_was_sent_compressed_is_run_although_the_client_sends_no_more(codec: str):
     """A producer that has sent its last publish: what it sent is more than is decompressed at once."""
     bench = Bench()
-    bench.connection.broker.budget.take(1 << 21)  # publishers wait
     bench.connection._codec = new_codec(codec, 6)
     client = new_codec(codec, 6)
-    bench.send(client.compress(pub("t", b"x" * 1000) * 2000))
-    assert len(bench.partition.waiting) == 1 and not bench.transport.reading
+    bench.send(client.compress(pub("t")))
+    bench.connection.broker.budget.take(1 << 21)  # publishers wait
+    bench.send(client.compress(pub("t", b"x" * 1000) * 1999))
+    assert len(bench.partition.waiting) == 2 and not bench.transport.reading
     assert bench.connection.eof_received(), "answers are owed"
     bench.connection.broker.budget.give(1 << 21)
     bench.loop.turn()
@@ -260,6 +261,38 @@ def test_who_has_to_authorize_does_not_publish_before():
     bench.send(pub("t"))
     assert not bench.partition.waiting
     assert bench.frames == [b"E_AUTH_FIRST AUTH required before PUB"] and bench.transport.closing
+
+
+# ---- a stalled disk
+
+
+def test_who_connects_while_there_is_no_room_publishes_nothing():
+    """A producer whose publish timed out comes back, and again: each time it would be one more in memory."""
+    bench = Bench()
+    budget = bench.connection.broker.budget
+    budget.take(1 << 21)
+    bench.send(pub("t", b"one") + pub("t", b"two") + b"NOP\n")
+    assert not bench.partition.waiting and not bench.transport.reading
+    budget.give(1 << 21)
+    bench.loop.turn()
+    for publish in bench.partition.waiting:
+        publish.stored()
+    assert bench.transport.reading and bench.frames == [b"OK", b"OK"]
+
+
+def test_who_finds_no_room_for_long_is_refused_and_leaves_nothing_behind():
+    bench = Bench()
+    budget = bench.connection.broker.budget
+    budget.take(1 << 21)
+    bench.send(pub("t"))
+    bench.loop.pass_time(5.1)
+    assert bench.frames == [b"E_PUB_FAILED PUB failed not stored: too many publishes are waiting for the disk"]
+    assert bench.transport.closing and not budget._waiting
+    other = Bench(budget=budget)
+    other.send(pub("t"))
+    other.connection.connection_lost(None)
+    other.loop.turn()
+    assert not budget._waiting
 
 
 # ---- a client that does not read

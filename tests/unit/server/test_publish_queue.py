@@ -56,3 +56,28 @@ def test_only_the_first_ones_are_overdue():
     assert len(queue.take_since(5.0).runs) == 2
     assert len(queue.take_since(5.0).runs) == 0
     assert len(queue.runs) == 2
+
+
+def test_what_waits_for_room_does_not_come_all_at_once() -> None:
+    """A disk that stalled for a minute: each request has read its body, and all of them are woken."""
+
+    async def story() -> None:
+        budget = PublishBudget(asyncio.get_running_loop(), 100)
+        budget.take(101)
+        most = 0
+
+        async def publish() -> None:
+            nonlocal most
+            await budget.wait(10)
+            budget.take(101)
+            most = max(most, budget.used)
+            await asyncio.sleep(0)
+            budget.give(101)
+
+        waiting = [asyncio.ensure_future(publish()) for _ in range(20)]
+        await asyncio.sleep(0)
+        budget.give(101)
+        await asyncio.gather(*waiting)
+        assert most == 101 and not budget.used
+
+    asyncio.run(story())
