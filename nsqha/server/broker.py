@@ -108,19 +108,7 @@ class Broker:
         self.changes = Changes(loop, options.publish_outcome_wait_ns / 1e9)
         self.cluster = cluster
         metadata = Metadata(store, disk.run if cluster is None else cluster.run, journal, self.fail)
-        self.topics = Topics(
-            options,
-            node_uid=journal.identity.node_uid,
-            rng=rng,
-            metadata=metadata,
-            disk=disk,
-            journal_writer=self.journal_writer,
-            opener=opener,
-            changes=self.changes,
-            new_delivery=self._new_delivery,
-            ending=lambda: self.exiting or self.failure is not None,
-            forget_targets=self._forget_targets,
-        )
+        self.topics = self._make_topics(metadata)
         self.channels = Channels(
             self.topics,
             options,
@@ -146,16 +134,35 @@ class Broker:
             from nsqha.server.routing import Routing
 
             cluster.routing = Routing(self, cluster, cluster.routing_peers)
-        self.scrubber = Scrubber(
-            self._replicas,
-            bytes_per_second=options.scrub_bytes_per_second,
-            interval_seconds=options.scrub_interval_ns / 1e9,
-            measures=self.measures,
-            rng=random.Random(rng.getrandbits(64)),
+        self.scrubber = self._make_scrubber()
+
+    def _make_topics(self, metadata: Metadata) -> Topics:
+        return Topics(
+            self.options,
+            node_uid=self.journal.identity.node_uid,
+            rng=self.rng,
+            metadata=metadata,
+            disk=self.disk,
+            journal_writer=self.journal_writer,
+            opener=self.opener,
+            changes=self.changes,
+            new_delivery=self._new_delivery,
+            ending=lambda: self.exiting or self.failure is not None,
+            forget_targets=self._forget_targets,
         )
-        self.scrubber.on_damage = self._found_damage
-        if cluster is not None:
-            cluster.replicas.damage.on_mended = self.scrubber.mended
+
+    def _make_scrubber(self) -> Scrubber:
+        scrubber = Scrubber(
+            self._replicas,
+            bytes_per_second=self.options.scrub_bytes_per_second,
+            interval_seconds=self.options.scrub_interval_ns / 1e9,
+            measures=self.measures,
+            rng=random.Random(self.rng.getrandbits(64)),
+        )
+        scrubber.on_damage = self._found_damage
+        if self.cluster is not None:
+            self.cluster.replicas.damage.on_mended = scrubber.mended
+        return scrubber
 
     def _join_parts(self, cluster: Cluster, metadata: Metadata) -> None:
         """Topics, replicas and membership know each other."""
