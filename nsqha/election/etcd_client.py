@@ -52,14 +52,14 @@ Pems = tuple[bytes | None, bytes | None, bytes | None]  # CA, key, certificate
 _Code = grpc.StatusCode
 
 # Both ping options are needed: with the first alone a frozen member was noticed after 70 s. Below 5 s between pings
-# etcd ends the connection (too_many_pings). gRPC's own pause before it connects again grows to two minutes. The lowest
-# pause is also how long one attempt to connect may take.
+# etcd ends the connection (too_many_pings), and likewise after three of them without a call under way, which gRPC sends
+# only if told to. gRPC's own pause before it connects again grows to two minutes. The lowest pause is also how long one
+# attempt to connect may take.
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from nsqha.clock import SystemClock
@@ -60,6 +62,23 @@ def test_a_member_that_froze_while_it_was_used_is_not_taken_for_alive(
     client.confirm(b"/test")
     assert used == [3 - left]
     client.close()
+
+
+def test_a_client_that_asks_nothing_keeps_its_connection(
+    shared_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """etcd ends one after the third ping that comes while no call is under way."""
+    often = dict(etcd_client.GRPC_OPTIONS) | {"grpc.keepalive_time_ms": 1000}  # the least that gRPC takes
+    monkeypatch.setattr(etcd_client, "GRPC_OPTIONS", tuple(often.items()))
+    client = EtcdClient(EtcdOptions((shared_etcd.endpoint,)))
+    client.confirm(b"/test")
+    channel = client._stubs_of(0).channel
+    states: list[grpc.ChannelConnectivity] = []
+    channel.subscribe(states.append)
+    threading.Event().wait(4.5)
+    channel.unsubscribe(states.append)
+    client.close()
+    assert states == [grpc.ChannelConnectivity.READY]
 
 
 def test_who_notices_late_that_a_member_died_does_not_leave_the_next_one(relays: list[Relay]) -> None:
