@@ -116,15 +116,20 @@ class Connection(asyncio.Protocol):
         codec = self._codec
         assert codec is not None
         try:
-            piece = codec.decompress(data)
-            while piece:
-                self.session.receive(piece)
-                if self.blocked or self.closed or not codec.pending:
-                    return
-                piece = codec.decompress(b"")
+            self.session.receive(codec.decompress(data))
         except ValueError:
             self.session.kill()
             self.hang_up()
+        else:
+            if codec.pending:
+                self.rest()
+
+    def rest(self) -> None:
+        """Go on in the next turn of the loop: a read may hold as many commands as take a while, and a few compressed
+        bytes far more."""
+        if not self.blocked and not self.closed:
+            self._block()
+            self._loop.call_soon(self._unblock)
 
     def eof_received(self) -> bool:
         self._eof = True

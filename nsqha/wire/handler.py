@@ -17,6 +17,9 @@ class Handler(Protocol):
     @property
     def blocked(self) -> bool: ...
 
+    def rest(self) -> None:
+        """Many commands were run, and there may be many more: the handler may be `blocked` until others had a turn."""
+
     def fatal(self, data: bytes) -> None:
         """Send this error frame after all replies owed, then close."""
 

@@ -3,7 +3,8 @@
     "  V2"  then commands:   name *(" " word) "\\n"  [ size i32, body ]        big endian
 
 Commands run in order, one completely before the next. Runs are taken whole: consecutive PUBs to one topic, an MPUB's
-body and consecutive FINs are each one call, whatever their number; that is where the speed comes from.
+body and consecutive FINs are each one call, whatever their number; that is where the speed comes from. All others are
+run one by one; after so many of them the handler may have others take their turn (`Handler.rest`).
 
 What is checked, in which order, with which words and whether it ends the connection is nsqd's (docs/nsq-compat.md).
 Sizes are checked before a byte of what they announce is kept. State is checked before parameters.
@@ -40,6 +41,7 @@ CLOSING = 4
 
 _FIN_BYTES = 21  # "FIN " + 16 + newline
 _TOPICS_MAX = 64  # publish lines remembered as valid
+_COMMANDS_AT_ONCE = 500  # one by one: some milliseconds
 _NOT_DONE = -1  # instead of a position: keep the command and what follows
 _DETACHED = -2  # instead of a position: what follows has been kept already
 _I32 = struct.Struct(">i")
@@ -211,6 +213,7 @@ class Session:
         """Run the commands in `data`, keep what remains; True if that should be looked at again at once."""
         handler, topics = self._handler, self._topics
         pos, end = 0, len(data)
+        left = _COMMANDS_AT_ONCE
         while pos < end:
             stop = data.find(b"\n", pos, pos + LINE_BYTES_MAX) + 1
             if not stop:
@@ -250,6 +253,10 @@ class Session:
             if after == _NOT_DONE:
                 break
             pos = after
+            left -= 1
+            if not left:
+                left = _COMMANDS_AT_ONCE
+                handler.rest()
             if handler.blocked or self._dead:
                 break
         if pos < end and not self._dead:

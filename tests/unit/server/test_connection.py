@@ -15,6 +15,7 @@ from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
 from nsqha.server.budget import PublishBudget
 from nsqha.server.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX, WRITE_BUFFER_HIGH, Connection
+from nsqha.wire import session as session_module
 from nsqha.wire.compression import new_codec
 from nsqha.wire.limits import Limits
 from nsqha.wire.session import LINE_BYTES_MAX
@@ -261,6 +262,35 @@ def test_who_has_to_authorize_does_not_publish_before():
     bench.send(pub("t"))
     assert not bench.partition.waiting
     assert bench.frames == [b"E_AUTH_FIRST AUTH required before PUB"] and bench.transport.closing
+
+
+@pytest.mark.parametrize("codec", ["", "deflate", "snappy"])
+def test_a_client_that_sends_endless_commands_leaves_others_their_turn(codec: str, monkeypatch: pytest.MonkeyPatch):
+    """Eleven kilobytes of deflate are ten megabytes of NOP: the loop stood still for half a minute."""
+    ran = 0
+
+    def nop(session: Any, words: list[bytes], data: bytes, start: int, pos: int) -> int:
+        nonlocal ran
+        ran += 1
+        return pos
+
+    monkeypatch.setitem(session_module._COMMANDS, b"NOP", nop)
+    bench = Bench()
+    wire = b"NOP\n" * 60_000 + pub("t")
+    if codec:
+        bench.connection._codec = new_codec(codec, 6)
+        wire = new_codec(codec, 6).compress(wire * 5)
+    bench.connection.data_received(wire)
+    assert 0 < ran < 2_000 and not bench.transport.reading
+    most = 0
+    while not bench.transport.reading:
+        before = ran
+        soon, bench.loop._soon = bench.loop._soon, []
+        for callback in soon:
+            callback()
+        most = max(most, ran - before)
+    times = 5 if codec else 1
+    assert most < 2_000 and ran == 60_000 * times and len(bench.partition.waiting) == times
 
 
 # ---- a stalled disk

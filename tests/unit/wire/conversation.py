@@ -55,6 +55,12 @@ class Recorder:
         if name in self.block_on:
             self.blocked = True
 
+    def rest(self) -> None:
+        """When depends on the cuts."""
+        assert not self.blocked, "called while blocked"
+        if "rest" in self.block_on:
+            self.blocked = True
+
     def fatal(self, data: bytes) -> None:
         assert data[:8] == i32(len(data) - 4) + i32(1)
         self._call("fatal", data[8:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from nsqha.wire.identify import Request
@@ -251,3 +253,18 @@ def test_a_refused_identify_changes_nothing() -> None:
     session.receive(b"IDENTIFY\n" + sized(b'{"sample_rate":100}'))
     assert handler.calls == [fatal(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid")]
     assert session.state == INIT
+
+
+def test_many_commands_are_run_in_parts_if_the_handler_has_others_take_their_turn() -> None:
+    session, handler = start()
+    handler.block_on = {"rest"}
+    session.receive(b"SUB t c\n" + b"".join(b"RDY %d\n" % (n % 2000) for n in range(5_000)) + b"RDY")
+    parts = [len(handler.calls)]
+    while handler.blocked:
+        handler.blocked = False
+        session.resume()
+        parts.append(len(handler.calls))
+    assert len(parts) > 5 and max(b - a for a, b in pairwise([0, *parts])) <= 1_000
+    assert handler.calls[1:] == [("rdy", n % 2000) for n in range(5_000)]
+    session.receive(b" 7\n")
+    assert handler.calls[-1] == ("rdy", 7)
