@@ -110,7 +110,8 @@ class LookupdApi:
         nodes = {node.node_uid: node for node in (leaders or {}).values()}
         stock = registered.producers if registered else []
         if leaders is not None:
-            stock = [peer for peer in stock if not self._ours(peer)]
+            ours = self._our_addresses()
+            stock = [peer for peer in stock if _address(peer) not in ours]
         producers = [producer(node) for node in nodes.values()]
         if wanted == "*":
             producers += [_peer(peer) for peer in stock]
@@ -128,22 +129,19 @@ class LookupdApi:
             return None
         return self._cluster.directory.leaders(self._cluster.view, topic, read(self._clock), access=access)
 
-    def _ours(self, peer: Peer) -> bool:
-        """Whether a registration comes from a node of the cluster, about which the metadata knows better."""
-        if self._cluster is None:
-            return False
-        known = self._cluster.directory.addresses(self._cluster.view)
-        return (peer.info.broadcast_address, peer.info.tcp_port) in known
+    def _our_addresses(self) -> set[tuple[str, int]]:
+        """Of the cluster's nodes: the metadata knows better than what is registered from there."""
+        return set() if self._cluster is None else self._cluster.directory.addresses(self._cluster.view)
 
     def nodes(self, _: Request) -> object:
-        now = read(self._clock)
+        now, ours = read(self._clock), self._our_addresses()
         return {
             "producers": self._cluster_nodes()
             + [
                 _peer(node.peer)
                 | {"tombstones": [hidden for _, hidden in node.topics], "topics": [name for name, _ in node.topics]}
                 for node in self._registry.nodes(now)
-                if not self._ours(node.peer)
+                if _address(node.peer) not in ours
             ]
         }
 
@@ -153,8 +151,7 @@ class LookupdApi:
         now, view, directory = read(self._clock), self._cluster.view, self._cluster.directory
         ephemeral: dict[tuple[str, int], list[str]] = {}
         for registered in self._registry.nodes(now):
-            where = (registered.peer.info.broadcast_address, registered.peer.info.tcp_port)
-            ephemeral[where] = [name for name, _ in registered.topics if is_ephemeral(name)]
+            ephemeral[_address(registered.peer)] = [name for name, _ in registered.topics if is_ephemeral(name)]
         found = []
         for uid, led in directory.led(view).items():
             node = view.nodes[uid]
@@ -240,6 +237,10 @@ def _async(answer: Callable[[Request], object]) -> Callable[[Request], Awaitable
         return answer(request)
 
     return handler
+
+
+def _address(peer: Peer) -> tuple[str, int]:
+    return peer.info.broadcast_address, peer.info.tcp_port
 
 
 def _peer(peer: Peer) -> dict[str, Any]:
