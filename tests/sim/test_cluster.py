@@ -169,5 +169,12 @@ def test_a_seed_is_one_life() -> None:
     assert told == {f"{run_seed(0).fingerprint}\n"}
 
 
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_every_mutant_fits_the_product(name: str) -> None:
+    """What it changes is there."""
+    with MUTANTS[name].plant():
+        pass
+
+
 def test_every_mutant_is_known_by_its_rule() -> None:
     assert len(MUTANTS) >= 48
