@@ -21,7 +21,11 @@ from nsqha.server.damage import Damage, DamagedRange, damaged_range, is_lost
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.server.disk import DiskRounds
+    from nsqha.server.follower import Follower
+    from nsqha.server.journalling import JournalWriter
     from nsqha.server.log_trust import LogTrust
+    from nsqha.server.opening import PartitionOpener
+    from nsqha.server.replica_files import ReplicaFiles
 
 Key = tuple[int, int]  # topic uid, partition
 
@@ -37,14 +41,20 @@ class GivingUp:
         self,
         damage: Damage,
         trust: LogTrust,
+        files: ReplicaFiles,
         *,
         log_of: Callable[[Key], PartitionLog | None],
+        opener: PartitionOpener,
+        journal_writer: JournalWriter,
         disk: DiskRounds,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._damage = damage
         self._trust = trust
+        self._files = files
         self._log_of = log_of
+        self._opener = opener
+        self._journal_writer = journal_writer
         self._disk = disk
         self._on_failure = on_failure
 
@@ -70,6 +80,23 @@ class GivingUp:
             self._trust.renewed(key)
             log_.doubtful_from = None
         return given_up
+
+    async def before_leading(self, follower: Follower, epoch: int) -> None:
+        """An operator lets this replica lead with what it has: what nobody else has of its damage is given up."""
+        key = follower.key
+        follower.fence()
+        await follower.files_free()
+        self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+        await self._journal_writer.promise()
+        await self.give_up(key)
+        follower.mended()
+        if follower.state is None:
+            await self._files.reload(follower)
+        if follower.state is None:
+            log_, end = follower.log, max(follower.committed, follower.log.start.log_id)
+            text = "%s: nothing is left that says where its channels were: they begin where the log does"
+            log.error("channels_lost", text, log_.directory)
+            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
 
     async def _mark(self, key: Key, log_: PartitionLog, before: set[int]) -> list[DamagedRange]:
         """Write LOST over what is still damaged; what was not marked `before`."""

@@ -12,9 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqha import ids
+from nsqha.errors import NsqhaError
+from nsqha.nsqlog import Log
 
 if TYPE_CHECKING:
     from nsqha.commitlog.journal import NodeJournal
+    from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import PartitionMeta, TopicRecord
     from nsqha.server.damage import Damage
     from nsqha.server.disk import DiskRounds
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from nsqha.server.opening import OpenedLog, PartitionOpener
 
 Key = tuple[int, int]  # topic uid, partition
+
+log = Log("replicas")
 
 
 class ReplicaLogs:
@@ -84,6 +89,21 @@ class ReplicaLogs:
             bad = self._damage.recovered(key, opened.report)
             self._trust.recovered(key, opened.log, opened.report, name, bad)
         return opened, promise
+
+    async def renamed(self, key: Key, log_: PartitionLog, log_uid: int, name: int) -> bool:
+        """Journal that a log goes by another name; False: it does not, as the disk took nothing."""
+        known = self._journal.record(key)
+        promise = 0 if known is None else known.promise
+        self._opener.stage_promise(key, promise, log_, name)
+        try:
+            await self._journal_writer.promise()
+        except NsqhaError as error:
+            log.warning("journal_delayed", "%s: %s; trying again", log_.directory, error)
+            # Not with the next write: a leader may have taken it on by then, and cut it.
+            known = self._journal.record(key)
+            self._opener.stage_promise(key, 0 if known is None else known.promise, log_, log_uid)
+            return False
+        return True
 
     def _good_name(self, key: Key, sync: str) -> int:
         """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""

@@ -130,7 +130,6 @@ class Replicas:
             spawn=spawn,
             on_failure=on_failure,
         )
-        self.giving_up = GivingUp(self.damage, self.trust, log_of=self.log_of, disk=disk, on_failure=on_failure)
         self.logs = ReplicaLogs(
             node=node,
             journal=journal,
@@ -149,6 +148,16 @@ class Replicas:
             record_of=lambda key: self._records[key].record,
             nodes=nodes,
             begun_anew=self.trust.renewed,
+        )
+        self.giving_up = GivingUp(
+            self.damage,
+            self.trust,
+            self._files,
+            log_of=self.log_of,
+            opener=opener,
+            journal_writer=journal_writer,
+            disk=disk,
+            on_failure=on_failure,
         )
         self.promises = Promises(
             self,
@@ -305,13 +314,7 @@ class Replicas:
                 # committed without this node has taken it out of the record, and by that alone it is elected: an old
                 # copy of the record, looked at here, only makes a name that counts for nothing.
                 follower.log.doubtful_from = None
-                self._opener.stage_promise(key, self.promises.promised(key), follower.log, name)
-                try:
-                    await self._journal_writer.promise()
-                except NsqhaError as error:
-                    log.warning("journal_delayed", "%s: %s; trying again", follower.log.directory, error)
-                    # Not with the next write: a leader may have taken it on by then, and cut it.
-                    self._opener.stage_promise(key, self.promises.promised(key), follower.log, follower.log_uid)
+                if not await self.logs.renamed(key, follower.log, follower.log_uid, name):
                     return
                 follower.log_uid = name
                 text += ", and it goes by its old name again"
@@ -355,8 +358,9 @@ class Replicas:
         topic = self._topic_of(name, uid)
         if meta.leader != self._node or meta.epoch <= follower.epoch or topic is None:
             return
-        if meta.damage_accepted == meta.epoch and meta.registration == self.registration:
-            await self._accept_damage(key, follower, meta)
+        ours = meta.registration == self.registration and meta.isr.get(self._node) == follower.log_uid
+        if meta.damage_accepted == meta.epoch and ours:
+            await self.giving_up.before_leading(follower, meta.epoch)
         why = self._unfit(key, follower, meta)
         if why:
             log.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
@@ -438,24 +442,6 @@ class Replicas:
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
         self._leaders_changed(name)
-
-    async def _accept_damage(self, key: Key, follower: Follower, meta: PartitionMeta) -> None:
-        """An operator lets this node lead with what it has: what nobody else has of its damaged ranges is given up."""
-        if meta.isr.get(self._node) != follower.log_uid:
-            return
-        follower.fence()
-        await follower.files_free()
-        self._opener.stage_promise(key, meta.epoch, follower.log, follower.log_uid)
-        await self._journal_writer.promise()
-        await self.giving_up.give_up(key)
-        follower.mended()
-        if follower.state is None:
-            await self._files.reload(follower)
-        if follower.state is None:
-            log_, end = follower.log, max(follower.committed, follower.log.start.log_id)
-            text = "%s: nothing is left that says where its channels were: they begin where the log does"
-            log.error("channels_lost", text, log_.directory)
-            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
 
     def _begun(self, leadership: Leadership, since: float, done: asyncio.Future[None]) -> None:
         """The epoch-start batch is committed, or never will be."""

@@ -14,6 +14,7 @@ from nsqha.cursor import loading
 from nsqha.election import controller, elect
 from nsqha.election.unclean import elect_unclean
 from nsqha.server.damage import Damage, is_lost
+from nsqha.server.giving_up import GivingUp
 from nsqha.server.log_trust import LogTrust
 from nsqha.server.repair import Repairer
 from nsqha.server.replica_answers import ReplicaAnswers
@@ -163,10 +164,10 @@ def elected_without_an_operator() -> Iterator[None]:
 def operator_not_heard() -> Iterator[None]:
     """A damaged replica does not lead, whatever the record says of its epoch."""
 
-    async def accept(self: Replicas, key: Any, follower: Any, meta: Any) -> None:
+    async def before_leading(self: GivingUp, follower: Any, epoch: int) -> None:
         pass
 
-    with patch.object(Replicas, "_accept_damage", accept):
+    with patch.object(GivingUp, "before_leading", before_leading):
         yield
 
 
