@@ -359,13 +359,17 @@ class Topics(Mapping[str, Topic]):
         await self._remove_files(record)
 
     async def _remove_files(self, record: TopicRecord) -> None:
-        """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start."""
+        """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start.
+
+        In a cluster not before the watch has shown this node the tombstone (`dropped`): an older view that comes first
+        makes the logs anew, and then nothing else would speak of them."""
+        if self.cluster is not None:
+            return
         try:
             if not ids.is_ephemeral(record.name):
                 await self._disk.removed(lambda: self._opener.remove(record.name, record.uid))
             self._opener.forget(record)  # only now: whoever sees the tombstone later asks whether there is anything
-            node = None if self.cluster is None else self._node_uid
-            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid, node=node))
+            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
         except (StorageError, OSError) as error:
             files_remain(record.name, error)
 

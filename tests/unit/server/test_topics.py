@@ -155,20 +155,23 @@ class Disk:
         step()
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_a_tombstone_is_forgotten_only_when_the_files_are_gone(stays: bool) -> None:
-    """Also by a node that has deleted the topic itself, could not remove them, and sees the tombstone afterwards."""
+def test_a_tombstone_is_forgotten_only_when_it_was_seen_and_the_files_are_gone() -> None:
+    """Also by the node that has deleted the topic itself: a view from before may bring it back there once more."""
 
     async def scenario() -> None:
         rig = Rig()
         rig.topics._disk = Disk()
         rig.topics._opener = files = Files((7, 0))
         rig.topics.adopt(record(partitions={0: PartitionMeta()}))
-        files.stays = stays
         await rig.topics.delete_topic("t")
-        assert bool(rig.metadata.tombstones) == stays == bool(files.folders)
+        assert "t" not in rig.topics and rig.metadata.tombstones
+        rig.topics.adopt(record(partitions={0: PartitionMeta()}))  # its log is made anew
+        files.stays = True
+        with pytest.raises(OSError, match="Input/output"):
+            await rig.topics.dropped(rig.metadata.tombstones[7])
+        assert "t" not in rig.topics and rig.metadata.tombstones and files.folders
         files.stays = False
-        await rig.topics.dropped(Tombstone("t", 7, 1, (1,) if stays else ()))
+        await rig.topics.dropped(rig.metadata.tombstones[7])
         assert not files.folders and not files.journal and not rig.metadata.tombstones
 
     run(scenario)
