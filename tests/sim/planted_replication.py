@@ -167,7 +167,7 @@ def rounds_without_fsync() -> Iterator[None]:
 
     def unsynced(self: Any) -> SyncTicket | None:
         ticket = original(self)
-        return None if ticket is None else SyncTicket(ticket.log_id, ticket.files[1:])
+        return None if ticket is None else SyncTicket(ticket.log_id, ticket.files[1:], ticket.past)
 
     original = PartitionLog.unsynced
     with patch.object(PartitionLog, "unsynced", unsynced):
