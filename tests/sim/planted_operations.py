@@ -15,7 +15,7 @@ from nsqha.errors import NsqhaError
 from nsqha.server.channels import Channels
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
-from tests.sim.planting import mutant
+from tests.sim.planting import mutant, topics_go
 
 # ---- operators
 
@@ -124,13 +124,14 @@ def moved_before_they_joined() -> Iterator[None]:
         yield
 
 
-@mutant()
+@mutant(topics_go)
 def removal_not_synced() -> Iterator[None]:
     """Files of a deleted topic are left to chance, its tombstone is not."""
 
-    def remove(self: PartitionOpener, folder: str) -> None:
+    def remove(self: PartitionOpener, folder: str, *, within: bool) -> bool:
         storage: Storage = self._storage
         storage.remove_tree(folder)
+        return False
 
     with patch.object(PartitionOpener, "_remove", remove):
         yield

@@ -28,6 +28,10 @@ def anywhere(plan: Plan) -> bool:
     return True
 
 
+def topics_go(plan: Plan) -> bool:
+    return "delete_topic" in plan.operations
+
+
 def damage(plan: Plan) -> bool:
     return "bit_flip" in plan.faults
 
