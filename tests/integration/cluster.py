@@ -49,6 +49,7 @@ from tests.jepsen.cluster_load import Background, ClusterLoad, Endpoint, summary
 LEASE_SECONDS = 2.0  # the shortest that a node takes
 PUBLISHES = 250  # more than the publishers of a load have outstanding
 SILENCE_SECONDS = 1.0  # in which a load has hundreds of publishes OK'd
+OUTCOME_SECONDS = 30.0  # after which a node that is cut off answers a publish that it wrote; its clients wait so long
 LOG_TAIL = 4000  # bytes of each member's log that a failed test shows
 CLUSTER_NAME = "nsqha"
 
@@ -451,7 +452,7 @@ def published_and_read_through(node: Member, topic: str, count: int = 200) -> No
     bodies = [b"%d" % random.getrandbits(60) for _ in range(count)]
 
     def published() -> bool:
-        publisher = Publisher(node.tcp, 20)
+        publisher = Publisher(node.tcp, 2 * OUTCOME_SECONDS)
         try:
             publisher.publish(topic, bodies)
         except Refused:
@@ -460,7 +461,7 @@ def published_and_read_through(node: Member, topic: str, count: int = 200) -> No
             publisher.close()
         return True
 
-    wait_until(published, "publishes are OK'd", 30)
+    wait_until(published, "publishes are OK'd", 2 * OUTCOME_SECONDS)
     reader = Subscriber(node.tcp, 20, topic, "steady", window=50)
     reader.wait_at_most(0.05)
     missing = set(bodies)
@@ -556,7 +557,7 @@ class UnderLoad:
             raise
         return self
 
-    def goes_on(self, seconds: float = 30.0) -> None:
+    def goes_on(self, seconds: float = 2 * OUTCOME_SECONDS) -> None:
         """Returns when more publishes were OK'd than can have been under way."""
         enough = len(self.clients.oks) + PUBLISHES
         wait_until(lambda: len(self.clients.oks) >= enough, "publishes are OK'd", seconds)
