@@ -132,6 +132,8 @@ class Repairer:
         """Write what the leader of `epoch` has: also LOST, where that was given up, over what does not verify here.
 
         LogCorrupt: it has another log there. Unavailable: it does not lead, or has damage there, too."""
+        if (first := max(first, log_.start.log_id)) >= end:
+            return  # retention has gone past it
         if end < log_.end.log_id and log_.knows(end):
             past = log_.past
             run = await self._fetch(key, log_, past, address, first, end + 1, epoch)

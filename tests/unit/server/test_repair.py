@@ -271,3 +271,15 @@ def test_what_others_gave_up_mends_nothing() -> None:
     rig = Rig(mine, a=other)
     rig.damaged(5, 6)
     assert not rig.mended and not mine.entry(5).flags & LOST
+
+
+def test_what_retention_has_gone_past_is_not_asked_of_the_leader() -> None:
+    mine = replica()
+    damage(mine, 2)
+    mine.roll()
+    start = mine.end.log_id
+    mine.forget_pairs(mine.end)
+    rig = Rig(mine, a=replica())
+    task = rig.loop.create_task(rig.repairer.mend_as_leader(KEY, mine, "a", 1, 2, 3))
+    rig.loop.turn()
+    assert mine.start.log_id == start and task.done() and task.exception() is None and not rig.others.asked
