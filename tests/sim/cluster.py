@@ -357,8 +357,7 @@ class SimCluster:
     def _rescued(self) -> bool:
         """An operator looks at partitions that nobody leads for long: every member died with damage, more than once; or
         some with damage, and the others with their host before a sync."""
-        faults = self.plan.faults
-        hosts_die = self.plan.sync != "always" and "power_loss" in faults and "bit_flip" in faults
+        hosts_die = self.plan.sync != "always" and "bit_flip" in self.plan.faults  # as they die at a write, too
         looks = self.operators is not None and (self.plan.damage_anywhere or hosts_die or bool(self.lost))
         for name, key, _ in self.named_metas() if looks else ():
             if any(node.replicas is not None and key in node.replicas.leading for node in self.nodes):
