@@ -8,6 +8,7 @@ back to an older state is noticed at the next start. A store that can not be tru
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
@@ -64,16 +65,17 @@ class Metadata:
         Returns the record with the change in it. NotFound if the topic is gone, Unavailable if too many races are lost.
         """
         name, uid = known.record.name, known.record.uid
+        fresh = False
         for _ in range(CHANGE_RETRIES):
             channels = change(known.record.channels)
-            if channels is known.record.channels:
-                return known
-            record = replace(known.record, channels=channels)
-            try:
-                return await self.write(lambda v=known, r=record: self.store.replace(name, v.version, r))  # type: ignore[misc]
-            except Conflict:
-                current = await self.read(lambda: self.store.topic(name))
-                if current is None or current.record.uid != uid:
-                    raise NotFound(f"there is no topic {name}") from None
-                known = current
+            if channels is not known.record.channels:
+                record = replace(known.record, channels=channels)
+                with contextlib.suppress(Conflict):
+                    return await self.write(lambda v=known, r=record: self.store.replace(name, v.version, r))  # type: ignore[misc]
+            elif fresh:
+                return known  # else somebody may have changed it back, and this node has not heard of it
+            current = await self.read(lambda: self.store.topic(name))
+            if current is None or current.record.uid != uid:
+                raise NotFound(f"there is no topic {name}")
+            known, fresh = current, True
         raise Unavailable(f"topic {name} is being changed by too many at once")

@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.store import MemoryStore
 from nsqha.errors import NotFound
 from nsqha.options import Options
 from nsqha.server.changes import Changes
 from nsqha.server.channels import Channels
+from nsqha.server.metadata import Metadata as RealMetadata
 from tests.unit.server.replica_rig import run
 
 
@@ -45,5 +47,26 @@ def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
         assert await channels.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
         with pytest.raises(NotFound):
             await channels.led_elsewhere("t", 8)
+
+    run(scenario)
+
+
+def test_what_a_node_believes_to_be_so_already_is_looked_at_in_the_store() -> None:
+    """Another node has changed it back since: a pause that was answered would not be one."""
+
+    async def scenario() -> None:
+        async def at_once(call: Callable[[], Any]) -> Any:
+            return call()
+
+        store = MemoryStore(random.Random(1))
+        journal = SimpleNamespace(stage_revision=lambda revision: None)
+        metadata = RealMetadata(store, at_once, cast(Any, journal), lambda error: None)
+        made = store.create_topic("t", TopicSettings())
+        paused = await metadata.change_channels(made, lambda channels: channels.with_topic_paused(True))
+        await metadata.change_channels(paused, lambda channels: channels.with_topic_paused(False))
+        again = await metadata.change_channels(paused, lambda channels: channels.with_topic_paused(True))
+        now = store.topic("t")
+        assert now is not None and now.record.channels.paused and again.version == now.version
+        assert await metadata.change_channels(again, lambda channels: channels) == now, "nothing to do"
 
     run(scenario)
