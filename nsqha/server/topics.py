@@ -153,8 +153,7 @@ class Topics(Mapping[str, Topic]):
         """A topic of the cluster was deleted: everything of it that is here goes."""
         topic = self._topics.get(tombstone.name)
         if topic is not None and topic.record.uid == tombstone.uid:
-            async with self._changes.of(tombstone.name):
-                await self._end(topic)
+            await self._end_in_turn(topic)
         numbers = range(tombstone.partitions)
         if self.cluster is not None:
             # Also where the name has a new topic already, whose record took this one's place here.
@@ -168,6 +167,13 @@ class Topics(Mapping[str, Topic]):
 
     async def vanished(self, topic: Topic) -> None:
         """The record of an #ephemeral topic is gone."""
+        await self._end_in_turn(topic)
+
+    async def _end_in_turn(self, topic: Topic) -> None:
+        """A change under way may wait for a commit, and nobody follows a topic that is gone: it hears so before."""
+        topic.deleting = True
+        for partition in topic.led:
+            partition.abandon("the topic was deleted")
         async with self._changes.of(topic.name):
             await self._end(topic)
 

@@ -177,6 +177,45 @@ def test_a_tombstone_is_forgotten_only_when_it_was_seen_and_the_files_are_gone()
     run(scenario)
 
 
+class Led:
+    """A partition that is led here, without followers."""
+
+    number = 0
+
+    def __init__(self) -> None:
+        self.committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def abandon(self, why: str) -> None:
+        self.committed.set_exception(Unavailable(why))
+
+    async def end(self, why: str) -> None:
+        assert self.committed.done()
+
+
+def test_a_deleted_topic_ends_although_a_change_of_it_waits_for_a_commit() -> None:
+    """Its followers are gone: the change would wait for ever, and whoever makes the topic anew for the change."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics._disk = Disk()
+        rig.topics._opener = Files()
+        topic = rig.topics.adopt(record(partitions={0: PartitionMeta()}))
+        topic.led = (cast(Any, led := Led()),)
+
+        async def change() -> None:
+            async with rig.topics._changes.of("t"):
+                await led.committed
+
+        changing = asyncio.create_task(change())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(rig.topics.dropped(Tombstone("t", 7, 1, ())), 5)
+        assert "t" not in rig.topics
+        with pytest.raises(Unavailable, match="the topic was deleted"):
+            await changing
+
+    run(scenario)
+
+
 # ---- lookup daemons
 
 
