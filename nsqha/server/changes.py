@@ -50,9 +50,9 @@ class Changes:
     """The changes under way on one node."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wait_seconds: float | None = None) -> None:
-        """`wait_seconds`: whoever asked for a change waits so long for it; None: to its end."""
+        """`wait_seconds`: whoever asks for a change from now on waits so long for it; None: to its end."""
         self._loop = loop
-        self._wait_seconds = wait_seconds
+        self.wait_seconds = wait_seconds
         self._topics = Locks[str]()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._same: dict[Hashable, asyncio.Task[Any]] = {}
@@ -94,7 +94,7 @@ class Changes:
 
     async def outcome(self, change: asyncio.Task[T]) -> T:
         """What comes of a change that was begun. OutcomeUnknown if it takes too long; it goes on."""
-        await asyncio.wait([change], timeout=self._wait_seconds)
+        await asyncio.wait([change], timeout=self.wait_seconds)
         if not change.done():
             raise OutcomeUnknown("the change is not committed yet; it goes on")
         return change.result()

@@ -429,10 +429,11 @@ def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(tmp_pa
     """A full disk, or too small an ISR: a SUB that never ends holds its client for ever, and each try a change."""
 
     async def story() -> None:
-        async with running(tmp_path, publish_outcome_wait_ns=50_000_000) as broker:
+        async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE)
             partition = broker.topics.topic("t").led[0]
             partition.hold(True)
+            patience, broker.changes.wait_seconds = broker.changes.wait_seconds, 0.05
             for _ in range(2):
                 with pytest.raises(OutcomeUnknown):
                     await broker.channels.create("t", "c")
@@ -441,6 +442,7 @@ def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(tmp_pa
             with pytest.raises(OutcomeUnknown):
                 await broker.channels.pause_topic("t", True)
             assert len(broker.changes) == 2, "the channel, once, and the pause behind it"
+            broker.changes.wait_seconds = patience
             partition.hold(False)
             await until(lambda: not len(broker.changes))
             assert partition.cursors.topic_paused
