@@ -21,7 +21,7 @@ from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from nsqha.options import Options, load_nsqd
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import peer_grpc, tls
-from nsqha.server.peers import PeerIdentity, PeerStream
+from nsqha.server.peers import PeerIdentity, PeerStream, message_bytes_max
 from tests import freezing
 from tests.unit.server.peer_rig import SERVICES, Acceptor, GrpcWorld, Recorder, World, push, reply
 
@@ -151,7 +151,7 @@ def test_a_message_over_the_limit_ends_the_stream_here() -> None:
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
         stream = world.peers.stream(world.address, "Push", handler)
-        stream.send(push(1, size=37 << 20))
+        stream.send(push(1, size=message_bytes_max()))
         assert "over the limit" in await handler.end()
         with pytest.raises(ValueError, match="over the limit"):
             request = pb.StatusRequest(keys=[pb.PartitionKey()])
@@ -160,7 +160,7 @@ def test_a_message_over_the_limit_ends_the_stream_here() -> None:
         await peers.close()
 
         async def fetch(peer: PeerIdentity, request: Any) -> Any:
-            return pb.FetchReply(data=bytes(37 << 20))
+            return pb.FetchReply(data=bytes(message_bytes_max()))
 
         world.server.on_call("Fetch", fetch)
         with pytest.raises(OutcomeUnknown, match="over the limit"):
