@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqha import hot
-from nsqha.server.gathering import LAST_TURNS, SKIPPED_MAX, TURNS, Gathering
+from nsqha.server.gathering import SKIPPED_MAX, TURNS, Gathering
 from tests.unit.server.shell_rig import Rig
 
 
@@ -30,13 +30,29 @@ def test_a_flush_goes_as_soon_as_everybody_is_back():
     assert turns_of(gathering, 0, 0) == 0, "the next flush is another one's"
 
 
-def test_the_last_ones_get_few_turns_more_and_missing_them_is_no_failure():
+def test_the_last_ones_are_waited_for_more_and_more_rarely_and_the_others_always():
     gathering = Gathering()
-    for _ in range(10):
+    waited = []
+    for n in range(400):
         gathering.committed(16, 1600, 1 << 20)
-        assert turns_of(gathering, 12, 1200) == LAST_TURNS - 1
-    gathering.committed(16, 1600, 1 << 20)
-    assert turns_of(gathering, 11, 1100) == TURNS - 1
+        assert gathering.waits(11, 1100), "most of them are worth a try"
+        if turns_of(gathering, 12, 1200):
+            waited.append(n)
+    assert waited[:6] == [0, 2, 5, 10, 19, 36]
+    assert waited[-1] - waited[-2] == SKIPPED_MAX + 1
+
+
+def test_the_last_ones_came_once_and_are_waited_for_again():
+    gathering = Gathering()
+    for _ in range(SKIPPED_MAX * 3):
+        gathering.committed(16, 1600, 1 << 20)
+        turns_of(gathering, 12, 1200)
+    for _ in range(SKIPPED_MAX + 1):
+        gathering.committed(16, 1600, 1 << 20)
+        assert turns_of(gathering, 16, 1600) == 0
+    for n in (1, 0, 1):
+        gathering.committed(16, 1600, 1 << 20)
+        assert turns_of(gathering, 12, 1200) == n * (TURNS - 1), "as after the first time in vain"
 
 
 @pytest.mark.parametrize(("runs", "size", "waits"), [(3, 970, False), (3, 960, True), (4, 750, False), (9, 740, True)])
