@@ -99,7 +99,7 @@ def servers(binary: str, directory: Path, replicas: int, sync: str) -> Iterator[
 
 def configured(n: int, address: str, store: Path, routes: Sequence[str], sync: str) -> str:
     """The configuration of server `n` of as many as there are routes."""
-    always = " sync_interval: always" if sync == "always" else ""
+    always = ", sync_interval: always" if sync == "always" else ""
     lines = [f"server_name: n{n}", f"listen: {address}", f'jetstream {{ store_dir: "{store}"{always} }}']
     if len(routes) > 1:
         others = ", ".join(f"nats://{route}" for route in routes)
