@@ -30,31 +30,6 @@ def test_a_flush_goes_as_soon_as_everybody_is_back():
     assert turns_of(gathering, 0, 0) == 0, "the next flush is another one's"
 
 
-def test_the_last_ones_are_waited_for_more_and_more_rarely_and_the_others_always():
-    gathering = Gathering()
-    waited = []
-    for n in range(400):
-        gathering.committed(16, 1600, 1 << 20)
-        assert gathering.waits(11, 1100), "most of them are worth a try"
-        if turns_of(gathering, 12, 1200):
-            waited.append(n)
-    assert waited[:6] == [0, 2, 5, 10, 19, 36]
-    assert waited[-1] - waited[-2] == SKIPPED_MAX + 1
-
-
-def test_the_last_ones_came_once_and_are_waited_for_again():
-    gathering = Gathering()
-    for _ in range(SKIPPED_MAX * 3):
-        gathering.committed(16, 1600, 1 << 20)
-        turns_of(gathering, 12, 1200)
-    for _ in range(SKIPPED_MAX + 1):
-        gathering.committed(16, 1600, 1 << 20)
-        assert turns_of(gathering, 16, 1600) == 0
-    for n in (1, 0, 1):
-        gathering.committed(16, 1600, 1 << 20)
-        assert turns_of(gathering, 12, 1200) == n * (TURNS - 1), "as after the first time in vain"
-
-
 @pytest.mark.parametrize(("runs", "size", "waits"), [(3, 970, False), (3, 960, True), (4, 750, False), (9, 740, True)])
 def test_bodies_that_differ_and_runs_that_come_in_pieces(runs, size, waits):
     gathering = Gathering()
@@ -68,28 +43,43 @@ def test_what_is_written_anyway_is_not_waited_beyond():
     assert turns_of(gathering, 1, 500) == 0
 
 
-def test_those_who_do_not_come_back_are_waited_for_more_and_more_rarely():
+MISSING = pytest.mark.parametrize(
+    ("expected", "there"), [((2, 100), (1, 50)), ((16, 1600), (12, 1200))], ids=["most", "the last ones"]
+)
+
+
+@MISSING
+def test_those_who_do_not_come_back_are_waited_for_more_and_more_rarely(expected, there):
     gathering = Gathering()
     waited = []
     for n in range(400):
-        gathering.committed(2, 100, 1 << 20)
-        if turns_of(gathering, 1, 50):
+        gathering.committed(*expected, 1 << 20)
+        if turns_of(gathering, *there):
             waited.append(n)
     assert waited[:6] == [0, 2, 5, 10, 19, 36]
     assert waited[-1] - waited[-2] == SKIPPED_MAX + 1
 
 
-def test_one_success_and_they_are_waited_for_again():
+@MISSING
+def test_one_success_and_they_are_waited_for_again(expected, there):
     gathering = Gathering()
-    for _ in range(100):
-        gathering.committed(2, 100, 1 << 20)
-        turns_of(gathering, 1, 50)
+    for _ in range(SKIPPED_MAX * 3):
+        gathering.committed(*expected, 1 << 20)
+        turns_of(gathering, *there)
     for _ in range(SKIPPED_MAX + 1):
-        gathering.committed(2, 100, 1 << 20)
-    assert turns_of(gathering, 2, 100) == 0
+        gathering.committed(*expected, 1 << 20)
+        assert turns_of(gathering, *expected) == 0
     for n in (1, 0, 1):
-        gathering.committed(2, 100, 1 << 20)
-        assert turns_of(gathering, 1, 50) == n * (TURNS - 1), "as after the first time in vain"
+        gathering.committed(*expected, 1 << 20)
+        assert turns_of(gathering, *there) == n * (TURNS - 1), "as after the first time in vain"
+
+
+def test_most_are_waited_for_also_where_the_last_ones_never_come():
+    gathering = Gathering()
+    for _ in range(400):
+        gathering.committed(16, 1600, 1 << 20)
+        assert gathering.waits(11, 1100)
+        turns_of(gathering, 12, 1200)
 
 
 class Again:
