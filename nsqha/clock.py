@@ -18,6 +18,8 @@ class Now(NamedTuple):
 
 
 class Clock(Protocol):
+    """Both clocks. The monotonic one never goes back; the wall clock may be set at any time."""
+
     def monotonic(self) -> float:
         """Seconds; for deadlines and intervals."""
 

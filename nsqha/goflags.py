@@ -260,7 +260,7 @@ def _in_range(value: int) -> int:
 
 
 def _strings(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    return tuple(part.strip() for part in _text(text).split(",") if part.strip())
 
 
 def _float(text: str) -> float:
@@ -293,12 +293,18 @@ def _toml_list(of: type[str] | type[float]) -> Callable[[Any], tuple[Any, ...]]:
             items = [float(item) if type(item) is int else item for item in items]
         if not all(type(item) is of for item in items):
             raise ValueError(f"expected a list of {'numbers' if of is float else 'strings'}")
-        return tuple(items)
+        return tuple(items if of is float else map(_text, items))
 
     return check
 
 
-STRING = Kind("string", str, _exactly(str, "a string"))
+def _text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL character")  # which no path and no name can hold
+    return text
+
+
+STRING = Kind("string", _text, _exactly(str, "a string"))
 INT = Kind("int", _integer, lambda value: _in_range(_exactly(int, "a whole number")(value)))
 BOOL = Kind("", parse_bool, _exactly(bool, "true or false"), is_bool=True)
 DURATION = Kind("duration", parse_duration, _toml_duration)

@@ -24,6 +24,9 @@ OFFSET_MAX = 1 << 49
 
 EPHEMERAL = "#ephemeral"
 
+PartitionKey = tuple[int, int]
+"""Topic uid and partition."""
+
 _NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
 _ID = re.compile(rb"[0-9a-f]{16}")
 

@@ -52,6 +52,9 @@ MIB = 1 << 20
 
 DELAY_NS_MAX = 8760 * HOUR
 """A year: the most that --max-req-timeout takes."""
+BODY_BYTES_LIMIT = 112 * MIB
+"""The most that --max-body-size takes: as frames of messages of one byte that is one batch of 2 GB, the largest that
+can go to followers."""
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 TLS_VERSIONS = {"": 0x0301, "tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
 
@@ -289,6 +292,7 @@ def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[L
     """ConfigError (UsageError for the command line itself) when it can not be used."""
     loaded = _load(LookupdOptions, "NSQLOOKUPD_", argv, environ)
     options = loaded.options
+    _not_empty(options, "tcp_address", "http_address")
     _at_least(options, 1, "inactive_producer_timeout_ns", "tombstone_lifetime_ns")
     _check_cluster(options, (*_ETCD_ACCESS, "cluster_tls_cert"))
     return replace(loaded, options=replace(options, broadcast_address=options.broadcast_address or host_name()))
@@ -299,6 +303,7 @@ def checked(options: Options) -> Options:
     if options.tls_client_auth_policy and options.tls_required == TlsRequired.NO:
         options = replace(options, tls_required=TlsRequired.YES)
     options = replace(options, broadcast_address=options.broadcast_address or host_name())
+    _not_empty(options, "tcp_address")
     _check_ranges(options)
     if bool(options.tls_cert) != bool(options.tls_key):
         raise ConfigError("--tls-cert and --tls-key go together")
@@ -353,11 +358,18 @@ def _check_ranges(options: Options) -> None:
     _at_least(options, 0, *_NOT_NEGATIVE)
     _at_least(options, -1, "retention_bytes")
     _at_most(options, 65535, "broadcast_tcp_port", "broadcast_http_port", "statsd_udp_packet_size")
-    _at_most(options, 1 << 30, "max_msg_size", "max_body_size")
+    _at_most(options, 1 << 30, "max_msg_size")
+    _at_most(options, BODY_BYTES_LIMIT, "max_body_size")
     _at_most(options, 1023, "topic_partitions")
     if options.max_req_timeout_ns > DELAY_NS_MAX:
         value = format_duration(options.max_req_timeout_ns)
         raise ConfigError(f"--max-req-timeout={value}: must be at most 8760h (a year)")
+
+
+def _not_empty(options: Options | LookupdOptions, *names: str) -> None:
+    for name in names:
+        if not getattr(options, name):
+            raise ConfigError(f"--{_flag_name(name)}: must not be empty")
 
 
 def _at_least(options: Options | LookupdOptions, low: int, *names: str) -> None:
@@ -439,6 +451,8 @@ def _read_toml(path: str) -> Mapping[str, Any]:
         raise ConfigError(f"--config={path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config={path}: not a TOML file: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"--config={path}: not a TOML file: nested too deeply") from None
 
 
 def _or_exit(program: str, read: Callable[[], Loaded[T]], kind: type[Options] | type[LookupdOptions]) -> Loaded[T]:

@@ -6,6 +6,7 @@ first entry that verifies. Nothing is changed here; recovery writes such anchors
 
     X.dropping           every pair up to X was being unlinked: see `pairs.drop_files`
     an unreadable pair   the remains of a roll: goes if its segment is empty and its commitlog has no entry
+    an unfinished pair   the last one, with less than an anchor: its creation was cut short, and nothing was lost
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from nsqha.commitlog.pairs import (
     Pair,
     file_name,
     parse_name,
-    read_around,
 )
+from nsqha.commitlog.storage import read_around
 from nsqha.errors import LogCorrupt
 from nsqha.frames import MESSAGE
 
@@ -49,6 +50,7 @@ class Found:
 
     pairs: list[Pair] = field(default_factory=list)
     restored: list[Pair] = field(default_factory=list)  # those of `pairs` whose anchor on disk is wrong
+    unfinished: Pair | None = None  # the last of `restored`, if a crash came before it had an anchor
     dropping: list[int] = field(default_factory=list)  # positions of pairs whose removal was begun, or must have been
     leftovers: list[int] = field(default_factory=list)  # positions of pairs that hold nothing
     unreadable: list[int] = field(default_factory=list)  # positions of pairs that nothing can be said about
@@ -84,6 +86,9 @@ def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: 
             found.restored.append(pair)
     if found.pairs:
         _set_aside_leftovers(storage, directory, found)
+        last = found.pairs[-1]
+        if last in found.restored and _is_unfinished(storage, directory, last.position):
+            found.unfinished = last
     return found
 
 
@@ -172,6 +177,12 @@ def _set_aside_leftovers(storage: Storage, directory: str, found: Found) -> None
         if not _segment_size(storage, directory, position) and not any(decode_all(raw)):
             found.unreadable.remove(position)
             found.leftovers.append(position)
+
+
+def _is_unfinished(storage: Storage, directory: str, position: int) -> bool:
+    """Whether a pair without a valid anchor is what a crash leaves of its creation: an anchor is its first bytes."""
+    raw = _slots(storage, directory, position)
+    return len(raw) <= ENTRY_BYTES and decode_flipped(raw) is None and not _segment_size(storage, directory, position)
 
 
 def _segment_size(storage: Storage, directory: str, position: int) -> int:

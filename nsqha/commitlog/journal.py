@@ -173,11 +173,6 @@ class NodeJournal:
         return self._node.host_restarted
 
     @property
-    def promises_trusted(self) -> bool:
-        """False while any partition's promise may have been higher than its record says."""
-        return all(record.promise_trusted for record in self._records.values())
-
-    @property
     def damaged(self) -> bool:
         """Records were lost in the middle, and not every partition has a new log_uid yet."""
         return not all(record.log_uid_trusted for record in self._records.values())

@@ -21,12 +21,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, Entry, Place, genesis, next_entry
+from nsqha.commitlog.entry import BROKEN_CHAIN, ENTRY_BYTES, BatchCorrupt, Entry, Place, genesis, next_entry
 from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.lookup import LogReader, PairInfo, verifies
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.reader import Batch, BatchCache
-from nsqha.commitlog.rebuild import lost_entries
+from nsqha.commitlog.rebuild import lost_entries, rebuild_in
+from nsqha.commitlog.verdict import Damage
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
 from nsqha.ranges import RangeSet
@@ -260,28 +261,24 @@ class PartitionLog(LogReader):
             before = entry
         if not proven:
             self.prove(last)
-        writes: list[tuple[File, bytes, int]] = []
+        frames: list[tuple[File, bytes, int]] = []
+        entries: list[tuple[File, bytes, int]] = []
         for entry, data in batches:
             pair = self.pair_of(entry.log_id)
-            if entry.lost and self._verifies(entry.log_id):
-                continue
-            writes.append((pair.segment, data, entry.position - pair.position))
-            writes.append((pair.commitlog, entry.encode(), pair.slot(entry.log_id)))
+            if entry.lost and verifies(entry.named, pair.read_data(entry.position, entry.size)):
+                entry = entry.named  # whatever our entry is: it may only stand in for this one
+            frames.append((pair.segment, data, entry.position - pair.position))
+            entries.append((pair.commitlog, entry.encode(), pair.slot(entry.log_id)))
 
         def write() -> None:
-            for file, data, position in writes:
-                file.pwrite(data, position)
-            for file in dict.fromkeys(file for file, _, _ in writes):
-                file.sync()
+            # Frames first, for good: an entry says that they are there, and a start may take its word for it.
+            for writes in (frames, entries):
+                for file, data, position in writes:
+                    file.pwrite(data, position)
+                for file in dict.fromkeys(file for file, _, _ in writes):
+                    file.sync()
 
         return write
-
-    def _verifies(self, log_id: int) -> bool:
-        try:
-            self.read(self.entry(log_id))
-        except LogCorrupt:
-            return False
-        return True
 
     def check_next(self, before: Entry, entry: Entry) -> None:
         """That `entry` came after `before`, as both say. LogCorrupt."""
@@ -297,6 +294,35 @@ class PartitionLog(LogReader):
             raise LogCorrupt(f"{last} is not the last one of {self}, {self._last}")
         if last.flags & BROKEN_CHAIN and self.entry(last.log_id).named != last.named:
             raise LogCorrupt(f"{last} stands in for what was in {self}, and proves nothing")
+
+    def rebuilding(self, first: int, end: int) -> Callable[[], Damage] | None:
+        """For a log that nobody else has: what writes the first entries of [first, end) that do not verify anew, from
+        what is around them, durably. None if all verify. It blocks, and may run in another thread: readers find the
+        damage still. OSError: a file can not be opened."""
+        try:
+            for _ in self.entries(first, end):
+                pass
+            return None
+        except BatchCorrupt as error:
+            hole = error
+        known = self.pair_of(hole.first.log_id)
+        pair, last = Pair(self._storage, self.directory, known.anchor), self._last_of(known)
+        try:
+            commitlog, _ = pair.commitlog, pair.segment  # opened here: a lack of descriptors is not the disk's failure
+        except OSError:
+            pair.close()
+            raise
+
+        def rebuild() -> Damage:
+            try:
+                entries, outcome = rebuild_in(pair, hole.first.log_id, hole.end.log_id, last)
+                commitlog.pwrite(b"".join([entry.encode() for entry in entries]), pair.slot(hole.first.log_id))
+                commitlog.sync()
+            finally:
+                pair.close()
+            return Damage(hole.first, hole.end, outcome.value)
+
+        return rebuild
 
     # ---- giving up
 
@@ -392,10 +418,16 @@ class PartitionLog(LogReader):
 
     def cutting(self, log_id: int) -> Callable[[], None]:
         """The quick half of `truncate_to`: the log ends there for everybody who asks. What is returned blocks, and may
-        run in another thread, while nobody appends; only then the files end there too, durably."""
+        run in another thread, while nobody appends; only then the files end there too, durably.
+
+        OSError: a file can not be opened, and the log is as it was."""
         assert self.start.log_id <= log_id <= self.end.log_id, f"{log_id} is not in {self}"
         pair = self.pair_of(log_id)
         last = pair.anchor if log_id == pair.first.log_id else self.entry(log_id - 1)
+        end = Place(last.log_id + 1, last.end_offset, last.end_position)
+        # All opened here: readers and the thread must not open them at once, and afterwards it would be too late.
+        sizes = {pair.segment: end.position - pair.position, pair.commitlog: pair.slot(end.log_id)}
+        names = self._storage.open_dir(self.directory)
         self._past = object()
         self._shelf.cut(log_id)
         n = self._pairs.index(pair) + 1
@@ -405,23 +437,24 @@ class PartitionLog(LogReader):
             gone.release()
         self._active = pair
         self._last = last
-        self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
+        self.end = end
         self.local_durable = min(self.local_durable, log_id)
         if self.doubtful_from is not None and log_id <= self.doubtful_from:
             self.doubtful_from = None
         if pair in self._open_old:
             self._open_old.remove(pair)
-        # Opened here, as readers and the thread must not open them at once.
-        sizes = {pair.segment: self.end.position - pair.position, pair.commitlog: pair.slot(self.end.log_id)}
 
         def cut() -> None:
-            if removed:
-                unlink(self._storage, self.directory, [gone.position for gone in removed], COMMITLOG, SEGMENT)
-                self._storage.sync_dir(self.directory)
-            for file, size in sizes.items():
-                if file.size() > size:
-                    file.truncate(size)
-            for file in sizes:
-                file.sync()
+            try:
+                if removed:
+                    unlink(self._storage, self.directory, [gone.position for gone in removed], COMMITLOG, SEGMENT)
+                    names.sync()
+                for file, size in sizes.items():
+                    if file.size() > size:
+                        file.truncate(size)
+                for file in sizes:
+                    file.sync()
+            finally:
+                names.close()
 
         return cut

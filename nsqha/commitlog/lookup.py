@@ -29,7 +29,7 @@ from nsqha.commitlog.entry import (
     columns,
     follow_each_other,
 )
-from nsqha.commitlog.pairs import BLOCK_SLOTS, LogIdentity, Pair
+from nsqha.commitlog.pairs import BLOCK_SLOTS, COMMITLOG, SEGMENT, LogIdentity, Pair
 from nsqha.commitlog.reader import RUN_BYTES, Batch, BatchCache
 from nsqha.errors import LogCorrupt, NotFound
 from nsqha.frames import LOST
@@ -70,6 +70,7 @@ class LogReader:
         """`last` is the last entry; the anchor of the last pair if that one is empty."""
         self.directory = directory
         self.identity = identity
+        self.unreadable: tuple[int, ...] = ()  # positions of pairs of which nothing can be used, if anybody looked
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self._storage = storage
         self._pairs = pairs
@@ -80,17 +81,23 @@ class LogReader:
 
     @classmethod
     def open(cls, storage: Storage, directory: str, identity: LogIdentity) -> LogReader:
-        """Look at a log as it is, also while its broker writes it: nothing is changed or recovered."""
+        """Look at a log as it is, also while its broker writes it: nothing is changed or recovered.
+
+        LogCorrupt: there are files, and none that can be used."""
         found = find(storage, directory, identity, read_only=True)
+        if not found.pairs and found.unreadable:
+            raise LogCorrupt(f"{directory}: no commitlog of this partition can be read")
         if not found.pairs:
-            raise NotFound(f"{directory} has no log files")
+            raise NotFound(f"{directory} has no log files" + (" that are not about to go" if found.dropping else ""))
         pair = found.pairs[-1]
         last = pair.anchor
-        for log_id in range(last.log_id + pair.commitlog.size() // ENTRY_BYTES - 1, last.log_id, -1):
+        for log_id in range(last.log_id + pair.size(COMMITLOG) // ENTRY_BYTES - 1, last.log_id, -1):
             if (entry := pair.read_entry(log_id)) is not None:
                 last = entry
                 break
-        return LogReader(storage, directory, identity, found.pairs, last, BatchCache())
+        log = LogReader(storage, directory, identity, found.pairs, last, BatchCache())
+        log.unreadable = tuple(found.unreadable)
+        return log
 
     @property
     def last(self) -> Entry | None:
@@ -296,6 +303,16 @@ class LogReader:
         first_place = Place(before.log_id + 1, before.end_offset, before.end_position)
         return BatchCorrupt(first_place, end, "commitlog entries do not verify")
 
+    def torn_end(self) -> BatchCorrupt | None:
+        """Bytes behind the last entry, which no entry speaks of: a write that a crash broke off, or that is under way.
+
+        None also if the log goes on there by now."""
+        pair, end = self._pairs[-1], self.end
+        segment_end, slots_end = pair.position + pair.size(SEGMENT), pair.size(COMMITLOG)
+        if (segment_end <= end.position and slots_end <= pair.slot(end.log_id)) or pair.read_entry(end.log_id):
+            return None
+        return BatchCorrupt(end, end._replace(position=max(segment_end, end.position)), "no entry follows: a torn end")
+
     def whole_damage(self, first_log_id: int, end_log_id: int) -> tuple[int, int]:
         """A damaged range, with what belongs to it: log ids that only a FAULTY entry in front of them stands for."""
         first, end = max(first_log_id, self.start.log_id), min(end_log_id, self.end.log_id)
@@ -353,6 +370,8 @@ class LogReader:
             log_id = entry.log_id
         while log_id < self.end.log_id:
             run = self._read_run(log_id)
+            if offset < run.first_offset:
+                raise self.hole(log_id - 1)  # what stands in for batches here is empty, and they are being mended
             if offset < run.end_offset:
                 self._cache.keep_run(self._shelf, run)
                 return run

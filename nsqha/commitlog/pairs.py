@@ -15,22 +15,21 @@ thread still syncs stays alive until that thread lets go of it.
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode, decode_all
+from nsqha.commitlog.storage import read_around
 from nsqha.errors import Poisoned
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.storage import File, Storage
+    from nsqha.commitlog.storage import Directory, File, Storage
 
 SEGMENT = ".segment"
 COMMITLOG = ".commitlog"
 # A commitlog of this name says that its pair is being unlinked (see `drop_files`).
 DROPPING = ".dropping"
 UNREADABLE = ".unreadable"  # behind a name: a file that recovery could not use
-SECTOR = 512  # bytes that a disk reads or loses at a time
 BLOCK_SLOTS = 512  # entries read at a time: 40 KB
 
 
@@ -64,30 +63,37 @@ class Pair:
         OSError: there is none. Its names must not stay behind either: the log would seem to go on in it.
         """
         pair = cls(storage, directory, anchor)
+        names = storage.open_dir(directory)
         try:
-            segment = pair._segment = storage.open(pair.path(SEGMENT), create=True)
-            commitlog = pair._commitlog = storage.open(pair.path(COMMITLOG), create=True)
+            pair._create(names)
+        finally:
+            names.close()
+        return pair
+
+    def _create(self, names: Directory) -> None:
+        try:
+            segment = self._segment = self._storage.open(self.path(SEGMENT), create=True)
+            commitlog = self._commitlog = self._storage.open(self.path(COMMITLOG), create=True)
             # What a crash may have left under these names was never acknowledged.
             segment.truncate(0)
             commitlog.truncate(0)
-            commitlog.pwrite(anchor.encode(), 0)
-            segment.sync()
-            commitlog.sync()
-            storage.sync_dir(directory)
-        except OSError as error:  # a failed sync is Poisoned; but the directory has to be opened for it
-            pair._undo_create(error)
+            commitlog.pwrite(self.anchor.encode(), 0)
+        except OSError as error:
+            self._undo_create(names, error)
             raise
-        return pair
+        segment.sync()
+        commitlog.sync()
+        names.sync()
 
-    def _undo_create(self, error: OSError) -> None:
+    def _undo_create(self, names: Directory, error: OSError) -> None:
         self.close()
         try:
             for suffix in (COMMITLOG, SEGMENT):
                 if self._storage.exists(self.path(suffix)):
                     self._storage.remove(self.path(suffix))
-            self._storage.sync_dir(self.directory)
         except OSError as second:
             raise Poisoned(f"{self.directory}: new files could not be removed: {error}; then {second}") from second
+        names.sync()
 
     def path(self, suffix: str) -> str:
         return f"{self.directory}/{file_name(self.position, suffix)}"
@@ -123,6 +129,13 @@ class Pair:
         """Byte address of an entry in the commitlog."""
         return (log_id - self.anchor.log_id) * ENTRY_BYTES
 
+    def size(self, suffix: str) -> int:
+        """Bytes in one of its files; a missing one has none."""
+        try:
+            return (self.segment if suffix == SEGMENT else self.commitlog).size()
+        except FileNotFoundError:
+            return 0
+
     def read_slots(self, log_id: int, n: int) -> bytes:
         """The bytes of up to `n` slots from `log_id`."""
         return self._read(COMMITLOG, n * ENTRY_BYTES, self.slot(log_id))
@@ -152,12 +165,11 @@ class Pair:
         except FileNotFoundError:
             return b""
 
-    def create_missing(self) -> bool:
-        """Put an empty file in the place of one that is gone, so that the rest can be read; whether any was."""
-        missing = [s for s in (SEGMENT, COMMITLOG) if not self._storage.exists(self.path(s))]
-        for suffix in missing:
-            self._storage.open(self.path(suffix), create=True).close()
-        return bool(missing)
+    def create_missing(self) -> None:
+        """Put an empty file in the place of one that is gone, so that the rest can be read. Its name is not synced."""
+        for suffix in (SEGMENT, COMMITLOG):
+            if not self._storage.exists(self.path(suffix)):
+                self._storage.open(self.path(suffix), create=True).close()
 
     def cut(self, end: Place) -> int:
         """Let neither file go beyond `end`; how many bytes that removed. Not synced."""
@@ -232,27 +244,6 @@ def set_aside(storage: Storage, directory: str, positions: list[int]) -> None:
                 storage.rename(path, path + UNREADABLE)
     if positions:
         storage.sync_dir(directory)
-
-
-def read_around(file: File, n: int, position: int) -> bytes:
-    """`File.pread`, with zeros in place of the sectors that the disk can not read."""
-    try:
-        return file.pread(n, position)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise  # too many open files and the like say nothing about the bytes
-    parts = []
-    end = min(position + n, file.size())
-    while position < end:
-        size = min(SECTOR - position % SECTOR, end - position)
-        try:
-            parts.append(file.pread(size, position))
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            parts.append(bytes(size))
-        position += size
-    return b"".join(parts)
 
 
 def file_name(position: int, suffix: str) -> str:

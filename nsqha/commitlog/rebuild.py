@@ -102,6 +102,20 @@ def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[li
     return list(_entries(before, after, [group], n, data, REBUILT)), Outcome.FAULTY
 
 
+def rebuild_in(pair: Pair, first: int, end: int, last: Entry) -> tuple[list[Entry], Outcome]:
+    """What goes into the slots [first, end) of a pair, of which none verifies and both neighbours do. `last`: the
+    pair's last entry, from another place."""
+    before = pair.anchor if first == pair.first.log_id else pair.read_entry(first - 1)
+    after = last if end > last.log_id else pair.read_entry(end)
+    assert before is not None and after is not None, f"[{first}, {end}) is not all that does not verify in {pair}"
+    entries: list[Entry] = []
+    outcome = Outcome.PROVEN
+    if first < after.log_id:
+        data = pair.read_data(before.end_position, after.position - before.end_position)
+        entries, outcome = rebuild(before, after, after.log_id - first, data)
+    return entries + ([last] if after is last else []), outcome
+
+
 def lost_entries(pair: Pair, first: int, end: int, last: Entry) -> Iterator[Entry]:
     """What goes into the slots [first, end) of a pair when everything in them that does not verify is given up.
 

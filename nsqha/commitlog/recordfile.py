@@ -13,7 +13,8 @@ crash can therefore hurt only the last one: some of its 512-byte sectors are the
 write broke off is zero from there on. From this follows what a record that does not verify means:
 
     nothing valid after it, and a sector of it is missing or breaks off: **torn**; it was never acknowledged
-    anything else: **damaged**; a header lies in one sector, so one that is followed by text is never torn
+    anything else, also a sector that can not be read: **damaged**; a header lies in one sector, so one that is
+    followed by text is never torn
 
 A torn tail is not appended to: whoever finds one makes the file anew first. A failed write is cut off again and
 nothing was stored (`AppendFailed`); if that fails, or any sync does, the file is closed for good (`Poisoned`).
@@ -21,11 +22,13 @@ nothing was stored (`AppendFailed`); if that fails, or any sync does, the file i
 
 from __future__ import annotations
 
+import errno
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from nsqha.commitlog.storage import parent, read_around
 from nsqha.errors import AppendFailed, Poisoned, StorageError
 
 if TYPE_CHECKING:
@@ -125,6 +128,16 @@ def _is_torn(tail: bytes) -> bool:
     return any(at > len(tail) or tail[at - 1] == 0 for at in ends)
 
 
+def _contents(file: File) -> Contents:
+    """What a file holds; sectors that can not be read are damage, wherever they are."""
+    try:
+        return scan(file.pread(file.size(), 0))
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    return replace(scan(read_around(file, file.size(), 0)), torn=False, damaged=True)
+
+
 def _preallocate(file: File, size: int) -> None:
     try:
         file.allocate(size)
@@ -151,34 +164,46 @@ class RecordFile:
         record = encode(payload, 1)
         temporary = path + ".new"
         try:
-            if storage.exists(temporary):
-                storage.remove(temporary)
-            file = storage.open(temporary, create=True)
+            names = storage.open_dir(parent(path) or ".")
             try:
-                if allocate:
-                    _preallocate(file, allocate)
-                file.pwrite(record, 0)
+                file = cls._write_new(storage, temporary, record, allocate)
             except (OSError, StorageError):
-                file.close()
-                storage.remove(temporary)  # a full disk needs the room
+                names.close()
                 raise
         except (OSError, StorageError) as error:
             raise AppendFailed(f"{temporary}: {error}") from error
         try:
             file.sync()
             storage.rename(temporary, path)
-            storage.sync_dir(path.rpartition("/")[0] or ".")
+            names.sync()
         except (OSError, StorageError) as error:
             file.close()
             raise Poisoned(f"{path}: {error}") from error
+        finally:
+            names.close()
         return cls(storage, path, file, len(record), 2)
+
+    @staticmethod
+    def _write_new(storage: Storage, temporary: str, record: bytes, allocate: int) -> File:
+        if storage.exists(temporary):
+            storage.remove(temporary)
+        file = storage.open(temporary, create=True)
+        try:
+            if allocate:
+                _preallocate(file, allocate)
+            file.pwrite(record, 0)
+        except (OSError, StorageError):
+            file.close()
+            storage.remove(temporary)  # a full disk needs the room
+            raise
+        return file
 
     @staticmethod
     def inspect(storage: Storage, path: str) -> Contents:
         """What an existing file holds, without touching it."""
         file = storage.open(path, read_only=True)
         try:
-            return scan(file.pread(file.size(), 0))
+            return _contents(file)
         finally:
             file.close()
 
@@ -186,14 +211,16 @@ class RecordFile:
     def load(cls, storage: Storage, path: str) -> tuple[RecordFile, Contents]:
         """An existing file and what it holds. Append only if it is neither torn nor damaged."""
         file = storage.open(path)
-        # A writer that was killed may have left bytes that only the page cache has: what is read must be what stays.
+        # A writer that was killed may have left bytes, and a name, that only the page cache has: what is read must be
+        # what stays.
         try:
             file.sync()
             file.drop_cache()
+            storage.sync_dir(parent(path) or ".")
         except (OSError, StorageError) as error:
             file.close()
             raise Poisoned(f"{path}: {error}") from error
-        contents = scan(file.pread(file.size(), 0))
+        contents = _contents(file)
         return cls(storage, path, file, contents.end, len(contents.payloads) + 1), contents
 
     @classmethod

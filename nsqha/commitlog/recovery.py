@@ -17,10 +17,11 @@ from nsqha.commitlog.directory import Found, find
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
-from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, Pair, drop_files, read_around, set_aside, unlink
+from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, Pair, drop_files, set_aside, unlink
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.rebuild import Outcome, rebuild
 from nsqha.commitlog.scan import Scan, scan_data, scan_entries
+from nsqha.commitlog.storage import read_around
 from nsqha.commitlog.verdict import Circumstances, Cut, Damage, Report, Verdict, judge
 from nsqha.errors import LogCorrupt
 from nsqha.ranges import RangeSet
@@ -140,16 +141,7 @@ def _begin(
         new_log_uid=gone or not circumstances.known,
         possible_loss=False,
     )
-    damage = (Damage(log.end, log.end, "faulty"),) if gone else ()
-    return Recovery(
-        log,
-        Report(
-            created=True,
-            watermark=circumstances.local_durable,
-            verdict=verdict,
-            damage=damage,
-        ),
-    )
+    return Recovery(log, Report(created=True, watermark=circumstances.local_durable, verdict=verdict))
 
 
 class _Work:
@@ -187,7 +179,7 @@ class _Work:
             trimmed_bytes=self.trimmed_bytes,
             damage=tuple(self.damage),
             serve_end=self.serve_end,
-            restored_anchors=len(self.found.restored),
+            restored_anchors=sum(pair is not self.found.unfinished for pair in self.found.restored),
             unreadable=tuple(self.found.unreadable),
         )
 
@@ -195,9 +187,8 @@ class _Work:
 
     def settle_files(self) -> None:
         """What is in the page cache goes to the disk, and is read from there; anchors are put right."""
-        created = False
         for pair in {*self.pairs, *self.found.restored}:
-            created = pair.create_missing() or created
+            pair.create_missing()
         for pair in self.found.restored:
             pair.commitlog.pwrite(pair.anchor.encode(), 0)
             pair.commitlog.sync()
@@ -205,8 +196,8 @@ class _Work:
             for file in (pair.segment, pair.commitlog):
                 file.sync()
                 file.drop_cache()
-        if created:
-            self.storage.sync_dir(self.pairs[0].directory)
+        # A process that was killed may have left names that are not on the disk.
+        self.storage.sync_dir(self.pairs[0].directory)
 
     def finish_cut(self, intent: CutIntent) -> None:
         """A cut was begun and perhaps not finished. Another entry in its place means that it was."""

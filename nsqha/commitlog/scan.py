@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nsqha.commitlog.entry import CRC_AT, ENTRY_BYTES, FAULTY, UNREADABLE, Entry, columns, decode, follow_each_other
-from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair, read_around
+from nsqha.commitlog.pairs import BLOCK_SLOTS, Pair
+from nsqha.commitlog.storage import read_around
 from nsqha.hot import crc32
 from nsqha.ranges import RangeSet
 

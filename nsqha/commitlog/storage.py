@@ -27,6 +27,7 @@ from typing import Protocol
 from nsqha.errors import ConfigError, Poisoned
 
 Data = bytes | bytearray | memoryview
+SECTOR = 512  # bytes that a disk reads or loses at a time
 
 
 class File(Protocol):
@@ -57,7 +58,19 @@ class File(Protocol):
         """Let go of the file; harmless when repeated."""
 
 
+class Directory(Protocol):
+    """The names in one directory. Opened before they are changed, so that no descriptor is lacking afterwards."""
+
+    def sync(self) -> None:
+        """Make them durable. Poisoned if that fails."""
+
+    def close(self) -> None:
+        """Let go of the directory; harmless when repeated."""
+
+
 class Lock(Protocol):
+    """A file that one process holds."""
+
     def close(self) -> None:
         """Release."""
 
@@ -75,7 +88,7 @@ class Storage(Protocol):
         """Names in a directory, sorted. FileNotFoundError."""
 
     def make_dirs(self, path: str) -> None:
-        """Make a directory and its parents, durably; fine if it is there."""
+        """Make a directory and its parents, durably; fine if it is there. FileExistsError: that is a file."""
 
     def rename(self, old: str, new: str) -> None:
         """Atomically give `old` the name `new`, replacing a file of that name."""
@@ -86,15 +99,19 @@ class Storage(Protocol):
     def remove_tree(self, path: str) -> None:
         """Unlink a directory and everything in it; fine if it is not there."""
 
+    def open_dir(self, path: str) -> Directory:
+        """FileNotFoundError."""
+
     def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable. Poisoned if that fails."""
+        """`open_dir`, `Directory.sync`: for names that may as well stay as they are if the directory can not be opened.
+        """
 
     def lock(self, path: str) -> Lock:
         """Hold `path` against every other process. ConfigError if it is held."""
 
 
 class OsFile:
-    """A file of the operating system."""
+    """A file of the operating system. Its errors name it, which those of calls by descriptor do not."""
 
     __slots__ = ("_failed", "_fd", "_syncing", "path")
 
@@ -105,34 +122,50 @@ class OsFile:
         self._syncing = threading.Lock()
 
     def size(self) -> int:
-        return os.fstat(self._fd).st_size
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def pwrite(self, data: Data, position: int) -> None:
-        n = os.pwrite(self._fd, data, position)
-        if n != len(data):
-            self._write_rest(memoryview(data), n, position)
+        try:
+            n = os.pwrite(self._fd, data, position)
+            if n != len(data):
+                self._write_rest(memoryview(data), n, position)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def _write_rest(self, data: memoryview, done: int, position: int) -> None:
         while done < len(data):
             n = os.pwrite(self._fd, data[done:], position + done)
             if n == 0:
-                raise OSError(errno.EIO, "write wrote nothing", self.path)
+                raise OSError(errno.EIO, "write wrote nothing")
             done += n
 
     def pread(self, n: int, position: int) -> bytes:
-        data = os.pread(self._fd, n, position)
-        if len(data) == n or not data:
-            return data
-        parts = [data]
-        have = len(data)
-        # A short read is the end of the file, or a signal; ask until it says so.
-        while have < n and (data := os.pread(self._fd, n - have, position + have)):
-            parts.append(data)
-            have += len(data)
-        return b"".join(parts)
+        try:
+            data = os.pread(self._fd, n, position)
+            if len(data) == n or not data:
+                return data
+            parts = [data]
+            have = len(data)
+            # A short read is the end of the file, or a signal; ask until it says so.
+            while have < n and (data := os.pread(self._fd, n - have, position + have)):
+                parts.append(data)
+                have += len(data)
+            return b"".join(parts)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def truncate(self, n: int) -> None:
-        os.ftruncate(self._fd, n)
+        try:
+            os.ftruncate(self._fd, n)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def sync(self) -> None:
         # One at a time: the kernel tells a failure to one caller, and another at the same moment that all is well.
@@ -146,10 +179,18 @@ class OsFile:
                 raise Poisoned(self._failed)
 
     def drop_cache(self) -> None:
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def allocate(self, n: int) -> None:
-        os.posix_fallocate(self._fd, 0, n)
+        try:
+            os.posix_fallocate(self._fd, 0, n)
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -161,6 +202,27 @@ class OsFile:
 
     def __repr__(self) -> str:
         return f"OsFile({self.path!r})"
+
+
+class OsDirectory:
+    """A directory of the operating system."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise Poisoned(f"fsync of directory {self._path} failed: {error}") from error
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class OsLock:
@@ -189,16 +251,26 @@ class OsStorage:
         return sorted(os.listdir(path))
 
     def make_dirs(self, path: str) -> None:
-        missing = []
-        while path and not os.path.isdir(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for new in reversed(missing):
-            try:
-                os.mkdir(new, 0o750)
-            except FileExistsError:
-                pass
-            self.sync_dir(os.path.dirname(new) or ".")
+        above = os.path.dirname(path) or "."
+        if os.path.isdir(path):
+            self._sync_name(path, above)
+            return
+        self.make_dirs(above)
+        try:
+            os.mkdir(path, 0o750)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+        self.sync_dir(above)
+
+    def _sync_name(self, path: str, above: str) -> None:
+        """Of a directory that is there already: whoever made it may have been killed before this."""
+        if os.path.samefile(path, above) or os.stat(path).st_dev != os.stat(above).st_dev:
+            return  # the top of a file system has no name in it
+        try:
+            self.sync_dir(above)
+        except PermissionError:
+            pass  # then it was somebody else
 
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)
@@ -212,14 +284,15 @@ class OsStorage:
         except FileNotFoundError:
             pass
 
+    def open_dir(self, path: str) -> Directory:
+        return OsDirectory(path)
+
     def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        directory = OsDirectory(path)
         try:
-            os.fsync(fd)
-        except OSError as error:
-            raise Poisoned(f"fsync of directory {path} failed: {error}") from error
+            directory.sync()
         finally:
-            os.close(fd)
+            directory.close()
 
     def lock(self, path: str) -> Lock:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
@@ -264,6 +337,18 @@ class MemFile:
 
     def allocate(self, n: int) -> None:
         self._data += bytes(max(0, n - len(self._data)))
+
+    def close(self) -> None:
+        pass
+
+
+class MemDirectory:
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+
+    def sync(self) -> None:
+        self._storage.sync_dir(self._path)
 
     def close(self) -> None:
         pass
@@ -322,6 +407,11 @@ class MemStorage:
         self._files = {name: data for name, data in self._files.items() if not name.startswith(inside)}
         self._dirs = {name for name in self._dirs if name != path and not name.startswith(inside)}
 
+    def open_dir(self, path: str) -> Directory:
+        if path not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return MemDirectory(self, path)
+
     def sync_dir(self, path: str) -> None:
         pass
 
@@ -330,6 +420,27 @@ class MemStorage:
             raise ConfigError(f"{path} is locked: another process uses this folder; stop it first")
         self._locks.add(path)
         return MemLock(self._locks, path)
+
+
+def read_around(file: File, n: int, position: int) -> bytes:
+    """`File.pread`, with zeros in place of the sectors that the disk can not read."""
+    try:
+        return file.pread(n, position)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise  # too many open files and the like say nothing about the bytes
+    parts = []
+    end = min(position + n, file.size())
+    while position < end:
+        size = min(SECTOR - position % SECTOR, end - position)
+        try:
+            parts.append(file.pread(size, position))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            parts.append(bytes(size))
+        position += size
+    return b"".join(parts)
 
 
 def parent(path: str) -> str:

@@ -57,7 +57,7 @@ class Verdict:
 
     cut_at: int | None
     bad: int | None  # the lowest log id that does not verify below the watermark
-    alarm: bool  # bad < local_durable, or the only replica is damaged
+    alarm: bool  # bad < local_durable, or the only replica is damaged: people have to know
     new_log_uid: bool
     possible_loss: bool
 
@@ -115,7 +115,7 @@ class Report:
     trimmed_bytes: int = 0  # followed the last entry and belonged to none
     damage: tuple[Damage, ...] = ()
     serve_end: int | None = None  # R > 1: nothing at or above is served until it was fetched again
-    restored_anchors: int = 0
+    restored_anchors: int = 0  # of pairs whose creation had come to its end
     unreadable: tuple[int, ...] = ()  # positions of pairs that could not be used at all
 
     @property
@@ -130,4 +130,5 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        return not (self.cuts or self.damage or self.unreadable or self.restored_anchors or self.possible_loss)
+        noticed = self.cuts or self.damage or self.unreadable or self.restored_anchors
+        return not (noticed or self.verdict.alarm or self.possible_loss)

@@ -2,7 +2,8 @@
 
 Checked for every batch: the entry's own CRC, that it goes on where the one before ends, the chain, the CRC of its
 frames, that the frames tile it and hold as many messages as the entry says; for every pair: that its anchor is the
-last entry of the pair before; that the log ends with the entry it is known to end with. Nothing is changed.
+last entry of the pair before; that the log ends with the entry it is known to end with; of one that was opened to be
+looked at, that all its files can be used. Nothing is changed.
 
 `checks` is a generator that does a bounded piece of work per step, so that a scrub can pause in between.
 """
@@ -46,7 +47,7 @@ def verify(log: LogReader, progress: Callable[[int, int], None] | None = None) -
     start, end = log.start, log.end
     total = end.position - start.position
     batches = messages = size = 0
-    problems: list[BatchCorrupt] = []
+    problems = unusable(log)
     for checked in checks(log, start.log_id, end.log_id):
         messages += checked.messages
         size += checked.size
@@ -56,7 +57,26 @@ def verify(log: LogReader, progress: Callable[[int, int], None] | None = None) -
             problems.append(checked.problem)
         if progress is not None:
             progress(checked.end.position - start.position, total)
+    problems.sort(key=lambda problem: problem.first.position)
     return Verification(start, end, batches, messages, size, tuple(problems))
+
+
+def unusable(log: LogReader) -> list[BatchCorrupt]:
+    """Files in front of the log's beginning, or behind its end, of which nothing can be used; what is missing between
+    two pairs shows where it is missing. And the anchor of a last pair that has no batch yet."""
+    start, end = log.start, log.end
+    problems = []
+    for position in log.unreadable:
+        if position < start.position:
+            why = f"the commitlog at position {position} can not be used, so where that pair begins is not known"
+            problems.append(BatchCorrupt(Place(0, 0, position), start, why))
+        elif position >= end.position:
+            why = f"the commitlog at position {position} can not be used, so where that pair ends is not known"
+            problems.append(BatchCorrupt(end, end._replace(position=position), why))
+    pair = log.pair_of(end.log_id)
+    if pair.first == end and not _same(pair.read_entry(pair.anchor.log_id), pair.anchor):
+        problems.append(_anchor_problem(pair))
+    return problems
 
 
 def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Checked]:

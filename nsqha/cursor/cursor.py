@@ -256,11 +256,11 @@ class ChannelCursor:
         handed_out = self._flight.count or self._ring.low < self._ring.next or self._again or self.committed.attempts
         return not self.ephemeral and bool(self.is_dirty or handed_out)
 
-    def progress(self, *, final: bool) -> tuple[ChannelProgress, dict[int, Change]]:
+    def progress(self, *, final: bool = False, whole: bool = False) -> tuple[ChannelProgress, dict[int, Change]]:
         """What to write, and what to hand to `settled` when it is applied. `final`: a clean stop.
 
         With more deferrals than fit, the cursor stays where it was written: a floor must not pass a message whose
-        deferral is not in the log. The channel stays dirty then.
+        deferral is not in the log. The channel stays dirty then. `whole`: all of them, since a seek follows.
         """
         self.is_dirty = False
         if final:
@@ -268,7 +268,8 @@ class ChannelCursor:
                 ref = self.postponed.get(offset) if single.deferred else None
                 if ref is not None:
                     self.postponed.put(ref._replace(attempts=single.attempts))
-        sent = self.postponed.take_unsent(self.postponed.unsent if final else self._limits.changes_per_batch)
+        everything = final or whole
+        sent = self.postponed.take_unsent(self.postponed.unsent if everything else self._limits.changes_per_batch)
         ranges: list[tuple[int, int]] = []
         if self.postponed.unsent:
             self._touch()

@@ -26,7 +26,7 @@ class Deferred(NamedTuple):
     position: int = 0
 
 
-Key = tuple[int, int]  # (due_ns, offset): the order in which deferred messages become due
+DueKey = tuple[int, int]  # (due_ns, offset): the order in which deferred messages become due
 
 
 class DeferredSet(Protocol):
@@ -55,10 +55,10 @@ class DeferredSet(Protocol):
     def items(self, first: int = 0) -> Iterator[Deferred]:
         """All from offset `first` on, by offset. The set must not change meanwhile."""
 
-    def due(self, after: Key, until_ns: int, limit: int) -> list[Deferred]:
+    def due(self, after: DueKey, until_ns: int, limit: int) -> list[Deferred]:
         """Up to `limit` in order of (due_ns, offset): those behind `after` that are due at or before `until_ns`."""
 
-    def next_due(self, after: Key) -> int | None:
+    def next_due(self, after: DueKey) -> int | None:
         """When the first one behind `after` is due."""
 
     def snapshot(self) -> DeferredSet:
@@ -113,7 +113,7 @@ class MemoryDeferred:
         for row in self._by_offset.rows((first, _LEAST)):
             yield Deferred(*row)
 
-    def due(self, after: Key, until_ns: int, limit: int) -> list[Deferred]:
+    def due(self, after: DueKey, until_ns: int, limit: int) -> list[Deferred]:
         found: list[Deferred] = []
         for due_ns, offset in self._by_due.rows((after[0], after[1] + 1)):
             if due_ns > until_ns or len(found) == limit:
@@ -123,7 +123,7 @@ class MemoryDeferred:
             found.append(ref)
         return found
 
-    def next_due(self, after: Key) -> int | None:
+    def next_due(self, after: DueKey) -> int | None:
         for due_ns, _ in self._by_due.rows((after[0], after[1] + 1)):
             return due_ns
         return None
@@ -156,7 +156,7 @@ class _Rows:
     def __init__(self, columns: int) -> None:
         self._columns = columns
         self._blocks: list[tuple[array[int], ...]] = []
-        self._firsts: list[Key] = []
+        self._firsts: list[DueKey] = []
         self.count = 0
 
     def copy(self) -> _Rows:
@@ -201,7 +201,7 @@ class _Rows:
             self._blocks.insert(n + 1, upper)
             self._firsts.insert(n + 1, (upper[0][0], upper[1][0]))
 
-    def delete(self, key: Key) -> None:
+    def delete(self, key: DueKey) -> None:
         n = bisect_right(self._firsts, key) - 1
         block = self._blocks[n]
         at = _place(block, key)
@@ -214,7 +214,7 @@ class _Rows:
         else:
             del self._blocks[n], self._firsts[n]
 
-    def rows(self, key: Key) -> Iterator[tuple[int, ...]]:
+    def rows(self, key: DueKey) -> Iterator[tuple[int, ...]]:
         """The rows at or above `key`, in order."""
         if not self._blocks:
             return
@@ -226,14 +226,14 @@ class _Rows:
                 yield tuple([column[i] for column in block])
             n, at = n + 1, 0
 
-    def count_from(self, key: Key) -> int:
+    def count_from(self, key: DueKey) -> int:
         if not self._blocks:
             return 0
         n = max(bisect_right(self._firsts, key) - 1, 0)
         return sum(len(block[0]) for block in self._blocks[n:]) - _place(self._blocks[n], key)
 
 
-def _place(block: tuple[array[int], ...], key: Key) -> int:
+def _place(block: tuple[array[int], ...], key: DueKey) -> int:
     first, second = block[0], block[1]
     lo = bisect_left(first, key[0])
     if lo == len(first) or first[lo] != key[0]:

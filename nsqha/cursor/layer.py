@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from nsqha.cursor.deferred import Deferred, Key
+from nsqha.cursor.deferred import Deferred, DueKey
 
-Sortable = TypeVar("Sortable", int, Key)
+Sortable = TypeVar("Sortable", int, DueKey)
 DueRow = tuple[int, int, Deferred]  # (due_ns, offset, the row): in this order
 
 UNBOUNDED = 1 << 62
 
 _RESORT = 512
 _MARKS = 4
-_LEAST: Key = (-(1 << 63), -1)
+_LEAST: DueKey = (-(1 << 63), -1)
 
 
 class BaseLost(Exception):
@@ -31,7 +31,7 @@ class Base(Protocol):
     def by_offset(self, first: int, limit: int) -> list[Deferred]:
         """Up to `limit` rows from offset `first` on."""
 
-    def by_due(self, after: Key, limit: int) -> list[Deferred]:
+    def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         """Up to `limit` rows behind `after`, in order of (due_ns, offset)."""
 
     def pinned(self) -> Base:
@@ -49,7 +49,7 @@ class Layer:
     def __init__(self, rows: dict[int, Deferred | None] | None = None) -> None:
         self.rows: dict[int, Deferred | None] = rows if rows is not None else {}
         self._offsets: list[int] = []
-        self._dues: list[Key] = []
+        self._dues: list[DueKey] = []
         self._added: list[Deferred] = [ref for ref in self.rows.values() if ref is not None]
         # No row was ever put outside these.
         self.low = min([ref.offset for ref in self._added], default=UNBOUNDED)
@@ -75,7 +75,7 @@ class Layer:
                 last = offset
                 yield ref
 
-    def dues(self, after: Key) -> Iterator[DueRow]:
+    def dues(self, after: DueKey) -> Iterator[DueRow]:
         """Rows behind `after`, by due time."""
         self._sort()
         rows, dues, last = self.rows, self._dues, _LEAST
@@ -148,7 +148,7 @@ class MemoryBase:
     def by_offset(self, first: int, limit: int) -> list[Deferred]:
         return list(islice(self._layer.refs(first), limit))
 
-    def by_due(self, after: Key, limit: int) -> list[Deferred]:
+    def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         return [ref for _, _, ref in islice(self._layer.dues(after), limit)]
 
     def pinned(self) -> MemoryBase:

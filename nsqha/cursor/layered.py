@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
-from nsqha.cursor.deferred import Deferred, Key
+from nsqha.cursor.deferred import Deferred, DueKey
 from nsqha.cursor.layer import UNBOUNDED, Base, BaseLost, DueRow, Layer, Marks
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class LayeredDeferred:
     def items(self, first: int = 0) -> Iterator[Deferred]:
         return self._refs(first) if self.count else iter(())
 
-    def due(self, after: Key, until_ns: int, limit: int) -> list[Deferred]:
+    def due(self, after: DueKey, until_ns: int, limit: int) -> list[Deferred]:
         found: list[Deferred] = []
         if self.count == 0:
             return found
@@ -176,7 +176,7 @@ class LayeredDeferred:
             found.append(ref)
         return found
 
-    def next_due(self, after: Key) -> int | None:
+    def next_due(self, after: DueKey) -> int | None:
         if self.count == 0:
             return None
         for due_ns, _, _ in self._dues(after):
@@ -250,7 +250,7 @@ class LayeredDeferred:
                 return
             first, limit = page[-1].offset + 1, min(4 * limit, _PAGE)
 
-    def _dues(self, after: Key) -> Iterator[DueRow]:
+    def _dues(self, after: DueKey) -> Iterator[DueRow]:
         live, frozen = self._live, self._frozen
         sources: list[Iterable[DueRow]] = []
         if live.rows:
@@ -261,7 +261,7 @@ class LayeredDeferred:
             sources.append(self._base_dues(after, live, frozen))
         return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
 
-    def _base_dues(self, after: Key, live: Layer, frozen: Layer | None) -> Iterator[DueRow]:
+    def _base_dues(self, after: DueKey, live: Layer, frozen: Layer | None) -> Iterator[DueRow]:
         limit = _FIRST_PAGE
         while True:
             page = self._from_base(

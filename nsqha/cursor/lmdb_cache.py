@@ -39,11 +39,12 @@ from dataclasses import dataclass, field
 
 from nsqha.cursor.layer import BaseLost, Layer
 from nsqha.cursor.layered import LayeredDeferred
-from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, PartitionKey, encode_head
+from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, encode_head
 from nsqha.cursor.lmdb_proof import remove, unproven
 from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, Pin, Tables, TablesError
 from nsqha.cursor.loading import Loaded, LogLike, load
 from nsqha.cursor.state import NEEDS_LOOK, EntryLike, PartitionState
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 
 Read = Callable[[EntryLike], bytes | bytearray]

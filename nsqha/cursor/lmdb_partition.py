@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from nsqha.cursor import checkpoint
-from nsqha.cursor.deferred import Deferred, DeferredSet, Key, MemoryDeferred
+from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
 from nsqha.cursor.layer import Base, BaseLost, MemoryBase
 from nsqha.cursor.layered import LayeredDeferred
 from nsqha.cursor.lmdb_tables import Pin, Tables, TablesError
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 
-PartitionKey = tuple[int, int]  # topic uid, partition
 SetRow = tuple[int, int, int, int]  # channel uid, number of its set, rows, carried ones among them
 
 ROOM = 5_000  # changes of one set that are gathered before they should be written
@@ -86,7 +86,7 @@ class LmdbRows:
         except TablesError as error:
             raise BaseLost(str(error)) from error
 
-    def by_due(self, after: Key, limit: int) -> list[Deferred]:
+    def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         try:
             return self.tables.by_due(self.number, after, limit, self._pin)
         except TablesError as error:

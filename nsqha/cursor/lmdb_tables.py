@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import lmdb
 
-from nsqha.cursor.deferred import Deferred, Key
+from nsqha.cursor.deferred import Deferred, DueKey
 from nsqha.cursor.lmdb_proof import prove, remove
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class Tables:
 
         return self._read(pin, ask)
 
-    def by_due(self, number: int, after: Key, limit: int, pin: Pin | None = None) -> list[Deferred]:
+    def by_due(self, number: int, after: DueKey, limit: int, pin: Pin | None = None) -> list[Deferred]:
         """Up to `limit` rows behind (due_ns, offset), in that order."""
         start = _DUE_KEY.pack(number, after[0] + _MIDDLE, after[1] + 1)
 

@@ -73,7 +73,8 @@ def load(
 
     `must_read`: flags of the batches that are read; all others are passed over.
 
-    `committed`: only what is below is known to be committed. The cache may know better: it holds nothing else.
+    `committed`: only what is below is known to be committed. The cache may know better: it holds nothing else. What
+    follows is applied later, perhaps the event that let the first files go too: until then the state is of before it.
     LogCorrupt if a batch that is needed does not verify, or the log begins in the middle and no source vouches for what
     came before.
     """
@@ -93,7 +94,8 @@ def load(
     first = state.applied.log_id + 1
     for entry in log.entries(first, end):
         state.apply(entry, read(entry) if entry.flags & must_read else b"")
-    state.start_at(log.start.offset, log.start.position)
+    if committed is None:
+        state.start_at(log.start.offset, log.start.position)
     return Loaded(state, source, max(end - first, 0))
 
 

@@ -116,10 +116,6 @@ class PartitionCursors:
         return self.state.pump
 
     @property
-    def topic_paused(self) -> bool:
-        return self.state.paused
-
-    @property
     def log_start(self) -> tuple[int, int]:
         """Offset and position below which nobody needs anything."""
         return self.state.log_start
@@ -233,13 +229,14 @@ class PartitionCursors:
         if self._final:
             dirty = [channel for channel in self.channels.values() if channel.has_final_news]
         self._last_progress, self._dirty_since = now.mono, None
+        moved = {request.channel for request in self._queue if isinstance(request, _SeekRequest)}
         sent: list[tuple[Channel, dict[int, Change]]] = []
         pieces: list[events.ChannelProgress] = []
         ranges = 0
         for channel in dirty:
             if self.channels.get(channel.name) is channel:
                 floor_before = channel.written.floor
-                news, changes = channel.progress(final=self._final)
+                news, changes = channel.progress(final=self._final, whole=channel in moved)
                 pieces += progress.pieces(news, floor_before)
                 sent.append((channel, changes))
                 ranges += len(channel.written.ranges)
@@ -295,9 +292,12 @@ class PartitionCursors:
         """Message frames with the attributes frame that defers them; the batch needs HAS_ATTRIBUTES."""
         return events.Attributes(covers=count, deliver_at_ns=due_ns).encode() + messages
 
-    def prepare_stop(self) -> None:
-        """The next `take_events` is the last: it says of everything in flight how often it was delivered."""
-        self._final = True
+    def prepare_stop(self) -> bool:
+        """The next `take_events` is the last, perhaps: it says of everything in flight how often it was delivered.
+
+        False if there is nothing to say."""
+        self._final = any(channel.has_final_news for channel in self.channels.values())
+        return self._final
 
     # ---- what the log may forget
 
@@ -350,6 +350,13 @@ class PartitionCursors:
         return max(self.state.checkpoint.end_log_id, self.state.log_start_log_id)
 
     # ---- out of the log
+
+    def start_at(self, offset: int, position: int) -> None:
+        """The log's first file begins here, and all that earlier leaders wrote is applied; nothing is in flight yet."""
+        if self.state.log_start[0] < offset or self.state.log_start[1] < position:
+            self.state.start_at(offset, position)
+            for channel in self.channels.values():
+                channel.reload()
 
     def apply(
         self, entry: EntryLike, data: bytes | bytearray | memoryview, now: Now | None = None

@@ -22,10 +22,10 @@ from collections.abc import Container
 from dataclasses import dataclass
 from itertools import islice
 
-from nsqha.cursor.deferred import Deferred, DeferredSet, Key
+from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey
 
 _SLICE = 256
-_NOTHING: Key = (-(1 << 63), -1)
+_NOTHING: DueKey = (-(1 << 63), -1)
 _NEVER = 1 << 63
 
 
@@ -53,8 +53,8 @@ class Postponed:
         self._changes: dict[int, Change] = {}
         self._unsent: dict[int, None] = {}
         self._extra = 0  # the sum of all weights
-        self._heap: list[Key] = []  # of changes that put; stale ones are passed over
-        self._ready: deque[Key] = deque()
+        self._heap: list[DueKey] = []  # of changes that put; stale ones are passed over
+        self._ready: deque[DueKey] = deque()
         self._mark = _NOTHING  # the committed set has been read up to here
         following = committed.next_due(_NOTHING)
         self._next = _NEVER if following is None else following  # nothing behind the mark is due before this
@@ -213,7 +213,7 @@ class Postponed:
         due_ns = min(self._heap[0][0], self._next) if self._heap else self._next
         return due_ns if due_ns < _NEVER else None
 
-    def _hint(self, key: Key) -> None:
+    def _hint(self, key: DueKey) -> None:
         if key <= self._mark:
             self._mark = (key[0], key[1] - 1)
         self._next = min(self._next, key[0])

@@ -50,7 +50,7 @@ def plan(state: PartitionState, channel: Channel, target: int) -> SeekPlan:
 def event(channel: Channel, target: int, *, drop_deferred: bool = False, undo: bool = False) -> Seek:
     """The event, to be written right behind the channel's progress: it says where the cursor was."""
     if channel.ephemeral:
-        channel.progress(final=False)  # it writes none otherwise
+        channel.progress()  # it writes none otherwise
     ranges = tuple(channel.written.ranges)
     return Seek(
         uid=channel.uid,

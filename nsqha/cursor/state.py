@@ -133,11 +133,15 @@ class ChannelState:
 
 @dataclass(frozen=True)
 class Created:
+    """A channel began, at the pump as it was before the event."""
+
     channel: ChannelState
 
 
 @dataclass(frozen=True)
 class Deleted:
+    """A channel is gone, with its deferred set."""
+
     channel: ChannelState
 
 
@@ -150,6 +154,8 @@ class Listed:
 
 @dataclass(frozen=True)
 class Progressed:
+    """A channel's floor, finished ranges or deferred set are what its leader wrote."""
+
     channel: ChannelState
 
 
@@ -188,17 +194,23 @@ class DeliverAt:
 
 @dataclass(frozen=True)
 class LogStartMoved:
+    """Below this nobody reads any more."""
+
     offset: int
     position: int
 
 
 @dataclass(frozen=True)
 class CheckpointComplete:
+    """A checkpoint has all its frames: channels can be known from it and what comes behind its `as_of`."""
+
     mark: CheckpointMark
 
 
 @dataclass(frozen=True)
 class EpochStarted:
+    """The first batch of a leader."""
+
     epoch: int
 
 

@@ -13,7 +13,9 @@ is as unkind as a real disk may be:
 
     crash_after(n)   the n-th operation from now that changes anything raises `Crashed`, and every later one does
     crash(rng)       the disk as the next process may find it; may be called again and again
+    kill()           the process is gone, the machine goes on
     fail(...)        one or more operations fail with an OSError
+    descriptors      how many more files may be open
     flip, blank, spoil   what a bad disk does to bytes that were durable
 """
 
@@ -23,7 +25,7 @@ import errno
 import random
 from dataclasses import dataclass, field
 
-from nsqha.commitlog.storage import Data, File, Lock, parent
+from nsqha.commitlog.storage import Data, Directory, File, Lock, parent
 from nsqha.errors import ConfigError, Poisoned
 
 SECTOR = 512
@@ -134,18 +136,19 @@ class SimStorage:
         self._crash_at: int | None = None
         self._faults: list[Fault] = []
         self._unreadable: dict[str, set[int]] = {}
+        self.descriptors = 1 << 20  # that may still be opened
 
     # ---- Storage
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
         inode = self._names.get(path)
+        if inode is None and (not create or parent(path) not in self._dirs):
+            raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
+        file = SimFile(self, path, inode or Inode())
         if inode is None:
-            if not create or parent(path) not in self._dirs:
-                raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
             self.acting("create", path)
-            inode = Inode()
-            self._change({path: inode})
-        return SimFile(self, path, inode)
+            self._change({path: file.inode})
+        return file
 
     def exists(self, path: str) -> bool:
         return path in self._names or path in self._dirs
@@ -179,7 +182,19 @@ class SimStorage:
             self._change(_Removal(name, parent(path)))
         self._dirs = {name for name in self._dirs if name != path and not name.startswith(inside)}
 
+    def open_dir(self, path: str) -> Directory:
+        if path not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+        return SimDirectory(self, path)
+
     def sync_dir(self, path: str) -> None:
+        directory = SimDirectory(self, path)
+        try:
+            directory.sync()
+        finally:
+            directory.close()
+
+    def sync_names(self, path: str) -> None:
         try:
             self.acting("sync_dir", path)
         except OSError as error:
@@ -218,6 +233,12 @@ class SimStorage:
                 fault.times -= 1
                 raise OSError(fault.code, errno.errorcode[fault.code], path)
 
+    def open_one_more(self, path: str) -> None:
+        """A descriptor is wanted; whoever got it adds it to `descriptors` again."""
+        if self.descriptors < 1:
+            raise OSError(errno.EMFILE, "too many open files", path)
+        self.descriptors -= 1
+
     def reading(self, path: str, position: int, n: int) -> None:
         """A read of these bytes; fails if one of their sectors was spoilt."""
         for sector in self._unreadable.get(path, ()):
@@ -235,6 +256,11 @@ class SimStorage:
     def fail(self, operation: str, path: str = "", *, code: int = errno.EIO, after: int = 0, times: int = 1) -> None:
         """Let operations ("pwrite", "truncate", "sync", "create", ...) on a path that contains `path` fail."""
         self._faults.append(Fault(operation, path, code, after, times))
+
+    def kill(self) -> None:
+        """The process is gone and the machine goes on: what it wrote is in the page cache, for the next one."""
+        self._crash_at = None
+        self._locks.clear()
 
     def heal(self) -> None:
         """No more faults."""
@@ -291,17 +317,35 @@ def _apply(names: dict[str, Inode], change: dict[str, Inode | None]) -> None:
             names[name] = inode
 
 
-class SimFile:
+class _Handle:
+    """What holds a descriptor, until it is closed or nobody has it any more."""
+
+    def __init__(self, storage: SimStorage, path: str) -> None:
+        self._open = False
+        storage.open_one_more(path)
+        self._open = True
+        self._storage = storage
+        self._path = path
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._storage.descriptors += 1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SimFile(_Handle):
     """A handle of a simulated file."""
 
     def __init__(self, storage: SimStorage, path: str, inode: Inode) -> None:
-        self._storage = storage
-        self._path = path
-        self._inode = inode
+        super().__init__(storage, path)
+        self.inode = inode
         self._failed = False
 
     def size(self) -> int:
-        return len(self._inode.now)
+        return len(self.inode.now)
 
     def pwrite(self, data: Data, position: int) -> None:
         data = bytes(data)
@@ -311,43 +355,47 @@ class SimFile:
         except (OSError, Crashed) as error:
             failure = error
             data = data[: self._storage.rng.randrange(len(data) + 1)]
-        now = self._inode.now
+        now = self.inode.now
         old_size = len(now)
         if data:
             now += bytes(max(0, position - old_size))
             now[position : position + len(data)] = data
-            self._inode.changed(min(position, old_size), position + len(data))
+            self.inode.changed(min(position, old_size), position + len(data))
         if failure is not None:
             raise failure
 
     def pread(self, n: int, position: int) -> bytes:
         self._storage.reading(self._path, position, n)
-        return bytes(self._inode.now[position : position + n])
+        return bytes(self.inode.now[position : position + n])
 
     def truncate(self, n: int) -> None:
         self._storage.acting("truncate", self._path)
-        self._inode.resize(n)
+        self.inode.resize(n)
 
     def sync(self) -> None:
         try:
             self._storage.acting("sync", self._path)
         except OSError:
             self._failed = True
-            self._inode.forget()
+            self.inode.forget()
         if self._failed:
             raise Poisoned(f"fdatasync of {self._path} failed")
-        self._inode.sync()
+        self.inode.sync()
 
     def drop_cache(self) -> None:
-        self._inode.drop_cache()
+        self.inode.drop_cache()
 
     def allocate(self, n: int) -> None:
-        if n > len(self._inode.now):
+        if n > len(self.inode.now):
             self._storage.acting("allocate", self._path)
-            self._inode.resize(n)
+            self.inode.resize(n)
 
-    def close(self) -> None:
-        pass
+
+class SimDirectory(_Handle):
+    """A handle of a simulated directory."""
+
+    def sync(self) -> None:
+        self._storage.sync_names(self._path)
 
 
 class SimLock:

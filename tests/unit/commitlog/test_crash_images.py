@@ -195,7 +195,8 @@ def test_nothing_acknowledged_is_lost_and_nothing_false_is_called_corrupt() -> N
             cuts = Cuts(image.history.cuts.record)
             recovery = start(image, cuts)
             log, report = recovery.log, recovery.report
-            assert not report.damage and not report.verdict.alarm and not report.unreadable
+            assert not report.damage and not report.verdict.alarm
+            assert not report.unreadable and not report.restored_anchors
             assert not report.new_log_uid and not report.possible_loss
             check_prefix(image.history, log)
             check_files(log, image.storage)

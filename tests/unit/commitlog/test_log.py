@@ -176,31 +176,6 @@ def test_a_roll_without_room_leaves_the_old_files_in_use(operation: str) -> None
     assert [entry.log_id for entry, _ in contents(reopen(storage).log)] == [1, 2, 3]
 
 
-def test_a_roll_whose_directory_can_not_be_opened_leaves_no_names_behind() -> None:
-    """Two descriptors were left, for the new files: a start must not find the log going on in them."""
-
-    class Crowded(SimStorage):
-        crowded = False
-
-        def sync_dir(self, path: str) -> None:
-            if self.crowded:
-                self.crowded = False  # the new files are closed, and so may the directory be opened
-                raise OSError(errno.EMFILE, "Too many open files", path)
-            super().sync_dir(path)
-
-    storage = Crowded()
-    log = new_log(storage)
-    add(log, b"a")
-    names = storage.list_dir(DIRECTORY)
-    storage.crowded = True
-    with pytest.raises(AppendFailed):
-        log.roll()
-    assert storage.list_dir(DIRECTORY) == names
-    add(log, b"b")
-    sync(log)
-    assert [entry.log_id for entry, _ in contents(reopen(storage, local_durable=3).log)] == [1, 2]
-
-
 def test_the_pairs_tell_what_retention_needs() -> None:
     log = new_log(MemStorage())
     add(log, b"aa")

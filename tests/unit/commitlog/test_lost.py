@@ -225,3 +225,46 @@ def test_the_mark_is_no_part_of_the_chain() -> None:
     assert marked.named == entry and marked.chained_to(log.entry(6)) and log.entry(8).chained_to(marked)
     raw = marked.encode()
     assert len(raw) == ENTRY_BYTES and decode(raw) == marked and isinstance(marked, Entry)
+
+
+@pytest.mark.parametrize("frames", [False, True])
+def test_what_stands_in_for_a_batch_here_is_not_kept_in_the_place_of_the_leaders_lost_one(frames: bool) -> None:
+    """It verifies, as it is empty; the one that stood for it is mended. So nothing would stand for its messages, and
+    what its channels did would pass for nothing. `frames`: ours are whole, and that is found by the leader's entry."""
+    leader, ours, good = replica(), replica(), replica()
+    damage(leader, 6)
+    give_up(leader, 6, 7)
+    smash(ours, 5)
+    if not frames:
+        damage(ours, 6)
+    for log_id in (5, 6, 7):
+        damage(ours, log_id, entry=True)
+    rebuild = ours.rebuilding(5, 8)
+    assert rebuild is not None
+    rebuild()
+    assert ours.entry(5).flags & FAULTY and ours.entry(6).stands_in
+    run = copying.read_run(leader, 5, 8, 1 << 20, lost=True)
+    batches = [(entry, data) for entry, data, _ in copying.batches(run.entries, run.data)]
+    ours.mending(batches, proven=True, lost=True)()
+    expected = good if frames else leader
+    assert [ours.entry(n) for n in range(4, 9)] == [expected.entry(n) for n in range(4, 9)]
+    assert list(unreadable(ours)) == ([] if frames else [6])
+
+
+def test_a_reader_stops_in_front_of_a_range_that_is_mended_in_part() -> None:
+    """The run that it has read ends there, and goes on behind empty entries: nothing stands for their messages until
+    they are mended too. It is told of damage, which ends, and does not find a broken invariant."""
+    built, good = Built(durable=8), Built(durable=8)
+    built.zero_entries(4, 7)
+    built.storage.flip(built.file(4, ".segment"), built.entry(4).position * 8)
+    ours = reopen(built.storage, local_durable=4, replicas=3, limits=ONE_PAIR).log
+    assert ours.entry(4).flags & FAULTY and ours.entry(5).stands_in
+    ours.mending(taken(good.log, 4, 5), proven=True)()
+    mended = ours.batch_at(built.entry(4).first_offset)
+    assert mended is not None and mended.end_log_id == 5
+    for offset in range(built.entry(5).first_offset, built.entry(7).first_offset):
+        with pytest.raises(BatchCorrupt):
+            ours.batch_at(offset)
+    ours.mend(taken(good.log, 5, 7))
+    batch = ours.batch_at(built.entry(5).first_offset)
+    assert batch is not None and batch.entry == built.entry(5)

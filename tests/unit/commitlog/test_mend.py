@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from nsqha.commitlog.entry import ENTRY_BYTES, decode
 from nsqha.errors import LogCorrupt
-from tests.unit.commitlog.damaged_logs import damage, replica, taken
+from tests.sim.storage import Crashed
+from tests.unit.commitlog.damaged_logs import Built, damage, replica, taken
 from tests.unit.commitlog.logs import add
 
 
@@ -59,3 +63,23 @@ def test_a_range_that_does_not_reach_what_verifies_is_refused() -> None:
         bad.mend(taken(good, 8, 9))
     with pytest.raises(LogCorrupt):
         bad.mend(taken(good, 7, 8))
+
+
+@pytest.mark.parametrize("operations", range(1, 8))
+def test_a_crash_leaves_no_entry_whose_frames_were_not_written_yet(operations: int) -> None:
+    """A start reads no frames below what the journal knows to be on the disk: such a batch would pass for whole."""
+    for seed in range(20):
+        built = Built()
+        entry, data = built.contents[4]
+        built.flip_entry(5)
+        built.flip_data(5)
+        mend = built.log.mending([(entry, bytes(data))])
+        built.storage.crash_after(operations)
+        try:
+            mend()
+        except Crashed:
+            pass
+        disk = built.storage.crash(random.Random(seed)).contents()
+        commitlog, segment = (disk[built.file(5, suffix)] for suffix in (".commitlog", ".segment"))
+        if decode(commitlog[5 * ENTRY_BYTES : 6 * ENTRY_BYTES]) == entry:
+            assert segment[entry.position : entry.end_position] == data

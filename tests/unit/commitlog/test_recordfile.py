@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import random
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from nsqha.commitlog.recordfile import SECTOR, RecordFile, encode, scan
 from nsqha.commitlog.storage import Data, File, MemFile, MemStorage
 from nsqha.errors import AppendFailed, Poisoned
+from tests.sim.storage import SimStorage
 
 TEXT = [b'{"a":1}', b"x" * 600, b"y" * 2000]
 
@@ -160,6 +162,32 @@ def contents(storage: Moody) -> tuple[bytes, ...]:
     assert not found.torn
     assert not found.damaged
     return found.payloads
+
+
+@pytest.mark.parametrize("sector", [0, 2, 5, 7])
+def test_a_sector_that_can_not_be_read_is_damage_wherever_it_is(sector: int) -> None:
+    """As zeros it would pass for the sector of a torn last record, or for the end: what was acknowledged would go."""
+    storage = SimStorage()
+    storage.make_dirs("d")
+    file = RecordFile.create(storage, "d/f", TEXT[0], allocate=4096)
+    file.append(TEXT[1])
+    file.append(TEXT[2])
+    storage.spoil("d/f", sector)
+    for found in (RecordFile.inspect(storage, "d/f"), RecordFile.load(storage, "d/f")[1]):
+        assert (found.torn, found.damaged) == (False, True)
+        assert found.payloads == {0: (TEXT[1], TEXT[2]), 2: (TEXT[0], TEXT[2])}.get(sector, tuple(TEXT[: sector - 3]))
+    assert not RecordFile.give_back(storage, "d/f")
+
+
+def test_any_other_error_of_a_read_says_nothing_of_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: MemFile, n: int, position: int) -> bytes:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    storage = Moody()
+    RecordFile.create(storage, "d/f", TEXT[0])
+    monkeypatch.setattr(MemFile, "pread", refuse)
+    with pytest.raises(OSError, match="allocate"):
+        RecordFile.load(storage, "d/f")
 
 
 def test_a_refused_write_leaves_nothing_and_can_be_repeated() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from nsqha.commitlog import journal as journal_module
 from nsqha.commitlog.journal import Key, NodeJournal, NodeState, PartitionRecord
-from nsqha.commitlog.recordfile import HEADER_BYTES, SECTOR
+from nsqha.commitlog.recordfile import HEADER_BYTES, SECTOR, RecordFile
 from nsqha.election import embedded as embedded_module
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
@@ -249,3 +249,20 @@ def test_the_metadata_survive_crashes_and_notice_flipped_bits() -> None:
         with named(image):
             seen[check_metadata(image)] += 1
     assert min(seen[outcome] for outcome in ("kept", "lost", "refused")) > seen.total() // 20, seen
+
+
+def test_sectors_of_a_refused_record_never_come_back_among_those_of_the_next() -> None:
+    """Mixed they would pass for damage, and cost the node its logs' names."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        storage = SimStorage(rng)
+        storage.make_dirs("d")
+        file = RecordFile.create(storage, "d/f", b"one", allocate=rng.choice((0, 8192)))
+        storage.fail("pwrite", "d/f", code=errno.ENOSPC)
+        with pytest.raises(AppendFailed):
+            file.append(b"a" * 2500)
+        storage.crash_after(2)
+        with pytest.raises(Crashed):
+            file.append(b"b" * 2500)
+        found = RecordFile.inspect(storage.crash(rng), "d/f")
+        assert not found.damaged and found.payloads[0] == b"one" and b"a" * 2500 not in found.payloads, seed

@@ -153,6 +153,17 @@ def test_everything_below_the_watermark_that_is_missing_is_corrupt() -> None:
     assert (entry.log_id, entry.first_offset) == (11, 14)
 
 
+@pytest.mark.parametrize(("local_durable", "alarm"), [(11, True), (8, False)])
+def test_a_disk_that_lost_the_synced_end_of_a_replica_is_told_of(local_durable: int, alarm: bool) -> None:
+    """The others have it and it is fetched again; but a disk that forgets is to be replaced."""
+    built = Built(durable=11)
+    built.shorten(COMMITLOG, 8 * ENTRY_BYTES)
+    built.shorten(SEGMENT, built.entry(8).position)
+    recovery = reopen(built.storage, local_durable=local_durable, replicas=3, limits=ONE_PAIR)
+    assert recovery.log.end.log_id == 8
+    assert recovery.report.verdict.alarm == alarm and recovery.report.clean == (not alarm)
+
+
 def test_corruption_does_not_hide_a_torn_end_nor_the_other_way_round() -> None:
     built = Built(durable=6)
     built.flip_entry(3)

@@ -26,13 +26,13 @@ def test_an_empty_folder_is_a_new_log() -> None:
 def test_a_folder_that_lost_everything_is_an_alarm() -> None:
     recovery = reopen(SimStorage(), local_durable=100)
     assert recovery.report.created and recovery.report.new_log_uid and recovery.report.verdict.alarm
-    assert recovery.report.damage
+    assert not recovery.report.clean
 
 
 @pytest.mark.parametrize("first", ["genesis", "copy"])
 def test_a_lost_anchor_is_derived_again(first: str) -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
-    pair = built.log._pairs[0 if first == "genesis" else -1]
+    pair = built.log._pairs[0 if first == "genesis" else -2]
     file = built.storage.open(pair.path(".commitlog"))
     file.pwrite(bytes(ENTRY_BYTES), 0)
     file.sync()
@@ -40,6 +40,19 @@ def test_a_lost_anchor_is_derived_again(first: str) -> None:
     assert recovery.report.restored_anchors == 1
     assert contents(recovery.log) == built.contents
     assert verify(recovery.log).problems == ()
+
+
+@pytest.mark.parametrize(("left", "told"), [(0, 0), (9, 0), (ENTRY_BYTES, 1)])
+def test_an_anchor_that_a_crash_cut_short_is_no_damage_but_a_flipped_one_is(left: int, told: int) -> None:
+    built = Built(limits=LogLimits(segment_bytes=800))
+    built.log.roll()
+    pair = built.log._pairs[-1]
+    built.shorten(pair.path(".commitlog"), left)
+    if left == ENTRY_BYTES:
+        built.storage.flip(pair.path(".commitlog"), 100)
+    recovery = reopen(built.storage, local_durable=11, limits=built.limits)
+    assert (recovery.report.restored_anchors, recovery.report.clean) == (told, not told)
+    assert contents(recovery.log) == built.contents and verify(recovery.log).problems == ()
 
 
 @pytest.mark.parametrize("lost", [1, 3])

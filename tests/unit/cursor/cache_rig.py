@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nsqha.cursor.checkpoint import encode
+from nsqha.cursor.checkpoint import digest, encode
 from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.loading import Loaded
+from nsqha.cursor.loading import CACHE, Loaded
 from nsqha.cursor.state import PartitionState
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
@@ -31,6 +31,15 @@ class Rig:
         for offset in offsets:
             assert channel.req(offset, 1, delay_ms, self.leader.now) is None
         self.leader.flush()
+
+    def assert_all_is_cached(self) -> None:
+        """A start has everything from the cache, and reads no batch of the log."""
+        self.cache.close()
+        cache = LmdbCache.open(self.path, map_bytes=MAP)
+        loaded, _ = load(cache, self.leader.log)
+        assert (loaded.source, loaded.batches) == (CACHE, 0)
+        assert digest(loaded.state) == digest(self.leader.cursors.state)
+        cache.close()
 
 
 class CachedLog(TinyLog):

@@ -7,7 +7,7 @@ that lag, files go as soon as they may. At the end everything is drained. Judged
     the model        nothing skipped, nothing finished delivered again, nothing early, nothing twice in flight
     the floor        passes only what is finished or deferred; the committed one never goes back but by a seek
     the files        rebuilding the state from what is left of the log gives the very same bytes, also when the log is
-                     cut anywhere behind what retention relied on
+                     cut anywhere behind what retention relied on, or less of it is known to be committed
     the frames       every message that is handed out is still in the log, at the place that is said
 """
 
@@ -16,11 +16,13 @@ from __future__ import annotations
 from nsqha.cursor import checkpoint
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, Channels
+from nsqha.cursor.loading import first_checkpoint_end, load
 from nsqha.frames import HAS_EVENTS
 from tests.unit.cursor.judged import Step
 from tests.unit.cursor.life import OWNERS, Life
 from tests.unit.cursor.model import FINISHED, MAYBE, PENDING, ChannelModel, Snapshot, check
 from tests.unit.cursor.tiny import Info, Leader
+from tests.unit.cursor.tiny_cache import CountedLog
 
 EPHEMERAL = "e#ephemeral"
 
@@ -71,11 +73,13 @@ class History(Life):
             self.unlink: 3,
             self.rebuild: 2,
             self.cut: 1,
+            self.follow: 1,
             self.crash: 2,
             self.restart: 2,
+            self.hesitate: 1,
         }
+        steps[self.abandon] = 1
         if not self.ordered:
-            steps[self.abandon] = 1
             steps[self.create_ephemeral] = 1
             steps[self.delete_ephemeral] = 1
         if self.swarm is None:
@@ -230,10 +234,9 @@ class History(Life):
         self.snapshots.append(self.leader.cursors.state.snapshot())
 
     def write_checkpoint(self) -> None:
-        if not self.snapshots:
+        if not self.snapshots or self.rng.random() < 0.5:
             self.take_snapshot()
-        snapshot = self.snapshots.pop(self.rng.randrange(len(self.snapshots)))
-        self.leader.cursors.begin_checkpoint(snapshot)
+        self.leader.cursors.begin_checkpoint(self.rng.choice(self.snapshots))  # one that was written, perhaps
 
     def _border(self, highest: int) -> tuple[int, int] | None:
         """A place between batches at or below an offset, where a log could start."""
@@ -303,7 +306,7 @@ class History(Life):
         while len(batches) > 1:
             entry = batches[0][0]
             if not cursors.may_unlink(
-                end_offset=entry.end_offset, end_position=entry.end_position, end_log_id=entry.log_id
+                end_offset=entry.end_offset, end_position=entry.end_position, end_log_id=entry.log_id + 1
             ):
                 return
             del batches[0]
@@ -320,6 +323,15 @@ class History(Life):
         applied = self.leader.cursors.state.applied.log_id
         if lowest < applied:
             self._judge_rebuilt(self.rng.randint(lowest, applied))
+
+    def follow(self) -> None:
+        """A replica that knows less to be committed has the state of then."""
+        log = CountedLog(self.log)
+        lowest = 1 if self.log.batches[0][0].position == 0 else first_checkpoint_end(log, log.read)
+        committed = self.rng.randint(lowest, self.leader.cursors.state.applied.log_id + 1)
+        state = load(log, log.read, committed=committed).state
+        if committed > 1:
+            check(checkpoint.encode(state) == self.encoded[committed - 1], f"the state as of {committed} differs")
 
     def _judge_rebuilt(self, log_id: int) -> None:
         data = {entry.log_id: data for entry, data in self.log.batches}
@@ -353,6 +365,11 @@ class History(Life):
         self.start()
         self.leader.max_floor = old.max_floor
         self._write_record()
+
+    def hesitate(self) -> None:
+        """A leader was to stop, and goes on."""
+        self.leader.cursors.prepare_stop()
+        self.leader.flush()
 
     def restart(self) -> None:
         """A clean stop: what was in flight is told, so attempts go on."""

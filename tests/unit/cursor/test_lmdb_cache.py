@@ -161,12 +161,7 @@ def test_rows_written_early_are_proven_with_the_next_whole_write(path: str, smal
     assert lmdb_proof.unproven(path), "the rows are not those of the head"
     assert rig.cache.take(99.0) is None
     assert rig.cache.flush(200.0)
-    rig.cache.close()
-    cache = LmdbCache.open(path, map_bytes=MAP)
-    loaded, _ = load(cache, rig.leader.log)
-    assert (loaded.source, loaded.batches) == (CACHE, 0)
-    assert digest(loaded.state) == digest(rig.leader.cursors.state)
-    cache.close()
+    rig.assert_all_is_cached()
 
 
 def test_writes_take_a_small_share_of_the_time(path: str) -> None:

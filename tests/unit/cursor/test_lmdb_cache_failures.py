@@ -14,7 +14,6 @@ from nsqha.cursor.checkpoint import digest
 from nsqha.cursor.deferred import MemoryDeferred
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
-from nsqha.cursor.loading import CACHE
 from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, Rig, load, rig_with_deferred
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
@@ -40,12 +39,7 @@ def test_a_write_that_fails_is_tried_again(path: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lmdb_tables.Tables, "write_rows", real)
     assert rig.cache.flush(10.0) and rig.cache.flush(20.0)
     assert rig.cache.delayed is None and not rig.cache.overfull and rig.cache.overlaid == 0
-    rig.cache.close()
-    cache = LmdbCache.open(path, map_bytes=MAP)
-    loaded, _ = load(cache, rig.leader.log)
-    assert (loaded.source, loaded.batches) == (CACHE, 0)
-    assert digest(loaded.state) == digest(rig.leader.cursors.state)
-    cache.close()
+    rig.assert_all_is_cached()
 
 
 def test_a_disk_that_is_full_for_a_while(path: str) -> None:
@@ -67,12 +61,7 @@ def test_a_disk_that_is_full_for_a_while(path: str) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert rig.cache.flush() and rig.cache.flush() and rig.cache.overlaid == 0
-    rig.cache.close()
-    cache = LmdbCache.open(path, map_bytes=MAP)
-    loaded, _ = load(cache, rig.leader.log)
-    assert (loaded.source, loaded.batches) == (CACHE, 0)
-    assert digest(loaded.state) == digest(rig.leader.cursors.state)
-    cache.close()
+    rig.assert_all_is_cached()
 
 
 def test_one_warning_when_writes_fail(

@@ -239,6 +239,35 @@ def test_a_log_whose_first_file_begins_above_its_log_start_begins_there():
         assert digest(state) == digest(leader.log.rebuild())
 
 
+def test_files_that_went_for_an_event_that_is_applied_later_end_nothing_before_it():
+    """A replica that does not know yet that the log start is committed keeps what was deferred and carried for it."""
+    leader = leader_with_channel()
+    channel = leader.cursors.channels["c"]
+    leader.publish(9)
+    last = leader.log.batches[-1][0]
+    leader.publish(1)
+    leader.deliver(channel)
+    write_checkpoint(leader)
+    known = leader.log.log_id + 1
+    assert channel.req(7, 1, 3_600_000, leader.now) is None
+    leader.fin(channel, *(offset for offset in range(10) if offset != 7))
+    leader.flush()
+    leader.cursors.carry(7, leader.log.frame_of(7))
+    leader.cursors.propose_log_start(last.end_offset, last.end_position)
+    leader.flush()
+    assert leader.cursors.may_unlink(
+        end_offset=last.end_offset, end_position=last.end_position, end_log_id=last.log_id + 1
+    )
+    del leader.log.batches[: last.log_id]
+    log = CountedLog(leader.log)
+    state = load(log, log.read, committed=known).state
+    assert state.applied.log_id + 1 == known
+    for entry in log.entries(known, log.end.log_id):
+        state.apply(entry, log.read(entry))
+    assert digest(state) == digest(leader.cursors.state)
+    assert [ref.offset for ref in state.channels["c"].deferred.items()] == [7]
+
+
 def test_a_checkpoint_that_does_not_match_its_digest_is_passed_over():
     leader = leader_with_channel()
     publish_and_finish(leader, 5)

@@ -204,7 +204,7 @@ def test_reconcile_is_idempotent():
     assert leader.cursors.reconcile(Record(2, True, leader.record.channels))
     assert not leader.cursors.reconcile(Record(2, True, leader.record.channels))
     leader.flush()
-    assert leader.cursors.topic_paused
+    assert leader.cursors.state.paused
 
 
 def test_a_paused_channel_hands_out_nothing_but_takes_answers():

@@ -9,7 +9,7 @@ from nsqha.cursor.checkpoint import Gatherer, checkpoint_frames
 from nsqha.cursor.events import Abandoned, CheckpointFrame
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.partition import Forgotten
-from nsqha.cursor.state import CheckpointComplete, PartitionState
+from nsqha.cursor.state import CheckpointComplete, CheckpointMark, PartitionState
 from nsqha.errors import LogCorrupt
 from tests.unit.cursor.tiny import Leader
 
@@ -138,6 +138,17 @@ def test_a_checkpoint_is_due_when_the_log_grew_and_is_begun_once():
     leader.commit()
     assert len(frames_of(leader)) == 1
     assert not leader.cursors.checkpoint_due
+
+
+def test_a_large_checkpoint_is_due_again_when_the_log_grew_by_four_times_that():
+    leader = Leader(limits=Limits(checkpoint_every_bytes=100))
+    leader.create("a")
+    leader.publish(10)
+    leader.cursors.state.checkpoint = mark = CheckpointMark(1, 1000, 1, leader.cursors.state.applied.end_position)
+    while leader.cursors.state.applied.end_position < mark.end_position + 4 * mark.size:
+        assert not leader.cursors.checkpoint_due
+        leader.publish(1)
+    assert leader.cursors.checkpoint_due
 
 
 def test_without_a_checkpoint_a_log_that_begins_in_the_middle_is_corrupt():
@@ -314,6 +325,16 @@ def test_if_the_first_file_begins_later_the_file_wins():
     state.start_at(15, 999)
     assert state.log_start == (15, 999)
     assert all(channel.floor >= 15 for channel in state.channels.values())
+
+
+def test_a_leader_reads_from_where_its_first_file_begins():
+    leader = busy_leader().restart()
+    leader.cursors.start_at(15, 999)
+    assert leader.cursors.log_start == (15, 999)
+    channel = leader.cursors.channels["b"]
+    assert channel.floor == 15 and leader.deliver(channel, 2) == [15, 16]
+    leader.cursors.start_at(15, 999)  # it knows: nothing is forgotten
+    assert channel.in_flight == 2
 
 
 def test_where_the_files_begin_is_nothing_to_ephemeral_channels():

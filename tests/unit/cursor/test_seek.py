@@ -6,6 +6,7 @@ import pytest
 
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.flight import NOT_IN_FLIGHT
+from nsqha.cursor.limits import Limits
 from nsqha.cursor.partition import Forgotten
 from nsqha.cursor.state import Sought
 from nsqha.errors import NotFound
@@ -54,6 +55,20 @@ def test_a_seek_forgets_what_is_in_flight_and_tells_whose_it_was():
     assert forgotten[0].counts == {1: 2, 2: 3}
     assert channel.in_flight == 0
     assert channel.next_deadline() is None
+
+
+def test_all_that_was_deferred_is_written_before_a_seek_and_stays_deferred():
+    """However much that is: otherwise a batch takes a part, and the rest rides with later ones."""
+    leader = Leader(limits=Limits(changes_per_batch=2))
+    channel = leader.create("c")
+    leader.publish(6)
+    for offset in leader.deliver(channel):
+        assert channel.req(offset, 1, 60_000, leader.now) is None
+    leader.cursors.seek("c", TARGET_END)
+    leader.flush()
+    assert len(channel.postponed) == len(channel.committed.deferred) == 6
+    leader.clock.advance(61)
+    assert [found.offset for found in leader.redeliver(channel)] == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_old_fin_can_not_finish_a_new_delivery():
