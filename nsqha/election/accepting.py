@@ -34,12 +34,10 @@ from dataclasses import dataclass, field, replace
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import ChannelList, PartitionMeta, Record, TopicRecord, Versioned
 from nsqha.election.placement import PartitionName, min_isr_of
-from nsqha.ids import is_ephemeral, topic_salt
+from nsqha.ids import PartitionKey, is_ephemeral, topic_salt
 
 CHANNELS_MARGIN = 1000
 """Changes of a channel list that the uncommitted ends of logs may hold, of which nobody can know yet."""
-
-Key = tuple[int, int]  # topic uid, partition
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class NodeEvidence:
     generation: int = 0
     view_revision: int = 0  # `topics` are all that there were at this revision; 0: only those it has logs of
     poisoned: str = ""
-    replicas: Mapping[Key, ReplicaReport] = field(default_factory=dict)
+    replicas: Mapping[PartitionKey, ReplicaReport] = field(default_factory=dict)
     topics: tuple[Known, ...] = ()
 
 

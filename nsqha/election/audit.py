@@ -6,12 +6,15 @@ its epoch and does not lead it never will: a process life leads an epoch once. I
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName
 from nsqha.election.rounds import Limits, Part
+from nsqha.ids import PartitionKey
 
 
 class Idle(NamedTuple):
@@ -28,6 +31,16 @@ class Audit:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._idle: dict[PartitionName, Idle] = {}
+        self._last: dict[int, PartitionKey] = {}  # that each node was asked for
+
+    def turn(self, node: int, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
+        """What fits one question, of all that a node is to be asked for: those behind the ones of the last question."""
+        ordered = sorted(set(keys))
+        first = bisect_right(ordered, self._last.get(node, (0, 0)))
+        chosen = [*ordered[first:], *ordered[:first]][: self._limits.keys_max]
+        if chosen:
+            self._last[node] = chosen[-1]
+        return chosen
 
     def answered(self, part: Part, node: int, report: ReplicaReport | None, now: float) -> None:
         """A node says what it has of a partition; None: nothing."""

@@ -36,7 +36,6 @@ from nsqha.election.events import (
     Blamed,
     Event,
     IntentDone,
-    Key,
     Metadata,
     NotAnswered,
     PutDone,
@@ -53,7 +52,7 @@ from nsqha.election.planner import Planner, World
 from nsqha.election.questions import Questions
 from nsqha.election.rounds import Asked, Limits, Part, Round
 from nsqha.election.standing import Standing
-from nsqha.ids import is_ephemeral
+from nsqha.ids import PartitionKey, is_ephemeral
 
 
 class ControllerMachine:
@@ -67,7 +66,7 @@ class ControllerMachine:
         self.seen: dict[PartitionName, dict[int, ReplicaReport]] = {}  # the last report of each replica
         self.planner = Planner(now, self.limits.plan)
         self._topics: dict[str, Versioned[TopicRecord]] = {}
-        self._names: dict[Key, PartitionName] = {}
+        self._names: dict[PartitionKey, PartitionName] = {}
         self._led: defaultdict[int, set[PartitionName]] = defaultdict(set)
         self._puts: dict[PartitionName, tuple[PutPartition, float, str]] = {}
         self._reading: set[str] = set()
@@ -307,7 +306,7 @@ class ControllerMachine:
                     keys[uid].append(self.parts[name].key)
         for uid, asked in keys.items():
             if asked and uid not in self.standing.silent:
-                self._probe(uid, asked, now)
+                self._probe(uid, self._audit.turn(uid, asked), now)
 
     def _plan(self, now: float) -> None:
         steps = self.planner.plan(self._world(), now)
@@ -337,6 +336,7 @@ class ControllerMachine:
                 began = self.standing.silent.get(part.meta.leader, now)
                 kept = round_ if round_ is not None and round_.kind == "doubt" else Round("elect", reason, began)
                 round_ = self.rounds[name] = replace(kept, kind="elect", why=reason)
+            round_.why = reason  # it may be another one by now: a leader that was cut off and has restarted can lead
             self._elect(part, round_, now)
         elif (since := self.standing.suspected_since(part.meta.leader)) is not None:
             if round_ is None or round_.kind != "transfer":
@@ -511,7 +511,7 @@ class ControllerMachine:
             return (meta.leader, meta.successor)
         return meta.isr or meta.replicas
 
-    def _probe(self, node: int, keys: Iterable[Key], now: float, *, urgent: bool = False) -> bool:
+    def _probe(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> bool:
         """False: it has not answered the last question yet."""
         probe = self._questions.ask(node, keys, now, urgent=urgent)
         if probe is not None:

@@ -207,18 +207,6 @@ class EtcdStore:
 
     # Changes
 
-    def raise_feature_level(self, level: int) -> Versioned[ClusterRecord]:
-        for _ in range(RETRIES):
-            cluster = self.cluster()
-            if level <= cluster.record.feature_level:
-                return cluster
-            record = replace(cluster.record, feature_level=level)
-            key = self._keys.cluster
-            answer = self._txn([unchanged(key, cluster.version)], [put(key, encode(record))])
-            if answer.succeeded:
-                return Versioned(record, answer.header.revision)
-        raise _too_many("the cluster record")
-
     def create_topic(
         self,
         name: str,

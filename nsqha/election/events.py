@@ -13,8 +13,8 @@ from typing import Any, Literal
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.placement import PartitionName
+from nsqha.ids import PartitionKey
 
-Key = tuple[int, int]  # topic uid, partition
 Outcome = Literal["applied", "refused", "unknown"]
 
 
@@ -61,7 +61,7 @@ class Answered:
     number: int  # of the probe
     node: int
     registration: int
-    reports: Mapping[Key, ReplicaReport]
+    reports: Mapping[PartitionKey, ReplicaReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Probe:
 
     number: int
     node: int
-    keys: tuple[Key, ...]
+    keys: tuple[PartitionKey, ...]
     timeout_s: float
 
 
@@ -129,6 +129,8 @@ class ReadTopic:
 
 @dataclass(frozen=True, slots=True)
 class PutIntent:
+    """Store an intent if its record has this version; 0: if there is none."""
+
     name: str
     intent: Mapping[str, Any]
     expected_version: int = 0
@@ -136,6 +138,8 @@ class PutIntent:
 
 @dataclass(frozen=True, slots=True)
 class RemoveIntent:
+    """It is carried out, or has become pointless."""
+
     name: str
     expected_version: int
 

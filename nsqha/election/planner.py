@@ -74,6 +74,8 @@ class Steps:
 
 @dataclass(frozen=True)
 class NamedPut:
+    """A partition's record to put by compare-and-set, and why, for people."""
+
     name: PartitionName
     meta: PartitionMeta
     why: str
@@ -165,8 +167,6 @@ class Planner:
 
     def _begin_moves(self, world: World, steps: Steps, now: float) -> None:
         room = self.limits.moves_max - len(self.moves)
-        if room <= 0:
-            return
         nodes = able(world.nodes, self.decommissions)
         # Most partitions are fine, and this runs all the time: only the others get a closer look.
         suspects = self.decommissions | self._away.keys()
@@ -175,6 +175,7 @@ class Planner:
             name
             for name, meta in world.metas.items()
             if meta.leader
+            and (room > 0 or name in self.moves)  # one that goes elsewhere needs no room
             and (
                 name in self.moves
                 or len(meta.replicas) < (world.settings[name].replicas or default)
@@ -186,13 +187,13 @@ class Planner:
             return
         load = world.load()
         for name in closer:
+            if room <= 0 and name not in self.moves:
+                continue
             meta = world.metas[name]
             found = self._better(name, meta, world, nodes, load, now)
             if found is not None and self._put(name, *found, steps):
                 load.add([uid for uid in found[0] if uid not in meta.replicas])
-                room -= 1
-                if room <= 0:
-                    return
+                room -= name not in self.moves
 
     def _better(
         self,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from nsqha.election.events import Key, Probe
+from nsqha.election.events import Probe
 from nsqha.election.placement import PartitionName
 from nsqha.election.rounds import Asked, Limits
+from nsqha.ids import PartitionKey
 
 
 class Questions:
@@ -22,7 +23,7 @@ class Questions:
         self._waiting: defaultdict[tuple[int, bool], set[PartitionName]] = defaultdict(set)
         self._number = 0
 
-    def ask(self, node: int, keys: Iterable[Key], now: float, *, urgent: bool = False) -> Probe | None:
+    def ask(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> Probe | None:
         """What a node has of these partitions; None: it has not answered the last question yet."""
         asked = self._asked.get((node, urgent))
         if asked is not None and now < asked.due:

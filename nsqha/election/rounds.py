@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nsqha.election.elect import ReplicaReport
-from nsqha.election.events import Key
 from nsqha.election.model import PartitionMeta, Sync, TopicSettings
 from nsqha.election.placement import PartitionName
 from nsqha.election.planner import PlanLimits
+from nsqha.ids import PartitionKey
 
 Kind = Literal["doubt", "elect", "transfer"]
 
@@ -43,7 +43,7 @@ class Part:
     meta: PartitionMeta
 
     @property
-    def key(self) -> Key:
+    def key(self) -> PartitionKey:
         return self.name.uid, self.name.number
 
     @property
@@ -67,7 +67,9 @@ class Round:
 
 @dataclass(frozen=True)
 class Asked:
+    """A question that a node has not answered yet; times are monotonic seconds."""
+
     number: int
-    keys: frozenset[Key]
+    keys: frozenset[PartitionKey]
     sent: float
     due: float

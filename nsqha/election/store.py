@@ -72,9 +72,6 @@ class MetadataStore(Protocol):
     def cluster(self) -> Versioned[ClusterRecord]:
         """What exists once."""
 
-    def raise_feature_level(self, level: int) -> Versioned[ClusterRecord]:
-        """Allow what older versions do not understand; never goes down."""
-
     def topics(self) -> dict[str, Versioned[TopicRecord]]:
         """All topics by name."""
 
@@ -356,12 +353,6 @@ class MemoryStore:
             raised[name] = Versioned(replace(topic.record, partitions=partitions), topic.version)
         self._commit(Change(revision, topics=raised))
         return self.topics()
-
-    def raise_feature_level(self, level: int) -> Versioned[ClusterRecord]:
-        cluster = self._state.cluster
-        if level > cluster.record.feature_level:
-            self._commit(Change(self.revision + 1, cluster=replace(cluster.record, feature_level=level)))
-        return self._state.cluster
 
     def put_intent(
         self, name: str, intent: Intent, *, expected_version: int = 0, controller: int | None = None

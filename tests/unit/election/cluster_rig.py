@@ -17,7 +17,6 @@ from nsqha.election.events import (
     Answered,
     Event,
     IntentDone,
-    Key,
     Metadata,
     NotAnswered,
     Probe,
@@ -36,6 +35,7 @@ from nsqha.election.placement import PartitionName
 from nsqha.election.rounds import Limits
 from nsqha.election.store import MemorySession, MemoryStore
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown
+from nsqha.ids import PartitionKey
 
 LEASE_S = 3.0
 
@@ -58,7 +58,7 @@ class Node:
     session: Any = None
     up: bool = False
     silent: bool = False  # runs, and nobody hears it
-    logs: dict[Key, Log] = field(default_factory=dict)
+    logs: dict[PartitionKey, Log] = field(default_factory=dict)
 
 
 class Cluster:
@@ -182,7 +182,7 @@ class Cluster:
 
     # ---- nodes
 
-    def _status(self, number: int, node: Node, keys: tuple[Key, ...]) -> Event:
+    def _status(self, number: int, node: Node, keys: tuple[PartitionKey, ...]) -> Event:
         if not node.up:
             return NotAnswered(number, node.uid, "died")
         found = {}

@@ -317,6 +317,24 @@ def test_a_leader_that_its_followers_lost_is_replaced_though_it_answers() -> Non
     assert c.events("leader_elected")[-1]["why"] == "leader is cut off from its followers"
 
 
+def test_a_leader_that_was_cut_off_can_lead_again_once_it_has_restarted() -> None:
+    """Nobody else can here."""
+    c = cluster()
+    before = c.meta("t")
+    for uid in before.isr:
+        if uid != before.leader:
+            c.feed(Blamed(uid, frozenset({before.leader})))
+            c.nodes[uid].silent = True
+    c.run(3.0)
+    assert [r.why for r in c.machine.rounds.values()] == ["leader is cut off from its followers"]
+    assert c.meta("t").epoch == before.epoch, "nor can it as long as it is cut off"
+    c.nodes[before.leader].session.close()
+    c.start(before.leader)
+    c.run(1.0)
+    after = c.meta("t")
+    assert after.epoch > before.epoch and after.leader == before.leader
+
+
 def test_one_follower_that_lost_its_leader_is_not_enough() -> None:
     c = cluster()
     before = c.meta("t")
@@ -403,3 +421,15 @@ def test_many_partitions_of_one_leader_are_asked_about_in_pieces() -> None:
     c.kill(dead)
     c.run(0.2)
     assert all(meta.leader not in (0, dead) for meta in c.parts().values())
+
+
+def test_of_a_leader_of_many_partitions_each_is_asked_for_in_its_turn() -> None:
+    c = Cluster(1, nodes=3, limits=replace(QUICK, keys_max=3))
+    c.create("t", partitions=30)
+    c.run(3.0)
+    leader = c.meta("t").leader
+    last = max(name.number for name, meta in c.parts().items() if meta.leader == leader)
+    before = c.meta("t", last)
+    next(log for key, log in c.nodes[leader].logs.items() if key[1] == last).leading = 0
+    c.run(60.0)
+    assert c.meta("t", last).epoch > before.epoch

@@ -11,7 +11,7 @@ from nsqha.commitlog.recordfile import SECTOR, RecordFile
 from nsqha.commitlog.storage import Data, File, MemFile, MemStorage
 from nsqha.election import embedded as embedded_module
 from nsqha.election.embedded import EmbeddedStore
-from nsqha.election.model import TopicSettings
+from nsqha.election.model import FEATURE_LEVEL, TopicSettings
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt, Poisoned
 
 
@@ -83,9 +83,11 @@ def test_an_old_copy_is_refused() -> None:
 
 def test_a_higher_feature_level_is_refused_and_a_newer_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk()
-    opened(disk).raise_feature_level(99)
-    with pytest.raises(ConfigError, match="needs feature level 99"):
+    opened(disk)
+    monkeypatch.setattr(embedded_module, "FEATURE_LEVEL", FEATURE_LEVEL - 1)
+    with pytest.raises(ConfigError, match=f"needs feature level {FEATURE_LEVEL}"):
         opened(disk)
+    monkeypatch.undo()
     disk = Disk()
     monkeypatch.setattr(embedded_module, "FORMAT", 2)
     opened(disk)

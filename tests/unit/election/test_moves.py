@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha.election.model import PartitionMeta, TopicSettings
+from nsqha.election.events import PutIntent
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.moves import (
     BALANCE,
     Done,
@@ -22,6 +23,7 @@ from nsqha.election.moves import (
     read_intents,
 )
 from nsqha.election.placement import Move, PartitionName
+from nsqha.election.planner import PlanLimits, Planner, World
 
 SETTINGS = TopicSettings()
 START = PartitionMeta(leader=1, epoch=4, isr={1: 10, 2: 20, 3: 30}, replicas=(1, 2, 3), min_isr=2, version=7)
@@ -99,3 +101,21 @@ def test_intents_are_read_back_and_others_left_alone() -> None:
     )
     assert found.moves == {name: (1, 2)} and found.decommissions == {9} and found.balance_paused
     assert found.names == {9: "node-9"}
+
+
+def test_a_move_to_a_node_that_stays_away_goes_elsewhere_though_no_other_may_begin() -> None:
+    """It never ends by itself: as many of them as may be under way at once would stop all moves for good."""
+    name = PartitionName("t", 7, 0)
+    nodes = {uid: NodeInfo(uid, f"n{uid}", registration=uid) for uid in (1, 2, 3, 5)}
+    meta = PartitionMeta(leader=1, epoch=2, isr={1: 11, 2: 22, 3: 33}, replicas=(1, 2, 3), min_isr=2, version=4)
+    world = World({name: meta}, {name: TopicSettings(replicas=3)}, nodes)
+    intents = {
+        move_name(name): move_intent(Move(name, (1, 2, 4)), "node_decommissioned"),
+        decommission_name(3): {"node": 3},
+    }
+    planner = Planner(0.0, PlanLimits(moves_max=1, replace_after_s=20.0))
+    for now in (0.0, 10.0, 25.0):
+        planner.metadata(world, intents, dict.fromkeys(intents, 1), now)
+        steps = planner.plan(world, now)
+        puts = [step for step in steps.intents if isinstance(step, PutIntent) and step.name == move_name(name)]
+        assert [put.intent["replicas"] for put in puts] == ([[1, 2, 5]] if now > 20 else [])
