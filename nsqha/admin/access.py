@@ -1,4 +1,8 @@
-"""Who may administrate: see `nsqha.server.members`. Health and reflection are for whoever gets as far as this port."""
+"""Before a call is carried out: who asks may (`nsqha.server.members`), and what was sent can be read.
+
+Health and reflection are for whoever gets as far as this port. Methods between nodes look after themselves
+(`nsqha.server.peer_grpc`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2
 from nsqha.server import peer_grpc
 from nsqha.server.members import may_administrate
+from nsqha.server.peers import ADMINISTRATOR_URI
 
 if TYPE_CHECKING:
     from nsqha.election.session import View
@@ -23,42 +29,47 @@ log = Log("admin")
 Context = Any  # grpc.aio.ServicerContext, which has no usable types
 
 
-class AdministratorsOnly(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
-    """Ends calls of the Admin service with PERMISSION_DENIED if the certificate names somebody, but no member."""
+class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
+    """Ends calls of the Admin service with PERMISSION_DENIED unless the certificate is a member's or says that it is an
+    administrator's, and any call with INVALID_ARGUMENT whose request is no such message."""
 
-    def __init__(self, view: Callable[[], View]) -> None:
+    def __init__(self, view: Callable[[], View] | None) -> None:
+        """`view`: of the cluster, if there is one."""
         self._view = view
 
     async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or not details.method.startswith(_PREFIX):
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
             return handler
-        codec = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
+        method: str = details.method
+
+        async def read(data: bytes, context: Context) -> Any:
+            if self._view is not None and method.startswith(_PREFIX):
+                await self._check(self._view(), context, method)
+            try:
+                return handler.request_deserializer(data)
+            except DecodeError:
+                why = f"{len(data)} bytes that are no request of {method}"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
+
         if handler.unary_unary is not None:
 
-            async def answer(request: Any, context: Context) -> Any:
-                await self._check(context, details.method)
-                return await handler.unary_unary(request, context)
+            async def answer(data: bytes, context: Context) -> Any:
+                return await handler.unary_unary(await read(data, context), context)
 
-            return grpc.unary_unary_rpc_method_handler(answer, **codec)
+            return grpc.unary_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
 
-        async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
-            await self._check(context, details.method)
-            async for message in handler.unary_stream(request, context):
+        async def answers(data: bytes, context: Context) -> AsyncIterator[Any]:
+            async for message in handler.unary_stream(await read(data, context), context):
                 yield message
 
-        assert handler.unary_stream is not None, "the service has no method that takes a stream"
-        return grpc.unary_stream_rpc_method_handler(answers, **codec)
+        return grpc.unary_stream_rpc_method_handler(answers, response_serializer=handler.response_serializer)
 
-    async def _check(self, context: Context, method: str) -> None:
+    @staticmethod
+    async def _check(view: View, context: Context, method: str) -> None:
         peer = peer_grpc.identity_of(context.auth_context(), context.peer())
-        if may_administrate(self._view(), peer):
+        if may_administrate(view, peer):
             return
-        log.warning("stranger_refused", "%s from %s: no node of this cluster", method, peer)
-        why = (
-            f"the certificate names {peer}, which is no node of this cluster; administrators' certificates name nobody"
-        )
+        log.warning("stranger_refused", "%s from %s: no administrator, and no node of this cluster", method, peer)
+        why = f"the certificate of {peer} is no administrator's ({ADMINISTRATOR_URI}), and no node's of this cluster"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)

@@ -35,12 +35,11 @@ class Others(Protocol):
 class GrpcOthers:
     """Over gRPC. Made and used on one loop."""
 
-    def __init__(self, *, tls: CertificateFiles | None = None, message_bytes: int = 0) -> None:
-        """`message_bytes`: the largest message."""
+    def __init__(self, *, tls: CertificateFiles | None = None) -> None:
         self._tls = tls
         self._generation = 0 if tls is None else tls.generation
         self._ending: set[asyncio.Task[None]] = set()
-        self._options = peer_grpc.client_options(message_bytes)
+        self._options = peer_grpc.client_options()
         self._channels: dict[str, aio.Channel] = {}
         self._closed = False
 

@@ -18,10 +18,12 @@ A plan's bytes come from the commitlog: no message is read for it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
+from nsqha.admin.spread import RETRY_SECONDS
 from nsqha.admin.whole_topic import WholeTopic, choice, concerned, serving, topic_of
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor import events
@@ -29,6 +31,7 @@ from nsqha.errors import LogCorrupt, NotFound, NsqhaError
 from nsqha.pb.v1 import admin_pb2
 
 ASK_SECONDS = 2.0  # that other replicas are asked for what is about to be given up
+BEGIN_SECONDS = 1.5  # that an epoch may take to begin before they are asked again
 
 if TYPE_CHECKING:
     from nsqha.cursor.seek import SeekPlan
@@ -247,6 +250,7 @@ async def skip_damage(broker: Broker, request: Any, whole: WholeTopic) -> Any:
 
     async def here(numbers: list[int]) -> dict[int, Any]:
         given_up = {} if request.HasField("channel") else await _give_up(broker, topic, numbers)
+        await _begun(topic, [n for n in numbers if not given_up.get(n)])
         skipped = {partition.number: _skip(partition, request) for partition in serving(topic, numbers)}
         if any(skipped.values()):
             await topic.commit_events()
@@ -276,16 +280,25 @@ async def skip_damage(broker: Broker, request: Any, whole: WholeTopic) -> Any:
 
 
 async def _give_up(broker: Broker, topic: Topic, numbers: list[int]) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = {}
-    for number in numbers if broker.cluster is not None else ():
-        if topic.leads(number) is not None:
-            assert broker.cluster is not None
-            lost = await broker.cluster.replicas.giving_up.give_up((topic.record.uid, number), seconds=ASK_SECONDS)
-            found[number] = [
-                admin_pb2.GivenUp(partition=number, first_offset=one.first_offset, end_offset=one.end_offset)
-                for one in lost
-            ]
-    return found
+    if broker.cluster is None:
+        return {}
+    giving_up, led = broker.cluster.replicas.giving_up, [n for n in numbers if topic.leads(n) is not None]
+    lost = await asyncio.gather(*[giving_up.give_up((topic.record.uid, n), seconds=ASK_SECONDS) for n in led])
+    return {
+        number: [
+            admin_pb2.GivenUp(partition=number, first_offset=one.first_offset, end_offset=one.end_offset)
+            for one in ranges
+        ]
+        for number, ranges in zip(led, lost, strict=True)
+    }
+
+
+async def _begun(topic: Topic, numbers: list[int]) -> None:
+    """Wait for those that are led here and have only begun, not for long; others are asked again after that."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BEGIN_SECONDS
+    while loop.time() < deadline and any((p := topic.leads(n)) is not None and not p.serving for n in numbers):
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def _skip(partition: Partition, request: Any) -> list[Any]:

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 import nsqha
 from nsqha import hot, ids
 from nsqha.admin import peeking, replay
-from nsqha.admin.access import AdministratorsOnly
+from nsqha.admin.access import Gate
 from nsqha.admin.describe import SYNC, Describer
 from nsqha.admin.others import GrpcOthers, Others
 from nsqha.admin.whole_topic import WholeTopic
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 log = Log("admin")
+
+TOLD_MAX = 500  # characters of an error; percent-encoded they may be twelve bytes each, and 8 KiB always pass
+ALONE_BYTES_MAX = 128 << 20  # of one request where no other node calls: more than the largest body
 
 _STATUS = (
     (NotFound, grpc.StatusCode.NOT_FOUND),
@@ -78,8 +81,13 @@ async def refuse(context: Context, error: Exception) -> None:
         if isinstance(error, kind):
             # Another node that asked gets the error that it was.
             told = ((peer_grpc.ERROR_TRAILER, kind_and_text(error)[0]),)
-            await context.abort(code, str(error) or type(error).__name__, trailing_metadata=told)
+            await context.abort(code, _short(str(error)) or type(error).__name__, trailing_metadata=told)
     log.error("rpc_failed", "an administration call failed", error=error)
+
+
+def _short(text: str) -> str:
+    """What fits the end of a call: a header that is too long for the caller ends the whole connection."""
+    return text if len(text) <= TOLD_MAX else f"{text[:TOLD_MAX]}..."
 
 
 def _named(topic: str, channel: str | None = None) -> None:
@@ -250,8 +258,7 @@ def settings_of(message: Any) -> TopicSettings:
 class AdminServer:
     """The gRPC listener of one node: administration, and `peers`, the services for other nodes.
 
-    With `tls` everybody who connects needs a certificate of the cluster's CA. `message_bytes`: the largest message of a
-    peer service (`nsqha.server.peers.message_bytes_max`).
+    With `tls` everybody who connects needs a certificate of the cluster's CA.
     """
 
     def __init__(
@@ -261,13 +268,11 @@ class AdminServer:
         peers: Sequence[peer_grpc.GrpcPeerServer] = (),
         *,
         tls: CertificateFiles | None = None,
-        message_bytes: int = 0,
     ) -> None:
         self._broker = broker
         self._wanted = address
         self._peers = tuple(peers)
         self._tls = tls
-        self._message_bytes = message_bytes
         self._others: GrpcOthers | None = None
         self._server: aio.Server | None = None
         self.address = ""
@@ -275,10 +280,11 @@ class AdminServer:
     async def start(self) -> None:
         """Listen. Unavailable if the address can not be had."""
         cluster = self._broker.cluster
-        guards = [] if cluster is None else [AdministratorsOnly(cluster.members.view)]
-        server = aio.server(interceptors=guards, options=peer_grpc.server_options(self._message_bytes))
+        gate = Gate(None if cluster is None else cluster.members.view)
+        alone = 0 if self._peers else ALONE_BYTES_MAX
+        server = aio.server(interceptors=[gate], options=peer_grpc.server_options(alone))
         if cluster is not None:
-            self._others = GrpcOthers(tls=self._tls, message_bytes=self._message_bytes)
+            self._others = GrpcOthers(tls=self._tls)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker, self._others), server)
         for peers in self._peers:
             peers.add_to(server)
@@ -289,16 +295,8 @@ class AdminServer:
         for service in ("", *names):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        try:
-            if self._tls is None:
-                port = server.add_insecure_port(self._wanted)
-            else:
-                port = server.add_secure_port(self._wanted, renewing.server_credentials(self._tls))
-        except RuntimeError as error:
-            raise Unavailable(f"--grpc-address={self._wanted}: cannot listen: {error}") from None
-        await server.start()
+        self.address = await renewing.listen(server, self._wanted, self._tls)
         self._server = server
-        self.address = f"{self._wanted.rpartition(':')[0]}:{port}"
         log.info("listening", "gRPC: listening on %s", self.address, address="grpc")
 
     async def close(self) -> None:

@@ -19,7 +19,6 @@ from nsqha.cli.cluster_show import place
 from nsqha.cli.screen import confirm, print_json, say, some, table
 from nsqha.clock import SystemClock
 from nsqha.election.accepting import Accepted, Decision, Hold, NodeEvidence, Plan, WaitingNode, plan
-from nsqha.election.elect import ReplicaReport
 from nsqha.election.etcd_accepting import EtcdAcceptance, Look
 from nsqha.election.model import NodeInfo
 from nsqha.election.store import MetadataStore
@@ -144,26 +143,11 @@ def _ask(
 
 
 def _evidence(reply: Any, uid: int, waiting: bool) -> NodeEvidence | str:
-    from nsqha.pb.v1.replication_pb2 import ROLE_LEADER
     from nsqha.server.evidence import known_of
+    from nsqha.server.replica_reports import reports_in
 
     if reply.status.node_uid != uid:
         return f"node {reply.status.node_uid:016x} answers at its address"
-    replicas = {
-        (replica.key.topic_uid, replica.key.partition): ReplicaReport(
-            reply.status.registration,
-            replica.log_uid,
-            replica.last_epoch,
-            replica.end,
-            replica.promise,
-            replica.committed,
-            leading=replica.role == ROLE_LEADER,
-            poisoned=reply.status.poisoned,
-            cut=replica.cut,
-            corrupt=replica.corrupt,
-        )
-        for replica in reply.status.replicas
-    }
     return NodeEvidence(
         uid,
         reply.name or f"{uid:016x}",
@@ -172,7 +156,7 @@ def _evidence(reply: Any, uid: int, waiting: bool) -> NodeEvidence | str:
         generation=reply.generation,
         view_revision=reply.view_revision,
         poisoned=reply.status.poisoned,
-        replicas=replicas,
+        replicas=reports_in(reply.status),
         topics=tuple(known_of(topic) for topic in reply.topics),
     )
 

@@ -223,24 +223,10 @@ def ask_each(
 
 
 def _report(reply: Any, uid: int) -> ReplicaReport | str:
-    from nsqha.pb.v1.replication_pb2 import ROLE_LEADER
+    from nsqha.server.replica_reports import reports_in
 
     if reply.node_uid != uid:
         return f"node {reply.node_uid:016x} answers at its address"
     if not reply.replicas:
         return f"poisoned: {reply.poisoned}" if reply.poisoned else "does not have this partition"
-    replica = reply.replicas[0]
-    return ReplicaReport(
-        reply.registration,
-        replica.log_uid,
-        replica.last_epoch,
-        replica.end,
-        replica.promise,
-        replica.committed,
-        leading=replica.role == ROLE_LEADER,
-        poisoned=reply.poisoned,
-        cut=replica.cut,
-        corrupt=replica.corrupt,
-        damage=tuple((found.first, found.end, found.first_offset, found.end_offset) for found in replica.damage),
-        damaged_ranges=replica.damaged_ranges,
-    )
+    return next(iter(reports_in(reply).values()))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqha.cli import exits
@@ -28,14 +30,18 @@ from nsqha.cli.peek import body_json, body_line
 from nsqha.cli.screen import Progress, bold, confirm, print_json, say, show_bytes, show_count, table
 from nsqha.cli.times import show_time
 from nsqha.cli.verbs import VERBS
-from nsqha.errors import LogCorrupt, NotFound
+from nsqha.errors import ConfigError, LogCorrupt, NotFound, NsqhaError
+from nsqha.ids import PARTITIONS_MAX
 
 if TYPE_CHECKING:
     from nsqha.commitlog.dump import DumpedBatch, DumpedFrame
     from nsqha.commitlog.entry import BatchCorrupt
     from nsqha.commitlog.lookup import LogReader
+    from nsqha.commitlog.verify import Verification
 
 _FOLDER = re.compile(r"(.+)-([0-9a-f]{16})")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,3}")
+UNDER_WAY_SECONDS = 0.1  # a running broker has written the entry of a batch by then
 LAST_LOG_ID = 1 << 63
 WHAT_NOW = (
     "A torn end is cut off by the next start. Any other range holds channels up until its files are restored, "
@@ -195,7 +201,7 @@ def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
             if matched is None:
                 continue
             path = os.path.join(top, name)
-            numbers = sorted(int(n) for n in os.listdir(path) if n.isdecimal())
+            numbers = sorted(int(n) for n in os.listdir(path) if _NUMBER.fullmatch(n) and int(n) < PARTITIONS_MAX)
             found += [Folder(matched[1], int(matched[2], 16), n, os.path.join(path, str(n))) for n in numbers]
     except OSError as error:
         raise exits.Exit(exits.FAILED, f"{error.filename}: {error.strerror}") from None
@@ -212,37 +218,53 @@ def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
 @contextmanager
 def opened(folder: Folder) -> Iterator[LogReader]:
     from nsqha.commitlog.lookup import LogIdentity, LogReader
-    from nsqha.commitlog.storage import OsStorage
+    from nsqha.commitlog.storage import File, OsStorage
+
+    class Looked(OsStorage):
+        """What was listed and is gone now was taken by a broker; what was never there is damage, for the reader."""
+
+        def list_dir(self, path: str) -> list[str]:
+            self.names = super().list_dir(path)
+            return self.names
+
+        def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
+            try:
+                return super().open(path, create=create, read_only=read_only)
+            except FileNotFoundError as error:
+                if os.path.basename(path) in self.names:
+                    raise _went_away(folder, error) from None
+                raise
 
     try:
-        log = LogReader.open(OsStorage(), folder.path, LogIdentity(folder.topic_uid, folder.partition))
+        log = LogReader.open(Looked(), folder.path, LogIdentity(folder.topic_uid, folder.partition))
         try:
             yield log
         finally:
             log.close()
     except FileNotFoundError as error:
-        raise NotFound(f"{folder}: {error.filename} went away: retention or a delete took it; try again") from None
+        raise _went_away(folder, error) from None
     except OSError as error:
         raise exits.Exit(exits.FAILED, f"{folder}: {error.filename or folder.path}: {error.strerror}") from None
+    except LogCorrupt as error:
+        raise exits.Exit(exits.FAILED, f"{folder}: {error}") from None
+
+
+def _went_away(folder: Folder, error: FileNotFoundError) -> NotFound:
+    return NotFound(f"{folder}: {error.filename} went away: retention or a delete took it; try again")
 
 
 # ---- verify
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from nsqha.commitlog.verify import Verification, verify
-
     results: list[tuple[Folder, Verification]] = []
+    unread = Unread()
     for folder in folders(args.data_dir, *args.topic):
-        with opened(folder) as log:
-            progress = Progress(f"verify {folder}")
-            try:
-                results.append((folder, verify(log, progress)))
-            finally:
-                progress.close()
-        if args.json:
-            print_json(_verified(folder, results[-1][1]))
-    if not args.json:
+        with unread.noted():
+            results.append((folder, _verify(args.data_dir, folder)))
+            if args.json:
+                print_json(_verified(*results[-1]))
+    if not args.json and results:
         headers = ("TOPIC", "PARTITION", "START", "END", "BATCHES", "MESSAGES", "BYTES", "PROBLEMS")
         table(
             headers,
@@ -258,13 +280,81 @@ def run_verify(args: argparse.Namespace) -> int:
             say(f"{args.parser.prog}: {folder}: {problem}")
     if bad:
         say(WHAT_NOW)
-    else:
+    elif not unread.errors:
         total = sum(v.size for _, v in results)
         say(f"everything verifies: {show_count(len(results), 'partition')}, {show_bytes(total)}")
-    return exits.FAILED if bad else exits.OK
+    return unread.told(args.parser.prog, bad=bool(bad))
 
 
-def _verified(folder: Folder, verification: Any) -> dict[str, Any]:
+class Unread:
+    """Partitions that could not be read at all: the others are read all the same."""
+
+    def __init__(self) -> None:
+        self.errors: list[NsqhaError] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        try:
+            yield
+        except (NotFound, exits.Exit) as error:
+            self.errors.append(error)
+
+    def told(self, prog: str, *, bad: bool) -> int:
+        """Say which, and the exit status of a command that found something bad in the others, or not."""
+        for error in self.errors:
+            say(f"{prog}: {error}")
+        statuses = {exits.status_of(error) for error in self.errors} | ({exits.FAILED} if bad else set())
+        return exits.OK if not statuses else statuses.pop() if len(statuses) == 1 else exits.FAILED
+
+
+def _verify(data_dir: str, folder: Folder) -> Verification:
+    from nsqha.commitlog.verify import verify
+
+    synced = _synced(data_dir, folder)  # before the log is looked at: it grows
+    with opened(folder) as log:
+        progress = Progress(f"verify {folder}")
+        try:
+            found = verify(log, progress)
+        finally:
+            progress.close()
+        end = _bad_end(data_dir, folder, log, synced)
+        return found if end is None else replace(found, problems=(*found.problems, end))
+
+
+def _synced(data_dir: str, folder: Folder) -> tuple[int, int]:
+    """The log_uid of a log, and the end of what its node's journal knows to be on this disk; zeros if that says
+    nothing, as while it is being cut."""
+    from nsqha.commitlog.journal import Key, inspect
+    from nsqha.commitlog.storage import OsStorage
+
+    try:
+        record = inspect(OsStorage(), data_dir).partitions.get(Key(folder.topic_uid, folder.partition))
+    except FileNotFoundError:
+        return 0, 0  # a copy of the logs alone
+    except OSError as error:
+        raise exits.Exit(exits.FAILED, f"{error.filename or data_dir}: {error.strerror}") from None
+    except ConfigError as error:
+        raise exits.Exit(exits.FAILED, str(error)) from None
+    return (0, 0) if record is None or record.cut is not None else (record.log_uid, record.local_durable)
+
+
+def _bad_end(data_dir: str, folder: Folder, log: LogReader, synced: tuple[int, int]) -> BatchCorrupt | None:
+    """What the end of a log lacks, or has too much."""
+    from nsqha.commitlog.entry import BatchCorrupt
+
+    end = log.end
+    if synced[1] > end.log_id:
+        now = _synced(data_dir, folder)
+        if now[0] == synced[0] and now[1] >= synced[1]:  # else it was cut since, or begun anew
+            return BatchCorrupt(end, end._replace(log_id=synced[1]), "they were synced to this disk, and are missing")
+    torn = log.torn_end()
+    if torn is not None:
+        time.sleep(UNDER_WAY_SECONDS)
+        torn = log.torn_end()
+    return torn
+
+
+def _verified(folder: Folder, verification: Verification) -> dict[str, Any]:
     return {
         "topic": folder.topic,
         "topic_uid": folder.topic_uid,
@@ -286,30 +376,41 @@ def _problem(problem: BatchCorrupt) -> dict[str, Any]:
 
 
 def run_dump(args: argparse.Namespace) -> int:
-    from nsqha.commitlog.dump import dump
+    from nsqha.commitlog.dump import DumpedBatch, dump
+    from nsqha.commitlog.verify import unusable
 
     bad = False
+    unread = Unread()
     for folder in folders(args.data_dir, *args.topic):
-        with opened(folder) as log:
+        with unread.noted(), opened(folder) as log:
+            for problem in unusable(log):
+                bad = True
+                _show(args, folder, DumpedBatch(None, (), problem))
             for n, batch in enumerate(dump(log, _first(log, args.first), LAST_LOG_ID, frames=not args.batches)):
                 if n == args.count:
                     break
                 bad = bad or batch.problem is not None
-                if args.json:
-                    print_json(_dumped(folder, batch))
-                else:
-                    _print(folder, batch)
-    return exits.FAILED if bad else exits.OK
+                _show(args, folder, batch)
+    return unread.told(args.parser.prog, bad=bad)
+
+
+def _show(args: argparse.Namespace, folder: Folder, batch: DumpedBatch) -> None:
+    if args.json:
+        print_json(_dumped(folder, batch))
+    else:
+        _print(folder, batch)
 
 
 def _first(log: LogReader, offset: int | None) -> int:
     """The log id to begin with."""
+    from nsqha.commitlog.entry import BatchCorrupt
+
     if offset is None or offset <= log.start.offset:
         return log.start.log_id
     try:
         entry = log.entry_for_offset(offset)
-    except LogCorrupt:
-        return log.start.log_id
+    except BatchCorrupt as damage:
+        return damage.first.log_id
     return entry.log_id if entry is not None else log.end.log_id
 
 

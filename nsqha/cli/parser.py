@@ -38,7 +38,11 @@ class Parser(argparse.ArgumentParser):
         kwargs["allow_abbrev"] = False
         super().__init__(*args, **kwargs)
 
+    _gathered = False  # the flags have been taken out already
+
     def error(self, message: str) -> NoReturn:
+        if self.times:
+            message = message.replace("@-", "-")
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         sys.exit(exits.USAGE)
 
@@ -49,7 +53,13 @@ class Parser(argparse.ArgumentParser):
             word = args[0].partition("=")[0]
             if word not in self.flags():  # argparse would miss a verb, or take the flag's value for one
                 self.error(f"unknown flag {word}; flags of a verb come behind it")
-        return super().parse_known_args(args, namespace)
+        if self.verbs() or self._gathered:
+            return super().parse_known_args(args, namespace)
+        self._gathered = True
+        try:  # flags may stand anywhere, in front of an argument that may be left out too
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._gathered = False
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
@@ -262,6 +272,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def count_up_to(most: int) -> Callable[[str], int]:
+    """A whole number above zero, and no more than that."""
+
+    def bounded(text: str) -> int:
+        if (value := count(text)) > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most}")
+        return value
+
+    return bounded
+
+
 def name(text: str) -> str:
     """A name that NSQ takes."""
     from nsqha.ids import valid_name
@@ -274,6 +295,6 @@ def name(text: str) -> str:
 def topic_and_partition(text: str) -> tuple[str, int | None]:
     """`orders` or `orders/3`."""
     topic, slash, partition = text.partition("/")
-    if slash and not (partition.isdecimal() and int(partition[:9]) < 1024):
+    if slash and not (re.fullmatch("[0-9]{1,9}", partition) and int(partition) < 1024):
         raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC or TOPIC/PARTITION")
     return name(topic), int(partition) if slash else None

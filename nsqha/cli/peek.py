@@ -9,13 +9,14 @@ from typing import Any
 
 from nsqha.cli import exits
 from nsqha.cli.admin import Admin
-from nsqha.cli.parser import add_grpc, add_json, add_verb, count, topic_and_partition
+from nsqha.cli.parser import add_grpc, add_json, add_verb, count_up_to, topic_and_partition
 from nsqha.cli.screen import bold, print_json, printable, say
 from nsqha.cli.seek import PLACE_FIELDS, place_of
 from nsqha.cli.times import show_time
 from nsqha.cli.verbs import VERBS
 
 BODY_SHOWN = 200
+PEEK_MAX = 10_000  # what the broker gives at once
 
 DESCRIPTION = """\
 Show committed messages as they are stored, oldest first; no channel is touched. Without FROM the newest ones.
@@ -44,7 +45,7 @@ def add_parser(commands: Any) -> None:
     )
     verb.add_argument("topic", metavar="TOPIC[/PARTITION]", type=topic_and_partition)
     verb.add_argument("place", metavar="FROM", nargs="?", default="end")
-    verb.add_argument("-n", "--count", type=count, default=10, help="at most so many (default 10)")
+    verb.add_argument("-n", "--count", type=count_up_to(PEEK_MAX), default=10, help="at most so many (default 10)")
     verb.add_argument("--raw", action="store_true", help="print bodies only")
     add_json(verb, "print one line of JSON per message")
     add_grpc(verb)

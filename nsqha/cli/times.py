@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from nsqha.ids import OFFSET_MAX
 
 DAY_NS = 24 * 3600 * 10**9
-YEAR_9999_NS = 253_402_300_799 * 10**9
+INSTANT_MAX_NS = (1 << 63) - 1  # what a message between programs can say
 _DAYS = re.compile(r"(\d{1,7}(?:\.\d{1,9})?)d")
 _DIGITS_NS = {10: 10**9, 13: 10**6, 16: 10**3, 19: 1}  # how many nanoseconds one of a number so long is
 
@@ -76,17 +76,19 @@ def parse_instant(text: str, now_ns: int) -> int:
     if text.startswith("-"):
         return max(now_ns + parse_duration(text), 0)
     unit = _DIGITS_NS.get(len(text)) if re.fullmatch(r"[0-9]+", text) else None
-    if unit is not None:
-        return int(text) * unit
+    ns = int(text) * unit if unit is not None else _parse_date(text)
+    if not 0 <= ns <= INSTANT_MAX_NS:
+        raise ValueError(f"@{text} is {'before 1970' if ns < 0 else 'after 2262-04-11'}")
+    return ns
+
+
+def _parse_date(text: str) -> int:
     try:
         when = datetime.fromisoformat(text)
         seconds = int(when.replace(microsecond=0).timestamp())
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"@{text} is not a time such as @2026-11-20T10:00, @1795262005 or -2h") from None
-    ns = seconds * 10**9 + when.microsecond * 1000
-    if not 0 <= ns <= YEAR_9999_NS:
-        raise ValueError(f"@{text} is before 1970")
-    return ns
+    return seconds * 10**9 + when.microsecond * 1000
 
 
 def show_time(ns: int) -> str:

@@ -56,8 +56,13 @@ class Security:
             raise exits.Exit(exits.UNREACHABLE, f"{address}: no TLS: {words(error)}") from None
 
     def _context(self) -> ssl.SSLContext:
+        # As Go does: the default context of newer Pythons refuses authorities without a key usage, as own ones are.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            context = ssl.create_default_context(cafile=self.root_ca_file or None)
+            if self.root_ca_file:
+                context.load_verify_locations(cafile=self.root_ca_file)
+            else:
+                context.load_default_certs()
         except OSError as error:
             raise _unusable("--tls-root-ca-file", self.root_ca_file, error) from None
         if self.insecure_skip_verify:

@@ -43,6 +43,9 @@ class PublishingApi(Protocol):
     async def publish(self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None) -> None:
         """Store blank frames (as hot.frame or hot.mpub_body make them) as one unit; creates the topic."""
 
+    async def room(self) -> None:
+        """Return when a publish would not have to wait for those that are under way."""
+
 
 class TopicsApi(Protocol):
     """Which topics there are."""

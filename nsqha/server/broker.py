@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqha import nsqlog
 from nsqha.clock import Clock, Now, read
@@ -26,6 +26,7 @@ from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
 from nsqha.server import diskspace
 from nsqha.server.api import Check, Ports
+from nsqha.server.background import Background
 from nsqha.server.caching import CacheWriter
 from nsqha.server.changes import Changes
 from nsqha.server.channels import Channels
@@ -103,7 +104,8 @@ class Broker:
         self._numbers = 0
         self._clean = True  # unless a partition could not be closed
         self._housekeeping: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background(loop)
+        self.spawn = self._background.spawn  # ends with the broker
         self.journal_writer = JournalWriter(journal, disk, self.fail)
         self.changes = Changes(loop, options.publish_outcome_wait_ns / 1e9)
         self.cluster = cluster
@@ -160,6 +162,7 @@ class Broker:
             rng=random.Random(self.rng.getrandbits(64)),
         )
         scrubber.on_damage = self._found_damage
+        self.opener.on_mended = scrubber.mended
         if self.cluster is not None:
             self.cluster.replicas.damage.on_mended = scrubber.mended
         return scrubber
@@ -168,11 +171,12 @@ class Broker:
         """Topics, replicas and membership know each other."""
         from nsqha.replication.isr import IsrLimits
         from nsqha.server.disk_watch import DiskWatch
+        from nsqha.server.replica_runtime import ReplicaRuntime
         from nsqha.server.replicas import Replicas
 
         options = self.options
         cluster.topics = self.topics
-        cluster.replicas = Replicas(
+        runtime = ReplicaRuntime(
             loop=self.loop,
             clock=self.clock,
             node=cluster.node,
@@ -183,15 +187,18 @@ class Broker:
             opener=self.opener,
             disk=self.disk,
             peers=cluster.peers,
-            links=cluster.links,
             nodes=cluster.nodes,
+            spawn=cluster.spawn,
+            on_failure=self.fail,
+        )
+        cluster.replicas = Replicas(
+            runtime,
+            links=cluster.links,
             name_of=cluster.name_of,
             topic_of=self.topics.of_uid,
             leaders_changed=cluster.changed,
             stream_lost=cluster.stream_lost,
             stream_found=cluster.stream_found,
-            spawn=cluster.spawn,
-            on_failure=self.fail,
             sync_every=options.sync_every,
             sync_seconds=options.sync_timeout_ns / 1e9,
             limits=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
@@ -202,10 +209,15 @@ class Broker:
         cluster.when_changed(self.topics.announce)
 
     def _found_damage(self, replica: Replica, first: int, end: int) -> None:
-        """The scrub found batches that do not verify: another replica has them."""
+        """The scrub found batches that do not verify: another replica has them, or their frames say enough."""
         if self.cluster is not None:
             identity = replica.log.identity
             self.cluster.replicas.damage.found((identity.topic_uid, identity.partition), first, end)
+            return
+        for topic in self.topics.values():
+            for partition in topic.led:
+                if partition.log is replica.log:
+                    partition.on_damage(first, end)
 
     # ---- start and stop
 
@@ -231,8 +243,7 @@ class Broker:
             self._housekeeping.cancel()
         for connection in list(self.connections.values()):
             connection.read_no_more()
-        for task in list(self._tasks):
-            task.cancel()
+        self._background.cancel()
         self.subscriptions.unsubscribe_all()
         await self.changes.wait(CHANGES_SECONDS_MAX)
         for topic in list(self.topics.values()):
@@ -248,7 +259,6 @@ class Broker:
         if self.cluster is not None:
             await self.cluster.routing.close()
         await self.cache_writer.close(write=not self.failure)
-        self.opener.close()
         if self._clean and not self.failure:
             await self.journal_writer.end(self.journal.stop)
         else:
@@ -331,17 +341,6 @@ class Broker:
             else:
                 log.info("disk_recovered", "%d bytes free: publishes are accepted again", self.space.free_bytes)
             self._forget_targets()
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a task that belongs to the broker and ends with it."""
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._spawned_ended)
-
-    def _spawned_ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task_failed", "a background task failed", error=error)
 
     def now(self) -> Now:
         return read(self.clock)

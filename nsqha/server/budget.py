@@ -3,6 +3,9 @@
 Counted from the moment a publish is queued until its batch is committed or refused, over all partitions: a disk that
 stalls holds written batches as surely as waiting ones. Beyond the bound publishers are not read. They are woken one by
 one, in the order in which they came, as long as there is room; so what all of them had read already can not flood it.
+
+HTTP has a second budget of the same size for the large bodies that it reads (`http_envelope`): its senders, however
+slow, take nothing from other publishers.
 """
 
 from __future__ import annotations
@@ -11,6 +14,10 @@ import asyncio
 from collections.abc import Callable
 
 from nsqha.errors import Unavailable
+
+WAITING_MAX = 256
+"""Who waits to enter has sent something already."""
+_CROWDED = "too many large requests are being read: try again"
 
 
 class PublishBudget:
@@ -49,6 +56,31 @@ class PublishBudget:
             callback = next(iter(self._waiting))
             del self._waiting[callback]
             callback()
+
+    async def enter(self, size: int, seconds: float) -> None:
+        """Take so much when there is room, in the order in which this was asked; Unavailable if none comes in time."""
+        if not self.full and not self._waiting:
+            self.take(size)
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            raise Unavailable(_CROWDED)
+        entered: asyncio.Future[None] = self._loop.create_future()
+
+        def enter() -> None:
+            self.take(size)
+            entered.set_result(None)
+
+        self.when_room(enter)
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(entered)
+        except BaseException as error:
+            if entered.done():
+                self.give(size)
+            self._waiting.pop(enter, None)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(_CROWDED) from None
+            raise
 
     async def wait(self, seconds: float) -> None:
         """Return when there is room, as long as nothing else is awaited; Unavailable if there is none in time."""

@@ -134,8 +134,7 @@ class Channels:
             found = self._existing(topic, channel)
             if unless_used and found.used(channel):
                 return
-            found.leaving.add(channel)  # a SUB that comes now waits for the lock, and makes it anew
-            try:
+            with found.leaves(channel):  # a SUB that comes now waits for the lock, and makes it anew
                 if ids.is_ephemeral(channel):
                     for partition in found.led:
                         partition.cursors.delete_ephemeral(channel)
@@ -143,8 +142,6 @@ class Channels:
                 else:
                     await self._change(found, lambda channels: channels.without_channel(channel))
                     await self._all_follow(found)
-            finally:
-                found.leaving.discard(channel)
             log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
             self._topics.announce(topic)
             if found.ephemeral and not found.channel_names():
@@ -214,13 +211,16 @@ class Channels:
         cursors = partition.cursors
         if not partition.serving:
             return Unavailable(partition.begins)  # before an event is queued
+        moved = cursors.channels.get(channel)
         try:
             plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
             await partition.commit_events()
         except NsqhaError as error:
             return error
+        if moved is None or cursors.channels.get(channel) is not moved:
+            return NotFound(f"channel {channel} was deleted meanwhile")  # another node's change takes no lock here
         # The event is applied and no later progress can be: this is where the seek came from and where it went.
-        committed = cursors.channels[channel].committed
+        committed = moved.committed
         before = committed.undo
         assert before is not None
         clamped = plan.clamped or target not in (None, TARGET_END, committed.floor)
@@ -304,9 +304,10 @@ class Channels:
 
     async def _everywhere(self, topic: Topic, what: Administration, channel: str = "") -> None:
         """Have it done in every partition, those that are led elsewhere included. Unavailable if not."""
-        await self.carry_out(topic.name, topic.record.uid, what, channel)
         if self.reconciler is not None:
-            await self.reconciler.others_do(topic, what, channel)
+            await self.reconciler.everybody_does(topic, what, channel)
+        else:
+            await self.carry_out(topic.name, topic.record.uid, what, channel)
 
     async def carry_out(self, name: str, uid: int, what: Administration, channel: str) -> list[int]:
         """Do it in what is led here; the numbers of those partitions. NotFound, Unavailable."""

@@ -12,7 +12,7 @@ A record that is missing removes nothing. Only a tombstone does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,9 +23,9 @@ from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wan
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.background import Background
 from nsqha.server.hints import Hints
 from nsqha.server.leaders import LeaderAt
-from nsqha.server.leadership import spawner
 from nsqha.server.members import Members
 from nsqha.server.push import PushLinks
 
@@ -85,7 +85,7 @@ class Cluster:
         self.routing_peers = routing_peers  # connections of their own: clients' traffic delays no replication
         self.live: dict[LiveStream, None] = {}  # in the order in which they came
         self.links = PushLinks(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
-        self.spawn: Callable[[Coroutine[Any, Any, None]], None] = spawner(loop)
+        self.spawn = Background(loop).spawn  # belongs to nobody who could be cancelled
         self.members = Members(self.view)
         self.hints = Hints(
             self,
@@ -188,7 +188,11 @@ class Cluster:
     def changed(self, topic: str) -> None:
         """Tell everybody who wants to know who leads."""
         for callback in list(self._watchers):
-            callback(topic)
+            try:
+                callback(topic)
+            except Exception as error:
+                # The others have to know, and the record is still to be followed.
+                log.error("change_not_told", "topic %s", topic, error=error)
 
     # ---- placement of what is made here
 

@@ -25,6 +25,7 @@ from nsqha.server.delivery import Consumer
 from nsqha.server.heartbeat import Heartbeat
 from nsqha.server.listen import address_text, too_many_files
 from nsqha.server.permissions import Permissions
+from nsqha.server.publish_queue import NOT_STORED
 from nsqha.server.replies import Replies
 from nsqha.server.verdicts import Verdicts
 from nsqha.wire import encoder, errors
@@ -105,18 +106,26 @@ class Connection(asyncio.Protocol):
             self.broker.connection_opened(self)
 
     def data_received(self, data: bytes) -> None:
-        self._heartbeat.heard_at = self._loop.time()
         if self._codec is None:
-            self.session.receive(data)
+            self._receive(data)
         else:
             self._decompress(data)
+
+    def _receive(self, data: bytes) -> None:
+        session = self.session
+        before = session.unread_bytes
+        session.receive(data)
+        if data and (not before or session.unread_bytes < before + len(data)):
+            # A command ended or began. More of one that began earlier is no sign of life: who sends a byte now and
+            # then would keep us holding the rest of it.
+            self._heartbeat.heard_at = self._loop.time()
 
     def _decompress(self, data: bytes) -> None:
         """Feed the session piece by piece: a few bytes may decompress to many."""
         codec = self._codec
         assert codec is not None
         try:
-            self.session.receive(codec.decompress(data))
+            self._receive(codec.decompress(data))
         except ValueError:
             self.session.kill()
             self.hang_up()
@@ -332,7 +341,7 @@ class Connection(asyncio.Protocol):
         try:
             await self._budget.wait(self.broker.options.publish_wait_ns / 1e9)
         except NsqhaError as error:
-            why = f"not stored: {error}"
+            why = f"{NOT_STORED}{error}"
             return lambda: self._refuse(errors.publish_failed(command, why))
         return then
 

@@ -11,24 +11,22 @@ as damage as long as its own bytes are not here: what was given up is asked for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsqha.errors import LogCorrupt, NsqhaError, Poisoned
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.ranges import RangeSet
-from nsqha.server.repair import Repairer
+from nsqha.server.repair import Repairer, is_lost
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.verdict import Report
-    from nsqha.election.model import NodeInfo
-    from nsqha.server.disk import DiskRounds
     from nsqha.server.log_trust import LogTrust
-    from nsqha.server.peers import Peers
+    from nsqha.server.replica_runtime import ReplicaRuntime
     from nsqha.server.replicas import Replicas
 
-Key = tuple[int, int]  # topic uid, partition
 
 log = Log("damage")
 
@@ -45,42 +43,29 @@ class DamagedRange(NamedTuple):
 class Damage:
     """What is damaged in the replicas of one node."""
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        trust: LogTrust,
-        *,
-        node: int,
-        cluster_id: int,
-        peers: Peers,
-        nodes: Callable[[], Mapping[int, NodeInfo]],
-        disk: DiskRounds,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        """`nodes`: those that are alive; `on_failure`: the disk failed."""
+    def __init__(self, runtime: ReplicaRuntime, replicas: Replicas, trust: LogTrust) -> None:
         self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
         self._replicas = replicas
         self._trust = trust
-        self._node = node
-        self._nodes = nodes
-        self._on_failure = on_failure
-        self._bad: dict[Key, RangeSet] = {}  # log ids that are known not to verify
+        self._node = runtime.node
+        self._nodes = runtime.nodes
+        self._on_failure = runtime.on_failure
+        self._bad: dict[PartitionKey, RangeSet] = {}  # log ids that are known not to verify
         self._repairer = Repairer(
-            peers,
-            cluster_id=cluster_id,
+            runtime.peers,
+            cluster_id=runtime.cluster_id,
             log_of=replicas.log_of,
             others=self._others,
             mended=self.mended,
             missed=self._follow_leader,
-            run=disk.run,
-            on_failure=on_failure,
-            spawn=spawn,
+            run=runtime.disk.run,
+            on_failure=runtime.on_failure,
+            spawn=runtime.spawn,
         )
 
     # ---- what is known
 
-    def recovered(self, key: Key, report: Report) -> RangeSet:
+    def recovered(self, key: PartitionKey, report: Report) -> RangeSet:
         """A log was opened; what does not verify of it."""
         bad = self._bad.get(key, RangeSet())
         for damage in report.damage:
@@ -90,7 +75,7 @@ class Damage:
             self._bad[key] = bad
         return bad
 
-    def found(self, key: Key, first: int, end: int) -> bool:
+    def found(self, key: PartitionKey, first: int, end: int) -> bool:
         """Batches of a replica of this node do not verify. Whether that is news."""
         if (log_ := self._replicas.log_of(key)) is None:
             return False
@@ -103,11 +88,11 @@ class Damage:
         self._see_to(key, log_)
         return news
 
-    def known(self, key: Key) -> list[tuple[int, int]]:
+    def known(self, key: PartitionKey) -> list[tuple[int, int]]:
         """The log ids that are known not to verify."""
         return list(self._bad.get(key, ()))
 
-    def told(self, key: Key) -> list[DamagedRange]:
+    def told(self, key: PartitionKey) -> list[DamagedRange]:
         """The same, for people, with what recovery found missing at the end."""
         if (log_ := self._replicas.log_of(key)) is None:
             return []
@@ -133,13 +118,13 @@ class Damage:
         """A node came, perhaps: what nobody had may be there now."""
         self._repairer.ask_again()
 
-    def gone(self, key: Key) -> None:
+    def gone(self, key: PartitionKey) -> None:
         """The replica is not here any more."""
         self._bad.pop(key, None)
 
     # ---- repair
 
-    def _see_to(self, key: Key, log_: PartitionLog) -> None:
+    def _see_to(self, key: PartitionKey, log_: PartitionLog) -> None:
         if not self._others(key):
             return
         committed = self._replicas.committed_of(key)
@@ -148,7 +133,7 @@ class Damage:
             if end < log_.end.log_id or end <= committed:
                 self._repairer.damaged(key, first, end)
 
-    def mended(self, key: Key, first: int, end: int) -> None:
+    def mended(self, key: PartitionKey, first: int, end: int) -> None:
         """[first, end) is as it was: whoever stopped in front of it goes on."""
         if (bad := self._bad.get(key)) is not None:
             bad.discard(first, end)
@@ -162,13 +147,13 @@ class Damage:
             follower.mended()
         self._trust.look(key)
 
-    async def ask_everybody(self, key: Key, log_: PartitionLog) -> None:
+    async def ask_everybody(self, key: PartitionKey, log_: PartitionLog) -> None:
         """Ask all other replicas, once, for all that is damaged."""
         for first, end in self.known(key):
             if self._others(key):
                 await self._repairer.mend(key, log_, first, end)
 
-    async def mend_before_following(self, key: Key, leader: str, epoch: int) -> bool:
+    async def mend_before_following(self, key: PartitionKey, leader: str, epoch: int) -> bool:
         """Mend what recovery found of a log that is about to follow, instead of cutting it off: behind the damage may
         be batches that its leader has lost. Whether there is nothing left to cut. Unavailable: not yet."""
         if self._trust.unsound_from(key) is None or (log_ := self._replicas.log_of(key)) is None:
@@ -185,14 +170,16 @@ class Damage:
             follower.mended()
         return True
 
-    async def _as_leader(self, key: Key, log_: PartitionLog, leader: str, epoch: int, first: int, end: int) -> None:
+    async def _as_leader(
+        self, key: PartitionKey, log_: PartitionLog, leader: str, epoch: int, first: int, end: int
+    ) -> None:
         await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
         bad = self._bad.get(key, RangeSet())  # the partition may have gone meanwhile
         for log_id in range(first, end):
             if not is_lost(log_, log_id):
                 bad.discard(log_id, log_id + 1)
 
-    async def _follow_leader(self, key: Key, first: int, end: int) -> None:
+    async def _follow_leader(self, key: PartitionKey, first: int, end: int) -> None:
         """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or
         retention has gone past it: then a checkpoint behind it says where the channels are."""
         log_, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
@@ -204,14 +191,14 @@ class Damage:
         if leader is not None and not all(is_lost(log_, log_id) for log_id in range(first, end)):
             try:
                 await self._as_leader(key, log_, leader.grpc_address, follower.epoch, first, end)
-            except (OSError, Poisoned) as error:
+            except Poisoned as error:
                 self._on_failure(error)
-            except (NsqhaError, ValueError) as error:
+            except (NsqhaError, ValueError, OSError) as error:
                 log.info("not_mended", "%s: %s", log_.directory, error)
             else:
                 follower.mended()
 
-    def _others(self, key: Key) -> list[str]:
+    def _others(self, key: PartitionKey) -> list[str]:
         """Where the other replicas of a partition are, members of the ISR first."""
         topic, nodes = self._replicas.record_of(key), self._nodes()
         if topic is None:
@@ -219,14 +206,6 @@ class Damage:
         meta = topic.record.partitions[key[1]]
         order = [*meta.isr, *(node for node in meta.replicas if node not in meta.isr)]
         return [nodes[node].grpc_address for node in order if node != self._node and node in nodes]
-
-
-def is_lost(log_: PartitionLog, log_id: int) -> bool:
-    """Whether a batch was given up."""
-    try:
-        return log_.start.log_id <= log_id < log_.end.log_id and log_.entry(log_id).lost
-    except LogCorrupt:
-        return False
 
 
 def damaged_range(log_: PartitionLog, first: int, end: int) -> DamagedRange:

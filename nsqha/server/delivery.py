@@ -241,7 +241,7 @@ class Delivery:
     def pump(self, now: Now) -> None:
         """Hand out as much as windows and backlog allow."""
         channel = self.channel
-        if not self._order or channel.paused or self.stuck is not None or not self.partition.serving:
+        if not self._order or channel.paused or self.stuck is not None or not self.partition.hands_out:
             return
         try:
             if channel.next_read >= self.partition.cursors.pump and channel.redelivery(now) is None:
@@ -275,7 +275,7 @@ class Delivery:
     def has_backlog(self, now: Now) -> bool:
         """Whether a consumer with room would get something."""
         channel = self.channel
-        if channel.paused or self.stuck is not None or not self.partition.serving:
+        if channel.paused or self.stuck is not None or not self.partition.hands_out:
             return False
         return channel.has_redelivery(now) or channel.next_run(self.partition.cursors.pump, 1) is not None
 

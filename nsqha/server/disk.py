@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 
 class WantsSync(Protocol):
+    """A log whose writes go to the disk in rounds."""
+
     def sync_ticket(self) -> SyncTicket | None:
         """What has to reach the disk now; None if nothing."""
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 
 class Space(NamedTuple):
+    """Of one file system."""
+
     free_bytes: int
     total_bytes: int
 

@@ -88,7 +88,7 @@ class Follower:
         self.sync = sync
         self.epoch = epoch
         self.committed = state.applied.log_id + 1 if state is not None else 0
-        self.tried_committed = 0  # up to where the state was looked for in vain
+        self.tried: object = self.known  # when the state was looked for in vain; None: look again
         self.differs_at: int | None = None  # our batch that the leader of this epoch has another one for
         self.behind = True  # until a leader has said that it pushes to us
         self.closed = False
@@ -126,10 +126,19 @@ class Follower:
     def left(self, port: Port) -> None:
         """The stream has ended."""
         if self._port is port:
-            self.fence()
+            self._listen_no_more()
 
-    def fence(self) -> None:
-        """Take nothing from anybody until the next `follow`."""
+    def fence(self, epoch: int) -> None:
+        """Take nothing from anybody until the next `follow`: `epoch` begins.
+
+        The leader of an earlier one is told. It may wait for acks that never come now; and if it has lost the metadata,
+        nobody else says that it leads no more."""
+        port, before = self._port, self.epoch
+        self._listen_no_more()
+        if port is not None and epoch > before:
+            port.refused(self.wire_key, before, pb.REFUSAL_FENCED, epoch, "a later epoch has begun")
+
+    def _listen_no_more(self) -> None:
         self._port = None
         self._held.clear()
 
@@ -137,6 +146,11 @@ class Follower:
     def port(self) -> Port | None:
         """The stream of the leader that this partition follows now."""
         return self._port
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """What the channel state may be found by: what is committed, and the end of the log, which says so, too."""
+        return self.committed, self.log.end.log_id
 
     @property
     def complete(self) -> bool:
@@ -160,6 +174,8 @@ class Follower:
             port.refused(self.wire_key, message.epoch, pb.REFUSAL_NO_SPACE, self.epoch, str(error))
         except LogCorrupt as error:
             port.refused(self.wire_key, message.epoch, pb.REFUSAL_MISMATCH, self.epoch, str(error))
+        except OSError as error:
+            port.refused(self.wire_key, message.epoch, pb.REFUSAL_UNKNOWN, self.epoch, f"not just now: {error}")
         except Poisoned as error:
             self._runtime.on_failure(error)
         except Exception as error:
@@ -260,8 +276,14 @@ class Follower:
                     self._read_pending(log_id)
         except BatchCorrupt as error:
             self.found(error)
+        except OSError as error:
+            self._try_later(error)
         except Exception as error:
             self._stop(error)
+
+    def _try_later(self, error: OSError) -> None:
+        """Too many open files and the like say nothing about the log. `keep_house` tries again."""
+        log.warning("apply_delayed", "%s: trying again: %s", self.log.directory, error)
 
     def found(self, damage: BatchCorrupt) -> None:
         """What is to be applied does not verify: others have it, and this replica follows on meanwhile."""
@@ -304,10 +326,13 @@ class Follower:
         must not say that it could lead."""
         if self.damage is not None:
             self.damage = None
-            self.tried_committed = -1  # also if nobody leads, who could say more
+            self.tried = None  # also if nobody leads, who could say more
             if not self.behind:
                 self._apply()
-            self._look_ahead()
+            try:
+                self._look_ahead()
+            except OSError as error:
+                self._try_later(error)
             self._say_so()
 
     def _apply_on(self) -> None:
@@ -358,6 +383,8 @@ class Follower:
         state = self.state
         if self._exclusive is not None or self._removals.task is not None or self.closed:
             return
+        if not self.behind:
+            self._apply()
         self._removals.begin(self.log)  # what could not go before
         if state is None or self._removals.task is not None or len(self.log.pairs) == 1:
             return
@@ -466,8 +493,7 @@ class Follower:
 
     def _close(self) -> None:
         self.closed = True
-        self._port = None
-        self._held.clear()
+        self._listen_no_more()
         self._lazy_sync.cancel()
 
     def _stop(self, error: Exception) -> None:

@@ -18,14 +18,15 @@ from collections.abc import Callable, Mapping
 
 from nsqha import hot
 from nsqha.errors import Unavailable
+from nsqha.ids import PartitionKey
 from nsqha.pb.v1 import routing_pb2
 from nsqha.server import forwarding
 from nsqha.server.budget import PublishBudget
-from nsqha.server.hints import Key, hint_of
-from nsqha.server.lanes import NOT_STORED
+from nsqha.server.hints import hint_of
 from nsqha.server.leaders import Leaders
 from nsqha.server.partition import Partition
 from nsqha.server.peers import PeerServer, PeerStream
+from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server.topic import Topic
 
 DRAIN_SECONDS = 0.01
@@ -47,7 +48,9 @@ class ForwardedReply:
 
     __slots__ = ("key", "partition", "sequence", "stream", "topic")
 
-    def __init__(self, stream: ForwardStream, sequence: int, partition: Partition, topic: str, key: Key) -> None:
+    def __init__(
+        self, stream: ForwardStream, sequence: int, partition: Partition, topic: str, key: PartitionKey
+    ) -> None:
         self.stream = stream
         self.sequence = sequence
         self.partition = partition
@@ -58,7 +61,7 @@ class ForwardedReply:
         self.stream.stored(self.sequence)
 
     def failed(self, why: str) -> None:
-        text = why.removeprefix(NOT_STORED).removeprefix("outcome unknown: ")
+        text = why.removeprefix(NOT_STORED).removeprefix(OUTCOME_UNKNOWN)
         if not why.startswith(NOT_STORED):
             self.stream.failed(self.sequence, routing_pb2.FORWARD_OUTCOME_UNKNOWN, text)
         elif self.partition.closed:
@@ -75,11 +78,11 @@ class ForwardStream:
         self._stream = stream
         self._greeted = False
         self._answers = routing_pb2.ForwardReply()
-        self._refused: dict[Key, str] = {}  # what `_answers` says is not led here: the topics' names
+        self._refused: dict[PartitionKey, str] = {}  # what `_answers` says is not led here: the topics' names
         self._scheduled = False
         self._sizes: dict[int, int] = {}  # of what is under way, by sequence
         self._bytes = 0  # of these
-        self._parked: dict[Key, list[routing_pb2.ForwardedPublish]] = {}
+        self._parked: dict[PartitionKey, list[routing_pb2.ForwardedPublish]] = {}
 
     def on_message(self, message: routing_pb2.ForwardRequest) -> None:
         if message.HasField("greeting"):
@@ -113,7 +116,7 @@ class ForwardStream:
         else:
             self._store(partition, publish)
 
-    def _park(self, key: Key, publish: routing_pb2.ForwardedPublish) -> None:
+    def _park(self, key: PartitionKey, publish: routing_pb2.ForwardedPublish) -> None:
         """It, and all that come after it, until this node leads or it has taken too long."""
         if key not in self._parked:
             self._parked[key] = []
@@ -128,7 +131,7 @@ class ForwardStream:
             if parked[0].topic == topic and (service.partition(*key, topic) or not service.elected(*key, topic)):
                 self._unpark(key, parked)
 
-    def _unpark(self, key: Key, parked: list[routing_pb2.ForwardedPublish]) -> None:
+    def _unpark(self, key: PartitionKey, parked: list[routing_pb2.ForwardedPublish]) -> None:
         if self._parked.get(key) is parked:
             del self._parked[key]
             for publish in parked:
@@ -156,7 +159,7 @@ class ForwardStream:
         self._answers.stored.append(sequence)
         self._schedule()
 
-    def not_leader(self, sequence: int, why: str, topic: str, key: Key) -> None:
+    def not_leader(self, sequence: int, why: str, topic: str, key: PartitionKey) -> None:
         self._refused[key] = topic
         self.failed(sequence, routing_pb2.FORWARD_OUTCOME_NOT_LEADER, why)
 

@@ -25,8 +25,9 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.budget import PublishBudget
 from nsqha.server.hints import from_wire
-from nsqha.server.lanes import NOT_STORED, Lane, Publish, Target
+from nsqha.server.lanes import Lane, Publish, Target
 from nsqha.server.leaders import LeaderAt, Leaders
+from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server.topic import Topic
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class Link:
         elif failure.outcome == routing_pb2.FORWARD_OUTCOME_REFUSED:
             publish.failed(NOT_STORED + failure.why)
         else:
-            publish.failed(f"outcome unknown: {failure.why}")
+            publish.failed(OUTCOME_UNKNOWN + failure.why)
 
     def on_closed(self, why: str) -> None:
         self._end(why)
@@ -212,7 +213,7 @@ class Link:
         queue, self._queue = self._queue, deque()
         self._bytes = 0
         for _, publish in sent.values():
-            publish.failed(f"outcome unknown: the connection to {self.address} was lost: {why}")
+            publish.failed(f"{OUTCOME_UNKNOWN}the connection to {self.address} was lost: {why}")
         for _, publish in queue:
             publish.refused(f"no connection to {self.address}: {why}")
         for topic, number in {(publish.lane.topic, publish.lane.number): None for _, publish in queue}:
@@ -230,7 +231,7 @@ class Link:
             if publish.at + self._answer_seconds < now:
                 del self._sent[sequence]
                 self._late[sequence] = len(publish.frames)
-                publish.failed("outcome unknown: not confirmed in time")
+                publish.failed(OUTCOME_UNKNOWN + "not confirmed in time")
         overdue = now - self._wait_seconds
         while self._queue and self._queue[0][1].at < overdue:
             self._queue.popleft()[1].failed(f"{NOT_STORED}{self.address} does not take publishes in time")

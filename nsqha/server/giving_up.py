@@ -13,21 +13,20 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nsqha.errors import Poisoned
+from nsqha.errors import Poisoned, StorageError
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.ranges import RangeSet
-from nsqha.server.damage import Damage, DamagedRange, damaged_range, is_lost
+from nsqha.server.damage import Damage, DamagedRange, damaged_range
+from nsqha.server.repair import is_lost
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.server.disk import DiskRounds
     from nsqha.server.follower import Follower
-    from nsqha.server.journalling import JournalWriter
     from nsqha.server.log_trust import LogTrust
-    from nsqha.server.opening import PartitionOpener
     from nsqha.server.replica_files import ReplicaFiles
+    from nsqha.server.replica_runtime import ReplicaRuntime
 
-Key = tuple[int, int]  # topic uid, partition
 
 ASK_SECONDS = 20.0  # that others are asked for what is about to be given up; they are asked again afterwards
 
@@ -39,30 +38,27 @@ class GivingUp:
 
     def __init__(
         self,
+        runtime: ReplicaRuntime,
         damage: Damage,
         trust: LogTrust,
         files: ReplicaFiles,
         *,
-        log_of: Callable[[Key], PartitionLog | None],
-        opener: PartitionOpener,
-        journal_writer: JournalWriter,
-        disk: DiskRounds,
-        on_failure: Callable[[BaseException], None],
+        log_of: Callable[[PartitionKey], PartitionLog | None],
     ) -> None:
+        self._opener = runtime.opener
+        self._journal_writer = runtime.journal_writer
+        self._disk = runtime.disk
+        self._on_failure = runtime.on_failure
         self._damage = damage
         self._trust = trust
         self._files = files
         self._log_of = log_of
-        self._opener = opener
-        self._journal_writer = journal_writer
-        self._disk = disk
-        self._on_failure = on_failure
 
-    async def give_up(self, key: Key, *, seconds: float = ASK_SECONDS) -> list[DamagedRange]:
+    async def give_up(self, key: PartitionKey, *, seconds: float = ASK_SECONDS) -> list[DamagedRange]:
         """What no other replica gives now is LOST, and the log may be copied and led without.
 
         `seconds`: they are asked so long; what comes later is written all the same. What was given up by this. Safe to
-        repeat. Poisoned: the disk failed."""
+        repeat. Poisoned: the disk failed. StorageError: it is full, or the like."""
         if (log_ := self._log_of(key)) is None:
             return []
         before = {n for first, end in self._damage.known(key) for n in range(first, end) if is_lost(log_, n)}
@@ -84,7 +80,7 @@ class GivingUp:
     async def before_leading(self, follower: Follower, epoch: int) -> None:
         """An operator lets this replica lead with what it has: what nobody else has of its damage is given up."""
         key = follower.key
-        follower.fence()
+        follower.fence(epoch)
         await follower.files_free()
         self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
         await self._journal_writer.promise()
@@ -98,7 +94,7 @@ class GivingUp:
             log.error("channels_lost", text, log_.directory)
             follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
 
-    async def _mark(self, key: Key, log_: PartitionLog, before: set[int]) -> list[DamagedRange]:
+    async def _mark(self, key: PartitionKey, log_: PartitionLog, before: set[int]) -> list[DamagedRange]:
         """Write LOST over what is still damaged; what was not marked `before`."""
         given_up = []
         for first, end in self._damage.known(key):
@@ -106,9 +102,11 @@ class GivingUp:
                 continue  # begun anew or cut meanwhile: nothing is known of that
             try:
                 marked = await self._disk.run(log_.giving_up(first, end))
-            except (OSError, Poisoned) as error:
+            except Poisoned as error:
                 self._on_failure(error)
-                raise Poisoned(str(error)) from error
+                raise
+            except OSError as error:  # of a full disk, perhaps; what is marked so far is damage as it was
+                raise StorageError(f"{log_.directory}: what is damaged can not be given up now: {error}") from error
             whole = RangeSet([(first, end)])
             for part in marked:
                 whole.discard(*log_.whole_damage(*part))

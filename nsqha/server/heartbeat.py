@@ -1,7 +1,8 @@
 """Whether a client is still there: heartbeats out, and the end of one that is silent or takes nothing, as nsqd has it.
 
-A beat goes out every interval. A client that sent no byte for two intervals is dropped; so is one that took, over a
-whole interval, no byte of what waits for it. Who is not read at present can not be blamed for its silence.
+A beat goes out every interval. A client that for two intervals neither ended nor began a command is dropped; so is one
+that took, over a whole interval, no byte of what waits for it. Who is not read at present can not be blamed for its
+silence.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Client(Protocol):
 
 
 class Heartbeat:
-    """Of one connection. `heard_at` is set by it whenever bytes come, in seconds of the loop's clock."""
+    """Of one connection. `heard_at` is set by it whenever a command comes, in seconds of the loop's clock."""
 
     __slots__ = ("_beat_at", "_client", "_loop", "_seconds", "_timer", "_unread", "heard_at")
 

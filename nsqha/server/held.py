@@ -258,18 +258,9 @@ class _EvidenceServer:
 
         peers = joining.peer_server(options)
         joining.MembersOnly(peers, lambda: nodes).on_call("Evidence", answered)
-        server = aio.server(options=peer_grpc.server_options(joining.message_bytes(options)))
+        server = aio.server(options=peer_grpc.server_options())
         peers.add_to(server)
-        wanted = options.grpc_address
-        try:
-            if certificates is None:
-                port = server.add_insecure_port(wanted)
-            else:
-                port = server.add_secure_port(wanted, renewing.server_credentials(certificates))
-        except RuntimeError as error:
-            raise Unavailable(f"--grpc-address={wanted}: cannot listen: {error}") from None
-        await server.start()
-        return cls(server, peers, f"{wanted.rpartition(':')[0]}:{port}")
+        return cls(server, peers, await renewing.listen(server, options.grpc_address, certificates))
 
     async def close(self) -> None:
         self._peers.close()

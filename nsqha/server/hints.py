@@ -20,6 +20,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import NsqhaError, Unavailable
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.leaders import LeaderAt, Leaders
@@ -27,7 +28,6 @@ from nsqha.server.leaders import LeaderAt, Leaders
 if TYPE_CHECKING:
     from nsqha.server.peers import PeerIdentity, Peers, PeerServer
 
-Key = tuple[int, int]  # topic uid, partition
 
 ASK_NODES = 3  # at a time; the next ones are asked next
 ASK_PARTITIONS = 1000  # in one question
@@ -45,7 +45,7 @@ class Hints:
         leaders: Leaders,
         peers: Peers,
         *,
-        epoch_of: Callable[[str, Key], int | None],
+        epoch_of: Callable[[str, PartitionKey], int | None],
         addresses: Callable[[], Mapping[int, str]],
         cut_off: Callable[[], bool],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
@@ -58,8 +58,8 @@ class Hints:
         self._addresses = addresses
         self._cut_off = cut_off
         self._spawn = spawn
-        self._hints: dict[Key, tuple[str, LeaderAt]] = {}  # with the topic's name
-        self._wanted: dict[Key, str] = {}
+        self._hints: dict[PartitionKey, tuple[str, LeaderAt]] = {}  # with the topic's name
+        self._wanted: dict[PartitionKey, str] = {}
         self._asking = False
         self._turn = 0
 
@@ -68,7 +68,7 @@ class Hints:
 
     # ---- what is known
 
-    def leader(self, key: Key, epoch: int) -> LeaderAt | None:
+    def leader(self, key: PartitionKey, epoch: int) -> LeaderAt | None:
         """The hint, if it is of a later epoch than `epoch`, which is the record's."""
         _, at = self._hints.get(key, ("", None))
         return at if at is not None and at.epoch > epoch else None
@@ -86,7 +86,7 @@ class Hints:
 
     # ---- what is heard
 
-    def not_led(self, topic: str, key: Key, by: int, hint: LeaderAt | None) -> bool:
+    def not_led(self, topic: str, key: PartitionKey, by: int, hint: LeaderAt | None) -> bool:
         """As `Leaders.not_led`."""
         _, known = self._hints.get(key, ("", None))
         if known is not None and known.node == by and (hint is None or hint.epoch < known.epoch):
@@ -101,7 +101,7 @@ class Hints:
             self._spawn(self._ask())
         return True
 
-    def _take(self, topic: str, key: Key, at: LeaderAt) -> None:
+    def _take(self, topic: str, key: PartitionKey, at: LeaderAt) -> None:
         """Nobody is told: who found no leader looks again in a moment, and slower each time. So nodes that are wrong
         about each other have nobody run to and fro."""
         epoch = self._epoch_of(topic, key)
@@ -159,7 +159,7 @@ class Hints:
         return reply
 
 
-def hint_of(leaders: Leaders, topic: str, key: Key) -> routing_pb2.LeaderHint | None:
+def hint_of(leaders: Leaders, topic: str, key: PartitionKey) -> routing_pb2.LeaderHint | None:
     """What this node tells another one of who leads; None: it does not know."""
     at = leaders.recorded(topic, key[1]) if key[1] < leaders.partitions(topic) else None
     if at is None or at.topic_uid != key[0]:
@@ -171,5 +171,5 @@ def from_wire(hint: routing_pb2.LeaderHint) -> LeaderAt:
     return LeaderAt(hint.node_uid, hint.address, hint.epoch, hint.key.topic_uid)
 
 
-def wire_key(key: Key) -> replication_pb2.PartitionKey:
+def wire_key(key: PartitionKey) -> replication_pb2.PartitionKey:
     return replication_pb2.PartitionKey(topic_uid=key[0], partition=key[1])

@@ -9,8 +9,9 @@
 Manners (headers, error bodies, redirects) are `http_envelope`'s. The order of the checks is nsqd's, and visible: /pub
 looks at the body first and at the topic after, /mpub the other way round, and creates the topic before it reads.
 
-What nsqd does not know: 503 UNAVAILABLE (not stored, try again: disk low, queue full), 504 OUTCOME_UNKNOWN (may be
-stored), 500 INTERNAL_ERROR for a disk that refuses. All carry the reason beside `message`, as `detail`.
+What nsqd does not know: 503 UNAVAILABLE (not stored, try again: disk low, queue full, too many large bodies), 504
+OUTCOME_UNKNOWN (may be stored), 500 INTERNAL_ERROR for a disk that refuses. All carry the reason beside `message`, as
+`detail`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, StorageError, U
 from nsqha.nsqlog import Log
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
 from nsqha.server import http_debug, http_envelope
+from nsqha.server.budget import PublishBudget
 from nsqha.server.http_envelope import ApiError, HttpApi, Reply, Request, Route
 from nsqha.server.process import memory_stats
 from nsqha.server.stats import Selection, stats_json
@@ -38,6 +40,8 @@ from nsqha.server.stats_text import stats_text
 if TYPE_CHECKING:
     from nsqha.server.api import BrokerApi
 
+PIECE_BYTES = 16 * 1024
+"""A body of lines is made into frames in pieces: a message costs half a microsecond, and its line may be two bytes."""
 TOPICS_AT_ONCE = 100
 """Statistics of more topics are written down in a thread; each takes about 50 us."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -48,6 +52,7 @@ class NsqdHttp:
 
     def __init__(self, broker: BrokerApi) -> None:
         self._broker = broker
+        self._framing = asyncio.Lock()
 
     def api(self) -> HttpApi:
         api = HttpApi()
@@ -95,17 +100,19 @@ class NsqdHttp:
         body = await request.body(options.max_body_size)
         if body is None:
             raise ApiError(413, "BODY_TOO_BIG")
-        frames = (self._counted if binary else self._lines)(body)
+        if len(body) <= PIECE_BYTES:
+            frames = await self._frames(body, binary)
+        else:
+            # One at a time, and with room for it: frames may be twelve times as large as the lines they come from.
+            async with self._framing:
+                await _done(self._broker.publishing.room(), self._broker)
+                frames = await self._frames(body, binary)
         if frames:
             await _done(self._broker.publishing.publish(topic, frames, deliver_in_ms=delay_ms), self._broker)
         return "OK"
 
-    def _lines(self, body: bytes) -> bytes:
-        """One message per line; empty lines are none."""
-        messages = [line for line in body.split(b"\n") if line]
-        if len(max(messages, key=len, default=b"")) > self._broker.options.max_msg_size:
-            raise ApiError(413, "MSG_TOO_BIG")
-        return b"".join(map(hot.frame, messages))
+    async def _frames(self, body: bytes, binary: bool) -> bytes:
+        return self._counted(body) if binary else await frames_of_lines(body, self._broker.options.max_msg_size)
 
     def _counted(self, body: bytes) -> bytes:
         """The body of an MPUB: count, then size and bytes of each message."""
@@ -287,6 +294,22 @@ class NsqdHttp:
         return await self.read_option(request)
 
 
+async def frames_of_lines(body: bytes, size_max: int) -> bytes:
+    """One message per line; empty lines are none. 413 MSG_TOO_BIG; others have their turn after each piece."""
+    pieces: list[bytes] = []
+    start = 0
+    while start < len(body):
+        end = body.find(b"\n", start + PIECE_BYTES) + 1 or len(body)
+        messages = [line for line in body[start:end].split(b"\n") if line]
+        if len(max(messages, key=len, default=b"")) > size_max:
+            raise ApiError(413, "MSG_TOO_BIG")
+        pieces.append(b"".join(map(hot.frame, messages)))
+        start = end
+        if start < len(body):
+            await asyncio.sleep(0)
+    return b"".join(pieces)
+
+
 def announced_ports(broker: BrokerApi) -> tuple[int, int]:
     """TCP and HTTP ports as others are told: what is bound, unless the flags say otherwise."""
     options, ports = broker.options, broker.ports
@@ -334,14 +357,15 @@ class HttpServer:
     ) -> None:
         self._log = Log("http")
         api = NsqdHttp(broker).api()
+        room = PublishBudget(asyncio.get_running_loop(), broker.options.publish_queue_bytes)
         refuse = broker.options.tls_required == TlsRequired.YES
         self._listeners: list[tuple[str, http_envelope.HttpServer, socket.socket, ssl.SSLContext | None]] = []
         if http is not None:
-            plain = http_envelope.HttpServer(_TlsOnly(broker.ports.https) if refuse else api, self._log)
+            plain = http_envelope.HttpServer(_TlsOnly(broker.ports.https) if refuse else api, self._log, room=room)
             self._listeners.append(("HTTP", plain, http, None))
         if https is not None:
             assert tls is not None, "an HTTPS listener needs a certificate"
-            self._listeners.append(("HTTPS", http_envelope.HttpServer(api, self._log), https, tls))
+            self._listeners.append(("HTTPS", http_envelope.HttpServer(api, self._log, room=room), https, tls))
 
     async def start(self) -> None:
         for name, server, sock, tls in self._listeners:

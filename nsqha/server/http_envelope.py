@@ -25,7 +25,9 @@ bytes that are no HTTP `HTTP/1.1 400 Bad Request` and close, and a log line `200
 
 Only the query carries parameters; a form in a POST body is a message like any other. The first value wins.
 `Content-Encoding` of a request is not undone: the bytes are the message. Nothing is read before its size was checked.
-A connection that is idle, or dribbles its header, for IDLE_S is closed; a body must come within BODY_S.
+A connection that is idle, or dribbles its header, for IDLE_S is closed; a body must come within BODY_S, and what is
+answered must be taken within TAKE_S. A body of more than SMALL_BODY_BYTES is read only when `room` is left for it, and
+keeps its size until it is answered. Who gets none within ROOM_S is refused: 503 UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
@@ -45,14 +47,21 @@ from aiohttp import StreamReader, web
 from aiohttp.http import HttpVersion11
 from aiohttp.http_parser import RawRequestMessage
 
+from nsqha.errors import Unavailable
 from nsqha.goflags import format_duration
 from nsqha.ids import valid_name
 from nsqha.nsqlog import Log
+from nsqha.server.budget import PublishBudget
 from nsqha.server.listen import address_text, bound_address, too_many_files
 
 IDLE_S = 120.0
 """Longer than the 90 s after which Go's HTTP client lets go of an idle connection, so that we never race it."""
 BODY_S = 60.0
+TAKE_S = 60.0
+"""How long a peer may take to read what its connection holds for it."""
+ROOM_S = 30.0
+SMALL_BODY_BYTES = 64 * 1024
+"""About what is read of each request in any case, before anybody asks for its body."""
 LINGER_S = 5.0
 """How long the rest of a refused body is read away, so that the client sees the refusal instead of a reset."""
 DRAIN_S = 5.0
@@ -131,15 +140,17 @@ class Query:
 class Request:
     """What a handler sees of a request."""
 
-    __slots__ = ("_continued", "_inner", "_query", "method", "param", "path", "query_text")
+    __slots__ = ("_continued", "_inner", "_query", "_room", "_taken", "method", "param", "path", "query_text")
 
-    def __init__(self, inner: web.BaseRequest) -> None:
+    def __init__(self, inner: web.BaseRequest, room: PublishBudget | None = None) -> None:
         target = inner.raw_path
         if "://" in target[:8]:  # the absolute form, as a proxy's client sends it
             target = "/" + target.split("://", 1)[1].partition("/")[2]
         path, _, self.query_text = target.partition("?")
         self._inner = inner
         self._query: Query | None = None
+        self._room = room
+        self._taken = 0  # of the room
         self._continued = False
         self.method = inner.method
         self.path = _decode(path) if "%" in path else path
@@ -168,25 +179,44 @@ class Request:
         return self._inner.content_length
 
     async def body(self, limit: int) -> bytes | None:
-        """The whole body, or None as soon as it is known to be larger than `limit` bytes."""
+        """The whole body, or None as soon as it is known to be larger than `limit` bytes; 503 if there is no room."""
         announced = self._inner.content_length
         if announced is not None and announced > limit:
             return None
+        await self._take_room(announced or 0)
         await self._say_continue()
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(BODY_S):
+            async with asyncio.timeout(BODY_S) as deadline:
                 while part := await self._inner.content.readany():
                     size += len(part)
                     if size > limit:
                         return None
                     parts.append(part)
+                    if announced is None and size > SMALL_BODY_BYTES and not self._taken:
+                        deadline.reschedule(None)
+                        await self._take_room(limit)
+                        deadline.reschedule(asyncio.get_running_loop().time() + BODY_S)
         except (TimeoutError, web.RequestPayloadError) as error:
             raise ApiError(400, "INVALID_REQUEST") from error
         if self.broken_body:
             raise ApiError(400, "INVALID_REQUEST")
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _take_room(self, size: int) -> None:
+        if self._room is not None and size > SMALL_BODY_BYTES:
+            try:
+                await self._room.enter(size, ROOM_S)
+            except Unavailable as error:
+                raise ApiError(503, "UNAVAILABLE", detail=str(error)) from None
+            self._taken = size
+
+    def give_room(self) -> None:
+        """The request is answered."""
+        if self._room is not None and self._taken:
+            self._room.give(self._taken)
+            self._taken = 0
 
     async def _say_continue(self) -> None:
         # Only now, as Go does: a body that is refused by its length is not asked for.
@@ -276,10 +306,11 @@ class HttpApi:
 class HttpServer:
     """Serves an HttpApi on any number of listeners; `gate` may refuse a request before it is looked at."""
 
-    def __init__(self, api: HttpApi, log: Log, *, gate: Gate | None = None) -> None:
+    def __init__(self, api: HttpApi, log: Log, *, gate: Gate | None = None, room: PublishBudget | None = None) -> None:
         self._api = api
         self._log = log
         self._gate = gate
+        self._room = room
         self._web: _WebServer | None = None
         self._listeners: list[asyncio.Server] = []
 
@@ -304,7 +335,7 @@ class HttpServer:
 
     async def _answer(self, inner: web.BaseRequest) -> web.Response:
         started = time.perf_counter_ns()
-        request = Request(inner)
+        request = Request(inner, self._room)
         quiet = False
         try:
             if self._gate is not None:
@@ -317,6 +348,8 @@ class HttpServer:
                 response = await self._run(found, request)
         except ApiError as refusal:
             response = _refusal(refusal, plain=False)
+        finally:
+            request.give_room()
         if request.unsent_body:
             inner.content.feed_eof()  # what was not asked for will not come
             response.force_close()
@@ -385,19 +418,53 @@ def _decode(text: str) -> str:
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp's connection, but bytes that are no HTTP get what Go answers them, and nobody logs them."""
+    """aiohttp's connection, but bytes that are no HTTP get what Go answers them, and nobody logs them; and who does not
+    take what was written is dropped, while it is written and when the connection closes."""
 
-    __slots__ = ("body", "broken")
+    __slots__ = ("_drop", "_socket", "body", "broken")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.body: StreamReader | None = None
         self.broken = False
+        self._socket: asyncio.Transport | None = None
+        self._drop: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._socket = cast(asyncio.Transport, transport)  # aiohttp forgets its own before everything is sent
         if too_many_files(transport):
             self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._taken()
+        self._socket = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._must_be_taken()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def force_close(self) -> None:
+        super().force_close()
+        self._must_be_taken()
+
+    async def start(self) -> None:
+        await super().start()
+        self._must_be_taken()  # it is closing
+
+    def _must_be_taken(self) -> None:
+        if self._drop is None and self._socket is not None and self._socket.get_write_buffer_size():
+            self._drop = self._loop.call_later(TAKE_S, self._socket.abort)
+
+    def _taken(self) -> None:
+        if self._drop is not None:
+            self._drop.cancel()
+            self._drop = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

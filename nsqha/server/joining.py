@@ -22,14 +22,13 @@ from nsqha.server.cluster import Cluster
 from nsqha.server.etcd_access import look_at, open_store
 from nsqha.server.members import MembersOnly
 from nsqha.server.peer_grpc import GrpcPeerServer
-from nsqha.server.peers import message_bytes_max
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.server.certificates import CertificateFiles
 
-__all__ = ["MembersOnly", "message_bytes", "node_info", "open_cluster", "peer_server"]
+__all__ = ["MembersOnly", "node_info", "open_cluster", "peer_server"]
 
 SERVICES = (
     replication_pb2.DESCRIPTOR.services_by_name["Replication"],
@@ -62,7 +61,6 @@ async def open_cluster(
         await loop.run_in_executor(None, store.close)
         held.remember_doubt(journal)
         raise StaleMetadata(why)
-    size = message_bytes(options)
     identity = store.identity()
     journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.stage_revision(identity.revision)
@@ -75,8 +73,8 @@ async def open_cluster(
         clock=clock,
         node=mine.node_uid,
         cluster_id=cluster.cluster_id,
-        peers=renewing.peers(SERVICES, certificates, message_bytes=size),
-        routing_peers=renewing.peers(SERVICES, certificates, message_bytes=size),
+        peers=renewing.peers(SERVICES, certificates),
+        routing_peers=renewing.peers(SERVICES, certificates),
         ttl_s=options.lease_ttl_ns / 1e9,
     )
 
@@ -96,14 +94,9 @@ def _generation(options: Options, journal: NodeJournal, clock: Clock) -> int:
     return look.accepted.record.generation
 
 
-def message_bytes(options: Options) -> int:
-    """The largest message between nodes."""
-    return message_bytes_max(options.max_body_size)
-
-
 def peer_server(options: Options) -> GrpcPeerServer:
     """Where other nodes call this one."""
-    return GrpcPeerServer(SERVICES, tls=tls.cluster_tls(options), message_bytes=message_bytes(options))
+    return GrpcPeerServer(SERVICES, tls=tls.cluster_tls(options))
 
 
 def node_info(options: Options, node_uid: int, boot_id: str, *, tcp: int, http: int, grpc: str) -> NodeInfo:

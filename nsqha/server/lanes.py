@@ -24,17 +24,10 @@ from typing import Protocol
 
 from nsqha.errors import NotFound
 from nsqha.server.budget import PublishBudget
+from nsqha.server.publish_queue import NOT_STORED, Reply
 
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 0.2
-NOT_STORED = "not stored: "
-
-
-class Reply(Protocol):
-    """Somebody who waits for the outcome of a publish."""
-
-    def stored(self) -> None: ...
-    def failed(self, why: str) -> None: ...
 
 
 class Target(Protocol):
@@ -83,7 +76,7 @@ class Publish:
         self.lane.came_back(self, why)
 
     def failed(self, why: str) -> None:
-        """Not stored ("not stored: ..."), or of unknown outcome; `why` says which."""
+        """As `Reply.failed`."""
         definite = why.startswith(NOT_STORED)
         if definite and self.target is not None and self.target.gone:
             self.lane.came_back(self, why.removeprefix(NOT_STORED))

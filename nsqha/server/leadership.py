@@ -10,7 +10,6 @@ effective ISR is widened before a proposal leaves. What the store answers late o
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -337,20 +336,3 @@ class Leadership:
 
     def __repr__(self) -> str:
         return f"Leadership({self.topic}/{self.key[1]}, epoch {self.epoch})"
-
-
-def spawner(loop: asyncio.AbstractEventLoop) -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Tasks that belong to nobody who could be cancelled; their failures are logged."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    def ended(task: asyncio.Task[None]) -> None:
-        tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task_failed", "a background task failed", error=error)
-
-    def spawn(work: Coroutine[Any, Any, None]) -> None:
-        task = loop.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(ended)
-
-    return spawn

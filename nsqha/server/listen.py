@@ -46,7 +46,10 @@ def listen(address: str, *, flag: str) -> socket.socket:
 
 
 def check_free(address: str, *, flag: str) -> None:
-    """Whether somebody else could listen there now. ConfigError as `listen`; addresses it does not know pass."""
+    """Whether somebody else could listen there now. ConfigError as `listen`; of those with a colon, addresses it does
+    not know pass."""
+    if not is_tcp(address):
+        raise ConfigError(f'--{flag}={address}: "{address}" is not host:port')
     with suppress(ValueError):
         split_host_port(address)
         listen(address, flag=flag).close()

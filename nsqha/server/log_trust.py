@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqha.ids import PartitionKey
 from nsqha.ranges import RangeSet
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.verdict import Report
     from nsqha.server.follower import Follower
-
-Key = tuple[int, int]  # topic uid, partition
 
 
 @dataclass(slots=True)
@@ -39,16 +38,16 @@ class Doubted:
 class LogTrust:
     """What is held against the logs of one node."""
 
-    def __init__(self, followers: Mapping[Key, Follower]) -> None:
-        self.on_whole: Callable[[Key, int], None] = lambda key, name: None
+    def __init__(self, followers: Mapping[PartitionKey, Follower]) -> None:
+        self.on_whole: Callable[[PartitionKey, int], None] = lambda key, name: None
         """All that recovery found is mended, and nothing is held against the log's old name (0: that is gone)."""
         self._followers = followers
-        self._cut: set[Key] = set()
-        self._doubted: dict[Key, Doubted] = {}
+        self._cut: set[PartitionKey] = set()
+        self._doubted: dict[PartitionKey, Doubted] = {}
 
-    def recovered(self, key: Key, log_: PartitionLog, report: Report, name: int, bad: RangeSet) -> None:
+    def recovered(self, key: PartitionKey, log_: PartitionLog, report: Report, name: int, bad: RangeSet) -> int:
         """A log was opened. `name`: its log_uid before, if that was good but for damage; `bad`: what does not
-        verify."""
+        verify. The name that it may go by again, if all that is mended; 0: it keeps the one it has."""
         if any(cut.why == "torn" for cut in report.cuts):
             self._cut.add(key)
         if report.serve_end is not None:
@@ -56,41 +55,43 @@ class LogTrust:
             self._doubted[key] = doubted = Doubted(report.serve_end, name if whole else 0, bad.copy())
             if not whole:  # what is missing at the end comes from a leader only
                 doubted.left.add(log_.end.log_id, max(report.watermark, log_.end.log_id + 1))
+            return doubted.name
+        return 0
 
-    def leads(self, key: Key) -> None:
+    def leads(self, key: PartitionKey) -> None:
         """What this replica has is the truth from now on."""
         self._cut.discard(key)
 
-    def doubts(self, key: Key) -> tuple[bool, bool]:
+    def doubts(self, key: PartitionKey) -> tuple[bool, bool]:
         """Of a replica: whether recovery cut its end, and whether it is so damaged that others go first."""
         follower = self._followers.get(key)
         if key in self._cut and follower is not None and follower.complete:
             self._cut.discard(key)  # what was cut has come again, as far as it counts
         return key in self._cut, key in self._doubted or (follower is not None and follower.damage is not None)
 
-    def unsound_from(self, key: Key) -> int | None:
+    def unsound_from(self, key: PartitionKey) -> int | None:
         """The log id from which on nothing can be vouched for; None: all can."""
         return doubted.bad if (doubted := self._doubted.get(key)) is not None else None
 
-    def left(self, key: Key) -> list[tuple[int, int]]:
+    def left(self, key: PartitionKey) -> list[tuple[int, int]]:
         """What recovery found, or missed at the end, and is not mended yet."""
         return list(doubted.left) if (doubted := self._doubted.get(key)) is not None else []
 
-    def mended(self, key: Key, first: int, end: int) -> None:
+    def mended(self, key: PartitionKey, first: int, end: int) -> None:
         """Of that, the log ids [first, end) are as good as they will be."""
         if (doubted := self._doubted.get(key)) is not None:
             doubted.left.discard(first, end)
 
-    def cut_off(self, key: Key) -> None:
+    def cut_off(self, key: PartitionKey) -> None:
         """What is doubted is cut off: the ISR counts on more than this log has, whatever is mended in it later."""
         if (doubted := self._doubted.get(key)) is not None:
             doubted.name = 0
 
-    def renewed(self, key: Key) -> None:
+    def renewed(self, key: PartitionKey) -> None:
         """Nothing is left of what could not be vouched for, or it was given up."""
         self._doubted.pop(key, None)
 
-    def look(self, key: Key) -> None:
+    def look(self, key: PartitionKey) -> None:
         """Whether the log is whole again."""
         if (doubted := self._doubted.get(key)) is not None and not doubted.left:
             self.on_whole(key, doubted.name)
@@ -100,7 +101,7 @@ class LogTrust:
         for key in list(self._doubted):
             self.look(key)
 
-    def gone(self, key: Key) -> None:
+    def gone(self, key: PartitionKey) -> None:
         """The replica is not here any more."""
         self._doubted.pop(key, None)
         self._cut.discard(key)

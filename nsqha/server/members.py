@@ -1,9 +1,9 @@
 """Who may ask what, once the certificate of the one who asks has been verified.
 
-    a node of this cluster        everything, as itself: a hello that claims to be another one is refused
-    a lookup daemon: a DNS name   what changes nothing and shows no message: MAY_ASK
-    an administrator: no name     administration
-    anybody else                  nothing, even with a certificate of the cluster's CA
+    a node of this cluster                   everything, as itself: a hello that claims to be another one is refused
+    a lookup daemon: a DNS name, no uid      what changes nothing and shows no message: MAY_ASK
+    an administrator: ADMINISTRATOR_URI      administration
+    anybody else                             nothing, even with a certificate of the cluster's CA
 
 A node belongs to the cluster if it is registered, or if a record names it: one that has lost its lease still catches
 up, and serves its clients. Records name nodes by uid. What a certificate without a uid calls a node is in its
@@ -77,12 +77,12 @@ def may_call(view: View, peer: PeerIdentity, method: str) -> bool:
     """Whether a method between nodes is for this peer."""
     if not peer.verified or is_member(view, peer):
         return True
-    return method in MAY_ASK and not peer.node_uid
+    return method in MAY_ASK and bool(peer.names) and not peer.node_uid
 
 
 def may_administrate(view: View, peer: PeerIdentity) -> bool:
-    """Nodes pass on what administrators ask. Whoever has neither uid nor name is an administrator."""
-    return not peer.verified or is_member(view, peer)
+    """Administrators, and nodes, which pass on what administrators ask."""
+    return not peer.verified or peer.administrator or is_member(view, peer)
 
 
 class MembersOnly:

@@ -93,7 +93,7 @@ def make_data_folder(path: str) -> None:
     first = path
     while not os.path.exists(parent := os.path.dirname(first)):
         first = parent
-    os.makedirs(path, exist_ok=True)
+    OsStorage().make_dirs(path)
     within = f", with the folders from {first} on" if first != path else ""
     log.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
 
@@ -348,7 +348,6 @@ class Node:
         # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
         service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
         peers: list[Any] = []
-        message_bytes = 0
         if broker.cluster is not None:
             joining = importlib.import_module("nsqha.server.joining")
             peers.append(joining.peer_server(self.options))
@@ -357,10 +356,7 @@ class Node:
             doubt = importlib.import_module("nsqha.server.doubt")
             self._doubt = doubt.Doubt(broker, broker.cluster, broker.cluster.store, self.begins_again.set)
             self._doubt.serve(checked)
-            message_bytes = joining.message_bytes(self.options)
-        admin = service.AdminServer(
-            broker, self.options.grpc_address, peers, tls=self._certificates, message_bytes=message_bytes
-        )
+        admin = service.AdminServer(broker, self.options.grpc_address, peers, tls=self._certificates)
         await admin.start()
         self._closers.append(admin.close)
         broker.grpc_address = admin.address

@@ -25,6 +25,7 @@ from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, Report, recover
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage, parent
+from nsqha.commitlog.verdict import Damage
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.loading import first_checkpoint_end
@@ -39,6 +40,7 @@ from nsqha.server.budget import PublishBudget
 from nsqha.server.disk import DiskRounds
 from nsqha.server.follower import MUST_READ
 from nsqha.server.measures import Measures
+from nsqha.server.own_damage import OwnDamage
 from nsqha.server.partition import Partition, PartitionRuntime
 from nsqha.server.trimming import AbandonedPolicy, Trimmer
 
@@ -76,6 +78,7 @@ class PartitionOpener:
         cursor_cache: LmdbCache | None = None,
     ) -> None:
         """`storage`, `cursor_cache`: those of the data directory, if not given."""
+        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
         self.measures = Measures()
         self.budget = PublishBudget(loop, options.publish_queue_bytes)
         self._options = options
@@ -146,12 +149,23 @@ class PartitionOpener:
             log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
             state: PartitionState | None
             if replicas == 1:  # what is in the log is committed
-                state, damage = self.state_of(key, recovery.log, alone=True), None
+                state, damage = self._state_of_all(key, f"{record.name}/{number}", recovery.log), None
             else:
                 below = recovery.report.serve_end
                 state, damage = self.state_vouched_for(key, recovery.log, below=below, alone=alone)
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report, damage)
         return opened
+
+    def _state_of_all(self, key: tuple[int, int], partition: str, log_: PartitionLog) -> PartitionState:
+        """The channel state of a log that nobody else has. Its older entries, which recovery does not look at, may not
+        verify either."""
+        while True:
+            try:
+                return self.state_of(key, log_, alone=True)
+            except BatchCorrupt as damage:
+                if (rebuild := log_.rebuilding(damage.first.log_id, damage.end.log_id)) is None:
+                    raise  # not of entries: it would be met again
+                self._tell_damage(partition, rebuild())
 
     def state_vouched_for(
         self,
@@ -229,12 +243,11 @@ class PartitionOpener:
         ).state
 
     def state_anew(self, key: tuple[int, int], log_: LogReader, *, committed: int) -> PartitionState:
-        """The channel state that is left when nothing says what it was: every channel begins where the log does."""
+        """The channel state that is left when nothing says what it was: every channel will begin where the log does."""
         self.cursor_cache.forget(key)
         state = PartitionState()
         for entry in log_.entries(log_.start.log_id, committed):
             state.apply(entry, log_.events(entry) if entry.flags & NEEDS_LOOK else b"")
-        state.start_at(log_.start.offset, log_.start.position)
         return state
 
     def remove(self, name: str, uid: int) -> bool:
@@ -281,14 +294,27 @@ class PartitionOpener:
             log.warning("log_cut", "%s: the log was cut at offset %d (%s)", partition, cut.at.offset, cut.why)
             self.measures.log_events["log_cut"] += 1
         for damage in report.damage:
-            log.error(
-                "log_damaged", "%s: offsets [%d, %d) did not verify: %s",
-                partition, damage.first.offset, damage.end.offset, damage.what,
-            )  # fmt: skip
+            self._tell_damage(partition, damage)
+        for position in report.unreadable:
+            text = "%s: the files at position %d can not be used, and were set aside as %020d.*.unreadable"
+            log.error("log_damaged", text, partition, position, position)
+            self.measures.log_events["log_damaged"] += 1
+        if report.restored_anchors:
+            text = "%s: anchors that were lost are written anew: %d"
+            log.error("log_damaged", text, partition, report.restored_anchors)
+            self.measures.log_events["log_damaged"] += 1
+        if report.verdict.alarm and not report.damage:
+            text = "%s: from log id %d on nothing is left of what was synced to this disk"
+            log.error("log_damaged", text, partition, report.verdict.bad)
             self.measures.log_events["log_damaged"] += 1
         if report.possible_loss:
             log.warning("possible_loss", "%s: messages acknowledged before their fsync may be gone", partition)
             self.measures.log_events["possible_loss"] += 1
+
+    def _tell_damage(self, partition: str, damage: Damage) -> None:
+        text = "%s: offsets [%d, %d) did not verify: %s"
+        log.error("log_damaged", text, partition, damage.first.offset, damage.end.offset, damage.what)
+        self.measures.log_events["log_damaged"] += 1
 
     # ---- memory, on the loop
 
@@ -334,7 +360,7 @@ class PartitionOpener:
             ordered=record.settings.ordered,
             bounded=ids.is_ephemeral(record.name),
         )
-        return Partition(
+        partition = Partition(
             self._runtime,
             number=number,
             id_base=id_base,
@@ -345,6 +371,11 @@ class PartitionOpener:
             sync=sync,
             held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,
         )
+        if {node, *meta.replicas, *meta.isr} == {node}:
+            told = lambda damage: self._tell_damage(f"{record.name}/{number}", damage)  # noqa: E731
+            partition.own_damage = OwnDamage(partition, told, lambda *mended: self.on_mended(*mended))
+            partition.on_damage = partition.own_damage.found
+        return partition
 
     def retention_of(self, record: TopicRecord) -> Retention:
         """How long and how much of finished messages is kept for replay."""
@@ -377,9 +408,6 @@ class PartitionOpener:
         """Its files are gone, or about to go."""
         self._journal.forget(key)
         self.cursor_cache.forget(key)
-
-    def close(self) -> None:
-        """Nothing is open any more."""
 
 
 def _events(log_: LogReader, entry: Entry, alone: bool) -> bytes | bytearray:

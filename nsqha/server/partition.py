@@ -23,6 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nsqha import hot
 from nsqha.clock import Clock, Now, read
@@ -41,10 +42,15 @@ from nsqha.server.disk import DiskRounds, LazySync
 from nsqha.server.file_jobs import FileJobs
 from nsqha.server.gathering import Gathering
 from nsqha.server.measures import Measures
-from nsqha.server.publish_queue import PublishQueue, Reply, Taken, Waiter
+from nsqha.server.outstanding import Outstanding, refuse, settle
+from nsqha.server.own_damage import OwnDamage
+from nsqha.server.pending_events import Events, PendingEvents
+from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN, PublishQueue, Reply, Taken, Waiter
 from nsqha.server.trimming import Trimmer
 
 log = Log("partition")
+
+T = TypeVar("T")
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
@@ -65,28 +71,6 @@ class PartitionRuntime:
     written_seconds_max: float  # a written publish without outcome is answered "unknown"
     sync_every: int  # messages per fsync with sync=interval
     sync_seconds: float
-
-
-class Outstanding:
-    """A written batch that is not committed yet, and who waits for it."""
-
-    __slots__ = ("data", "done", "entry", "size", "waiters", "written_at")
-
-    def __init__(
-        self,
-        entry: Entry,
-        data: bytearray,
-        waiters: list[Waiter],
-        done: list[asyncio.Future[None]],
-        written_at: float,
-        size: int,
-    ) -> None:
-        self.entry = entry
-        self.data = data
-        self.waiters = waiters
-        self.done = done
-        self.written_at = written_at
-        self.size = size  # what it has of the budget
 
 
 class Partition:
@@ -122,6 +106,7 @@ class Partition:
         self.serving = False  # the epoch start is applied: deliveries and channel events may go on
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
         self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify
+        self.own_damage: OwnDamage | None = None  # of a log that nobody else has
         self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
         self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self._runtime = runtime
@@ -132,10 +117,7 @@ class Partition:
         self._on_failure = runtime.on_failure
         self._queue = PublishQueue(runtime.budget)
         self._gathering = Gathering()
-        self._unsent_events = b""
-        self._unsent_flags = 0
-        self._event_waiters: list[asyncio.Future[None]] = []
-        self._events_wanted = False
+        self._events = PendingEvents()
         self._outstanding: deque[Outstanding] = deque()
         self._flush_scheduled = False
         self._files = FileJobs(runtime.loop, runtime.disk, failed=self._job_failed, ended=self._job_ended)
@@ -161,12 +143,12 @@ class Partition:
         events = EpochStart(self.leader.epoch, self.leader.node).encode()
         if channels is not None:
             events += self.cursors.opening_events(channels)
-        self._unsent_events, self._unsent_flags = events, HAS_EVENTS
+        self._events.first(events, HAS_EVENTS)
         future: asyncio.Future[None] = self._loop.create_future()
         if self.closed:
             future.set_exception(Unavailable(self._why))
             return future
-        self._event_waiters.append(future)
+        self._events.wait(future)
         self._schedule_flush()
         self._disk.request(self)
         return future
@@ -180,7 +162,7 @@ class Partition:
         if it comes from another node.
         """
         if self.closed:
-            reply.failed(f"not stored: {self._why}")
+            reply.failed(f"{NOT_STORED}{self._why}")
             return
         if self.held_back_max is not None:
             frames = self._fitting(frames)
@@ -215,7 +197,7 @@ class Partition:
         if self.closed or not self.serving:
             future.set_exception(Unavailable(self._why if self.closed else self.begins))
             return future
-        self._event_waiters.append(future)
+        self._events.wait(future)
         self._schedule_flush()
         return future
 
@@ -233,8 +215,7 @@ class Partition:
 
     def _flush_waiting(self) -> None:
         while True:
-            urgent = bool(self._event_waiters or self._events_wanted or self._unsent_events)
-            urgent = urgent or (self.serving and self.cursors.urgent)  # before, nothing takes them
+            urgent = self._events.urgent or (self.serving and self.cursors.urgent)  # before, nothing takes them
             if self._files.busy or self.closed or self._holding or not (self._queue.runs or urgent):
                 return
             if not urgent:
@@ -244,8 +225,7 @@ class Partition:
                 if self._gathering.waits(len(queue.runs), queue.bytes_waiting):
                     self._schedule_flush()
                     return
-            force, self._events_wanted = bool(self._event_waiters) or self._events_wanted, False
-            if not self._write(force_events=force):
+            if not self._write(force_events=self._events.forced()):
                 return
 
     @property
@@ -266,37 +246,31 @@ class Partition:
     def _write(self, *, force_events: bool = False) -> bool:
         """Write one batch. False if the disk refused."""
         now = self.now()
-        events, flags = self._unsent_events, self._unsent_flags
-        done: list[asyncio.Future[None]] = []
-        if not events:
-            # Behind what was refused: what they say has been counted as said. And not with it, or that would grow for
-            # as long as a disk is full.
-            events, flags = self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
-            done, self._event_waiters = self._event_waiters, []
+        events = self._events.take(
+            lambda: self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
+        )
         taken = self._queue.take()
-        if not taken.runs and not events:
-            self._settle(done)
+        if not taken.runs and not events.frames:
+            self._settle(events.done)
             return True
         try:
-            entry, data = self._append(now, events, flags, taken)
+            entry, data = self._append(now, events, taken)
         except AppendFailed as error:
-            # Nothing was stored. Events are not publishes: nobody sends them again, so they wait for the next batch.
-            self._unsent_events, self._unsent_flags = events, flags
-            self._event_waiters = done + self._event_waiters
-            self._refuse(taken.waiters, taken.size, f"not stored: {error}")
+            self._events.not_written(events)
+            self._refuse(taken.waiters, taken.size, f"{NOT_STORED}{error}")
             if self._retry is None:
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._try_again)
             return False
         except Exception as error:
-            self._event_waiters = done + self._event_waiters
-            self._refuse(taken.waiters, taken.size, f"outcome unknown: {_text(error)}")
+            self._events.wait_on(events.done)
+            self._refuse(taken.waiters, taken.size, f"{OUTCOME_UNKNOWN}{_text(error)}")
             self._stop(error)
             return False
-        self._unsent_events, self._unsent_flags = b"", 0
+        self._events.written()
         count = entry.count
         self.message_count += count
-        self.message_bytes += len(data) - len(events) - count * hot.HEADER
-        self._outstanding.append(Outstanding(entry, data, taken.waiters, done, now.mono, taken.size))
+        self.message_bytes += len(data) - len(events.frames) - count * hot.HEADER
+        self._outstanding.append(Outstanding(entry, data, taken.waiters, events.done, now.mono, taken.size))
         if self.sync == "always":
             self._disk.request(self)
         elif self.sync == "interval":
@@ -309,17 +283,18 @@ class Partition:
             self.roll()
         return True
 
-    def _append(self, now: Now, events: bytes, flags: int, taken: Taken) -> tuple[Entry, bytearray]:
+    def _append(self, now: Now, events: Events, taken: Taken) -> tuple[Entry, bytearray]:
         """Stamp the runs behind the events, and write both as one batch."""
+        frames, flags, _ = events
         runs = taken.runs
         for index, delay_ms in taken.delays:
             flags |= HAS_ATTRIBUTES
             run = runs[index]
             _, covers = hot.walk(run, 0, len(run), len(run))
             runs[index] = self.cursors.deliver_at(now.wall_ns + delay_ms * 1_000_000, run, covers)
-        data = bytearray().join((events, *runs)) if events else bytearray().join(runs)
+        data = bytearray().join((frames, *runs)) if frames else bytearray().join(runs)
         timestamp_ns = self.log.next_timestamp(now.wall_ns)
-        count = hot.stamp(data, len(events), self.id_base + self.log.end.offset, timestamp_ns) if runs else 0
+        count = hot.stamp(data, len(frames), self.id_base + self.log.end.offset, timestamp_ns) if runs else 0
         entry = self.log.append(
             data,
             count=count,
@@ -334,19 +309,13 @@ class Partition:
         """There is nothing more to write for these: they end with what is written, the last batch included."""
         if self._outstanding:
             self._outstanding[-1].done += done
-            return
-        for future in done:
-            if not future.done():
-                future.set_result(None)
+        else:
+            settle(done)
 
     def _refuse(self, waiters: list[Waiter], size: int, why: str) -> None:
         """Answer publishes that were not written, or nobody knows whether."""
         self._budget.give(size)
-        for reply, _ in waiters:
-            try:
-                reply.failed(why)
-            except Exception as error:
-                log.error("reply_failed", "a publisher could not be answered", error=error)
+        refuse(waiters, why)
 
     @property
     def held_up(self) -> bool:
@@ -391,11 +360,22 @@ class Partition:
             self._commit(self.now())
 
     def hold(self, holding: bool) -> None:
-        """Write nothing for a while: what comes waits, for this leader or for the next."""
-        if holding != self._holding:
-            self._holding = holding
-            if not holding:
-                self._go_on()
+        """Write and hand out nothing for a while: what comes waits, for this leader or for the next, who is told before
+        where the channels are and what is in flight."""
+        if holding == self._holding:
+            return
+        if holding and not (self.closed or self.held_up) and self.cursors.prepare_stop():
+            self._write(force_events=True)
+        self._holding = holding
+        if not holding:
+            self._go_on()
+            for delivery in self.deliveries.values():
+                delivery.wake()
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether messages may be delivered."""
+        return self.serving and not self._holding
 
     def replica_acked(self, node: int, end: int, durable: int) -> None:
         """A follower has everything below `end`, and everything below `durable` on its disk."""
@@ -432,6 +412,8 @@ class Partition:
             if effects:
                 if not self.serving:
                     self.serving = any(isinstance(e, EpochStarted) and e.epoch == self.leader.epoch for e in effects)
+                    if self.serving:
+                        cursors.start_at(self.log.start.offset, self.log.start.position)
                     if self.serving and cursors.urgent:
                         self._schedule_flush()  # what was queued too early
                 self.on_effects(effects)
@@ -445,15 +427,7 @@ class Partition:
             if entry.count:
                 self._measures.publish_seconds.observe(now.mono - batch.written_at)
                 self._measures.batch_messages.observe(entry.count)
-            # Backwards, so that all but the first of a connection's replies are ready when it writes: one system call.
-            for reply, _ in reversed(batch.waiters):
-                try:
-                    reply.stored()
-                except Exception as error:
-                    log.error("reply_failed", "a publisher could not be answered", error=error)
-            for future in batch.done:
-                if not future.done():
-                    future.set_result(None)
+            batch.committed()
         if answered and not outstanding and (self.sync == "always" or self.on_appended is not None):
             self._gathering.committed(runs, size, self._flush_bytes)
 
@@ -483,24 +457,32 @@ class Partition:
         expired = self._queue.take_since(overdue)
         if expired.waiters:
             why = self.leader.waits_for or "the log could not be written in time"
-            self._refuse(expired.waiters, expired.size, f"not stored: {why}")
+            self._refuse(expired.waiters, expired.size, f"{NOT_STORED}{why}")
         for batch in self._outstanding:
             if batch.waiters and batch.written_at < now.mono - self._runtime.written_seconds_max:
                 waiters, batch.waiters = batch.waiters, []
-                self._refuse(waiters, 0, f"outcome unknown: {self.leader.waits_for or 'not confirmed in time'}")
+                self._refuse(waiters, 0, f"{OUTCOME_UNKNOWN}{self.leader.waits_for or 'not confirmed in time'}")
         self.deliveries.watch_clock(now)
         if self.serving:
             self.trimmer.step(self, now)
+        if self.own_damage is not None:
+            self.own_damage.step()
 
     def write_events(self) -> None:
         """Channel events were queued, or a checkpoint was begun; nobody waits for them."""
-        self._events_wanted = True
+        self._events.want()
         self._schedule_flush()
 
     def roll(self) -> None:
         """Begin a new pair of files."""
-        if not self._files.busy and not self.closed:
-            self._files.run(self.log.next_pair, self.log.use)
+        self.work_on_files(self.log.next_pair, self.log.use)
+
+    def work_on_files(self, job: Callable[[], T], then: Callable[[T], None]) -> bool:
+        """Run a job that has the files for itself; False: not now."""
+        if self._files.busy or self.closed:
+            return False
+        self._files.run(job, then)
+        return True
 
     def drop_files(self, up_to: Place | None) -> None:
         """Unlink the files that end at or below `up_to`, and what could not go before, beside whatever is appended."""
@@ -538,7 +520,7 @@ class Partition:
             return
         self._close("shutting down")
         await self._files.wait()
-        if self._unsent_events:
+        if self._events.refused:
             self._write()
         if self.serving:
             self.cursors.prepare_stop()
@@ -587,16 +569,13 @@ class Partition:
         self._close(why)
         self._ended = True
         waiting = self._queue.take_all()
-        self._refuse(waiting.waiters, waiting.size, f"not stored: {why}")
+        self._refuse(waiting.waiters, waiting.size, f"{NOT_STORED}{why}")
         outstanding = list(self._outstanding)
         self._outstanding.clear()
         for batch in outstanding:
-            self._refuse(batch.waiters, batch.size, f"outcome unknown: {why}")
-            self._event_waiters += batch.done
-        futures, self._event_waiters = self._event_waiters, []
-        for future in futures:
-            if not future.done():
-                future.set_exception(Unavailable(why))
+            self._refuse(batch.waiters, batch.size, f"{OUTCOME_UNKNOWN}{why}")
+        for done in (self._events.give_up(), *(batch.done for batch in outstanding)):
+            settle(done, why)
 
 
 def _text(error: BaseException) -> str:

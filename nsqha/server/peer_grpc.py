@@ -33,6 +33,8 @@ from grpc import aio
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.server.peers import (
+    ADMINISTRATOR_URI,
+    MESSAGE_BYTES_MAX,
     URI_PREFIX,
     Accept,
     Answer,
@@ -43,7 +45,6 @@ from nsqha.server.peers import (
     StreamHandler,
     error_of,
     kind_and_text,
-    message_bytes_max,
     methods_of,
     one_line,
 )
@@ -51,6 +52,7 @@ from nsqha.server.tls import ClusterTls
 
 KEEPALIVE_SECONDS = 5
 PING_TIMEOUT_SECONDS = 3
+UNUSED_SECONDS = 600.0  # that a connection is kept for
 ERROR_TRAILER = "nsqha-error"
 
 log = Log("peers")
@@ -83,37 +85,34 @@ _GONE = "the other side ended the stream, or is gone"
 
 
 def server_options(message_bytes: int = 0) -> list[tuple[str, int]]:
-    """Options of a grpc.aio server that other nodes stream to; `message_bytes`: the largest message."""
+    """Options of a grpc.aio server that other nodes stream to; `message_bytes`: less than they may send."""
     return [
         ("grpc.so_reuseport", 0),
-        *_sizes(message_bytes or message_bytes_max()),
+        *_sizes(message_bytes or MESSAGE_BYTES_MAX),
         *_PINGS,
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
 
 
-def server_credentials(tls: ClusterTls) -> grpc.ServerCredentials:
-    """For a port on which everybody has a certificate of the cluster's CA."""
-    return grpc.ssl_server_credentials([(tls.key, tls.certificate)], tls.ca, require_client_auth=True)
-
-
 def channel_credentials(tls: ClusterTls) -> grpc.ChannelCredentials:
-    """For connections to such a port; the server's certificate must name the address that is dialled."""
+    """For connections to a port with TLS; the server's certificate must name the address that is dialled."""
     return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
 
 
-def client_options(message_bytes: int = 0) -> list[tuple[str, int]]:
+def client_options() -> list[tuple[str, int]]:
     """Options of a connection to such a server."""
-    return [*_sizes(message_bytes or message_bytes_max()), *_PINGS, *_CONNECTING]
+    return [*_sizes(MESSAGE_BYTES_MAX), *_PINGS, *_CONNECTING]
 
 
 def _sizes(message_bytes: int) -> list[tuple[str, int]]:
     return [("grpc.max_send_message_length", message_bytes), ("grpc.max_receive_message_length", message_bytes)]
 
 
-def _too_large(size: int, limit: int) -> str:
-    return f"a message of {size} bytes is over the limit of {limit}; --max-body-size must be the same on all nodes"
+def _too_large(size: int) -> str:
+    """Why a message is not sent; empty: it can be."""
+    limit = MESSAGE_BYTES_MAX
+    return f"a message of {size} bytes is over the limit of {limit}" if size > limit else ""
 
 
 # ---- streams
@@ -122,12 +121,11 @@ def _too_large(size: int, limit: int) -> str:
 class _Stream:
     """What both ends have in common: a queue, a writer task, a reader, one end."""
 
-    def __init__(self, peer: PeerIdentity, method: Method, out: type[Any], in_: type[Any], limit: int) -> None:
+    def __init__(self, peer: PeerIdentity, method: Method, out: type[Any], in_: type[Any]) -> None:
         self.peer = peer
         self._method = method
         self._out = out
         self._in = in_
-        self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque()  # its first is being written
         self._give: Callable[[], Message | None] | None = None  # asked when the queue is empty
@@ -157,8 +155,7 @@ class _Stream:
 
     def _put(self, message: Message) -> None:
         data = self._method.encoded(message, self._out)
-        if len(data) > self._limit:
-            why = _too_large(len(data), self._limit)
+        if why := _too_large(len(data)):
             log.error("peer_message_too_large", "%s to %s: %s", self._method.name, self.peer, why)
             self._end("ValueError", why)
             return
@@ -237,8 +234,8 @@ class _Stream:
 class _ClientStream(_Stream):
     """The end that opened it."""
 
-    def __init__(self, address: str, method: Method, limit: int, call: Any, handler: StreamHandler) -> None:
-        super().__init__(PeerIdentity(address), method, method.request, method.reply, limit)
+    def __init__(self, address: str, method: Method, call: Any, handler: StreamHandler) -> None:
+        super().__init__(PeerIdentity(address), method, method.request, method.reply)
         self._handler = handler
         self._call = call
         self.task = self._loop.create_task(self._run())
@@ -269,8 +266,8 @@ class _ClientStream(_Stream):
 class _ServerStream(_Stream):
     """The end that accepted it. It lives inside its RPC."""
 
-    def __init__(self, peer: PeerIdentity, method: Method, limit: int, context: Any) -> None:
-        super().__init__(peer, method, method.reply, method.request, limit)
+    def __init__(self, peer: PeerIdentity, method: Method, context: Any) -> None:
+        super().__init__(peer, method, method.reply, method.request)
         self._context = context
         self._over: asyncio.Future[tuple[str, str]] = self._loop.create_future()
 
@@ -308,6 +305,8 @@ class _Link:
 
     def __init__(self, channel: aio.Channel) -> None:
         self.channel = channel
+        self.users = 0  # streams and calls
+        self.left_at = 0.0  # by the last of them
         self._callables: dict[str, Any] = {}
 
     def method(self, method: Method) -> Any:
@@ -334,48 +333,60 @@ async def connected(channel: aio.Channel, deadline: float) -> bool:
 class GrpcPeers:
     """The other nodes, over connections of its own. Made and used on one loop."""
 
-    def __init__(
-        self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None, message_bytes: int = 0
-    ) -> None:
+    def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
         self._methods = methods_of(services)
-        self._limit = message_bytes or message_bytes_max()
         self._credentials = channel_credentials(tls) if tls else None
-        self._options = client_options(self._limit)
+        self._options = client_options()
         self._links: dict[str, _Link] = {}
         self._streams: set[_ClientStream] = set()
+        self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
         self._closed = False
 
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         chosen = self._method(method, streaming=True)
-        call = self._link(address).method(chosen)(wait_for_ready=False)
-        stream = _ClientStream(address, chosen, self._limit, call, handler)
+        link = self._link(address)
+        call = link.method(chosen)(wait_for_ready=False)
+        stream = _ClientStream(address, chosen, call, handler)
+        link.users += 1
         self._streams.add(stream)
-        stream.task.add_done_callback(lambda _: self._streams.discard(stream))
+        stream.task.add_done_callback(lambda _: self._ended(stream, link))
         return stream
+
+    def _ended(self, stream: _ClientStream, link: _Link) -> None:
+        self._streams.discard(stream)
+        self._left(link)
 
     async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
         chosen = self._method(method, streaming=False)
         data = chosen.encoded(request, chosen.request)
-        if len(data) > self._limit:
-            raise ValueError(f"{method} to {address}: {_too_large(len(data), self._limit)}")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        if why := _too_large(len(data)):
+            raise ValueError(f"{method} to {address}: {why}")
         link = self._link(address)
-        if not await connected(link.channel, deadline):
-            raise Unavailable(f"{method} to {address}: no connection; nothing was sent")
-        call = link.method(chosen)(data, timeout=max(deadline - loop.time(), 0.001), wait_for_ready=False)
+        link.users += 1
         try:
-            answer: bytes = await call
-        except aio.AioRpcError as error:
-            raise error_of_rpc(error, f"{method} to {address}") from None
-        except asyncio.CancelledError:
-            if self._closed and not _cancelling():
-                raise OutcomeUnknown(f"{method} to {address}: this node stopped before the answer came") from None
-            raise
+            answer = await self._answer(link, chosen, data, f"{method} to {address}", timeout)
+        finally:
+            self._left(link)
         try:
             return chosen.reply.FromString(answer)
         except DecodeError:
             raise OutcomeUnknown(f"{method} to {address}: the answer is not a {chosen.reply.__name__}") from None
+
+    async def _answer(self, link: _Link, method: Method, data: bytes, what: str, timeout: float) -> bytes:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        if not await connected(link.channel, deadline):
+            raise Unavailable(f"{what}: no connection; nothing was sent")
+        call = link.method(method)(data, timeout=max(deadline - loop.time(), 0.001), wait_for_ready=False)
+        try:
+            answer: bytes = await call
+        except aio.AioRpcError as error:
+            raise error_of_rpc(error, what) from None
+        except asyncio.CancelledError:
+            if self._closed and not _cancelling():
+                raise OutcomeUnknown(f"{what}: this node stopped before the answer came") from None
+            raise
+        return answer
 
     async def close(self) -> None:
         self._closed = True
@@ -386,6 +397,7 @@ class GrpcPeers:
         links, self._links = self._links, {}
         for link in links.values():
             await link.channel.close()
+        await asyncio.gather(*self._ending)
 
     def _method(self, name: str, *, streaming: bool) -> Method:
         method = self._methods[name]
@@ -398,12 +410,27 @@ class GrpcPeers:
             raise Unavailable("this node is stopping")
         link = self._links.get(address)
         if link is None:
+            self._close_unused()
             if self._credentials is None:
                 channel = aio.insecure_channel(address, options=self._options)
             else:
                 channel = aio.secure_channel(address, self._credentials, options=self._options)
             link = self._links[address] = _Link(channel)
         return link
+
+    def _left(self, link: _Link) -> None:
+        link.users -= 1
+        link.left_at = asyncio.get_running_loop().time()
+
+    def _close_unused(self) -> None:
+        """Nodes come back at other addresses: there are only ever more of those that were."""
+        loop = asyncio.get_running_loop()
+        for address, link in list(self._links.items()):
+            if not link.users and loop.time() - link.left_at >= UNUSED_SECONDS:
+                del self._links[address]
+                task = loop.create_task(link.channel.close())
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
 
 
 def _cancelling() -> bool:
@@ -428,13 +455,10 @@ def error_of_rpc(error: aio.AioRpcError, what: str) -> Exception:
 class GrpcPeerServer:
     """Methods of this node, for a grpc.aio server that somebody else runs."""
 
-    def __init__(
-        self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None, message_bytes: int = 0
-    ) -> None:
+    def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
         services = tuple(services)
         self._services = {service.full_name: methods_of((service,)) for service in services}
         self._methods = methods_of(services)
-        self._limit = message_bytes or message_bytes_max()
         self._identities = tls is not None
         self._accepts: dict[str, Accept] = {}
         self._answers: dict[str, Answer] = {}
@@ -476,7 +500,7 @@ class GrpcPeerServer:
     def _stream_rpc(self, method: Method) -> Callable[[Any, Any], Any]:
         async def rpc(_: Any, context: Any) -> None:
             peer = await self._identity(context, method)
-            stream = _ServerStream(peer, method, self._limit, context)
+            stream = _ServerStream(peer, method, context)
             try:
                 handler = self._registered(self._accepts, method)(stream)
             except Exception as error:
@@ -498,8 +522,8 @@ class GrpcPeerServer:
                 answer = self._registered(self._answers, method)
                 reply = await answer(peer, _parsed(data, method))
                 encoded = method.encoded(reply, method.reply)
-                if len(encoded) > self._limit:
-                    raise OutcomeUnknown(_too_large(len(encoded), self._limit))
+                if why := _too_large(len(encoded)):
+                    raise OutcomeUnknown(why)
             except Exception as error:
                 await _abort(context, *self._refusal(error, method, context))
                 raise
@@ -519,7 +543,7 @@ class GrpcPeerServer:
         if not self._identities:
             return PeerIdentity(address)
         identity = identity_of(context.auth_context(), address)
-        if not identity.verified:
+        if not (identity.node_uid or identity.names):
             log.warning("peer_refused", "%s from %s: its certificate names no node", method.name, address)
             why = f"{method.name} is for nodes only, and this certificate names none"
             await _abort(context, Unavailable.__name__, why, grpc.StatusCode.PERMISSION_DENIED)
@@ -533,16 +557,17 @@ class GrpcPeerServer:
 
 
 def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentity:
-    """From gRPC's view of a verified certificate. Not `verified` if it names no node."""
+    """From gRPC's view of a verified certificate; not `verified` without one."""
     if properties.get("transport_security_type") != [b"ssl"]:
         return PeerIdentity(address)
     names = tuple(name.decode("ascii", "replace") for name in properties.get("peer_dns", ()))
+    uris = [uri.decode("ascii", "replace") for uri in properties.get("peer_uri", ())]
     uid = 0
-    for uri in properties.get("peer_uri", ()):
-        digits = uri.decode("ascii", "replace").removeprefix(URI_PREFIX)
-        if len(digits) == 16 and uri.startswith(URI_PREFIX.encode()) and set(digits) <= set("0123456789abcdef"):
+    for uri in uris:
+        digits = uri.removeprefix(URI_PREFIX)
+        if len(digits) == 16 and uri.startswith(URI_PREFIX) and set(digits) <= set("0123456789abcdef"):
             uid = int(digits, 16)
-    return PeerIdentity(address, uid, names, verified=bool(uid or names))
+    return PeerIdentity(address, uid, names, verified=True, administrator=ADMINISTRATOR_URI in uris)
 
 
 def _parsed(data: bytes, method: Method) -> Message:

@@ -44,31 +44,28 @@ Message = Any
 
 URI_PREFIX = "nsqha:node/"
 """Before the node uid, 16 lowercase hex digits, in a certificate's subjectAltName."""
+ADMINISTRATOR_URI = "nsqha:administrator"
+"""In the subjectAltName of an administrator's certificate."""
 
-MIB = 1 << 20
-_BODY_BYTES_MAX = 5 * MIB  # --max-body-size, its default
-_MESSAGE_BYTES_LIMIT = (1 << 31) - 1  # of gRPC
-_EVENTS_BYTES = 16 * MIB  # of channel events that go in front of it in its batch
+MESSAGE_BYTES_MAX = (1 << 31) - 1
+"""Of one message between nodes: gRPC's own limit, whatever a node lets its clients send.
+
+A batch goes whole. One that its followers did not take would end the stream of every partition of the pair, and its own
+partition would never commit again; so the flags bound what is written (`nsqha.options`), never what is copied.
+"""
+
 _WHY_CHARACTERS = 500
-
-
-def message_bytes_max(body_bytes_max: int = _BODY_BYTES_MAX) -> int:
-    """The largest message between nodes whose clients may send command bodies of `body_bytes_max` bytes.
-
-    In an /mpub of lines the smallest message takes 2 bytes (one, and the newline) and becomes a frame of 35, and all of
-    them are one batch, which goes whole: if it did not fit, its partition would never commit again.
-    """
-    return min(18 * body_bytes_max + _EVENTS_BYTES, _MESSAGE_BYTES_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The other side. What is not `verified` is only an address."""
+    """The other side. What is not `verified` (there is no TLS) is only an address."""
 
     address: str = ""
     node_uid: int = 0  # from the certificate; 0: it does not say, or there is no TLS
     names: tuple[str, ...] = ()  # DNS names of the certificate
-    verified: bool = False
+    verified: bool = False  # it has a certificate of the cluster's CA
+    administrator: bool = False  # as the certificate says
 
     @property
     def name(self) -> str:

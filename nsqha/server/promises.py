@@ -15,11 +15,12 @@ leader's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import NotFound, NsqhaError, Poisoned, Unavailable
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
@@ -28,22 +29,17 @@ from nsqha.server.following import Receiver
 from nsqha.server.pace import Pace
 
 if TYPE_CHECKING:
-    from nsqha.clock import Clock
-    from nsqha.commitlog.journal import NodeJournal
-    from nsqha.election.model import NodeInfo, TopicRecord, Versioned
+    from nsqha.election.model import TopicRecord, Versioned
     from nsqha.server.damage import Damage
     from nsqha.server.follower import Follower
-    from nsqha.server.journalling import JournalWriter
     from nsqha.server.log_trust import LogTrust
-    from nsqha.server.metadata import Metadata
-    from nsqha.server.opening import PartitionOpener
-    from nsqha.server.peers import Peers, PeerStream
+    from nsqha.server.peers import PeerStream
     from nsqha.server.replica_files import ReplicaFiles
+    from nsqha.server.replica_runtime import ReplicaRuntime
     from nsqha.server.replicas import Replicas
 
 log = Log("promises")
 
-Key = tuple[int, int]  # topic uid, partition
 
 CATCH_UP_RETRY_SECONDS = 0.5
 
@@ -53,43 +49,34 @@ class Promises:
 
     def __init__(
         self,
+        runtime: ReplicaRuntime,
         replicas: Replicas,
-        *,
-        clock: Clock,
-        node: int,
-        cluster_id: int,
-        journal: NodeJournal,
-        journal_writer: JournalWriter,
-        metadata: Metadata,
-        opener: PartitionOpener,
-        peers: Peers,
-        nodes: Callable[[], Mapping[int, NodeInfo]],
-        name_of: Callable[[int], str],
         files: ReplicaFiles,
         damage: Damage,
         trust: LogTrust,
+        *,
+        name_of: Callable[[int], str],
         stream_lost: Callable[[int], None],
         stream_found: Callable[[int], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
         catch_up_bytes_per_second: int,
     ) -> None:
+        self._clock = runtime.clock
+        self._node = runtime.node
+        self._cluster_id = runtime.cluster_id
+        self._journal = runtime.journal
+        self._journal_writer = runtime.journal_writer
+        self._metadata = runtime.metadata
+        self._opener = runtime.opener
+        self._peers = runtime.peers
+        self._nodes = runtime.nodes
+        self._spawn = runtime.spawn
         self._replicas = replicas
-        self._clock = clock
-        self._node = node
-        self._cluster_id = cluster_id
-        self._journal = journal
-        self._journal_writer = journal_writer
-        self._metadata = metadata
-        self._opener = opener
-        self._peers = peers
-        self._nodes = nodes
-        self.name_of = name_of  # of a node, in its certificate
         self._files = files
         self._damage = damage
         self._trust = trust
+        self.name_of = name_of  # of a node, in its certificate
         self._stream_lost = stream_lost
         self._stream_found = stream_found
-        self._spawn = spawn
         self._pace = Pace(catch_up_bytes_per_second)  # of all partitions that catch up here
         self._receivers: list[Receiver] = []
 
@@ -109,7 +96,7 @@ class Promises:
     def hello(self) -> pb.PushHello:
         return pb.PushHello(cluster_id=self._cluster_id, node_uid=self._node, registration=self._replicas.registration)
 
-    def following(self, key: Key) -> Follower | None:
+    def following(self, key: PartitionKey) -> Follower | None:
         return self._replicas.followers.get(key)
 
     def stream_lost(self, node: int) -> None:
@@ -134,28 +121,16 @@ class Promises:
                 log.error("open_failed", "%s/%d", opened.topic, key[1], error=error)
             receiver.refused(opened.key, opened.epoch, pb.REFUSAL_UNKNOWN, 0, str(error))
 
-    async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: Key) -> None:
-        replicas, leader, epoch = self._replicas, receiver.leader, opened.epoch
+    async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: PartitionKey) -> None:
+        """Decide, give up leading, promise, follow; in this order, and behind each wait it may be too late."""
+        replicas, epoch = self._replicas, opened.epoch
         times = [self._clock.monotonic()]
-        topic = replicas.record_of(key)
-        decision = self._decide(key, epoch, leader, topic)
-        if isinstance(decision, NotConfirmed) or (key not in replicas.followers and key not in replicas.leading):
-            topic = await self._metadata.read(lambda: self._metadata.store.topic(opened.topic))
-            if topic is None or topic.record.uid != key[0] or key[1] not in topic.record.partitions:
-                raise NotFound(f"there is no partition {key[1]} of topic {opened.topic}")
-            replicas.saw(key, topic)
-            meta = topic.record.partitions[key[1]]
-            if key not in replicas.followers and key not in replicas.leading:
-                if self._node not in meta.replicas and self._node not in meta.isr:
-                    raise NotFound(f"{opened.topic}/{key[1]} has no replica on this node")
-                await replicas.make(topic, key[1])
-            decision = self._decide(key, epoch, leader, topic)
+        decision = await self._decision(opened, key, receiver.leader)
         if receiver.ended() or replicas.stopping:
             return
         match decision:
             case Fenced(promised):
-                why = "a later epoch has begun"
-                receiver.refused(opened.key, epoch, pb.REFUSAL_FENCED, promised, why)
+                receiver.refused(opened.key, epoch, pb.REFUSAL_FENCED, promised, "a later epoch has begun")
                 return
             case NotConfirmed(why):
                 receiver.refused(opened.key, epoch, pb.REFUSAL_UNKNOWN, self.promised(key), why)
@@ -169,13 +144,9 @@ class Promises:
             receiver.refused(opened.key, epoch, pb.REFUSAL_FAILED, follower.epoch, follower.stopped)
             return
         # From here on nothing is taken from an earlier leader, nor from an earlier stream of this one.
-        follower.fence()
+        follower.fence(epoch)
         times.append(self._clock.monotonic())
-        if isinstance(decision, PromiseNeeded):
-            self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
-        if isinstance(decision, PromiseNeeded) or self._journal.dirty:
-            # Also if it is only staged: the write of an earlier attempt may have failed.
-            await self._journal_writer.promise()
+        await self._promise(follower, epoch, needed=isinstance(decision, PromiseNeeded))
         times.append(self._clock.monotonic())
         await follower.files_free()  # the last wait: housekeeping takes them too
         if receiver.ended() or follower.closed:
@@ -183,10 +154,41 @@ class Promises:
         times.append(self._clock.monotonic())
         took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
         text = "%s/%d: following node %016x in epoch %d; took %s ms to check the record, promise, free the files"
-        log.info("following", text, opened.topic, key[1], leader, epoch, took, took_ms=took)
-        follower.follow(receiver, epoch, opened.start)
+        log.info("following", text, opened.topic, key[1], receiver.leader, epoch, took, took_ms=took)
+        self._follow(follower, receiver, opened)
+
+    async def _decision(self, opened: pb.Open, key: PartitionKey, leader: int) -> Opening:
+        """By the record as it was last seen; read anew if that is not enough, or there is no log here yet. NotFound."""
+        replicas = self._replicas
+        decision = self._decide(key, opened.epoch, leader, replicas.record_of(key))
+        here = key in replicas.followers or key in replicas.leading
+        if here and not isinstance(decision, NotConfirmed):
+            return decision
+        topic = await self._metadata.read(lambda: self._metadata.store.topic(opened.topic))
+        if topic is None or topic.record.uid != key[0] or key[1] not in topic.record.partitions:
+            raise NotFound(f"there is no partition {key[1]} of topic {opened.topic}")
+        replicas.saw(key, topic)
+        meta = topic.record.partitions[key[1]]
+        if key not in replicas.followers and key not in replicas.leading:
+            if self._node not in meta.replicas and self._node not in meta.isr:
+                raise NotFound(f"{opened.topic}/{key[1]} has no replica on this node")
+            await replicas.make(topic, key[1])
+        return self._decide(key, opened.epoch, leader, topic)
+
+    async def _promise(self, follower: Follower, epoch: int, *, needed: bool) -> None:
+        """Make the promise of `epoch` durable, unless it is. With it goes the log's name, if that of a damaged log was
+        kept: from here on this leader's log is what counts."""
+        known = self._journal.record(follower.key)
+        if needed or known is None or known.log_uid != follower.log_uid:
+            self._opener.stage_promise(follower.key, epoch, follower.log, follower.log_uid)
+        if needed or self._journal.dirty:
+            # Also if it is only staged: the write of an earlier attempt may have failed.
+            await self._journal_writer.promise()
+
+    def _follow(self, follower: Follower, receiver: Receiver, opened: pb.Open) -> None:
+        follower.follow(receiver, opened.epoch, opened.start)
         receiver.followed_by(follower)
-        if self._in_sync(key, follower, opened):
+        if self._in_sync(follower.key, follower, opened):
             follower.caught_up()
             receiver.opened(follower, behind=False)
         else:
@@ -194,7 +196,7 @@ class Promises:
             receiver.opened(follower, behind=True)
             follower.exclusively(self._catch_up(follower, receiver), interruptible=True)
 
-    def _decide(self, key: Key, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
+    def _decide(self, key: PartitionKey, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
         leadership = self._replicas.leading.get(key)
         return decide_open(
             epoch=epoch,
@@ -204,12 +206,12 @@ class Promises:
             leading=None if leadership is None else leadership.epoch,
         )
 
-    def promised(self, key: Key) -> int:
+    def promised(self, key: PartitionKey) -> int:
         """The highest epoch that this node has promised to, 0 if none."""
         known = self._journal.record(key)
         return 0 if known is None else known.promise
 
-    def _in_sync(self, key: Key, follower: Follower, opened: pb.Open) -> bool:
+    def _in_sync(self, key: PartitionKey, follower: Follower, opened: pb.Open) -> bool:
         """Whether our log is the beginning of the leader's, without asking."""
         log_ = follower.log
         end = log_.end.log_id
@@ -249,7 +251,7 @@ class Promises:
                 await CatchUp(follower, receiver, self._files, ask, self._cluster_id, self._pace).run()
             except Poisoned:
                 raise  # nothing is tried twice on such a disk
-            except (NsqhaError, ValueError) as error:
+            except (NsqhaError, ValueError, OSError) as error:
                 log.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
                 await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
             else:

@@ -16,6 +16,10 @@ from nsqha.server.budget import PublishBudget
 
 BATCH_BYTES = 256 << 10  # merging stops here
 
+# How every reason begins that a publish is answered with; the first is a promise that it may be sent again.
+NOT_STORED = "not stored: "
+OUTCOME_UNKNOWN = "outcome unknown: "
+
 
 class Reply(Protocol):
     """Somebody who waits for the outcome of a publish."""
@@ -24,7 +28,7 @@ class Reply(Protocol):
         """Committed."""
 
     def failed(self, why: str) -> None:
-        """Refused, or of unknown outcome; `why` says which."""
+        """`why` begins with NOT_STORED or OUTCOME_UNKNOWN."""
 
 
 Waiter = tuple[Reply, float]

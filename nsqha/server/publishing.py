@@ -17,6 +17,7 @@ from nsqha.options import Options
 from nsqha.server.budget import PublishBudget
 from nsqha.server.lanes import Lane
 from nsqha.server.partition import Partition
+from nsqha.server.publish_queue import NOT_STORED
 from nsqha.server.topics import Topics
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class PublishWaiter:
 
     def failed(self, why: str) -> None:
         if not self.future.done():
-            error = OutcomeUnknown if why.startswith("outcome unknown") else Unavailable
+            error = Unavailable if why.startswith(NOT_STORED) else OutcomeUnknown
             self.future.set_exception(error(why))
 
 
@@ -75,10 +76,14 @@ class Publishing:
         if refusal is not None:
             raise Unavailable(refusal)
         await self._topics.topic_for_client(topic)
-        await self._budget.wait(self._wait_seconds)  # the last wait: all who are woken look whether there still is room
+        await self.room()  # the last wait: all who are woken look whether there still is room
         target = self.target_for(topic, self._next_number())
         if target is None:
             raise Unavailable(f"topic {topic} is being deleted")
         waiter = PublishWaiter(self._loop.create_future())
         target.publish(frames, waiter, deliver_in_ms or None)
         await waiter.future
+
+    async def room(self) -> None:
+        """Return when the node takes more publishes; Unavailable if it does not in time."""
+        await self._budget.wait(self._wait_seconds)

@@ -25,6 +25,7 @@ from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.acceptance import same_past
 from nsqha.server.peers import PeerStream
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Leader(Protocol):
 
 
 class State(Enum):
+    """How far a partition is with one follower."""
+
     IDLE = "idle"  # no stream, or a refusal that will be tried again
     OPENING = "opening"
     BEHIND = "behind"  # it catches up by itself and says when it is near
@@ -139,8 +142,13 @@ class Pushed:
         self._retry_seconds = RETRY_SECONDS
         self._sent.clear()
         self._window = 0
-        near = not opened.behind and log_.start.log_id <= opened.end <= log_.end.log_id
-        near = near and log_.entry_before(opened.end).chain == opened.chain
+        near = not opened.behind and same_past(
+            end=opened.end,
+            chain=opened.chain,
+            own_start=log_.start.log_id,
+            own_end=log_.end.log_id,
+            before=log_.entry_before,
+        )
         if not near and not opened.behind:
             self.link.retry(self)  # it looks for the place where the two part when it is asked again
         self.state = State.PUSHING if near else State.BEHIND
@@ -277,6 +285,7 @@ class PushLink:
         self._hello = hello
         self._pushed: dict[tuple[int, int], Pushed] = {}
         self._dirty: dict[Pushed, None] = {}  # may have something to send
+        self._untold: dict[Leader, None] = {}  # their committed points moved, and perhaps no append says so
         self._stream: PeerStream | None = None
         self._reconnect: asyncio.TimerHandle | None = None
         self._reconnect_seconds = RETRY_SECONDS
@@ -374,6 +383,7 @@ class PushLink:
 
     def on_closed(self, why: str) -> None:
         self._stream = None
+        self._untold.clear()
         self.wanted = False
         if self._greeted:
             log.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
@@ -396,6 +406,10 @@ class PushLink:
 
     def _next(self) -> pb.PushMessage | None:
         """What is new, as much as fits one message."""
+        if self._untold and (told := self._told()) is not None:
+            if self._dirty and self._stream is not None:
+                self._stream.pull(self._next)
+            return told
         pieces: list[pb.PushMessage] = []
         room = MESSAGE_BYTES
         for pushed in list(self._dirty):
@@ -420,9 +434,15 @@ class PushLink:
         return message
 
     def tell_committed(self, leaders: Iterable[Leader]) -> None:
-        """Tell committed points, unless appends have."""
+        """Tell committed points when the stream asks, unless appends have."""
+        if self._stream is not None:
+            self._untold.update(dict.fromkeys(leaders))
+            self._stream.pull(self._next)
+
+    def _told(self) -> pb.PushMessage | None:
         message = pb.PushMessage()
-        for leader in leaders:
+        untold, self._untold = self._untold, {}
+        for leader in untold:
             pushed, committed = self._pushed.get(leader.key), leader.committed
             if pushed is None or pushed.leader is not leader or pushed.state is not State.PUSHING:
                 continue
@@ -430,8 +450,7 @@ class PushLink:
                 pushed.committed_sent = committed
                 topic_uid, partition = leader.key
                 message.committed.add(topic_uid=topic_uid, partition=partition, epoch=leader.epoch, committed=committed)
-        if message.committed and self._stream is not None:
-            self._stream.send(message)
+        return message if message.committed else None
 
     def close(self) -> None:
         """End the stream; nobody is led for this node any more."""

@@ -3,8 +3,9 @@
     change: compare-and-set -> logs led here -> Reconcile to the other leaders -> OK
     at each of them: read the record -> append the `channels` event -> commit -> answer
 
-What is not in the record (empty; pause of an ephemeral channel) goes the same way as an `Administer`. A lookup daemon
-that makes a topic asks all nodes for the channels that it is to begin with (`KnownChannels`).
+What is not in the record (empty; pause of an #ephemeral channel) goes the same way, as an `Administer`. No later leader
+reads of it, so it is answered when it was done in every partition, on this node too if that leads it by then. A lookup
+daemon that makes a topic asks all nodes for the channels that it is to begin with (`KnownChannels`).
 
 Who leads is read linearizably, after the change: the view of the watch may be of before an election whose winner has
 read the record before the change, and acknowledges messages that the new channel would never see. By the record as it
@@ -37,6 +38,11 @@ KnownChannels = Callable[[str], Awaitable[list[str]]]
 CarryOut = Callable[[str, int, Administration, str], Awaitable[list[int]]]
 Ask = Callable[[str, float], Awaitable[Any]]
 WhereLed = Callable[[str, int], Awaitable[dict[int, str]]]
+
+
+async def nothing() -> str:
+    """Nothing is lacking."""
+    return ""
 
 
 class Reconciler:
@@ -81,10 +87,11 @@ class Reconciler:
             topic_uid=topic.record.uid,
             version=topic.record.channels.version,
         )
-        await self._ask_all(topic, lambda at, left: self._peers.call(at, "Reconcile", request, timeout=left))
+        await self._ask_all(topic, lambda at, left: self._peers.call(at, "Reconcile", request, timeout=left), set())
 
-    async def others_do(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        """Returns when every leader on another node has done it. Unavailable."""
+    async def everybody_does(self, topic: Topic, what: Administration, channel: str = "") -> None:
+        """Returns when it is done in every partition, here and elsewhere, whoever leads it meanwhile. NotFound,
+        Unavailable."""
         request = routing_pb2.AdministerRequest(
             cluster_id=self._leaders.cluster_id,
             topic=topic.name,
@@ -92,20 +99,39 @@ class Reconciler:
             what=what,  # type: ignore[arg-type]  # the same numbers
             channel=channel,
         )
-        await self._ask_all(topic, lambda at, left: self._peers.call(at, "Administer", request, timeout=left))
+        uid = topic.record.uid
+        done = set(await self._carry_out(topic.name, uid, what, channel))
 
-    async def _ask_all(self, topic: Topic, ask: Ask) -> None:
+        async def lacking() -> str:
+            missing = set(range(self._leaders.partitions(topic.name))) - done
+            if any(topic.leads(number) is not None for number in missing):  # only since then
+                try:
+                    done.update(await self._carry_out(topic.name, uid, what, channel))
+                except Unavailable as error:
+                    return str(error)
+            missing -= done
+            return f"nobody leads partitions {sorted(missing)}" if missing else ""
+
+        await self._ask_all(
+            topic, lambda at, left: self._peers.call(at, "Administer", request, timeout=left), done, lacking
+        )
+
+    async def _ask_all(
+        self, topic: Topic, ask: Ask, done: set[int], lacking: Callable[[], Awaitable[str]] = nothing
+    ) -> None:
+        """Ask the other leaders until all partitions that they lead are `done`, and nothing is `lacking` besides: what
+        that says is why it is not over."""
         deadline = self._loop.time() + self._seconds
-        done: set[int] = set()
         waiting: dict[str, list[int]] = {}  # partitions of other leaders that have not answered yet, by address
         why = "they lead something else now"
         while True:
             try:
                 waiting = await self._waiting(topic, done)
-                if not waiting:
-                    return
             except Unavailable as error:
                 why = f"who leads is not known: {error}"
+            else:
+                if not waiting and not (why := await lacking()):
+                    return
             left = deadline - self._loop.time()
             if left <= 0:
                 numbers = sorted(number for numbers in waiting.values() for number in numbers)
@@ -118,8 +144,9 @@ class Reconciler:
                     raise outcome
                 else:
                     done.update(outcome.partitions)
-            if waiting and all(done.issuperset(numbers) for numbers in waiting.values()):
-                return  # whoever leads one of them later has read the record
+            # Whoever leads one of them later has read the record, or the event in the log.
+            if waiting and all(done.issuperset(numbers) for numbers in waiting.values()) and not await lacking():
+                return
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _waiting(self, topic: Topic, done: set[int]) -> dict[str, list[int]]:

@@ -11,14 +11,29 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
+import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
+from nsqha.errors import Unavailable
 from nsqha.server.certificates import CertificateFiles
 from nsqha.server.peer_grpc import GrpcPeers
 from nsqha.server.peers import Message, Peers, PeerStream, StreamHandler
 
 
-def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+async def listen(server: grpc.aio.Server, wanted: str, files: CertificateFiles | None) -> str:
+    """Start a server at `wanted` (host:port), with TLS if there are files; where it listens. Unavailable."""
+    try:
+        if files is None:
+            port = server.add_insecure_port(wanted)
+        else:
+            port = server.add_secure_port(wanted, _server_credentials(files))
+    except RuntimeError as error:
+        raise Unavailable(f"--grpc-address={wanted}: cannot listen: {error}") from None
+    await server.start()
+    return f"{wanted.rpartition(':')[0]}:{port}"
+
+
+def _server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
     """For a port on which everybody has a certificate of the cluster's CA, as that is when they connect."""
     given = files.generation
 
@@ -38,20 +53,19 @@ def _configuration(files: CertificateFiles) -> Any:
     return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.ca)
 
 
-def peers(services: Iterable[ServiceDescriptor], files: CertificateFiles | None, *, message_bytes: int = 0) -> Peers:
+def peers(services: Iterable[ServiceDescriptor], files: CertificateFiles | None) -> Peers:
     """The other nodes, with TLS if there are files."""
     if files is None:
-        return GrpcPeers(services, message_bytes=message_bytes)
-    return RenewingPeers(services, files, message_bytes=message_bytes)
+        return GrpcPeers(services)
+    return RenewingPeers(services, files)
 
 
 class RenewingPeers:
     """`Peers` over one `GrpcPeers` per set of certificates."""
 
-    def __init__(self, services: Iterable[ServiceDescriptor], files: CertificateFiles, *, message_bytes: int) -> None:
+    def __init__(self, services: Iterable[ServiceDescriptor], files: CertificateFiles) -> None:
         self._services = tuple(services)
         self._files = files
-        self._message_bytes = message_bytes
         self._newest = self._made()
         self._older: set[_Generation] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -85,8 +99,7 @@ class RenewingPeers:
 
     def _made(self) -> _Generation:
         number = self._files.generation  # before the files' content: at worst it is older than that
-        peers = GrpcPeers(self._services, tls=self._files.tls, message_bytes=self._message_bytes)
-        return _Generation(number, peers)
+        return _Generation(number, GrpcPeers(self._services, tls=self._files.tls))
 
     def _left(self, generation: _Generation) -> None:
         generation.used -= 1

@@ -13,7 +13,7 @@ scrub counts it no longer.
 
 So memory holds one answer, however long the range. What one replica lacks the next one may have: each goes on where
 the others ended. One range of a partition at a time; what nobody has now is asked for again as long as the partition
-is here, at once when a node comes.
+is here, at once when a node comes; what was given up, less and less often.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.commitlog import copying
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
 
 log = Log("repair")
 
-Key = tuple[int, int]
 Batches = list[tuple["Entry", bytes]]
 
 CALL_SECONDS = 10.0
 FETCH_BYTES = 4 << 20
 RETRY_SECONDS = 30.0
+RETRY_SECONDS_MAX = 3600.0  # of what was given up
 
 
 class Repairer:
@@ -51,10 +52,10 @@ class Repairer:
         peers: Peers,
         *,
         cluster_id: int,
-        log_of: Callable[[Key], PartitionLog | None],
-        others: Callable[[Key], Iterable[str]],
-        mended: Callable[[Key, int, int], None],
-        missed: Callable[[Key, int, int], Awaitable[None]],
+        log_of: Callable[[PartitionKey], PartitionLog | None],
+        others: Callable[[PartitionKey], Iterable[str]],
+        mended: Callable[[PartitionKey, int, int], None],
+        missed: Callable[[PartitionKey, int, int], Awaitable[None]],
         run: Callable[[Callable[[], None]], Awaitable[None]],
         on_failure: Callable[[BaseException], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
@@ -70,10 +71,10 @@ class Repairer:
         self._run = run
         self._on_failure = on_failure
         self._spawn = spawn
-        self._wanted: dict[Key, list[tuple[int, int]]] = {}  # ranges to be mended, of partitions under way
-        self._early: dict[Key, asyncio.Event] = {}  # of the same: there is a reason to ask now
+        self._wanted: dict[PartitionKey, list[tuple[int, int]]] = {}  # ranges to be mended, of partitions under way
+        self._early: dict[PartitionKey, asyncio.Event] = {}  # of the same: there is a reason to ask now
 
-    def damaged(self, key: Key, first: int, end: int) -> None:
+    def damaged(self, key: PartitionKey, first: int, end: int) -> None:
         """The batches [first, end) of a partition do not verify; they are committed, or an entry behind them does."""
         ranges = self._wanted.get(key)
         if ranges is None:
@@ -89,8 +90,9 @@ class Repairer:
         for early in self._early.values():
             early.set()
 
-    async def _repair(self, key: Key) -> None:
-        ranges, early = self._wanted[key], self._early[key]
+    async def _repair(self, key: PartitionKey) -> None:
+        ranges, early, pause = self._wanted[key], self._early[key], RETRY_SECONDS
+        loop = asyncio.get_running_loop()
         try:
             while ranges:
                 early.clear()
@@ -102,13 +104,22 @@ class Repairer:
                     else:
                         await self._missed(key, first, end)
                 if ranges:
-                    later = asyncio.get_running_loop().call_later(RETRY_SECONDS, early.set)
+                    if not self._given_up(key, ranges):
+                        pause = RETRY_SECONDS
+                    asked_at, later = loop.time(), loop.call_later(pause, early.set)
                     await early.wait()
                     later.cancel()
+                    in_vain = loop.time() - asked_at >= pause
+                    pause = min(2 * pause, RETRY_SECONDS_MAX) if in_vain else RETRY_SECONDS
         finally:
             del self._wanted[key], self._early[key]
 
-    async def mend(self, key: Key, log_: PartitionLog, first: int, end: int) -> bool:
+    def _given_up(self, key: PartitionKey, ranges: list[tuple[int, int]]) -> bool:
+        """Whether nobody waits for them. Their ends tell: to look at all of a long one would take seconds."""
+        log_ = self._log_of(key)
+        return log_ is not None and all(is_lost(log_, at) for first, end in ranges for at in (first, end - 1))
+
+    async def mend(self, key: PartitionKey, log_: PartitionLog, first: int, end: int) -> bool:
         """Ask everybody, once. Whether the range is whole now, or not of this log any more."""
         at, asked_at = first, -1
         while at != asked_at:  # as long as somebody had some of it
@@ -118,8 +129,8 @@ class Repairer:
                     return True
                 try:
                     at = await self._take(key, log_, address, at, end)
-                except (OSError, Poisoned) as error:
-                    self._on_failure(error)  # of our own disk: nothing is tried there twice
+                except Poisoned as error:
+                    self._on_failure(error)  # of our own disk: nothing is synced there twice
                     return True
                 if at >= end:
                     self._mended(key, first, end)
@@ -127,7 +138,7 @@ class Repairer:
         return False
 
     async def mend_as_leader(
-        self, key: Key, log_: PartitionLog, address: str, epoch: int, first: int, end: int
+        self, key: PartitionKey, log_: PartitionLog, address: str, epoch: int, first: int, end: int
     ) -> None:
         """Write what the leader of `epoch` has: also LOST, where that was given up, over what does not verify here.
 
@@ -143,7 +154,9 @@ class Repairer:
                 return
         await self._take(key, log_, address, first, end, epoch)
 
-    async def _take(self, key: Key, log_: PartitionLog, address: str, first: int, end: int, epoch: int = 0) -> int:
+    async def _take(
+        self, key: PartitionKey, log_: PartitionLog, address: str, first: int, end: int, epoch: int = 0
+    ) -> int:
         """Write what one replica has of [first, end), from its beginning; up to where."""
         at = first
         try:
@@ -161,7 +174,7 @@ class Repairer:
                     at = await self._write_followed(key, log_, past, address, at, chains, epoch)
         except Poisoned:
             raise
-        except (NsqhaError, ValueError) as error:
+        except (NsqhaError, ValueError, OSError) as error:
             if epoch:
                 raise
             log.info("repair_delayed", "%s: %s", log_.directory, error)
@@ -170,7 +183,7 @@ class Repairer:
         return at
 
     async def _follow(
-        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
+        self, key: PartitionKey, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
     ) -> array[int]:
         """The chains of what another replica has from `first` on, to the first one that an entry of ours proves."""
         chains: array[int] = array("Q")
@@ -186,7 +199,14 @@ class Repairer:
         raise LogCorrupt(f"nothing behind log ids [{first}, {end}) verifies in {log_}, so nothing proves them")
 
     async def _write_followed(
-        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, chains: array[int], epoch: int
+        self,
+        key: PartitionKey,
+        log_: PartitionLog,
+        past: object,
+        address: str,
+        first: int,
+        chains: array[int],
+        epoch: int,
     ) -> int:
         at, end = first, first + len(chains)
         while at < end:
@@ -198,7 +218,7 @@ class Repairer:
         return at
 
     async def _fetch(
-        self, key: Key, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
+        self, key: PartitionKey, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
     ) -> Batches:
         """Batches of [first, end), at least one. The log was not cut since `past`.
 
@@ -225,6 +245,14 @@ class Repairer:
         if self._log_of(key) is not log_ or log_.past is not past or not _holds(log_, first, after):
             raise NotFound(f"log ids [{first}, {after}) are not in {log_} any more")
         return run
+
+
+def is_lost(log_: PartitionLog, log_id: int) -> bool:
+    """Whether a batch was given up."""
+    try:
+        return log_.start.log_id <= log_id < log_.end.log_id and log_.entry(log_id).lost
+    except (LogCorrupt, OSError):
+        return False
 
 
 def _holds(log_: PartitionLog, first: int, end: int) -> bool:

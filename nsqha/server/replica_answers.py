@@ -17,11 +17,10 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.journal import NodeJournal
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.disk import DiskRounds
     from nsqha.server.leadership import Leadership
     from nsqha.server.peers import PeerIdentity, PeerServer
+    from nsqha.server.replica_runtime import ReplicaRuntime
     from nsqha.server.replicas import Replicas
 
 FETCH_BYTES_MAX = 4 << 20
@@ -33,14 +32,12 @@ log = Log("answers")
 class ReplicaAnswers:
     """Answers for one node."""
 
-    def __init__(
-        self, replicas: Replicas, journal: NodeJournal, disk: DiskRounds, *, node: int, cluster_id: int
-    ) -> None:
+    def __init__(self, runtime: ReplicaRuntime, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._journal = journal
-        self._disk = disk
-        self._node = node
-        self._cluster_id = cluster_id
+        self._journal = runtime.journal
+        self._disk = runtime.disk
+        self._node = runtime.node
+        self._cluster_id = runtime.cluster_id
 
     def register(self, server: PeerServer) -> None:
         """Be asked."""

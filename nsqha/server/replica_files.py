@@ -1,28 +1,28 @@
 """What catching up does to a replica's files, with its records in the journal and the cache (`catchup.Files`).
 
 Each step is carried out whole, whoever is cancelled meanwhile: half of one leaves an intent that the next start carries
-out on batches that were acknowledged since, or files that the log does not know of.
+out on batches that were acknowledged since, or files that the log does not know of. What the disk refuses half way is
+`Poisoned`; before, an OSError or AppendFailed, and the step may be tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from nsqha.errors import AppendFailed
+from nsqha.errors import AppendFailed, Poisoned
+from nsqha.ids import PartitionKey
 from nsqha.server.whole import whole
 
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
-    from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.model import PartitionMeta, TopicRecord
-    from nsqha.server.disk import DiskRounds
     from nsqha.server.follower import Follower
-    from nsqha.server.journalling import JournalWriter
-    from nsqha.server.opening import PartitionOpener
+    from nsqha.server.replica_runtime import ReplicaRuntime
 
-Key = tuple[int, int]  # topic uid, partition
+
+T = TypeVar("T")
 
 
 class ReplicaFiles:
@@ -30,26 +30,21 @@ class ReplicaFiles:
 
     def __init__(
         self,
+        runtime: ReplicaRuntime,
         *,
-        node: int,
-        journal: NodeJournal,
-        journal_writer: JournalWriter,
-        opener: PartitionOpener,
-        disk: DiskRounds,
-        record_of: Callable[[Key], TopicRecord],
-        nodes: Callable[[], Container[int]],
-        begun_anew: Callable[[Key], object],
+        record_of: Callable[[PartitionKey], TopicRecord],
+        begun_anew: Callable[[PartitionKey], object],
     ) -> None:
-        """`nodes`: those that are alive. `begun_anew`: nothing of the old log is left."""
-        self._node = node
-        self._journal = journal
-        self._journal_writer = journal_writer
-        self._opener = opener
-        self._disk = disk
+        """`begun_anew`: nothing of the old log is left."""
+        self._node = runtime.node
+        self._journal = runtime.journal
+        self._journal_writer = runtime.journal_writer
+        self._opener = runtime.opener
+        self._disk = runtime.disk
+        self._nodes = runtime.nodes
         self._record_of = record_of
-        self._nodes = nodes
         self._forget_doubts = begun_anew
-        self._loading: set[Key] = set()
+        self._loading: set[PartitionKey] = set()
         self._one_load = asyncio.Lock()  # one state at a time: two of one partition would share its place in the cache
 
     async def cut(self, follower: Follower, log_id: int) -> None:
@@ -59,11 +54,13 @@ class ReplicaFiles:
         self._journal.stage_cut(follower.key, follower.log.cut_intent(log_id))
         try:
             await self._journal_writer.promise()
-        except AppendFailed:
-            self._journal.stage_cut_done(follower.key)  # a full disk; nothing was cut, and perhaps nothing ever is
+            # The files are taken: whoever reads the log meanwhile finds its new end, and nobody appends.
+            cut = follower.log.cutting(log_id)
+        except (AppendFailed, OSError):
+            # A full disk, or too many open files; nothing was cut, and perhaps nothing ever is.
+            self._journal.stage_cut_done(follower.key)
             raise
-        # The files are taken: whoever reads the log meanwhile finds its new end, and nobody appends.
-        await self._disk.run(follower.log.cutting(log_id))
+        await self._half_way(self._disk.run(cut))
         self._journal.stage_cut_done(follower.key)
         await self._journal_writer.promise()
 
@@ -77,10 +74,17 @@ class ReplicaFiles:
         log_uid = self._opener.new_log_uid()
         self._journal.stage(key, log_uid=log_uid, local_durable=anchor.log_id + 1)
         await self._journal_writer.promise()
-        await self._disk.removed(lambda: self._opener.remove_partition(record, key[1]))
-        log_ = await self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor))
+        await self._half_way(self._disk.removed(lambda: self._opener.remove_partition(record, key[1])))
+        log_ = await self._half_way(self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor)))
         self._forget_doubts(key)
         follower.restart_with(log_, log_uid)
+
+    @staticmethod
+    async def _half_way(work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except OSError as error:
+            raise Poisoned(str(error)) from error
 
     async def roll(self, follower: Follower) -> None:
         await whole(self._roll(follower))
@@ -92,7 +96,7 @@ class ReplicaFiles:
         self._opener.cursor_cache.forget(follower.key)
         follower.restart_with(follower.log, follower.log_uid)
 
-    def loading(self, key: Key) -> bool:
+    def loading(self, key: PartitionKey) -> bool:
         """Whether the state of a partition is being looked for."""
         return key in self._loading
 
@@ -109,12 +113,13 @@ class ReplicaFiles:
             if (follower.state is not None and follower.damage is None) or follower.closed:
                 return
             self._loading.add(key)
-            log_, past, follower.tried_committed = follower.log, follower.log.past, follower.committed
+            log_, past, known = follower.log, follower.log.past, follower.known
             committed, snapshot = min(follower.committed, log_.end.log_id), log_.snapshot()
             try:
                 state, damage = await self._disk.run(
                     lambda: self._opener.state_vouched_for(key, log_, committed=committed, seen_as=snapshot)
                 )
+                follower.tried = known
             finally:
                 self._loading.discard(key)
             changed = follower.log is not log_ or log_.past is not past or follower.closed

@@ -1,6 +1,7 @@
 """A replica's log is opened, or begun empty: under which log_uid, and with which promise.
 
-    found on this disk   recovered; it keeps its name if recovery can vouch for it, and its promise if that is trusted
+    found on this disk   recovered; it keeps its name if recovery can vouch for it, and its promise if that is trusted;
+                         what is damaged goes by a new one, and the journal keeps the old one until a leader takes it on
     never made           begun under the name that the record has for it: this process drew it, or an earlier life did,
                          which died before it made the log
 
@@ -13,19 +14,17 @@ from typing import TYPE_CHECKING
 
 from nsqha import ids
 from nsqha.errors import NsqhaError
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.journal import NodeJournal
     from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import PartitionMeta, TopicRecord
     from nsqha.server.damage import Damage
-    from nsqha.server.disk import DiskRounds
-    from nsqha.server.journalling import JournalWriter
     from nsqha.server.log_trust import LogTrust
-    from nsqha.server.opening import OpenedLog, PartitionOpener
+    from nsqha.server.opening import OpenedLog
+    from nsqha.server.replica_runtime import ReplicaRuntime
 
-Key = tuple[int, int]  # topic uid, partition
 
 log = Log("replicas")
 
@@ -33,22 +32,12 @@ log = Log("replicas")
 class ReplicaLogs:
     """Opens the logs of one node's replicas."""
 
-    def __init__(
-        self,
-        *,
-        node: int,
-        journal: NodeJournal,
-        journal_writer: JournalWriter,
-        opener: PartitionOpener,
-        disk: DiskRounds,
-        damage: Damage,
-        trust: LogTrust,
-    ) -> None:
-        self._node = node
-        self._journal = journal
-        self._journal_writer = journal_writer
-        self._opener = opener
-        self._disk = disk
+    def __init__(self, runtime: ReplicaRuntime, damage: Damage, trust: LogTrust) -> None:
+        self._node = runtime.node
+        self._journal = runtime.journal
+        self._journal_writer = runtime.journal_writer
+        self._opener = runtime.opener
+        self._disk = runtime.disk
         self._damage = damage
         self._trust = trust
         self._drawn: set[int] = set()  # names of logs that are about to be made
@@ -83,16 +72,23 @@ class ReplicaLogs:
         if known is None or not known.promise_trusted or opened.log_uid != known.log_uid:
             # What was promised before may be lost, or was promised for another log.
             promise = max(promise, meta.epoch)
-        self._opener.stage_promise(key, promise, opened.log, opened.log_uid)
-        await self._journal_writer.promise()
+        goes_by = opened.log_uid
         if opened.report is not None:
             bad = self._damage.recovered(key, opened.report)
-            self._trust.recovered(key, opened.log, opened.report, name, bad)
+            old = self._trust.recovered(key, opened.log, opened.report, name, bad)
+            if known is not None and old and opened.log.vouched_durable < known.local_durable:
+                # It may yet be what it was. The next start finds the same damage by the same record, and asks others
+                # for it again; by the new one it might take what is behind it for a torn end.
+                goes_by = old
+        self._opener.stage_promise(key, promise, opened.log, goes_by)
+        await self._journal_writer.promise()
         return opened, promise
 
-    async def renamed(self, key: Key, log_: PartitionLog, log_uid: int, name: int) -> bool:
+    async def renamed(self, key: PartitionKey, log_: PartitionLog, log_uid: int, name: int) -> bool:
         """Journal that a log goes by another name; False: it does not, as the disk took nothing."""
         known = self._journal.record(key)
+        if known is not None and known.log_uid == name:
+            return True
         promise = 0 if known is None else known.promise
         self._opener.stage_promise(key, promise, log_, name)
         try:
@@ -105,13 +101,13 @@ class ReplicaLogs:
             return False
         return True
 
-    def _good_name(self, key: Key, sync: str) -> int:
+    def _good_name(self, key: PartitionKey, sync: str) -> int:
         """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""
         known = self._journal.record(key)
         lost = sync != "always" and self._journal.host_restarted
         return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
 
-    def _never_made(self, key: Key, meta: PartitionMeta) -> bool:
+    def _never_made(self, key: PartitionKey, meta: PartitionMeta) -> bool:
         """Whether the ISR names a log of this node that never was: its node died between the record and the log.
 
         Nothing of it is in the journal, which is written before a log is led. That may also be because an old copy of

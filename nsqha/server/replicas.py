@@ -20,14 +20,15 @@ files go only by a tombstone, or because the record no longer names this node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqha import ids
-from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
+from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 from nsqha.errors import LogCorrupt, NsqhaError
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.server.changes import Locks
 from nsqha.server.damage import Damage
@@ -41,24 +42,17 @@ from nsqha.server.promises import Promises
 from nsqha.server.replica_answers import ReplicaAnswers
 from nsqha.server.replica_files import ReplicaFiles
 from nsqha.server.replica_logs import ReplicaLogs
+from nsqha.server.replica_runtime import ReplicaRuntime
 from nsqha.server.scrub import Replica as Scrubbed
 
 if TYPE_CHECKING:
-    from nsqha.clock import Clock
-    from nsqha.commitlog.journal import NodeJournal
     from nsqha.commitlog.log import PartitionLog
     from nsqha.replication.isr import IsrLimits
-    from nsqha.server.disk import DiskRounds
-    from nsqha.server.journalling import JournalWriter
-    from nsqha.server.metadata import Metadata
-    from nsqha.server.opening import PartitionOpener
-    from nsqha.server.peers import Peers
     from nsqha.server.push import PushLinks
     from nsqha.server.topic import Topic
 
 log = Log("replicas")
 
-Key = tuple[int, int]  # topic uid, partition
 
 SETTLE_RETRY_SECONDS = 0.5
 
@@ -68,26 +62,14 @@ class Replicas:
 
     def __init__(
         self,
+        runtime: ReplicaRuntime,
         *,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        node: int,
-        cluster_id: int,
-        journal: NodeJournal,
-        journal_writer: JournalWriter,
-        metadata: Metadata,
-        opener: PartitionOpener,
-        disk: DiskRounds,
-        peers: Peers,
         links: PushLinks,
-        nodes: Callable[[], Mapping[int, NodeInfo]],
         name_of: Callable[[int], str],
         topic_of: Callable[[str, int], Topic | None],
         leaders_changed: Callable[[str], None],
         stream_lost: Callable[[int], None],
         stream_found: Callable[[int], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        on_failure: Callable[[BaseException], None],
         sync_every: int,
         sync_seconds: float,
         limits: IsrLimits | None = None,
@@ -96,90 +78,48 @@ class Replicas:
         """`topic_of(name, uid)`: where partitions that are led here are shown to publishers and consumers;
         `leaders_changed(name)`: who else has to know. `name_of(uid)`: what a node's certificate may call it."""
         self.registration = 0  # this process life; 0: not registered yet
-        self.leading: dict[Key, Leadership] = {}
-        self.followers: dict[Key, Follower] = {}
-        self._loop = loop
-        self._clock = clock
-        self._node = node
-        self._journal = journal
-        self._journal_writer = journal_writer
-        self._metadata = metadata
-        self._opener = opener
-        self._disk = disk
+        self.leading: dict[PartitionKey, Leadership] = {}
+        self.followers: dict[PartitionKey, Follower] = {}
+        self._loop = runtime.loop
+        self._clock = runtime.clock
+        self._node = runtime.node
+        self._journal_writer = runtime.journal_writer
+        self._metadata = runtime.metadata
+        self._opener = runtime.opener
+        self._disk = runtime.disk
+        self._nodes = runtime.nodes
+        self._spawn = runtime.spawn
         self._links = links
-        self._nodes = nodes
         self._topic_of = topic_of
         self._leaders_changed = leaders_changed
-        self._spawn = spawn
         self._limits = limits
-        self._runtime = FollowerRuntime(loop, disk, on_failure, sync_every, sync_seconds)
-        self._records: dict[Key, Versioned[TopicRecord]] = {}  # the newest seen of each topic that has a replica here
-        self._strays: set[Key] = set()  # was moved away while this node was down: files that go
-        self._locks = Locks[Key]()
-        self._again: dict[Key, asyncio.TimerHandle] = {}  # roles that could not be taken
+        self._follower_runtime = FollowerRuntime(
+            runtime.loop, runtime.disk, runtime.on_failure, sync_every, sync_seconds
+        )
+        self._records: dict[PartitionKey, Versioned[TopicRecord]] = {}  # the newest seen, of what has a replica here
+        self._strays: set[PartitionKey] = set()  # was moved away, perhaps while this node was down: files that go
+        self._locks = Locks[PartitionKey]()
+        self._again: dict[PartitionKey, asyncio.TimerHandle] = {}  # roles that could not be taken
         self.trust = LogTrust(self.followers)
-        self.trust.on_whole = lambda key, name: spawn(self._whole_again(key, name))
-        self.damage = Damage(
-            self,
-            self.trust,
-            node=node,
-            cluster_id=cluster_id,
-            peers=peers,
-            nodes=nodes,
-            disk=disk,
-            spawn=spawn,
-            on_failure=on_failure,
-        )
-        self.logs = ReplicaLogs(
-            node=node,
-            journal=journal,
-            journal_writer=journal_writer,
-            opener=opener,
-            disk=disk,
-            damage=self.damage,
-            trust=self.trust,
-        )
+        self.trust.on_whole = lambda key, name: self._spawn(self._whole_again(key, name))
+        self.damage = Damage(runtime, self, self.trust)
+        self.logs = ReplicaLogs(runtime, self.damage, self.trust)
         self._files = ReplicaFiles(
-            node=node,
-            journal=journal,
-            journal_writer=journal_writer,
-            opener=opener,
-            disk=disk,
-            record_of=lambda key: self._records[key].record,
-            nodes=nodes,
-            begun_anew=self.trust.renewed,
+            runtime, record_of=lambda key: self._records[key].record, begun_anew=self.trust.renewed
         )
-        self.giving_up = GivingUp(
+        self.giving_up = GivingUp(runtime, self.damage, self.trust, self._files, log_of=self.log_of)
+        self.promises = Promises(
+            runtime,
+            self,
+            self._files,
             self.damage,
             self.trust,
-            self._files,
-            log_of=self.log_of,
-            opener=opener,
-            journal_writer=journal_writer,
-            disk=disk,
-            on_failure=on_failure,
-        )
-        self.promises = Promises(
-            self,
-            clock=clock,
-            node=node,
-            cluster_id=cluster_id,
-            journal=journal,
-            journal_writer=journal_writer,
-            metadata=metadata,
-            opener=opener,
-            peers=peers,
-            nodes=nodes,
             name_of=name_of,
-            files=self._files,
-            damage=self.damage,
-            trust=self.trust,
             stream_lost=stream_lost,
             stream_found=stream_found,
-            spawn=spawn,
             catch_up_bytes_per_second=catch_up_bytes_per_second,
         )
-        self.answers = ReplicaAnswers(self, journal, disk, node=node, cluster_id=cluster_id)
+        self.answers = ReplicaAnswers(runtime, self)
         self.stopping = False  # no role is taken any more
 
     # ---- start and end
@@ -301,7 +241,7 @@ class Replicas:
         opened, promise = await self.logs.open(topic.record, number)
         self._follow(topic, number, opened, promise=promise)
 
-    async def _whole_again(self, key: Key, name: int) -> None:
+    async def _whole_again(self, key: PartitionKey, name: int) -> None:
         """Everything that recovery found damaged is mended: this log is what it was, if no leader has taken it on."""
         async with self.changing(key):
             follower = self.followers.get(key)
@@ -329,7 +269,7 @@ class Replicas:
         key = (topic.record.uid, number)
         self._records[key] = topic
         self.followers[key] = follower = Follower(
-            self._runtime,
+            self._follower_runtime,
             key=key,
             log_=opened.log,
             log_uid=opened.log_uid,
@@ -340,6 +280,12 @@ class Replicas:
         follower.on_damage = lambda first, end: self.damage.found(key, first, end)
         if opened.damage is not None:
             follower.found(opened.damage)
+
+    def _follow_again(self, topic: Versioned[TopicRecord], released: Follower) -> None:
+        """It was to lead, and does not."""
+        opened = OpenedLog(released.log, released.log_uid, released.state, None)
+        self._follow(topic, released.key[1], opened, promise=released.epoch)
+        self.followers[released.key].stopped = released.stopped
 
     def _sync_of(self, record: TopicRecord, meta: PartitionMeta) -> str:
         return meta.sync or self._opener.sync_of(record)
@@ -362,11 +308,16 @@ class Replicas:
         if meta.damage_accepted == meta.epoch and ours:
             await self.giving_up.before_leading(follower, meta.epoch)
         why = self._unfit(key, follower, meta)
+        times.append(self._clock.monotonic())
+        if not why:
+            follower.fence(meta.epoch)
+            await follower.release()
+            why = self._unfit(key, follower, meta)  # its last job may have begun the log anew
+            if why:
+                self._follow_again(fresh, follower)
         if why:
             log.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
             return
-        times.append(self._clock.monotonic())
-        await follower.release()
         times.append(self._clock.monotonic())
         opened = await self._promise_to_lead(fresh, number, follower)
         times.append(self._clock.monotonic())
@@ -386,8 +337,8 @@ class Replicas:
             self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
             try:
                 await self._journal_writer.promise()
-            except NsqhaError:
-                self._follow(fresh, number, opened, promise=follower.epoch)
+            except Exception:
+                self._follow_again(fresh, follower)
                 raise
         if self._ending():
             self._follow(fresh, number, opened, promise=epoch)
@@ -404,7 +355,7 @@ class Replicas:
         channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
         try:
             started = partition.start_epoch(channels)
-        except LogCorrupt:  # only now: a leader that never begins would be taken for one
+        except Exception:  # only now: a leader that never begins would be taken for one
             self._follow(fresh, number, opened, promise=meta.epoch)
             raise
         leadership = Leadership(
@@ -456,7 +407,7 @@ class Replicas:
         """Whether the node stops; asked again after every await."""
         return self.stopping
 
-    def _unfit(self, key: Key, follower: Follower, meta: PartitionMeta) -> str:
+    def _unfit(self, key: PartitionKey, follower: Follower, meta: PartitionMeta) -> str:
         """Why this node can not lead although it was elected; empty: it can."""
         if meta.registration != self.registration:
             return "in an earlier life"
@@ -468,7 +419,7 @@ class Replicas:
             return "its log is damaged"
         return follower.stopped or ""
 
-    def _could_lead_now(self, key: Key, follower: Follower) -> bool:
+    def _could_lead_now(self, key: PartitionKey, follower: Follower) -> bool:
         """Elected, and what was in the way is mended: the record stays as it is until somebody leads, or time is up."""
         meta = self._records[key].record.partitions[key[1]]
         elected = meta.leader == self._node and meta.epoch > follower.epoch and not self.stopping
@@ -489,9 +440,12 @@ class Replicas:
         log.info("stepping_down", "%s/%d: epoch %d ends here: %s", name, number, leadership.epoch, why)
         leadership.stop()
         topic = self._topic_of(name, key[0])
-        if topic is not None:
-            topic.remove_led(partition, why)
-            self._leaders_changed(name)
+        try:
+            if topic is not None:
+                topic.remove_led(partition, why)
+                self._leaders_changed(name)
+        except Exception as error:  # whatever a consumer did: there is another leader, and this one ends
+            log.error("consumers_not_told", "%s/%d", name, number, error=error)
         await partition.release(f"this node does not lead any more: {why}")
         del self.leading[key]
         record = self._records[key]
@@ -515,6 +469,7 @@ class Replicas:
         if follower is None and key not in self._strays:
             return
         log.info("replica_removed", "%s/%d: moved away from this node", record.name, number)
+        self._strays.add(key)  # until all of it is gone
         if follower is not None:
             await follower.close()
         self._opener.forget_partition(key)
@@ -547,19 +502,19 @@ class Replicas:
 
     # ---- what its parts ask for
 
-    def record_of(self, key: Key) -> Versioned[TopicRecord] | None:
+    def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:
         """The newest record seen of a partition that has a replica here."""
         return self._records.get(key)
 
-    def saw(self, key: Key, topic: Versioned[TopicRecord]) -> None:
+    def saw(self, key: PartitionKey, topic: Versioned[TopicRecord]) -> None:
         """A part has read the record."""
         self._records[key] = topic
 
-    def log_of(self, key: Key) -> PartitionLog | None:
+    def log_of(self, key: PartitionKey) -> PartitionLog | None:
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.log if leader is not None else follower.log if follower is not None else None
 
-    def committed_of(self, key: Key) -> int:
+    def committed_of(self, key: PartitionKey) -> int:
         leader, follower = self.leading.get(key), self.followers.get(key)
         return leader.committed if leader is not None else follower.committed if follower is not None else 0
 
@@ -591,7 +546,7 @@ class Replicas:
                 follower.keep_house()
                 if self._could_lead_now(key, follower):
                     self._spawn(self._try_to_settle(self._records[key], key[1]))
-                news = follower.committed > follower.tried_committed and not self._files.loading(key)
+                news = follower.known != follower.tried and not self._files.loading(key)
                 if follower.state is None and follower.quiet and news:
                     self._spawn(self._files.reload(follower, alone=False))
             except Exception as error:
@@ -619,6 +574,6 @@ class Replicas:
             if (topic := self._records.get(key)) is not None and key[1] in topic.record.partitions:
                 self._prepare(topic.record.partitions[key[1]])
 
-    def changing(self, key: Key) -> AbstractAsyncContextManager[None]:
+    def changing(self, key: PartitionKey) -> AbstractAsyncContextManager[None]:
         """One change of a partition's role at a time; whoever calls `make` or `step_down` is in it."""
         return self._locks.held(key)

@@ -74,7 +74,7 @@ class PairKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class Damage:
+class BadBatches:
     """Neighbouring batches that do not verify."""
 
     first: Place
@@ -119,10 +119,10 @@ class Scrubber:
         self._storage = storage or ReadOnceStorage()
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="scrub")
         self._sleep = sleep
-        self._damage: dict[PairKey, list[Damage]] = {}
+        self._damage: dict[PairKey, list[BadBatches]] = {}
 
     @property
-    def damage(self) -> dict[PairKey, list[Damage]]:
+    def damage(self) -> dict[PairKey, list[BadBatches]]:
         """What the last look at each pair that is still here found; pairs without damage are left out."""
         if self._damage:
             here = {key for key, _ in self._pairs()}
@@ -174,7 +174,7 @@ class Scrubber:
                 await self._sleep(PAUSE_SECONDS_MIN)
 
     async def _read_pair(self, key: PairKey, replica: Replica) -> None:
-        found: list[Damage] = []
+        found: list[BadBatches] = []
         try:
             if replica.closed():
                 return
@@ -212,7 +212,7 @@ class Scrubber:
                 break
         return piece
 
-    def _judge(self, key: PairKey, replica: Replica, found: list[Damage]) -> None:
+    def _judge(self, key: PairKey, replica: Replica, found: list[BadBatches]) -> None:
         self._damage.pop(key, None)
         if not found:
             return
@@ -235,26 +235,26 @@ class Scrubber:
             self.on_damage(replica, damage.first.log_id, damage.end.log_id)
 
 
-def _join(found: list[Damage], problems: Iterable[BatchCorrupt]) -> None:
+def _join(found: list[BadBatches], problems: Iterable[BatchCorrupt]) -> None:
     """Add problems, in the order of the log, as ranges that do not touch: a file of zeros is one, not 200,000."""
     for problem in problems:
         if found and problem.first.log_id <= found[-1].end.log_id:
             found[-1].end = max(found[-1].end, problem.end)
         else:
-            found.append(Damage(problem.first, problem.end, problem.why))
+            found.append(BadBatches(problem.first, problem.end, problem.why))
 
 
-def _without(damage: Damage, log_: PartitionLog, first: int, end: int) -> list[Damage]:
+def _without(damage: BadBatches, log_: PartitionLog, first: int, end: int) -> list[BadBatches]:
     """What is left of a range when [first, end) of it is good; it ends and begins at batches that verify now."""
     if end <= damage.first.log_id or damage.end.log_id <= first:
         return [damage]
     left = []
     if damage.first.log_id < first:
         entry = log_.entry(first)
-        left.append(Damage(damage.first, Place(first, entry.first_offset, entry.position), damage.why))
+        left.append(BadBatches(damage.first, Place(first, entry.first_offset, entry.position), damage.why))
     if end < damage.end.log_id:
         entry = log_.entry(end - 1)
-        left.append(Damage(Place(end, entry.end_offset, entry.end_position), damage.end, damage.why))
+        left.append(BadBatches(Place(end, entry.end_offset, entry.end_position), damage.end, damage.why))
     return left
 
 

@@ -77,6 +77,8 @@ class CursorStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
+    """A channel, all its partitions here together; the first fields are nsqd's."""
+
     channel_name: str
     depth: int = 0
     backend_depth: int = 0
@@ -120,6 +122,8 @@ class PartitionStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStats:
+    """A topic as this node has it; the first fields are nsqd's."""
+
     topic_name: str
     channels: tuple[ChannelStats, ...] = ()
     depth: int = 0

@@ -16,7 +16,7 @@ from nsqha.ids import is_ephemeral
 from nsqha.nsqlog import Log
 from nsqha.quantile import Result
 from nsqha.server.api import BrokerApi
-from nsqha.server.listen import split_host_port
+from nsqha.server.listen import reason, split_host_port
 from nsqha.server.process import MemoryStats, memory_stats
 from nsqha.server.stats import BrokerStats, ChannelStats, TopicStats
 
@@ -123,7 +123,7 @@ class StatsdPusher:
             try:
                 await self._push()
             except (OSError, ValueError) as error:
-                self._log.error("statsd_failed", "STATSD: can not push to %s: %s", self._address, error)
+                self._log.error("statsd_failed", "STATSD: can not push to %s: %s", self._address, reason(error))
 
     async def _push(self) -> None:
         options = self._broker.options

@@ -16,8 +16,9 @@ in its subjectAltName
 - who the node is: `URI:nsqha:node/<node uid, 16 hex digits>`, or, where uids are not known before the first start, the
   DNS name that its metadata record has as broadcast address. A URI, if there is one, decides alone.
 
-A lookup daemon's has its DNS name; it may ask, but speaks for no node. An administrator's certificate has neither, and
-can not append, promise an epoch or read a log. The CA is for this cluster only. Identities are compared in
+A lookup daemon's has its DNS name; it may ask, but speaks for no node. An administrator's says so
+(`URI:nsqha:administrator`), and can not append, promise an epoch or read a log. Any other certificate of this CA, such
+as one with an IP address only, is refused everything. The CA is for this cluster only. Identities are compared in
 `nsqha.server.peers.PeerIdentity`, what they may do is in `nsqha.server.members`, files that are replaced are noticed by
 `nsqha.server.certificates`.
 """
@@ -109,6 +110,8 @@ def _load_roots(context: ssl.SSLContext, path: str) -> None:
 
 
 def _reason(error: OSError) -> str:
+    if "PEM lib" in str(error):
+        return "no certificate or no key in PEM format"
     return error.strerror or getattr(error, "reason", None) or str(error)
 
 

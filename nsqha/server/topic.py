@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from nsqha import ids
 from nsqha.clock import Now
@@ -91,6 +92,17 @@ class Topic:
     def used(self, channel: str) -> bool:
         """Whether somebody reads it from here."""
         return bool(self.consumers.get(channel) or self.relayed.get(channel))
+
+    @contextmanager
+    def leaves(self, channel: str) -> Iterator[None]:
+        """It is being deleted: who comes meanwhile gets his place when that is over, however it ends."""
+        self.leaving.add(channel)
+        try:
+            yield
+        finally:
+            self.leaving.discard(channel)
+            for partition in self.led:
+                self._give_places(partition)
 
     @property
     def paused(self) -> bool:
@@ -199,7 +211,8 @@ class Topic:
     def _give_place(self, partition: Partition, consumer: Consumer) -> None:
         delivery = partition.deliveries.get(consumer.channel)
         mine = consumer.only is None or consumer.only == partition.number
-        if mine and delivery is not None and partition.serving and partition.number not in consumer.legs:
+        stays = consumer.channel not in self.leaving
+        if mine and stays and delivery is not None and partition.serving and partition.number not in consumer.legs:
             delivery.attach(consumer)
             delivery.wake()
 

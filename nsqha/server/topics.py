@@ -158,11 +158,12 @@ class Topics(Mapping[str, Topic]):
         if self.cluster is not None:
             # Also where the name has a new topic already, whose record took this one's place here.
             await self.cluster.replicas.drop(tombstone.uid, numbers)
-        if any(self._opener.knows((tombstone.uid, number)) for number in numbers):
+        named = self._node_uid in tombstone.nodes  # a journal that was damaged may not know its files any more
+        if named or any(self._opener.knows((tombstone.uid, number)) for number in numbers):
             await self._disk.removed(lambda: self._opener.remove(tombstone.name, tombstone.uid))
             for number in numbers:
                 self._opener.forget_partition((tombstone.uid, number))
-        if self._node_uid in tombstone.nodes:
+        if named:
             await self._metadata.write(lambda: self._store.forget_tombstone(tombstone.uid, node=self._node_uid))
 
     async def vanished(self, topic: Topic) -> None:

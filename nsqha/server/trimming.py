@@ -51,7 +51,7 @@ class Trimmer:
     def __init__(self, retention: Retention, abandoned: AbandonedPolicy) -> None:
         self.retention = retention
         self.abandoned = abandoned
-        self._proposed = 0  # position of the log start that was asked for last
+        self._asked = -1  # the log start event that was applied when another one was asked for
         self._worthwhile = 0  # position of the log start whose deferred messages are being carried
         self._carried = (-1, 0)  # offset and position of the reference whose carrying was asked for last
         self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
@@ -84,7 +84,9 @@ class Trimmer:
             now.wall_ns,
             limit_offset=partition.cursors.log_start_limit() if limit is None else limit,
         )
-        if start.position > max(partition.cursors.log_start[1], self._proposed):
+        state = partition.cursors.state
+        moves = start.offset > state.log_start[0] or start.position > state.log_start[1]
+        if moves and self._asked != state.log_start_log_id:
             self._propose(partition, pairs, start, given_up, now)
 
     def _all_read(self, partition: Partition, pair: PairInfo) -> bool:
@@ -126,7 +128,7 @@ class Trimmer:
                 count = abandoned.end - abandoned.first
                 log.warning("abandoned", "%d unread messages of an abandoned channel are given up", count)
             cursors.propose_log_start(start.offset, start.position, tuple(given_up))
-            self._proposed = start.position
+            self._asked = cursors.state.log_start_log_id
         partition.write_events()
 
     def _unlink(self, partition: Partition, pairs: list[PairInfo]) -> None:

@@ -160,6 +160,11 @@ class Session:
         self._topics.clear()
         self._mpub_reader = None
 
+    @property
+    def unread_bytes(self) -> int:
+        """Received and not consumed: of a command whose rest has not come, or behind one that the handler waits for."""
+        return self._have
+
     def take_unread(self) -> bytes:
         """Received and not consumed, and from now on the caller's."""
         return self._take()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cursor.deferred import Deferred, DeferredSet, Key, MemoryDeferred
+from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
 from nsqha.cursor.layered import LayeredDeferred
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import Tables
 from nsqha.cursor.state import ChannelState
 from tests.unit.cursor.tiny_cache import EmptyLog
 
-FIRST: Key = (-(1 << 63), -1)
+FIRST: DueKey = (-(1 << 63), -1)
 
 
 class Made:

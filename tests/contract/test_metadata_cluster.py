@@ -16,10 +16,8 @@ from tests.contract.metadata_stores import CLUSTER, Opener, changed, open_sessio
 from tests.etcd_server import eventually
 
 
-def test_the_cluster_has_one_id_and_a_feature_level_that_never_falls(store: MetadataStore, opener: Opener) -> None:
+def test_the_cluster_has_one_id(store: MetadataStore, opener: Opener) -> None:
     assert store.cluster().record.cluster_id == CLUSTER
-    level = store.cluster().record.feature_level
-    assert store.raise_feature_level(level).record.feature_level == level
     assert opener().cluster() == store.cluster()
 
 

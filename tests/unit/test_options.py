@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from nsqha.errors import ConfigError
+from nsqha.goflags import BOOL, DURATION, INT
 from nsqha.options import (
     HOUR,
     MINUTE,
@@ -40,6 +42,17 @@ UPSTREAM = """version config verbose worker-id log-level log-prefix node-id tcp-
     tls-min-version deflate max-deflate-level snappy enable-experiment""".split()  # noqa: SIM905 - a list for reading
 
 
+UPSTREAM_LOOKUPD = """version config verbose log-level log-prefix tcp-address http-address broadcast-address
+    inactive-producer-timeout tombstone-lifetime""".split()  # noqa: SIM905 - a list for reading
+
+OTHER_VALUES = {
+    "log-level": "debug", "tls-min-version": "tls1.2", "tls-client-auth-policy": "require", "tls-required": "tcp-https",
+    "auth-http-request-method": "post", "node-id": "7", "max-deflate-level": "3",
+    "e2e-processing-latency-percentile": "0.5", "max-req-timeout": "2h",
+}  # fmt: skip
+TLS = ["--tls-cert=c", "--tls-key=k"]
+
+
 def nsqd(*argv: str, env: dict[str, str] | None = None) -> Options:
     return load_nsqd(argv, env or {}).options
 
@@ -55,6 +68,45 @@ def test_every_flag_of_nsqd_is_there() -> None:
     assert keys["e2e-processing-latency-percentile"] == "e2e_processing_latency_percentiles"
     assert keys["enable-experiment"] == "enable_experiment"
     assert keys["msg-timeout"] == "msg_timeout"
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [("nsqd", name) for name in UPSTREAM] + [("nsqlookupd", name) for name in UPSTREAM_LOOKUPD],
+)
+def test_every_flag_and_key_of_upstream_sets_something(program: str, name: str, tmp_path: Path) -> None:
+    """-x v, --x v, -x=v, --x=v and the key of the config file say the same, and not what is the default."""
+    if name in ("version", "config"):
+        return  # have tests of their own
+    kind, load = (Options, load_nsqd) if program == "nsqd" else (LookupdOptions, load_nsqlookupd)
+    flag = next(flag for flag in flags_of(kind) if flag.name == name)
+    rest = TLS if name.startswith("tls-") and name not in ("tls-cert", "tls-key") else []
+    rest += {"tls-cert": ["--tls-key=k"], "tls-key": ["--tls-cert=c"]}.get(name, [])
+    value = OTHER_VALUES.get(name) or {BOOL: "false" if flag.default else "true", INT: "1234", DURATION: "1m23s"}.get(
+        flag.kind, "a:1"
+    )
+    file = tmp_path / "config"
+    file.write_text(f"{flag.key} = {value if flag.kind in (BOOL, INT) else repr(value)}\n")
+    forms = [[f"-{name}={value}"], [f"--{name}={value}"], [f"--config={file}"]]
+    if not flag.kind.is_bool:
+        forms += [[f"-{name}", value], [f"--{name}", value]]
+    found = [load([*form, *rest], {}) for form in forms]
+    assert len({replace(loaded.options, config="") for loaded in found}) == 1
+    assert found[0].options != load(TLS if rest else [], {}).options
+    for loaded in found:
+        said = [notice for notice in loaded.notices if notice.startswith(f"--{name} has no effect: ")]
+        assert len(said) == len(loaded.notices) == bool(flag.inert)
+
+
+def test_every_flag_is_read_by_somebody_or_says_that_it_has_no_effect() -> None:
+    root = Path(__file__).parents[2]
+    files = [file for part in ("nsqha", "lookupd") for file in (root / part).rglob("*.py") if file.stem != "options"]
+    code = "".join(map(Path.read_text, files))
+    within = {"max_bytes_per_file": "segment_bytes_or_default"}  # read by a property
+    for kind in (Options, LookupdOptions):
+        for item in fields(kind):
+            read = re.search(rf"\.{within.get(item.name, item.name)}\b", code) is not None
+            assert read != bool(item.metadata["inert"]) or item.name in ("config", "node_id"), item.name
 
 
 def test_defaults_are_nsqds() -> None:
@@ -99,6 +151,7 @@ def test_the_node_id_follows_the_host_name() -> None:
         (["--max-req-timeout=8761h"], "8760h"),
         (["--max-msg-size=0"], "--max-msg-size=0: must be at least 1"),
         (["--max-msg-size=2000000000"], "--max-msg-size=2000000000: must be at most"),
+        (["--max-body-size=117440513"], "--max-body-size=117440513: must be at most 117440512"),
         (["--msg-timeout=-1s"], "--msg-timeout=-1s: must be above zero"),
         (["--broadcast-tcp-port=70000"], "--broadcast-tcp-port=70000: must be at most 65535"),
         (["--mem-queue-size=-1"], "--mem-queue-size=-1: must be at least 0"),
@@ -111,6 +164,7 @@ def test_the_node_id_follows_the_host_name() -> None:
         (["--log-level=loud"], "-log-level"),
         (["--sync=often"], "-sync"),
         (["--config=/does/not/exist"], "--config=/does/not/exist: No such file"),
+        (["--tcp-address="], "--tcp-address: must not be empty"),
     ],
 )
 def test_what_is_refused_at_the_start(argv: list[str], reason: str) -> None:
@@ -159,13 +213,28 @@ def test_the_config_file_of_nsqd_is_understood(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("content", [b"tcp_address = ", b"\xff\xfe", b"a = 1\na = 2\n"])
+@pytest.mark.parametrize("content", [b"tcp_address = ", b"\xff\xfe", b"a = 1\na = 2\n", b"a = " + b"[" * 100_000])
 def test_a_broken_config_file_is_one_line(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "nsqd.cfg"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match="not a TOML file") as caught:
         nsqd(f"--config={file}")
     assert "\n" not in str(caught.value)
+
+
+def test_text_in_a_config_file_holds_no_nul(tmp_path: Path) -> None:
+    """The system's calls take none: it would be a failure somewhere later."""
+    file = tmp_path / "nsqd.cfg"
+    for line in ('data_path = "a\\u0000b"', 'nsqlookupd_tcp_addresses = ["a\\u0000b:1"]'):
+        file.write_text(line)
+        with pytest.raises(ConfigError, match="a NUL character"):
+            nsqd(f"--config={file}")
+
+
+@pytest.mark.parametrize("flag", ["tcp-address", "http-address"])
+def test_the_lookup_daemon_needs_both_addresses(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{flag}: must not be empty"):
+        load_nsqlookupd([f"--{flag}="], {})
 
 
 def test_the_lookup_daemon_has_an_environment_of_its_own() -> None:

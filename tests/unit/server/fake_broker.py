@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsqha.clock import ManualClock
-from nsqha.errors import NotFound
+from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options, checked
 from nsqha.server.api import Check, Ports
 from nsqha.server.stats import BrokerStats, ChannelStats, ClientStats, NodeStats, TopicStats
@@ -101,6 +101,7 @@ class FakeChannels:
 class FakePublishing:
     def __init__(self, topics: FakeTopics) -> None:
         self.delays: list[int | None] = []
+        self.crowded = False
         self._topics = topics
 
     async def publish(self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None) -> None:
@@ -109,6 +110,10 @@ class FakePublishing:
         assert bodies
         self._topics.setdefault(topic, FakeTopic()).bodies += bodies
         self.delays.append(deliver_in_ms)
+
+    async def room(self) -> None:
+        if self.crowded:
+            raise Unavailable("too many publishes are waiting for the disk")
 
 
 class FakeBroker:

@@ -14,6 +14,7 @@ from grpc import aio
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peer_grpc import GrpcPeers, GrpcPeerServer, server_options
 from nsqha.server.peers import Message, PeerStream
+from nsqha.server.renewing import listen
 from tests.sim.net import Network
 
 SERVICES = (pb.DESCRIPTOR.services_by_name["Replication"],)
@@ -122,24 +123,18 @@ class World:
 class GrpcWorld(World):
     nowhere = "127.0.0.1:1"
 
-    def __init__(self, *, credentials: Any = None, tls: Any = None, caller_tls: Any = None) -> None:
-        self._credentials = credentials
-        self._tls = tls
+    def __init__(self, *, files: Any = None, caller_tls: Any = None) -> None:
+        self._files = files
         self._caller_tls = caller_tls
 
     def runner(self) -> asyncio.Runner:
         return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
     async def start(self) -> None:
-        self.server = GrpcPeerServer(SERVICES, tls=self._tls)
+        self.server = GrpcPeerServer(SERVICES, tls=self._files.tls if self._files else None)
         self.grpc = aio.server(options=server_options())
         self.server.add_to(self.grpc)
-        if self._credentials is None:
-            port = self.grpc.add_insecure_port("127.0.0.1:0")
-        else:
-            port = self.grpc.add_secure_port("127.0.0.1:0", self._credentials)
-        await self.grpc.start()
-        self.address = f"127.0.0.1:{port}"
+        self.address = await listen(self.grpc, "127.0.0.1:0", self._files)
         self.peers = GrpcPeers(SERVICES, tls=self._caller_tls)
 
     async def stop(self) -> None:

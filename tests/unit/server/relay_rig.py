@@ -193,9 +193,10 @@ class RelayNode:
     async def leave(self, topic: str, channel: str) -> None:
         found = self.topics[topic]
         if not found.used(channel):
-            for partition in found.led:
-                partition.cursors.delete_ephemeral(channel)
-            await found.commit_events()
+            with found.leaves(channel):
+                for partition in found.led:
+                    partition.cursors.delete_ephemeral(channel)
+                await found.commit_events()
 
     # ---- leading
 

@@ -30,6 +30,7 @@ from nsqha.server.follower import Follower
 from nsqha.server.journalling import JournalWriter
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.peers import PeerIdentity
+from nsqha.server.replica_runtime import ReplicaRuntime
 from nsqha.server.replicas import Replicas
 from tests.unit.server.peer_rig import VirtualLoop
 
@@ -295,7 +296,7 @@ class ReplicaRig:
         self.tasks: set[asyncio.Task[None]] = set()
         self.errors: list[BaseException] = []
         self.lost: list[int] = []
-        self.replicas = Replicas(
+        runtime = ReplicaRuntime(
             loop=loop,
             clock=ManualClock(),
             node=self.node,
@@ -306,15 +307,18 @@ class ReplicaRig:
             opener=self.opener,
             disk=cast(Any, self.disk),
             peers=cast(Any, self.peers),
-            links=cast(Any, self.links),
             nodes=lambda: self.nodes,
+            spawn=self.spawn,
+            on_failure=self.failures.append,
+        )
+        self.replicas = Replicas(
+            runtime,
+            links=cast(Any, self.links),
             name_of=lambda node: "",
             topic_of=lambda name, uid: cast(Any, self.topic),
             leaders_changed=lambda name: None,
             stream_lost=self.lost.append,
             stream_found=lambda node: None,
-            spawn=self.spawn,
-            on_failure=self.failures.append,
             sync_every=2500,
             sync_seconds=2.0,
             catch_up_bytes_per_second=catch_up_bytes_per_second,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,10 @@ import pytest
 
 from nsqha import hot
 from nsqha.commitlog.storage import OsStorage
+from nsqha.cursor.seek import SeekPlan
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.opening import PartitionOpener
+from nsqha.server.topic import Topic
 from tests.unit.server.broker_rig import Gate, consumer, running, start, subscribed, until
 
 ONE = hot.frame(b"one")
@@ -27,6 +30,38 @@ def test_what_was_published_survives_a_restart(tmp_path: Path):
         async with running(tmp_path) as broker:
             reader = await subscribed(broker, "t", "c", rdy=1)
             await until(lambda: reader.wire.bodies == [b"one"])
+
+    asyncio.run(story())
+
+
+# ---- a disk that gets full
+
+
+def test_below_its_watermark_a_disk_takes_no_publishes_until_it_has_room_again(tmp_path: Path):
+    """What consumers do is stored all the same: it is what makes room."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            reader = await subscribed(broker, "t", "c", rdy=1)
+            await until(lambda: reader.wire.bodies)  # type: ignore[attr-defined]
+            partition = broker.topics.topic("t").led[0]
+            broker.options = replace(broker.options, disk_low_bytes=1 << 62)
+            broker._watch_disk()
+            before = partition.log.end.offset
+            with pytest.raises(Unavailable, match=f"disk low: [0-9]+ bytes free, {1 << 62} required"):
+                await broker.publishing.publish("t", ONE)
+            assert [check.ok for check in broker.checks() if check.name == "disk_space"] == [False]
+            ((message_id, _, _),) = reader.wire.messages  # type: ignore[attr-defined]
+            line = b"FIN %b\n" % message_id
+            leg = reader.legs[0]
+            leg.channel.fin_run(line, 0, len(line), leg.owner)
+            await partition.commit_events()
+            assert leg.channel.committed.floor == 1 and partition.log.end.offset == before
+            broker.options = replace(broker.options, disk_low_bytes=0)
+            broker._watch_disk()
+            await broker.publishing.publish("t", ONE)
+            assert partition.log.end.offset == before + 1
 
     asyncio.run(story())
 
@@ -422,6 +457,84 @@ def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(tmp_path: Path):
     asyncio.run(story())
 
 
+def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_again_for_who_reads_it(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            reader = await subscribed(broker, "t", "e#ephemeral", rdy=1)
+            topic = broker.topics.topic("t")
+            (partition,) = topic.led
+            topic.remove_led(partition, "another node leads it")
+            partition.cursors.delete_ephemeral("e#ephemeral")  # as an epoch start does
+            await partition.commit_events()
+            topic.add_led(partition)
+            assert topic.places_missing(reader) == [0]
+            broker.subscriptions.leaders_changed("t")
+            await until(lambda: not topic.places_missing(reader))
+
+    asyncio.run(story())
+
+
+def test_a_seek_tells_where_it_went(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            await broker.channels.create("t", "c")
+            for target, clamped in ((1000, True), (0, False), (1, False)):
+                done = (await broker.channels.seek("t", "c", {0: target}))[0]
+                assert isinstance(done, SeekPlan)
+                assert (done.target, done.clamped) == (min(target, 1), clamped)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_change_is_answered_when_the_leaders_of_other_nodes_have_followed(tmp_path: Path, follow: bool):
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            asked: list[int] = []
+            over = asyncio.Event()
+
+            async def others_follow(topic: Topic) -> None:
+                asked.append(topic.record.channels.version)
+                await over.wait()
+                if not follow:
+                    raise Unavailable("one of them did not follow in time")
+
+            broker.channels.reconciler = SimpleNamespace(others_follow=others_follow)  # type: ignore[assignment]
+            paused = asyncio.create_task(broker.channels.pause_topic("t", True))
+            await until(lambda: asked)
+            assert asked == [broker.topics.topic("t").record.channels.version] and not paused.done()
+            over.set()
+            with contextlib.nullcontext() if follow else pytest.raises(Unavailable):
+                await paused
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_seek_of_a_channel_that_another_node_deletes_meanwhile_says_so(tmp_path: Path, anew: bool):
+    """What another node changes is followed without the lock that changes asked for here take."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            await broker.channels.create("t", "c")
+            topic = broker.topics.topic("t")
+            (partition,) = topic.led
+            partition.hold(True)
+            seek = asyncio.create_task(broker.channels.seek("t", "c", {0: 1}))
+            await until(lambda: partition.cursors.urgent)
+            changed = topic.record.channels.without_channel("c")
+            partition.cursors.reconcile(changed.with_channel("c", 77) if anew else changed)
+            partition.hold(False)
+            done = await seek
+            assert isinstance(done[0], NotFound)
+
+    asyncio.run(story())
+
+
 # ---- a log that takes nothing
 
 
@@ -445,7 +558,7 @@ def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(tmp_pa
             broker.changes.wait_seconds = patience
             partition.hold(False)
             await until(lambda: not len(broker.changes))
-            assert partition.cursors.topic_paused
+            assert partition.cursors.state.paused
             await broker.channels.pause_topic("t", False)
             reader = await subscribed(broker, "t", "c", rdy=1)
             await until(lambda: reader.wire.bodies == [b"one"])

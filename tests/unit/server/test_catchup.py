@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,28 +133,37 @@ def test_the_checkpoint_that_a_log_was_trimmed_for_is_committed_whatever_its_lea
     run(scenario)
 
 
-def test_a_state_that_was_found_in_a_log_that_is_cut_meanwhile_is_dropped() -> None:
+def test_its_channels_are_known_though_the_leader_died_before_it_told_what_is_committed() -> None:
+    """What came last says what was durable everywhere; nobody else may be left to lead."""
+
     async def scenario() -> None:
         rig, log_ = ReplicaRig(), trimmed()
         checkpoint(log_)
         stream = await begins_anew(rig, log_)
-        add(log_, 1, b"more")
-        stream.push(1, log_, 15, committed=15)
-        await pause()
-        rig.disk.gate.clear()
         rig.replicas.keep_house()
         await pause()
-        rig.follower.log.cutting(10)  # the files come later
-        rig.disk.gate.set()
+        add(log_, 1, b"more", durable=15)
+        stream.push(1, log_, 15)
         await pause()
-        assert rig.follower.state is None and not rig.opener.cursor_cache._partitions and not rig.errors
+        stream.close()
+        assert not rig.follower.state
+        rig.replicas.keep_house()
+        await pause()
+        assert rig.follower.state is not None and rig.follower.state.applied.log_id == 14
 
     run(scenario)
 
 
-def test_a_state_that_was_found_while_catching_up_began_is_dropped() -> None:
-    """The catch-up may cut below it, and takes it for unknown."""
+def is_cut(follower: Any) -> None:
+    follower.log.cutting(10)  # the files come later
 
+
+def catches_up(follower: Any) -> None:
+    follower.behind = True  # which may cut below it, and takes it for unknown
+
+
+@pytest.mark.parametrize("meanwhile", [is_cut, catches_up])
+def test_a_state_that_was_found_too_late_is_dropped(meanwhile: Callable[[Any], None]) -> None:
     async def scenario() -> None:
         rig, log_ = ReplicaRig(), trimmed()
         checkpoint(log_)
@@ -164,10 +174,10 @@ def test_a_state_that_was_found_while_catching_up_began_is_dropped() -> None:
         rig.disk.gate.clear()
         rig.replicas.keep_house()
         await pause()
-        rig.follower.behind = True
+        meanwhile(rig.follower)
         rig.disk.gate.set()
         await pause()
-        assert rig.follower.state is None and not rig.opener.cursor_cache._partitions
+        assert rig.follower.state is None and not rig.opener.cursor_cache._partitions and not rig.errors
 
     run(scenario)
 

@@ -17,7 +17,7 @@ from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import peer_grpc
 from nsqha.server.certificates import CertificateFiles, ClientCertificate
-from nsqha.server.renewing import RenewingPeers, server_credentials
+from nsqha.server.renewing import RenewingPeers, listen
 from tests.certificates import Certificates
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder
 
@@ -110,16 +110,14 @@ async def served(files: CertificateFiles) -> tuple[aio.Server, str, list[str]]:
     methods.on_stream("Push", Acceptor())
     server = aio.server(options=peer_grpc.server_options())
     methods.add_to(server)
-    port = server.add_secure_port("127.0.0.1:0", server_credentials(files))
-    await server.start()
-    return server, f"127.0.0.1:{port}", seen
+    return server, await listen(server, "127.0.0.1:0", files), seen
 
 
 def test_new_connections_have_the_newest_certificate_and_old_streams_stand(rotated: Rotated) -> None:
     async def main() -> None:
         files = rotated.open()
         server, address, seen = await served(files)
-        peers = RenewingPeers(SERVICES, files, message_bytes=0)
+        peers = RenewingPeers(SERVICES, files)
         old, new = Recorder(), Recorder()
         stream = peers.stream(address, "Push", old)
         await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
@@ -151,7 +149,7 @@ def test_who_is_trusted_no_more_can_not_connect(rotated: Rotated, tmp_path: Path
         server, address, _ = await served(files)
         rotated.use("third", "newer")
         files.look()
-        peers = RenewingPeers(SERVICES, other.open(), message_bytes=0)
+        peers = RenewingPeers(SERVICES, other.open())
         with pytest.raises(Unavailable, match="no connection"):
             await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
         await peers.close()

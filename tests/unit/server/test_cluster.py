@@ -55,6 +55,21 @@ def test_a_record_that_can_not_be_dealt_with_is_tried_again_and_others_are_looke
     run(scenario)
 
 
+def test_who_can_not_be_told_of_a_change_keeps_it_from_nobody_else() -> None:
+    async def scenario() -> None:
+        made, told = cluster(), []
+
+        def broken(name: str) -> None:
+            raise RuntimeError("a bug")
+
+        made.when_changed(broken)
+        made.when_changed(told.append)
+        made.changed("t")
+        assert told == ["t"]
+
+    run(scenario)
+
+
 class Dropping:
     """Topics of a node on which what is left of `stays` can not be removed."""
 

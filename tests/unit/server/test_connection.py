@@ -401,6 +401,32 @@ def test_a_client_that_never_says_the_magic_is_dropped():
     assert transport.closing
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_command_has_two_intervals_to_come_however_often_a_byte_of_it_comes(compressed: bool):
+    bench = Bench()
+    encode = bytes
+    if compressed:
+        body = b'{"snappy":true,"feature_negotiation":true}'
+        bench.send(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
+        codec = new_codec("snappy", 6)
+        encode = lambda data: b"".join(codec.chunks(data))  # noqa: E731
+    whole = pub("t", b"x" * 50)
+    for _ in range(4):  # each one takes half of its time, and the rest of one comes with the first of the next
+        bench.send(encode(whole[:30]))
+        bench.loop.pass_time(30)
+        bench.send(encode(whole[30:] + whole[:30]))
+        bench.loop.pass_time(30)
+        bench.send(encode(whole[30:]))
+    assert len(bench.partition.waiting) == 8 and not bench.transport.closing
+    bench.send(encode(whole[:30]))
+    for byte in whole[30:35]:
+        bench.loop.pass_time(11)
+        bench.send(encode(bytes([byte])))
+    assert not bench.transport.closing
+    bench.loop.pass_time(5.1)
+    assert bench.transport.closing
+
+
 def test_heartbeats_come_every_interval():
     bench = Bench()
     for _ in range(4):

@@ -40,6 +40,18 @@ def touch(rig: Rig, consumer: Consumer, message_id: bytes) -> str | None:
 # ---- windows
 
 
+def test_what_is_committed_is_delivered_and_what_is_written_behind_it_is_not():
+    rig = Rig()
+    stored(rig, b"committed")
+    rig.publish(b"written")
+    rig.turn()
+    assert rig.log.end.offset == 2
+    consumer = rig.consume(10)
+    assert consumer.wire.bodies == [b"committed"]
+    rig.disk.sync()
+    assert consumer.wire.bodies == [b"committed", b"written"]
+
+
 def test_nothing_is_delivered_before_it_is_committed():
     rig = Rig()
     consumer = rig.consume(10)
@@ -196,6 +208,24 @@ def test_a_deferred_publish_comes_when_it_is_due_although_nobody_publishes():
     assert consumer.wire.bodies == []
     rig.pass_time(0.3)
     assert consumer.wire.bodies == [b"later"]
+
+
+def test_a_deferred_publish_that_is_read_again_before_its_time_waits_once_more() -> None:
+    """An empty drops what is deferred, and going back from it meets the message in its place."""
+    rig = Rig()
+    rig.publish(b"first")
+    rig.publish(b"later", defer_ms=60_000)
+    rig.publish(b"last")
+    rig.disk.sync()
+    rig.cursors.empty("c")
+    rig.cursors.seek("c", 0)
+    rig.partition.commit_events()
+    rig.disk.sync()
+    consumer = rig.consume(10, timeout=600.0)
+    assert consumer.wire.bodies == [b"first", b"last"]
+    rig.disk.sync()
+    rig.pass_time(61)
+    assert consumer.wire.bodies == [b"first", b"last", b"later"]
 
 
 def test_progress_is_written_although_nobody_publishes():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsqha.commitlog.log import LogLimits
 from nsqha.errors import Unavailable
 from nsqha.replication.leader import LeaderReplica
 from tests.unit.server.shell_rig import NODE, Rig
@@ -64,6 +65,23 @@ def test_publishes_are_taken_before_that_and_answered_after_it() -> None:
     assert outcome.answers == ["OK"]
 
 
+def test_channels_begin_where_the_files_do_if_nothing_says_why() -> None:
+    """Nobody has the event any more that let them go: it was in a batch that was given up."""
+    rig = Rig(sync="interval", limits=LogLimits(segment_bytes=300))
+    for n in range(3):
+        stored(rig, b"%d" % n * 300)
+        rig.disk.work()
+    rig.log.forget_pairs(rig.log.pairs[0].end)
+    first = rig.log.start.offset
+    assert first > 0 == rig.cursors.log_start[0]
+    elected(rig)
+    rig.partition.start_epoch()
+    rig.turn()
+    acked(rig)
+    consumer = rig.consume(10)
+    assert consumer.wire.bodies == [b"%d" % n * 300 for n in range(first, 3)]
+
+
 def test_channel_events_wait_for_it() -> None:
     rig = Rig(sync="interval")
     elected(rig)
@@ -117,6 +135,35 @@ def test_a_leader_that_is_to_be_followed_by_another_writes_nothing_more() -> Non
     rig.partition.hold(False)
     rig.turn()
     assert outcome.answers == ["OK"]
+
+
+def test_a_leader_that_hands_over_says_first_where_its_channels_are() -> None:
+    """Its successor repeats nothing that was finished, and counts attempts on."""
+    rig = Rig(sync="interval")
+    consumer = rig.consume(2)
+    stored(rig, b"one", b"two", b"three")
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    channel = rig.cursors.channels["c"].committed
+    assert (consumer.wire.bodies, channel.floor) == ([b"one", b"two", b"three"], 0)
+    rig.partition.hold(True)
+    assert (channel.floor, channel.attempts) == (1, [(1, 3, 1)])
+    end = rig.log.end
+    stored_later = rig.publish(b"four")
+    rig.fin(consumer, *(message_id for message_id, _, _ in consumer.wire.messages[1:]))
+    rig.pass_time(3)
+    assert rig.log.end == end and not stored_later.answers
+
+
+def test_a_leader_that_hands_over_hands_out_nothing_more() -> None:
+    rig = Rig(sync="interval")
+    stored(rig, b"one", b"two")
+    rig.partition.hold(True)
+    consumer = rig.consume(10)
+    rig.pass_time(1)
+    assert consumer.wire.bodies == []
+    rig.partition.hold(False)
+    rig.turn()
+    assert consumer.wire.bodies == [b"one", b"two"], "nobody took over"
 
 
 def test_what_it_held_was_definitely_not_stored() -> None:

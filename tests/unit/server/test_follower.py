@@ -9,7 +9,7 @@ import pytest
 
 from nsqha.clock import ManualClock
 from nsqha.commitlog.copying import read_run
-from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY
+from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.cursor.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
@@ -159,7 +159,8 @@ def test_another_epoch_or_stream_is_fenced() -> None:
     stranger = Port()
     run = read_run(rig.leader, 1, 2, 1000)
     rig.follower.append(stranger, pb.Append(topic_uid=UID, epoch=1, entries=run.entries, data=run.data))
-    rig.follower.fence()
+    rig.follower.fence(1)
+    assert len(rig.port.refusals) == 1, "the same leader comes with another stream"
     rig.push(1)
     assert rig.port.refusals == [pb.REFUSAL_FENCED] * 2 and stranger.refusals == [pb.REFUSAL_FENCED]
     assert rig.log.end.log_id == 1
@@ -270,6 +271,38 @@ def test_a_damaged_end_is_not_forgotten_while_nobody_says_that_it_is_committed()
     assert rig.follower.damage == (2, 3), "else it is elected, and can not lead"
 
 
+def too_many_files(*_: object) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_what_can_not_be_opened_just_now_is_applied_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(sync="interval")
+    rig.write(b"a", b"b")
+    rig.push(1)
+    rig.follower.forget_pending()  # as after a restart
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.log, "entries", too_many_files)
+        rig.follower.committed_to(3)
+        rig.follower.keep_house()
+        rig.follower.found(BatchCorrupt(rig.log.start, rig.log.end, "as somebody found"))
+        rig.follower.mended()
+        assert rig.state.applied.log_id == 0 and rig.follower.stopped is None
+    rig.follower.keep_house()
+    assert rig.state.applied.log_id == 2 and not rig.port.refusals and not rig.failures
+
+
+def test_a_run_that_can_not_be_compared_just_now_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(sync="interval")
+    rig.write(b"a", b"b", b"c")
+    rig.push(1, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.log, "entry", too_many_files)
+        rig.push(1)
+        assert rig.port.refusals == [pb.REFUSAL_UNKNOWN] and rig.follower.stopped is None
+    rig.push(1)
+    assert rig.log.end.log_id == 4 and rig.port.acks[-1][0] == 4
+
+
 def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=72))
     rig.write(b"x" * 40, b"y", b"z")
@@ -287,8 +320,8 @@ def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before()
     assert rig.port.acks[-1] == (4, 4)
 
 
-@pytest.mark.parametrize("missing", ["nothing", "log start", "checkpoint", "on its disk"])
-def test_files_go_when_log_start_and_checkpoint_are_past_them_and_durable_here(missing: str) -> None:
+def rig_with_three_pairs(missing: str = "nothing") -> Rig:
+    """All of it is committed and the first pair may go, but for what is missing."""
     rig = Rig(sync="none", limits=LogLimits(segment_bytes=72))
     rig.write(b"x" * 40, b"y" * 40, b"z")
     for first in (1, 2, 3):
@@ -296,15 +329,24 @@ def test_files_go_when_log_start_and_checkpoint_are_past_them_and_durable_here(m
         rig.disk.work()
         rig.loop.turn()
     rig.follower.committed_to(4)
-    assert len(rig.log.pairs) == 3 and rig.log.local_durable == 3
+    assert len(rig.log.pairs) == 3
     gone = rig.log.pairs[0].end
     if missing != "on its disk":
         rig.disk.request(rig.follower)
         rig.disk.sync()
     if missing != "log start":
-        rig.state.log_start, rig.state.log_start_log_id = (gone.offset, gone.position), 3
+        held_back = missing == "a channel"  # which moves the offset of a log start alone
+        rig.state.log_start = gone.offset - held_back, gone.position
+        rig.state.log_start_log_id = 3
     if missing != "checkpoint":
         rig.state.checkpoint = CheckpointMark(as_of=gone.log_id, end_log_id=3)
+    return rig
+
+
+@pytest.mark.parametrize("missing", ["nothing", "log start", "a channel", "checkpoint", "on its disk"])
+def test_files_go_when_log_start_and_checkpoint_are_past_them_and_durable_here(missing: str) -> None:
+    rig = rig_with_three_pairs(missing)
+    assert rig.log.local_durable == (3 if missing == "on its disk" else 4)
     rig.follower.keep_house()
     rig.loop.turn()
     rig.disk.work()
@@ -313,21 +355,11 @@ def test_files_go_when_log_start_and_checkpoint_are_past_them_and_durable_here(m
 
 
 def test_batches_go_on_while_files_are_unlinked_and_another_role_waits_for_that() -> None:
-    rig = Rig(sync="none", limits=LogLimits(segment_bytes=72))
-    rig.write(b"x" * 40, b"y" * 40, b"z", b"more")
-    for first in (1, 2, 3):
-        rig.push(first, first + 1)
-        rig.disk.work()
-        rig.loop.turn()
-    rig.follower.committed_to(4)
-    rig.disk.request(rig.follower)
-    rig.disk.sync()
-    gone = rig.log.pairs[0]
-    rig.state.log_start, rig.state.log_start_log_id = (gone.end.offset, gone.end.position), 3
-    rig.state.checkpoint = CheckpointMark(as_of=gone.end.log_id, end_log_id=3)
+    rig = rig_with_three_pairs()
+    rig.write(b"more")
+    segment = f"{rig.log.directory}/{rig.log.pairs[0].first.position:020}.segment"
     rig.follower.keep_house()
     rig.loop.turn()
-    segment = f"{rig.log.directory}/{gone.first.position:020}.segment"
     rig.push(4)
     assert rig.storage.exists(segment) and rig.port.acks[-1][0] == 5, "it is appended and acknowledged meanwhile"
     free = rig.loop.create_task(rig.follower.files_free())
@@ -339,18 +371,7 @@ def test_batches_go_on_while_files_are_unlinked_and_another_role_waits_for_that(
 
 
 def test_files_that_can_not_be_unlinked_are_tried_again() -> None:
-    rig = Rig(sync="none", limits=LogLimits(segment_bytes=72))
-    rig.write(b"x" * 40, b"y" * 40, b"z")
-    for first in (1, 2, 3):
-        rig.push(first, first + 1)
-        rig.disk.work()
-        rig.loop.turn()
-    rig.follower.committed_to(4)
-    rig.disk.request(rig.follower)
-    rig.disk.sync()
-    gone = rig.log.pairs[0].end
-    rig.state.log_start, rig.state.log_start_log_id = (gone.offset, gone.position), 3
-    rig.state.checkpoint = CheckpointMark(as_of=gone.log_id, end_log_id=3)
+    rig = rig_with_three_pairs()
     rig.storage.fail("remove", code=errno.EROFS)
     rig.follower.keep_house()
     rig.disk.work()

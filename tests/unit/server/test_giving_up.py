@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog import copying
+from nsqha.commitlog.journal import Key, inspect
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import MemStorage
 from nsqha.cursor.events import EpochStart
@@ -101,6 +102,43 @@ def test_a_log_whose_damage_others_mend_goes_by_its_old_name_again() -> None:
         rig.journal.close()
         again = await back(storage, {0: log_uid})
         assert again.follower.log_uid == log_uid and not again.errors
+
+    run(scenario)
+
+
+def test_a_log_that_nobody_could_mend_before_its_node_started_again_has_its_old_name_still_to_win() -> None:
+    """Else what only this replica has would never be offered again, once the others could mend its damage."""
+
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        for _ in range(2):
+            rig = await back(storage, {0: log_uid})
+            await house(rig)
+            told = (await status(rig)).replicas[0]
+            assert told.corrupt and told.log_uid != log_uid
+            rig.journal.close()
+        rig = await back(storage, {0: log_uid})
+        rig.peers.serves = has(leader)
+        await house(rig)
+        told = (await status(rig)).replicas[0]
+        assert not told.corrupt and told.log_uid == log_uid and not told.damage
+
+    run(scenario)
+
+
+def test_a_damaged_log_that_a_leader_took_on_has_lost_its_old_name_durably() -> None:
+    """From there on that log counts: it may cut, or have marked as lost, what the ISR counts on by that name."""
+
+    async def scenario() -> None:
+        storage = MemStorage()
+        log_uid, leader = await member(storage)
+        damage(storage, leader, 5)
+        rig = await back(storage, {0: log_uid})
+        assert (await rig.leader(A).open(1, leader, start=1)).behind
+        record = inspect(storage, "data").partitions[Key(*KEY)]
+        assert record.log_uid == rig.follower.log_uid != log_uid
 
     run(scenario)
 

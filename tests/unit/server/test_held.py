@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     certificates.issue("node", "IP:127.0.0.1", "URI:nsqha:node/0000000000000003")
     certificates.issue("foreign", "IP:127.0.0.1", "URI:nsqha:node/0000000000000063")
     certificates.issue("lookupd", "DNS:lookup1")
-    certificates.issue("admin")
+    certificates.issue("admin", "URI:nsqha:administrator")
     return certificates
 
 

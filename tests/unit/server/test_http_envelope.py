@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,10 +14,12 @@ import uvloop
 
 from nsqha.nsqlog import Log
 from nsqha.server import http_envelope
+from nsqha.server.budget import PublishBudget
 from nsqha.server.http_envelope import ApiError, Gate, HttpApi, HttpServer, Query, Reply, Request
 from nsqha.server.listen import listen
 
 BODY_MAX = 10
+LARGE_BODY_MAX = 4 * http_envelope.SMALL_BODY_BYTES
 
 
 def api() -> HttpApi:
@@ -36,6 +39,13 @@ def api() -> HttpApi:
             raise ApiError(413, "MSG_TOO_BIG")
         return body
 
+    async def upload(request: Request) -> object:
+        body = await request.body(LARGE_BODY_MAX)
+        return None if body is None else str(len(body))
+
+    async def download(request: Request) -> object:
+        return b"a" * int(request.query.require("bytes"))
+
     async def option(request: Request) -> object:
         return request.param
 
@@ -53,6 +63,8 @@ def api() -> HttpApi:
     routes.add("GET", "/info", info)
     routes.add("POST", "/topic/create", create)
     routes.add("POST", "/pub", publish, quiet=True)
+    routes.add("POST", "/upload", upload)
+    routes.add("GET", "/download", download)
     routes.add("GET", "/config/:opt", option)
     routes.add("PUT", "/config/:opt", option)
     routes.add("GET", "/broken", broken)
@@ -93,8 +105,9 @@ class Peer:
 
 
 @asynccontextmanager
-async def serving(gate: Gate | None = None) -> AsyncIterator[Peer]:
-    server = HttpServer(api(), Log("test"), gate=gate)
+async def serving(gate: Gate | None = None, room_bytes: int = 1 << 30) -> AsyncIterator[Peer]:
+    room = PublishBudget(asyncio.get_running_loop(), room_bytes)
+    server = HttpServer(api(), Log("test"), gate=gate, room=room)
     address = await server.listen(listen("127.0.0.1:0", flag="http-address"))
     peer = await Peer(int(address.rpartition(":")[2])).connect()
     try:
@@ -102,11 +115,12 @@ async def serving(gate: Gate | None = None) -> AsyncIterator[Peer]:
     finally:
         peer.writer.close()
         await server.close()
+    assert not room.used
 
 
-def run(story: Callable[[Peer], Awaitable[None]], gate: Gate | None = None) -> None:
+def run(story: Callable[[Peer], Awaitable[None]], gate: Gate | None = None, room_bytes: int = 1 << 30) -> None:
     async def main() -> None:
-        async with serving(gate) as peer:
+        async with serving(gate, room_bytes) as peer:
             await asyncio.wait_for(story(peer), 10)
 
     uvloop.run(main())
@@ -301,6 +315,52 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     run(story)
 
 
+LARGE = b"a" * (LARGE_BODY_MAX - 1)
+LARGE_HEAD = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(LARGE)
+CHUNKED_HEAD = b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_large_bodies_wait_for_room_and_are_read_when_there_is_some() -> None:
+    async def story(peer: Peer) -> None:
+        other = await Peer(peer._port).connect()
+        await other.send(LARGE_HEAD + b"a")
+        assert (await peer.ask("POST /pub", b"a"))[0] == 200  # small ones go on
+        asked = asyncio.ensure_future(peer.ask("POST /upload", LARGE))
+        await other.send(LARGE[1:])
+        assert (await other.answer())[2] == (await asked)[2] == str(len(LARGE)).encode()
+        other.writer.close()
+
+    run(story, room_bytes=1)
+
+
+@pytest.mark.parametrize("sent", [LARGE_HEAD + b"a", CHUNKED_HEAD + b"%x\r\n%b" % (len(LARGE), LARGE)])
+def test_large_bodies_without_room_are_refused(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_envelope, "ROOM_S", 0.05)
+
+    async def story(peer: Peer) -> None:
+        slow = await Peer(peer._port).connect()
+        await slow.send(sent)
+        chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(LARGE), LARGE)
+        while True:  # until the slow one has the room
+            status, _, body = await peer.ask("POST /upload", LARGE)
+            if status == 503:
+                break
+        assert body == b'{"message":"UNAVAILABLE","detail":"too many large requests are being read: try again"}'
+        await peer.send(CHUNKED_HEAD + chunk)
+        assert (await peer.answer())[0] == 503
+        # Not asked for: nothing is sent in vain.
+        await peer.send(LARGE_HEAD[:-2] + b"Expect: 100-continue\r\n\r\n")
+        status, headers, _ = await peer.answer()
+        assert (status, headers["Connection"]) == (503, "close")
+        slow.writer.transport.abort()
+        peer = await Peer(peer._port).connect()
+        while (await peer.ask("POST /upload", LARGE))[0] != 200:  # its room is given back
+            pass
+        peer.writer.close()
+
+    run(story, room_bytes=1)
+
+
 def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_envelope, "IDLE_S", 0.1)
 
@@ -309,6 +369,31 @@ def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await peer.closed()
 
     run(story)
+
+
+@pytest.mark.parametrize("size", [8 << 20, 32 << 10])  # held by the handler; by a closing socket
+def test_who_does_not_take_an_answer_is_dropped(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_envelope, "TAKE_S", 0.05)
+
+    async def main() -> None:
+        sock = listen("127.0.0.1:0", flag="http-address")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        server = HttpServer(api(), Log("test"))
+        await server.listen(sock)
+        loop = asyncio.get_running_loop()
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.setblocking(False)
+            await loop.sock_connect(peer, sock.getsockname())
+            request = b"GET /download?bytes=%d HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % size
+            await loop.sock_sendall(peer, request)
+            assert server._web is not None
+            for there in (True, False):
+                while bool(server._web.connections) != there:
+                    await asyncio.sleep(0.01)
+        await server.close()
+
+    uvloop.run(asyncio.wait_for(main(), 20))
 
 
 def test_a_peer_that_leaves_in_the_middle_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:

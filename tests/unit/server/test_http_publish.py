@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server import http_envelope
-from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic
+from nsqha.server.http_api import PIECE_BYTES, frames_of_lines
+from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic, bodies_of
 from tests.unit.server.http_rig import NSQ, TEXT, ask, refusals, talk
 from tests.unit.server.raw_http import Connection
 
@@ -109,6 +112,36 @@ def test_mpub_takes_one_message_per_line_and_skips_empty_ones() -> None:
     broker = FakeBroker()
     assert ask(broker, "POST", "/mpub?topic=t", b"\n\none\r\n\n\ntwo\n").body == b"OK"
     assert broker.topics["t"].bodies == [b"one\r", b"two"]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_large_body_of_short_lines_is_made_into_frames_in_pieces(end: bytes) -> None:
+    """Half a second of work for 5 MiB: heartbeats and leases can not wait for it."""
+
+    async def story() -> None:
+        turns = 0
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(turn)
+
+        loop = asyncio.get_running_loop()
+        loop.call_soon(turn)
+        lines = [b"%d" % n for n in range(20_000)] + [b"x" * 3 * PIECE_BYTES, b"last"]
+        body = b"\n".join(lines) + end
+        assert bodies_of(await frames_of_lines(body, len(body))) == lines
+        assert turns >= (len(body) - 3 * PIECE_BYTES) // PIECE_BYTES - 1
+
+    asyncio.run(story())
+
+
+def test_a_large_body_is_not_made_into_frames_while_too_many_publishes_wait() -> None:
+    broker = FakeBroker()
+    broker.publishing.crowded = True
+    for query in ("", "&binary=true"):
+        answer = ask(broker, "POST", f"/mpub?topic=t{query}", b"x\n" * PIECE_BYTES)
+        assert answer.refusal == (503, "UNAVAILABLE")
 
 
 @pytest.mark.parametrize("body", [b"", b"\n\n"])

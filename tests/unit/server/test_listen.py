@@ -86,6 +86,9 @@ def test_an_address_for_somebody_else_is_tried_and_let_go() -> None:
     check_free(address, flag="grpc-address")
     listen(address, flag="a").close()
     check_free("unix:/somewhere", flag="grpc-address")
+    for address in ("nope", ""):
+        with pytest.raises(ConfigError, match=f'^--grpc-address={address}: "{address}" is not host:port$'):
+            check_free(address, flag="grpc-address")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ AWAY_NODE = PeerIdentity("a", 3, (), True)
 JOINING = PeerIdentity("a", 4, (), True)
 LOOKUPD = PeerIdentity("a", 0, ("lookup1",), True)
 FOREIGN = PeerIdentity("a", 99, ("one",), True)
-ADMINISTRATOR = PeerIdentity("a")
+ADMINISTRATOR = PeerIdentity("a", verified=True, administrator=True)
+NOBODY = PeerIdentity("a", verified=True)  # an address, a mail address, or only a common name
+UNVERIFIED = PeerIdentity("a")  # there is no TLS
 
 
 @pytest.mark.parametrize("peer", [NODE, NAMED, AWAY_NODE, JOINING])
@@ -34,7 +36,7 @@ def test_nodes_of_the_cluster_may_do_everything(peer: PeerIdentity) -> None:
     assert all(may_call(VIEW, peer, method) for method in ("Push", "Fetch", "Status", "Administer"))
 
 
-@pytest.mark.parametrize("peer", [LOOKUPD, FOREIGN])
+@pytest.mark.parametrize("peer", [LOOKUPD, FOREIGN, NOBODY])
 def test_others_with_a_certificate_may_not(peer: PeerIdentity) -> None:
     assert not is_member(VIEW, peer) and not may_administrate(VIEW, peer)
     for method in ("Push", "Fetch", "EpochEnd", "Forward", "Relay", "Reconcile", "Administer"):
@@ -43,15 +45,21 @@ def test_others_with_a_certificate_may_not(peer: PeerIdentity) -> None:
 
 def test_a_lookup_daemon_may_ask_how_nodes_are_and_a_foreign_node_may_not() -> None:
     for method in ("Status", "Live", "KnownChannels"):
-        assert may_call(VIEW, LOOKUPD, method) and not may_call(VIEW, FOREIGN, method)
+        assert may_call(VIEW, LOOKUPD, method)
+        assert not any(may_call(VIEW, peer, method) for peer in (FOREIGN, NOBODY, ADMINISTRATOR))
 
 
 def test_a_uid_decides_alone() -> None:
     assert not is_member(VIEW, FOREIGN), "its DNS name is one of ours, its uid is not"
 
 
-def test_nobody_is_asked_for_more_than_a_certificate_that_names_nobody() -> None:
-    assert may_administrate(VIEW, ADMINISTRATOR)
+def test_an_administrator_is_who_the_certificate_calls_so() -> None:
+    assert may_administrate(VIEW, ADMINISTRATOR) and not is_member(VIEW, ADMINISTRATOR)
+    assert may_administrate(VIEW, replace(LOOKUPD, administrator=True)), "whatever else it names"
+
+
+def test_without_tls_everybody_is_believed() -> None:
+    assert may_administrate(VIEW, UNVERIFIED) and may_call(VIEW, UNVERIFIED, "Push")
 
 
 def test_a_node_that_lost_its_lease_is_known_by_its_name_as_long_as_a_record_names_it() -> None:

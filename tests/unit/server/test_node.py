@@ -32,6 +32,15 @@ def test_folders_above_it_are_told_too(tmp_path: Path, caplog: pytest.LogCapture
     assert record.getMessage().endswith(f", with the folders from {tmp_path}/vra on")
 
 
+def test_the_names_of_folders_are_on_the_disk_before_anything_is_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(OsStorage, "sync_dir", lambda self, path: synced.append(path))
+    make_data_folder(str(tmp_path / "lib" / "data"))
+    assert synced[-2:] == [f"{tmp_path}", f"{tmp_path}/lib"]
+
+
 @pytest.mark.parametrize("path", ["file", "file/data"])
 def test_a_file_in_its_place_is_an_error(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")

@@ -46,6 +46,40 @@ def test_with_sync_interval_ok_waits_for_the_write_only():
     assert outcome.answers == ["OK"]
 
 
+def test_with_sync_none_nobody_asks_for_a_round_and_with_interval_the_count_and_the_time_do():
+    rigs = {sync: Rig(sync=sync, sync_every=10) for sync in ("none", "interval")}
+    for rig in rigs.values():
+        rig.disk.wanting.clear()
+        outcome = rig.publish(*[b"x"] * 9)
+        rig.turn()
+        assert outcome.answers == ["OK"] and not rig.disk.wanting
+        rig.publish(b"x")
+        rig.turn()
+    assert [bool(rig.disk.wanting) for rig in rigs.values()] == [False, True]
+    for rig in rigs.values():
+        rig.disk.sync()
+        rig.publish(b"x")
+        rig.turn()
+        assert not rig.disk.wanting
+        rig.pass_time(2.1)
+    assert [bool(rig.disk.wanting) for rig in rigs.values()] == [False, True]
+
+
+def test_an_entry_says_what_was_durable_everywhere_when_it_was_written_and_no_more():
+    """What it says more would be called corrupt after a crash, and never be cut."""
+    rig = Rig(sync="interval", channel=False)
+    for body in (b"one", b"two"):
+        rig.publish(body)
+        rig.turn()
+    assert [rig.log.entry(log_id).durable for log_id in (1, 2)] == [1, 1]
+    rig.disk.request(rig.partition)
+    rig.disk.sync()
+    for body in (b"three", b"four"):
+        rig.publish(body)
+        rig.turn()
+    assert [rig.log.entry(log_id).durable for log_id in (3, 4)] == [3, 3]
+
+
 def test_answers_come_in_the_order_of_the_log():
     rig = Rig()
     order: list[int] = []
@@ -363,6 +397,44 @@ def test_a_carried_message_comes_out_as_it_was_published():
 
 
 # ---- the end
+
+
+def test_a_publish_that_could_not_be_written_in_time_is_refused_and_never_stored():
+    rig = Rig()
+    first = rig.publish(b"first")
+    rig.turn()
+    rig.pass_time(4.0)
+    late = rig.publish(b"waits for the first one")
+    rig.turn()
+    rig.clock.advance(3.0)
+    soon = rig.publish(b"later")
+    rig.turn()
+    rig.clock.advance(2.5)
+    rig.partition.keep_house(rig.partition.now())
+    assert late.answers == ["not stored: the log could not be written in time"]
+    assert (first.answers, soon.answers) == ([], [])
+    rig.disk.sync()
+    rig.disk.sync()
+    assert (first.answers, soon.answers, len(late.answers)) == (["OK"], ["OK"], 1)
+    assert [bytes(rig.log.message(offset)[34:]) for offset in range(rig.log.end.offset)] == [b"first", b"later"]
+
+
+def test_a_written_publish_without_outcome_is_answered_unknown_and_only_once():
+    rig = Rig()
+    outcome = rig.publish(b"one")
+    rig.turn()
+    used = rig.budget.used
+    rig.clock.advance(29.0)
+    rig.partition.keep_house(rig.partition.now())
+    assert outcome.answers == []
+    rig.clock.advance(2.0)
+    for _ in range(2):
+        rig.partition.keep_house(rig.partition.now())
+    assert outcome.answers == ["outcome unknown: not confirmed in time"]
+    assert rig.budget.used == used > 0, "the batch is held as long as its disk hangs"
+    rig.disk.sync()
+    assert len(outcome.answers) == 1 and rig.budget.used == 0
+    assert rig.log.end.offset == 1
 
 
 def test_a_round_that_ends_after_the_partition_did_is_ignored():

@@ -17,11 +17,13 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from nsqha.admin.service import AdminServer
+from nsqha.election.session import View
 from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from nsqha.options import Options, load_nsqd
+from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import peer_grpc, tls
-from nsqha.server.peers import PeerIdentity, PeerStream, message_bytes_max
+from nsqha.server.peers import PeerIdentity, PeerStream
 from tests import freezing
 from tests.unit.server.peer_rig import SERVICES, Acceptor, GrpcWorld, Recorder, World, push, reply
 
@@ -124,8 +126,10 @@ def test_an_accepted_stream_can_be_closed_while_its_peer_reads_nothing() -> None
 # ---- sizes and bytes
 
 
-def test_the_largest_legal_batch_passes_in_one_message() -> None:
-    size = 35 << 20
+def test_a_batch_that_the_flags_of_this_node_would_not_take_passes_in_one_message() -> None:
+    """Flags differ while they are changed from node to node, and a message may be larger than --max-body-size: one
+    batch that did not fit would end the stream of every partition of the pair, again and again."""
+    size = 120 << 20
 
     async def scenario(world: World) -> None:
         acceptor = Acceptor(lambda stream: Recorder(lambda m: stream.send(reply(len(m.appends[0].data)))))
@@ -145,22 +149,23 @@ def test_the_largest_legal_batch_passes_in_one_message() -> None:
     GrpcWorld().run(scenario)
 
 
-def test_a_message_over_the_limit_ends_the_stream_here() -> None:
+def test_a_message_over_the_limit_ends_the_stream_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 1 << 20
+    monkeypatch.setattr(peer_grpc, "MESSAGE_BYTES_MAX", limit)
+
     async def scenario(world: World) -> None:
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
         stream = world.peers.stream(world.address, "Push", handler)
-        stream.send(push(1, size=message_bytes_max()))
+        stream.send(push(1, size=limit))
         assert "over the limit" in await handler.end()
         with pytest.raises(ValueError, match="over the limit"):
-            request = pb.StatusRequest(keys=[pb.PartitionKey()])
-            peers = peer_grpc.GrpcPeers(SERVICES, message_bytes=1)
-            await peers.call(world.address, "Status", request, timeout=5)
-        await peers.close()
+            request = pb.StatusRequest(keys=[pb.PartitionKey()] * limit)
+            await world.peers.call(world.address, "Status", request, timeout=5)
 
         async def fetch(peer: PeerIdentity, request: Any) -> Any:
-            return pb.FetchReply(data=bytes(message_bytes_max()))
+            return pb.FetchReply(data=bytes(limit))
 
         world.server.on_call("Fetch", fetch)
         with pytest.raises(OutcomeUnknown, match="over the limit"):
@@ -189,6 +194,37 @@ def test_bytes_that_are_no_message_end_only_their_stream() -> None:
         await accepted.end()
         assert accepted.messages == []
         assert (await world.peers.call(world.address, "Status", pb.StatusRequest(), timeout=5)).node_uid == 1
+
+    GrpcWorld().run(scenario)
+
+
+def test_connections_to_addresses_that_nobody_asks_for_any_more_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes come back at other ones, as in containers: each would be kept for as long as this process lives."""
+    monkeypatch.setattr(peer_grpc, "UNUSED_SECONDS", 0.0)
+
+    async def scenario(world: World) -> None:
+        async def status(peer: PeerIdentity, request: Any) -> Any:
+            return pb.StatusReply(node_uid=1)
+
+        world.server.on_call("Status", status)
+        acceptor = Acceptor()
+        world.server.on_stream("Push", acceptor)
+        peers: Any = world.peers
+        handler = Recorder()
+        stream = peers.stream(world.address, "Push", handler)
+        stream.send(push(1))
+        for port in range(1, 5):
+            with pytest.raises(Unavailable):
+                await peers.call(f"127.0.0.1:{port}", "Status", pb.StatusRequest(), timeout=5)
+        assert set(peers._links) == {world.address, "127.0.0.1:4"}, "what has a stream stays"
+        await (await acceptor.next()).until(lambda: True)
+        assert not handler.closed
+        stream.close()
+        await asyncio.wait([one.task for one in peers._streams])
+        with pytest.raises(Unavailable):
+            await peers.call("127.0.0.1:5", "Status", pb.StatusRequest(), timeout=5)
+        assert set(peers._links) == {"127.0.0.1:5"}
+        assert (await peers.call(world.address, "Status", pb.StatusRequest(), timeout=5)).node_uid == 1
 
     GrpcWorld().run(scenario)
 
@@ -279,6 +315,11 @@ def node(folder: Path) -> tls.ClusterTls:
     return made
 
 
+def files(found: tls.ClusterTls | None) -> Any:
+    """As `CertificateFiles` that never change."""
+    return None if found is None else SimpleNamespace(tls=found, generation=1)
+
+
 def outcome(server: tls.ClusterTls, caller: tls.ClusterTls | None) -> tuple[PeerIdentity | None, str, str]:
     """Whom the server saw, how a stream ended (empty: it works), how a call ended."""
     seen: list[PeerIdentity] = []
@@ -305,8 +346,7 @@ def outcome(server: tls.ClusterTls, caller: tls.ClusterTls | None) -> tuple[Peer
         except Unavailable as error:
             ended.append(str(error))
 
-    credentials = peer_grpc.server_credentials(server)
-    GrpcWorld(credentials=credentials, tls=server, caller_tls=caller).run(scenario)
+    GrpcWorld(files=files(server), caller_tls=caller).run(scenario)
     assert len({peer.node_uid for peer in seen}) <= 1
     return seen[0] if seen else None, ended[0], ended[1]
 
@@ -336,7 +376,10 @@ def test_a_certificate_without_a_uid_names_its_node(folder: Path, node: tls.Clus
     assert (seen.node_uid, seen.name, seen.may_be(5, "n3.example")) == (0, "n3.example", True)
 
 
-@pytest.mark.parametrize("names", [(), ("IP:127.0.0.1",), ("email:a@b.c",), ("URI:nsqha:node/",)])
+NOBODY = [(), ("IP:127.0.0.1",), ("email:a@b.c",), ("URI:nsqha:node/",), ("URI:nsqha:administrators",)]
+
+
+@pytest.mark.parametrize("names", [*NOBODY, ("URI:nsqha:administrator",)])
 def test_a_certificate_that_names_no_node_can_do_nothing(
     folder: Path, node: tls.ClusterTls, names: tuple[str, ...]
 ) -> None:
@@ -368,7 +411,7 @@ def test_strangers_can_do_nothing(folder: Path, node: tls.ClusterTls) -> None:
                 await call.read()
         assert not acceptor.accepted
 
-    GrpcWorld(credentials=peer_grpc.server_credentials(node), tls=node).run(scenario)
+    GrpcWorld(files=files(node)).run(scenario)
 
 
 def test_a_server_must_own_the_address_that_is_dialled(folder: Path, node: tls.ClusterTls) -> None:
@@ -403,11 +446,6 @@ def test_cluster_flags_that_do_not_work_say_why(folder: Path, node: tls.ClusterT
 
 
 # ---- on the port of the administration
-
-
-def files(found: tls.ClusterTls | None) -> Any:
-    """As `CertificateFiles` that never change."""
-    return None if found is None else SimpleNamespace(tls=found, generation=1)
 
 
 def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> None:
@@ -465,6 +503,48 @@ def test_with_cluster_tls_the_whole_port_wants_a_certificate(folder: Path, node:
         await peers.close()
 
     admin_port(node, scenario)
+
+
+def test_only_a_certificate_that_says_so_is_an_administrators(folder: Path, node: tls.ClusterTls) -> None:
+    """One of a broker that has only its address yet, or of anything else that this CA signed, is not."""
+    view = View()
+    cluster = SimpleNamespace(members=SimpleNamespace(view=lambda: view))
+    broker = SimpleNamespace(cluster=cluster, topics={})
+
+    async def asked(address: str, whose: tls.ClusterTls) -> grpc.StatusCode:
+        async with aio.secure_channel(address, peer_grpc.channel_credentials(whose)) as channel:
+            call = admin_pb2_grpc.AdminStub(channel).DescribeTopic(admin_pb2.DescribeTopicRequest(topic="t"), timeout=5)
+            return await call.code()  # type: ignore[no-any-return]
+
+    async def main() -> None:
+        server = AdminServer(cast(Any, broker), "127.0.0.1:0", tls=files(node))
+        await server.start()
+        try:
+            for n, names in enumerate(NOBODY):
+                code = await asked(server.address, made(folder, f"nobody{n}", *names))
+                assert code is grpc.StatusCode.PERMISSION_DENIED, names
+            administrator = made(folder, "boss", "URI:nsqha:administrator")
+            assert await asked(server.address, administrator) is not grpc.StatusCode.PERMISSION_DENIED
+        finally:
+            await server.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "method", ["nsqha.v1.Admin/ListTopics", "nsqha.v1.Admin/PeekMessages", "grpc.health.v1.Health/Check"]
+)
+def test_a_request_that_can_not_be_read_is_told_and_nothing_is_logged(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(address: str) -> None:
+        async with aio.insecure_channel(address) as channel:
+            call = channel.unary_unary(f"/{method}")(b"\xff\xff", timeout=5)
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await call.details() == f"2 bytes that are no request of /{method}"
+
+    admin_port(None, scenario)
+    assert not [record for record in caplog.records if record.name.startswith("grpc")]
 
 
 def test_a_server_that_closes_tells_its_streams() -> None:

@@ -17,8 +17,9 @@ from nsqha.errors import (
     StorageError,
     Unavailable,
 )
+from nsqha.options import BODY_BYTES_LIMIT
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.peers import PeerIdentity, PeerStream, error_of, kind_and_text, message_bytes_max, methods_of
+from nsqha.server.peers import MESSAGE_BYTES_MAX, PeerIdentity, PeerStream, error_of, kind_and_text, methods_of
 from tests.unit.server.peer_rig import SERVICES, Acceptor, GrpcWorld, Recorder, SimWorld, World, push, reply
 
 
@@ -406,13 +407,12 @@ def test_who_may_speak_for_whom() -> None:
     assert not by_name.may_be(5)
 
 
-def test_the_largest_message_fits_the_largest_batch() -> None:
+def test_the_largest_message_fits_the_largest_batch_that_flags_allow() -> None:
+    """An /mpub of lines becomes one batch, its smallest messages a byte and a newline each."""
     frame = 4 + 4 + 8 + 2 + 16 + 1
-    binary, line = 4 + 1, 1 + 1
-    for smallest in (binary, line):
-        assert message_bytes_max() > (5 * (1 << 20) // smallest + 1) * frame + 8 * (1 << 20)
-    assert message_bytes_max(1 << 10) > 8 * (1 << 20), "channel events are as large where bodies are small"
-    assert message_bytes_max(1 << 30) < 1 << 31, "gRPC's sizes are 32 bits, signed"
+    events = 16 << 20
+    assert MESSAGE_BYTES_MAX < 1 << 31, "gRPC's sizes are 32 bits, signed"
+    assert (BODY_BYTES_LIMIT // 2 + 1) * frame + events < MESSAGE_BYTES_MAX
 
 
 def test_an_error_of_a_newer_node_is_an_unknown_outcome() -> None:

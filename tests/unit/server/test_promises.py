@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
+
+import pytest
 
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.ranges import RangeSet
+from nsqha.server import catchup
 from nsqha.server.log_trust import Doubted
 from nsqha.server.peers import PeerIdentity
 from tests.sim.storage import SimStorage
@@ -64,6 +68,20 @@ def test_nothing_of_the_old_leader_is_taken_while_the_promise_is_written() -> No
         await pause()
         assert promised(rig) == 2 and not stream.acks
         assert stream.refused[0].refusal == pb.REFUSAL_FENCED and rig.follower.log.end.log_id == 1
+
+    run(scenario)
+
+
+def test_the_old_leader_hears_of_it_though_it_sends_nothing_more() -> None:
+    """It may wait for the ack of its last batch, which never comes now, and keeps the next ones back until then."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, log_ = await followed(rig)
+        rig.record(leader=B, epoch=2, isr={B: 6})
+        rig.leader(B).ask(2, log_)
+        await pause()
+        assert [(r.epoch, r.refusal, r.promised) for r in stream.refused] == [(1, pb.REFUSAL_FENCED, 2)]
 
     run(scenario)
 
@@ -314,6 +332,28 @@ def test_a_cut_whose_intent_can_not_be_written_is_not_left_for_the_next_start(mo
         monkeypatch.undo()
         await pause(2)
         assert rig.follower.log.end.log_id == 7
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("step", ["_epoch_end", "cutting"])
+def test_catching_up_goes_on_when_files_can_be_opened_again(step: str, monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        other, _old, new = await diverged(rig)
+
+        def too_many(*_: object) -> Any:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.follower.log if step == "cutting" else catchup, step, too_many)
+            rig.peers.serves = serving(new, 2)
+            other.ask(2, new, start=3)
+            await pause()
+            record = rig.journal.record(KEY)
+            assert record is not None and record.cut is None and rig.follower.log.end.log_id == 5
+        await pause(2)
+        assert rig.follower.log.end.log_id == 7 and not rig.failures and not rig.errors
 
     run(scenario)
 

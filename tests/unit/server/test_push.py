@@ -395,6 +395,26 @@ def test_a_silent_log_tells_its_committed_point_alone_and_once() -> None:
     assert told == [2]
 
 
+def test_a_stream_that_takes_nothing_is_told_once_what_is_committed_by_then() -> None:
+    """Others commit without a follower that hangs: what it is to be told must not pile up here."""
+    rig = Rig()
+    leaders = [Leader(log_of(1, 1, 1, 1), uid=uid) for uid in (1, 2)]
+    for leader in leaders:
+        rig.pushing(leader)
+    rig.stream.stuck = True
+    rig.stream.sent.clear()
+    for committed in (2, 3, 4):
+        for leader in leaders:
+            leader.committed = committed
+            rig.links.committed(cast(Any, leader))
+        rig.pass_time(push.COMMITTED_SECONDS)
+    assert not rig.stream.sent
+    rig.stream.stuck = False
+    rig.turn()
+    (message,) = rig.stream.sent
+    assert [(told.topic_uid, told.committed) for told in message.committed] == [(1, 4), (2, 4)]
+
+
 def test_an_append_tells_it_and_then_it_is_not_told_alone() -> None:
     rig, leader = Rig(), Leader(log_of())
     pushed = rig.pushing(leader)

@@ -43,7 +43,8 @@ class FollowNode:
         )
         self.reconciler.register(self.server)
         channels = SimpleNamespace(version=9)
-        self.topic: Any = SimpleNamespace(name="t", record=SimpleNamespace(uid=TOPIC_UID, channels=channels))
+        record = SimpleNamespace(uid=TOPIC_UID, channels=channels)
+        self.topic: Any = SimpleNamespace(name="t", record=record, leads=lambda n: n if n in self.leads else None)
 
     async def led_elsewhere(self, topic: str, uid: int) -> dict[int, str]:
         """As the metadata has it: what a test appoints."""
@@ -80,8 +81,11 @@ def test_every_other_leader_is_asked_once():
         nodes.appoint("t", 4, None)
         await nodes[1].reconciler.others_follow(nodes[1].topic)
         assert [nodes[n].asked for n in (1, 2, 3)] == [[], [("t", TOPIC_UID, 9)], [("t", TOPIC_UID, 9)]]
-        await nodes[1].reconciler.others_do(nodes[1].topic, Administration.EMPTY_CHANNEL, "c")
-        assert nodes[2].asked[1:] == [("t", TOPIC_UID, Administration.EMPTY_CHANNEL, "c")]
+        nodes.appoint("t", 4, 3)
+        nodes[3].leads.append(4)
+        await nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_CHANNEL, "c")
+        deed = ("t", TOPIC_UID, Administration.EMPTY_CHANNEL, "c")
+        assert [nodes[n].asked for n in (1, 2, 3)] == [[deed], [("t", TOPIC_UID, 9), deed], [("t", TOPIC_UID, 9), deed]]
 
     nodes_of(3).run(story)
 
@@ -98,6 +102,29 @@ def test_the_successor_of_a_leader_that_was_replaced_is_asked():
         assert len(nodes[3].asked) == 1
 
     nodes_of(3).run(story)
+
+
+def test_what_is_in_no_record_is_done_here_by_who_came_to_lead_while_the_leader_was_asked():
+    """Nobody else would: the leader that was asked did not do it, and its successor has read nothing of it."""
+
+    async def story(nodes: Any) -> None:
+        nodes.appoint("t", 0, 2)  # and does not lead it
+        waiting = asyncio.ensure_future(nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC))
+        await asyncio.sleep(0.3)
+        nodes[1].leaders.appoint("t", 0, None, 2)
+        await asyncio.sleep(0.3)
+        assert not waiting.done(), "nobody leads it"
+        nodes[1].leaders.appoint("t", 0, 1, 3)
+        nodes[1].error = Unavailable("its epoch has only begun")
+        nodes[1].leads.append(0)
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        nodes[1].error = None
+        before = len(nodes[1].asked)
+        await waiting
+        assert len(nodes[1].asked) == before + 1
+
+    nodes_of(2).run(story)
 
 
 @pytest.mark.parametrize("trouble", ["dead", "refuses", "leads nothing"])

@@ -250,6 +250,33 @@ def test_an_ephemeral_channel_lives_as_long_as_it_has_a_client_anywhere():
     RelayNodes(3).run(story)
 
 
+@pytest.mark.parametrize("goes", [True, False])
+def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool):
+    """The last client has left, another one comes, and the event that deletes the channel is not committed yet."""
+
+    async def story(nodes: Any) -> None:
+        nodes.elect(2)
+        first = nodes[1].subscribe("e#ephemeral", rdy=10)
+        await until(lambda: first.consumer.lent == 10)
+        topic = nodes[2].topic
+        (partition,) = topic.led
+        partition.hold(True)
+        if not goes:  # the log refuses it
+            partition.cursors.delete_ephemeral = lambda name: None
+        first.leave()
+        await until(lambda: topic.leaving)
+        second = nodes[1].subscribe("e#ephemeral", rdy=10)
+        await until(lambda: topic.used("e#ephemeral"))
+        await asyncio.sleep(0.2)
+        partition.hold(False)
+        await until(lambda: second.consumer.lent == 10)
+        nodes[2].publish(b"for the second")
+        await until(lambda: second.bodies == [b"for the second"])
+        assert not second.closed
+
+    RelayNodes().run(story)
+
+
 @pytest.mark.parametrize("rdy", [1, 2, 3, 10, 100])
 @pytest.mark.parametrize("seed", range(4))
 def test_one_window_serves_all_partitions_and_is_never_exceeded(rdy: int, seed: int):

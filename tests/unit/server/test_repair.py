@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from nsqha.commitlog import copying
 from nsqha.commitlog.log import PartitionLog
-from nsqha.errors import LogCorrupt, Unavailable
+from nsqha.errors import LogCorrupt, Poisoned, Unavailable
 from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.repair import RETRY_SECONDS, Repairer
@@ -120,6 +123,21 @@ def test_it_is_tried_again_at_once_when_a_node_comes() -> None:
     assert verifies(mine) and rig.mended == [(5, 6)]
 
 
+def test_what_was_given_up_is_asked_for_less_and_less_often_until_a_node_comes() -> None:
+    """Nobody waits for it any more; but a disk may be brought back from a drawer."""
+    mine = replica()
+    damage(mine, 5)
+    mine.giving_up(5, 6)()
+    rig = Rig(mine, a=None)
+    rig.damaged(5, 6)
+    rig.loop.pass_time(24 * 3600.0)
+    assert 24 <= len(rig.others.asked) <= 24 + 8
+    rig.others.logs["a"] = replica()
+    rig.repairer.ask_again()
+    rig.disk.work()
+    assert verifies(mine) and rig.mended == [(5, 6)]
+
+
 def test_what_is_found_later_does_not_wait_for_what_nobody_has() -> None:
     mine, other = replica(), replica()
     damage(mine, 3)
@@ -180,7 +198,26 @@ def test_a_disk_that_fails_is_told() -> None:
 
 
 def failing() -> None:
-    raise OSError("fsync")
+    raise Poisoned("fsync")
+
+
+@pytest.mark.parametrize("when", ["opened", "written"])
+def test_what_can_not_be_written_just_now_is_written_later(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors, or room for what was a hole, may be there again in a moment; a range that is not synced is damaged
+    as it was."""
+    mine = replica()
+    damage(mine, 5)
+    rig = Rig(mine, a=replica())
+
+    def full(*_: object, **how: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mine, "mending", full if when == "opened" else lambda batches, **how: full)
+        rig.damaged(5, 6)
+        assert not rig.failures and not rig.mended
+    rig.pass_time()
+    assert rig.mended == [(5, 6)] and verifies(mine)
 
 
 def test_at_the_end_of_a_log_only_what_is_committed_elsewhere_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.log import LogLimits
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import AppendFailed, LogCorrupt
+from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.leadership import Leadership
 from nsqha.server.partition import Partition
 from tests.sim.storage import SimStorage
@@ -116,6 +119,25 @@ def test_files_of_a_replica_that_was_moved_away_while_its_node_was_down_go() -> 
     run(scenario)
 
 
+def test_files_that_can_not_go_when_their_replica_was_moved_away_go_later(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig(SimStorage())
+        await followed(rig)
+        moved = rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B))
+
+        def busy(*_: object) -> None:
+            raise OSError(errno.EBUSY, "busy")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.storage, "remove", busy)
+            await rig.settle(moved)
+        assert rig.opener.has_files(moved.record, 0)
+        await pause(2)
+        assert not rig.opener.has_files(moved.record, 0) and not rig.errors
+
+    run(scenario)
+
+
 def test_a_damaged_end_is_not_led() -> None:
     async def scenario() -> None:
         rig = ReplicaRig(SimStorage())
@@ -175,6 +197,21 @@ def test_it_leads_only_after_the_promise_is_durable() -> None:
         rig.disk.gate.set()
         await task
         assert rig.replicas.leading[KEY].epoch == 2 and promised(rig) == 2 and rig.topic.led
+
+    run(scenario)
+
+
+def test_who_led_before_hears_that_this_node_leads() -> None:
+    """Else it waits for acks: this node takes nothing from it any more, and has no stream to a node without a lease."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, _log = await followed(rig)
+        isr = {rig.node: rig.follower.log_uid, A: 5}
+        await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        await pause()
+        assert rig.replicas.leading[KEY].epoch == 2
+        assert [(r.epoch, r.refusal, r.promised) for r in stream.refused] == [(1, pb.REFUSAL_FENCED, 2)]
 
     run(scenario)
 
@@ -261,23 +298,61 @@ def test_an_election_while_the_metadata_can_not_be_read_is_looked_at_again() -> 
     run(scenario)
 
 
-def test_a_log_that_can_not_be_read_when_its_epoch_is_to_begin_is_followed_on(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("error", [LogCorrupt("it was whole a moment ago"), OSError(errno.EMFILE, "Too many files")])
+def test_a_log_that_can_not_be_read_when_its_epoch_is_to_begin_is_followed_on(
+    error: Exception, monkeypatch: Any
+) -> None:
     """A leadership that never began would pass for one with the controller, and with publishers."""
 
     async def scenario() -> None:
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
+        log_ = rig.follower.log
 
         def damaged(*_: Any) -> None:
-            raise LogCorrupt("it was whole a moment ago")
+            raise error
 
         monkeypatch.setattr(Partition, "start_epoch", damaged)
         isr = {rig.node: log_uid, A: 5}
         await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
         assert not rig.replicas.leading and not rig.topic.led and rig.follower.epoch == 2
+        assert rig.follower.log is log_, "nobody else has its files"
         monkeypatch.undo()
         await rig.settle(rig.record(leader=rig.node, epoch=3, isr=isr, registration=REGISTRATION))
         assert rig.replicas.leading[KEY].epoch == 3
+
+    run(scenario)
+
+
+def test_a_log_that_is_begun_anew_while_its_node_is_elected_is_followed_on() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        trimmed = log_of(1, 1, limits=LogLimits(segment_bytes=1))
+        trimmed.roll()
+        add(trimmed, 1, b"more")
+        trimmed.drop_pairs(trimmed.pairs[0].end)
+        rig.peers.serves = serving(trimmed, 1)
+        rig.peers.gate.clear()
+        stream = rig.leader(A)
+        opened = await stream.open(1, trimmed)
+        assert opened.behind
+        rig.disk.gate.clear()
+        rig.peers.gate.set()
+        await pause()  # the new name is on its way into the journal
+        isr = {rig.node: rig.follower.log_uid, A: 5}
+        settling = asyncio.create_task(
+            rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        )
+        await pause()
+        rig.disk.gate.set()
+        await settling
+        assert not rig.replicas.leading and rig.follower.log.start.log_id == trimmed.start.log_id
+        rig.record(leader=A, epoch=3, isr={A: 5})
+        rig.peers.serves = serving(trimmed, 3)
+        assert (await rig.leader(A).open(3, trimmed)).DESCRIPTOR.name == "Opened"
+        await pause(1)
+        assert rig.follower.log.end.log_id == trimmed.end.log_id and not rig.errors
 
     run(scenario)
 
@@ -325,6 +400,27 @@ def test_a_leader_that_is_asked_for_a_higher_epoch_steps_down_first() -> None:
         assert not rig.replicas.leading and partition.closed and not rig.topic.led
         assert [e.epoch for e in rig.follower.log.entries(1, 99)] == [3], "its own start was never committed"
         assert not rig.errors
+
+    run(scenario)
+
+
+def test_a_consumer_that_can_not_be_told_keeps_no_leader_in_office(monkeypatch: Any) -> None:
+    """It would pass for the leader with the controller, and take publishes that nobody is sent."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        log_uid = await fit_to_lead(rig)
+        isr = {rig.node: log_uid, A: 5}
+        await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
+        partition = rig.replicas.leading[KEY].partition
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(rig.topic, "remove_led", broken)
+        monkeypatch.setattr(rig.replicas, "_leaders_changed", broken)
+        await rig.settle(rig.record(leader=A, epoch=3, isr=isr))
+        assert partition.closed and not rig.replicas.leading and KEY in rig.replicas.followers and not rig.errors
 
     run(scenario)
 

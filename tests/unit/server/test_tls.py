@@ -151,7 +151,7 @@ def test_a_file_that_does_not_work_is_named(certificate: tuple[str, str], fields
 
 
 def test_a_file_that_is_no_certificate_is_named(certificate: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError, match="--tls-cert"):
+    with pytest.raises(ConfigError, match=r"^--tls-cert=\S* --tls-key=\S*: no certificate or no key in PEM format$"):
         tls.server_context(Options(tls_cert=__file__, tls_key=certificate[1]))
     with pytest.raises(ConfigError, match="--tls-root-ca-file"):
         tls.client_context(Options(tls_root_ca_file=__file__))

@@ -10,6 +10,7 @@ import pytest
 from nsqha.commitlog.log import LogLimits
 from nsqha.server import trimming
 from nsqha.server.file_jobs import REMOVAL_RETRY_SECONDS
+from nsqha.server.trimming import AbandonedPolicy
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
 
@@ -74,6 +75,31 @@ def test_publishers_do_not_wait_for_files_that_are_unlinked_and_the_end_does() -
     assert not left.done()
     rig.disk.work()
     assert left.done() and not rig.storage.exists(first)
+
+
+def test_files_stay_until_what_replaces_them_is_on_the_disk() -> None:
+    """With sync=interval the log start and the checkpoint are committed before they are durable."""
+    storage = SimStorage(random.Random(1))
+    rig = Rig(sync="interval", storage=storage, limits=LogLimits(segment_bytes=300))
+    while len(rig.log.pairs) < 3:
+        rig.publish(b"y" * 300)
+        rig.turn()
+        rig.disk.work()
+    rig.cursors.seek("c", rig.cursors.pump)
+    rig.partition.commit_events()
+    for _ in range(8):
+        rig.turn()
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.work()
+    needed = rig.cursors.needed_durable
+    assert rig.cursors.log_start[1] > 0 and rig.cursors.state.checkpoint.as_of, "committed"
+    assert rig.log.local_durable <= needed and rig.log.start.log_id == 1, "and not durable: nothing goes"
+    rig.disk.request(rig.partition)
+    rig.disk.sync()
+    assert rig.log.local_durable > needed
+    rig.partition.keep_house(rig.partition.now())
+    rig.disk.work()
+    assert rig.log.start.log_id > 1
 
 
 @pytest.mark.parametrize("operation", ["rename", "remove"])
@@ -146,6 +172,28 @@ def test_what_is_carried_at_once_fits_a_message_between_nodes() -> None:
     assert [len(body) for body in consumer.wire.bodies] == sizes
 
 
+def test_files_that_hold_little_but_deferred_messages_stay() -> None:
+    """To append all that again would free nothing; what does not have to be appended goes all the same."""
+    rig = Rig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
+    deferred_and_old(rig, *[60_000] * 20)
+    before = rig.log.end.position
+    for _ in range(20):
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.sync()
+        rig.disk.work()
+    assert rig.log.start.offset == 0 and rig.log.end.position == before
+    consumer = rig.consume(100)
+    rig.pass_time(3_601)
+    for message_id, _, _ in consumer.wire.messages:
+        rig.fin(consumer, message_id)
+    for _ in range(5):
+        rig.pass_time(61)
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.sync()
+        rig.disk.work()
+    assert rig.log.start.offset >= 20
+
+
 def stalled(rig: Rig, seconds: int) -> int:
     """No disk round: nothing is committed. Where the log ends then."""
     for _ in range(seconds):
@@ -177,3 +225,52 @@ def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.Monkey
         rig.partition.keep_house(rig.partition.now())
         rig.disk.work()
     assert rig.log.start.offset > 0
+
+
+def test_what_nobody_reads_is_given_up_when_it_is_too_old() -> None:
+    rig = Rig(limits=LogLimits(segment_bytes=300))
+    rig.partition.trimmer.abandoned = AbandonedPolicy(after_ns=60 * 10**9)
+    while len(rig.log.pairs) < 3:
+        rig.publish(b"y" * 300)
+        rig.disk.sync()
+        rig.disk.work()
+        rig.disk.sync()
+    for wait, start in ((59, 0), (2, 2)):
+        rig.pass_time(wait)
+        for _ in range(5):
+            rig.partition.keep_house(rig.partition.now())
+            rig.disk.sync()
+            rig.disk.work()
+        assert rig.log.start.offset == start
+    assert rig.cursors.channels["c"].committed.abandoned == 2
+
+
+def test_a_log_start_that_a_channel_held_back_is_asked_for_again() -> None:
+    """One channel is given up, another one reads on: what it still needed then goes when it has read it."""
+    rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
+    rig.channels("abandoned", "slow")
+    rig.partition.trimmer.abandoned = AbandonedPolicy(over_bytes=1)
+    consumer = rig.consume(1, "slow")
+    while len(rig.log.pairs) < 3:
+        rig.publish(b"y" * 300)
+        rig.disk.sync()
+        rig.disk.work()
+        rig.disk.sync()
+
+    def keep_house(times: int) -> None:
+        for _ in range(times):
+            rig.pass_time(1)
+            rig.disk.sync()
+            rig.partition.keep_house(rig.partition.now())
+            rig.disk.sync()
+            rig.disk.work()
+
+    keep_house(5)
+    assert rig.cursors.channels["abandoned"].committed.abandoned == 2 and rig.log.start.offset == 0
+    ends = rig.log.end.log_id
+    keep_house(5)
+    assert rig.log.end.log_id == ends, "nothing is asked for that can not be"
+    while consumer.in_flight:
+        rig.fin(consumer, consumer.wire.messages[-1][0])
+    keep_house(5)
+    assert rig.log.start.offset == 2

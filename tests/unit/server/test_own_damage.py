@@ -1,0 +1,116 @@
+"""Entries that rot in a log which nobody else has: they are written anew from their frames, and everything goes on."""
+
+from __future__ import annotations
+
+from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.log import LogLimits, PartitionLog
+from nsqha.commitlog.pairs import Pair
+from nsqha.commitlog.verdict import Damage
+from nsqha.commitlog.verify import verify
+from nsqha.server.own_damage import OwnDamage
+from tests.unit.server.shell_rig import Rig
+
+
+class Alone(Rig):
+    """A partition of three pairs, whose messages nobody has read; its cache holds nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(limits=LogLimits(segment_bytes=150))
+        self.told: list[Damage] = []
+        self.mended: list[tuple[int, int]] = []
+        self.partition.own_damage = OwnDamage(
+            self.partition, self.told.append, lambda log_, first, end: self.mended.append((first, end))
+        )
+        self.partition.on_damage = self.partition.own_damage.found
+        for n in range(8):
+            self.pass_time(1.0)
+            self.publish(b"%d" % n * 20)
+            self.disk.sync()
+            self.disk.work()
+        assert len(self.log.pairs) > 2
+        self.log._shelf.clear()
+
+    def rot(self, pair: Pair, first: int, end: int) -> None:
+        """The entries in these slots of a commitlog."""
+        pair.commitlog.pwrite(b"\1" * ((end - first) * ENTRY_BYTES), pair.slot(first))
+
+    def keep_house(self) -> None:
+        self.partition.keep_house(self.partition.now())
+        self.disk.work()
+
+
+def bodies(log: PartitionLog) -> list[bytes]:
+    return [bytes(log.message(offset)[34:]) for offset in range(log.end.offset)]
+
+
+def test_a_channel_that_stopped_in_front_of_lost_entries_goes_on():
+    rig = Alone()
+    old = rig.log._pairs[1]
+    rig.rot(old, old.first.log_id, old.first.log_id + 2)
+    consumer = rig.consume(100)
+    delivery = rig.partition.deliveries["c"]
+    assert delivery.stuck is not None and delivery.damage is not None and len(consumer.wire.bodies) < 8
+    rig.keep_house()
+    rig.turn()
+    assert delivery.stuck is None
+    assert consumer.wire.bodies == [b"%d" % n * 20 for n in range(8)]
+    assert [damage.what for damage in rig.told] == ["proven"]
+    assert rig.mended == [(old.first.log_id, old.first.log_id + 2)]
+    assert not verify(rig.log).problems
+
+
+def test_what_the_scrub_tells_is_rebuilt_hole_by_hole():
+    rig = Alone()
+    first, second = rig.log._pairs[:2]
+    rig.rot(first, first.first.log_id, first.first.log_id + 1)
+    rig.rot(second, second.first.log_id + 1, second.first.log_id + 2)
+    assert len(verify(rig.log).problems) == 2
+    rig.partition.on_damage(first.first.log_id, rig.log.end.log_id)
+    for _ in range(4):
+        rig.keep_house()
+    assert not verify(rig.log).problems and len(rig.told) == 2
+    assert bodies(rig.log) == [b"%d" % n * 20 for n in range(8)]
+
+
+def test_frames_that_do_not_verify_stay_and_are_looked_at_once():
+    rig = Alone()
+    pair = rig.log._pairs[1]
+    entry = rig.log.entry(pair.first.log_id)
+    pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
+    consumer = rig.consume(100)
+    delivery = rig.partition.deliveries["c"]
+    assert delivery.stuck is not None
+    before = len(consumer.wire.bodies)
+    for _ in range(3):
+        rig.keep_house()
+    assert delivery.stuck is not None and len(consumer.wire.bodies) == before and rig.told == []
+
+
+def test_what_is_lost_with_its_frames_is_marked_and_the_channel_stays_in_front_of_it():
+    rig = Alone()
+    pair = rig.log._pairs[1]
+    entry = rig.log.entry(pair.first.log_id)
+    pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
+    rig.rot(pair, entry.log_id, entry.log_id + 1)
+    rig.consume(100)
+    for _ in range(3):
+        rig.keep_house()
+        rig.turn()
+    delivery = rig.partition.deliveries["c"]
+    assert [damage.what for damage in rig.told] == ["faulty"] and rig.mended == []
+    assert delivery.damage == (entry.first_offset, entry.end_offset)
+
+
+def test_while_the_files_are_in_use_it_waits():
+    rig = Alone()
+    pair = rig.log._pairs[1]
+    rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
+    rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
+    rig.publish(b"x" * 200)
+    rig.turn()
+    assert rig.partition.held_up, "a roll is under way"
+    rig.partition.keep_house(rig.partition.now())
+    rig.disk.work()
+    assert rig.told == []
+    rig.keep_house()
+    assert [damage.what for damage in rig.told] == ["proven"]
