@@ -25,14 +25,12 @@ from lookupd.links import Links
 from lookupd.standby import Gone, Standby
 from nsqha.clock import Clock
 from nsqha.election.controller import ControllerMachine
-from nsqha.election.elect import ReplicaReport
 from nsqha.election.events import (
     Action,
     Answered,
     Blamed,
     Event,
     IntentDone,
-    Key,
     Metadata,
     NotAnswered,
     Outcome,
@@ -61,10 +59,12 @@ from nsqha.errors import (
     StaleMetadata,
     Unavailable,
 )
+from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
-from nsqha.pb.v1.replication_pb2 import ROLE_LEADER, PartitionKey, StatusReply, StatusRequest
+from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import Histogram
 from nsqha.server.peers import Peers
+from nsqha.server.replica_reports import reports_in
 
 TTL_S = 3.0
 WORKERS = 8
@@ -74,7 +74,7 @@ READ_AGAIN_S = (0.05, 1.0)  # pause after a failed read, and the longest it grow
 
 T = TypeVar("T")
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-NO_PARTITION: Key = (0, 0)  # an empty question would mean everything that the node has
+NO_PARTITION: PartitionKey = (0, 0)  # an empty question would mean everything that the node has
 
 
 class Gate(Protocol):
@@ -380,8 +380,8 @@ class Term:
     async def _probe(self, probe: Probe) -> None:
         counts, node = self._shell.counts, self.machine.nodes.get(probe.node)
         counts.probes += 1
-        keys = [PartitionKey(topic_uid=uid, partition=number) for uid, number in probe.keys or (NO_PARTITION,)]
-        request = StatusRequest(cluster_id=self._cluster_id, keys=keys)
+        keys = [pb.PartitionKey(topic_uid=uid, partition=number) for uid, number in probe.keys or (NO_PARTITION,)]
+        request = pb.StatusRequest(cluster_id=self._cluster_id, keys=keys)
         try:
             if node is None:
                 raise Unavailable("it is not registered any more")
@@ -392,7 +392,7 @@ class Term:
             counts.probes_failed += 1
             self.feed(NotAnswered(probe.number, probe.node, str(error)))
         else:
-            self.feed(_answered(probe, reply))
+            self.feed(Answered(probe.number, probe.node, reply.registration, reports_in(reply)))
 
     async def _put(self, put: PutPartition) -> None:
         name, store = put.name, self._shell.store
@@ -463,25 +463,6 @@ class Term:
             counts.possible_losses += 1
         write = {"info": log.info, "warning": log.warning, "error": log.error}[say.level]
         write(say.event, "%s", say.text, **say.fields)  # type: ignore[arg-type]
-
-
-def _answered(probe: Probe, reply: StatusReply) -> Answered:
-    reports = {
-        (replica.key.topic_uid, replica.key.partition): ReplicaReport(
-            reply.registration,
-            replica.log_uid,
-            replica.last_epoch,
-            replica.end,
-            replica.promise,
-            replica.committed,
-            leading=replica.role == ROLE_LEADER,
-            poisoned=reply.poisoned,
-            cut=replica.cut,
-            corrupt=replica.corrupt,
-        )
-        for replica in reply.replicas
-    }
-    return Answered(probe.number, probe.node, reply.registration, reports)
 
 
 async def _tick(session: Session) -> None:

@@ -29,6 +29,8 @@ MAGIC = b"  V1"
 LINE_BYTES_MAX = 4096
 """nsqd's longest line is UNREGISTER with two names of 64."""
 IDENTIFY_BYTES_MAX = 64 * 1024
+STEPS_AT_ONCE = 100
+"""Commands, about: some milliseconds. Then others have their turn."""
 
 _SIZE = struct.Struct(">i")
 _INT = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None
@@ -80,6 +82,8 @@ class Session:
         self._expect = _Expect.MAGIC
         self._body_size = 0
         self._peer: Peer | None = None
+        self.more = False
+        """Not all that was received has been looked at: `receive` again."""
 
     @property
     def closed(self) -> bool:
@@ -95,8 +99,7 @@ class Session:
         self._buffer += data
         replies = bytearray()
         try:
-            while self._step(replies, now):
-                pass
+            self.more = all(self._step(replies, now) for _ in range(STEPS_AT_ONCE))
         except _Fatal as error:
             text = str(error)
             self._say("lookup_refused", f"CLIENT({self._peer_id}): {text}")
@@ -119,6 +122,7 @@ class Session:
             self._peer = None
 
     def _stop(self) -> None:
+        self.more = False
         self._expect = _Expect.NOTHING
         self._buffer.clear()
 

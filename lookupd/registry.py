@@ -65,6 +65,8 @@ class Production:
 
 @dataclass(slots=True, eq=False)
 class Topic:
+    """Who produces it, and its channels with whoever registered each; by peer id."""
+
     producers: dict[str, Production] = field(default_factory=dict)
     channels: dict[str, dict[str, Peer]] = field(default_factory=dict)
 

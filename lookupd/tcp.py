@@ -3,7 +3,8 @@
 A connection that completes no command for SILENCE_S, or for the inactive timeout if that is longer, is closed: nsqd
 pings every 15 s, and a producer that is silent for the inactive timeout is hidden anyway. Bytes that make no command do
 not count, so dribbling does not help. One sweep looks at all connections; an idle one costs no timer. A peer that does
-not read its replies is not read either, and so falls silent.
+not read its replies is not read either, and so falls silent. One that sends many commands at once leaves others their
+turn.
 """
 
 from __future__ import annotations
@@ -94,6 +95,9 @@ class Connection(asyncio.Protocol):
         self.heard = server.clock.monotonic()
         self.session: Session
         self._refused = False
+        self._ended = False  # the peer sends no more
+        self._stuffed = False  # it does not read its replies
+        self._resting = False  # others have their turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
@@ -104,27 +108,51 @@ class Connection(asyncio.Protocol):
         server.log.info("lookup_client", "TCP: new client(%s)", self.peer_id, client=self.peer_id)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused or self._transport is None:
-            return
+        if not self._refused and self._transport is not None:
+            self._run(self._transport, data)
+
+    def _go_on(self) -> None:
+        """With what was received and not looked at yet, unless the peer has to read its replies first."""
+        self._resting = False
+        if not self._refused and not self._stuffed and self._transport is not None:
+            self._transport.resume_reading()
+            self._run(self._transport, b"")
+
+    def _run(self, transport: asyncio.Transport, data: bytes) -> None:
         now = read(self._server.clock)
         if replies := self.session.receive(data, now):
             self.heard = now.mono
-            self._transport.write(replies)
+            transport.write(replies)
         if self.session.closed:
-            self._refuse(self._transport)
+            self._refuse(transport)
+        elif self.session.more:
+            transport.pause_reading()
+            if not self._resting:
+                self._resting = True
+                asyncio.get_running_loop().call_soon(self._go_on)
+        elif self._ended:
+            self._end(transport)
 
     def eof_received(self) -> bool:
-        if self._transport is not None and (reply := self.session.eof()):
-            self._transport.write(reply)
-        return False
+        self._ended = True
+        if self._transport is not None and not self._refused and not self.session.more:
+            self._end(self._transport)
+        return self.session.more
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        if reply := self.session.eof():
+            transport.write(reply)
+        transport.close()
 
     def pause_writing(self) -> None:
+        self._stuffed = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._stuffed = False
+        if not self._resting:
+            self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -133,8 +161,9 @@ class Connection(asyncio.Protocol):
         self._server.log.info("lookup_client_gone", "CLIENT(%s): closing", self.peer_id, client=self.peer_id)
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
 
     def _refuse(self, transport: asyncio.Transport) -> None:
         # Closing with unread bytes in the kernel would reset the connection, and the peer would lose the reason.

@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from nsqha.cli import build_parser, exits
+from nsqha.admin import peeking
+from nsqha.cli import build_parser, exits, peek
 from nsqha.cli.admin import credentials
 from nsqha.cli.parser import count, did_you_mean, duration, timeout, topic_and_partition
 from nsqha.cli.topic import replicas, size, span
@@ -43,6 +44,27 @@ def test_a_relative_time_is_no_flag_where_times_are_expected() -> None:
     assert build_parser("peek").parse_args(["peek", "t", "-2d", "-n", "5"]).place == "@-2d"
 
 
+def test_flags_may_stand_anywhere() -> None:
+    """Also between arguments of which the last may be left out."""
+    for words in ("t c --plan -2h", "t --plan c -2h", "--plan t c -2h", "t c --plan -- -2h"):
+        found = build_parser("seek").parse_args(["seek", *words.split()])
+        assert (found.topic, found.channel, found.to, found.plan) == (("t", None), "c", "@-2h", True)
+    assert build_parser("peek").parse_args(["peek", "t", "-n", "5"]).place == "end"
+    assert build_parser("pub").parse_args(["pub", "t", "a", "--json", "b"]).messages == ["a", "b"]
+
+
+def test_a_word_that_is_wrong_is_told_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'-1' is not a whole number above zero" in fails("peek", "t", "-n", "-1", capsys=capsys)
+    assert "'-1s' is not a duration" in fails("seek", "t", "c", "start", "--clock-skew", "-1s", capsys=capsys)
+
+
+def test_no_more_is_peeked_at_than_a_broker_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert peek.PEEK_MAX == peeking.PEEK_MAX
+    assert build_parser("peek").parse_args(["peek", "t", "-n", "10000"]).count == 10_000
+    for number in ("10001", "4294967296", "9" * 18):
+        assert f"{number} is more than 10000" in fails("peek", "t", "-n", number, capsys=capsys)
+
+
 def test_a_message_is_left_as_it_is() -> None:
     assert build_parser("pub").parse_args(["pub", "t", "--", "-2h"]).messages == ["-2h"]
     assert build_parser("pub").parse_args(["pub", "t", "-5"]).messages == ["-5"]
@@ -75,7 +97,8 @@ def test_exit_statuses_are_in_order_and_stay_with_their_meaning() -> None:
 def test_topics_may_name_a_partition() -> None:
     assert topic_and_partition("orders") == ("orders", None)
     assert topic_and_partition("orders/12") == ("orders", 12)
-    for bad in ("orders/", "orders/x", "orders/-1", "orders/1024", "or ders", "/1", "orders/1/2"):
+    other = "orders/\N{FULLWIDTH DIGIT ONE}"
+    for bad in ("orders/", "orders/x", "orders/-1", "orders/1024", other, "or ders", "/1", "orders/1/2"):
         with pytest.raises(argparse.ArgumentTypeError):
             topic_and_partition(bad)
 

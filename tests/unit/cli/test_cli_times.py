@@ -66,6 +66,7 @@ def test_places() -> None:
         ("1795168800250001", 1_795_168_800 * S + 250_001_000),
         ("1795168800250000001", 1_795_168_800 * S + 250_000_001),
         ("-999999d", 0),
+        ("9223372036854775807", (1 << 63) - 1),
     ],
 )
 def test_instants(text: str, ns: int) -> None:
@@ -92,6 +93,12 @@ def test_what_is_no_place_is_named(text: str) -> None:
         parse_place(text, NOW)
 
 
+@pytest.mark.parametrize("text", ["@9999-12-31T23:59:59Z", "@9999999999", "@9223372036854775808"])
+def test_a_time_that_no_broker_could_be_told_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text} is after 2262-04-11$"):
+        parse_place(text, NOW)
+
+
 @given(st.text(alphabet="@-0123456789abcdefhTZ:+.", max_size=24))
 @settings(max_examples=300)
 def test_any_text_is_a_place_or_a_value_error(text: str) -> None:
@@ -99,7 +106,7 @@ def test_any_text_is_a_place_or_a_value_error(text: str) -> None:
         place = parse_place(text, NOW)
     except ValueError:
         return
-    assert place.value >= 0
+    assert 0 <= place.value < 1 << 63
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,20 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import uvloop
 
+from lookupd import controller
 from lookupd.controller import ControllerShell
 from nsqha.election.store import MemorySession
 from nsqha.errors import StaleMetadata, Unavailable
 from nsqha.pb.v1.replication_pb2 import LiveMessage
 from tests.unit.lookupd.nodes_rig import World, controlled
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "CAMPAIGN_AGAIN_S", 0.01)
 
 
 def run(story: Callable[[World, ControllerShell], Awaitable[None]], nodes: int = 3) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookupd import registry as registry_module
-from lookupd.lookup_v1 import IDENTIFY_BYTES_MAX, LINE_BYTES_MAX, Session
+from lookupd.lookup_v1 import IDENTIFY_BYTES_MAX, LINE_BYTES_MAX, STEPS_AT_ONCE, Session
 from lookupd.registry import Registry
 from nsqha.clock import Now
 
@@ -172,6 +172,18 @@ def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
     got = [reply for a, b in itertools.pairwise(edges) for reply in talk.send(CONVERSATION[a:b])]
     assert got == CONVERSATION_REPLIES
     assert talk.registry.topics() == ["t", "u"]
+
+
+def test_many_commands_are_carried_out_some_at_a_time() -> None:
+    talk = Talk()
+    count = 3 * STEPS_AT_ONCE + 1
+    assert talk.send(b"PING\n" * count) == [b"OK"] * STEPS_AT_ONCE
+    got = STEPS_AT_ONCE
+    while talk.session.more:
+        got += len(talk.send(b""))
+    assert got == count
+    talk.send(b"BYE\n" * count)
+    assert talk.session.closed and not talk.session.more
 
 
 def test_byte_by_byte() -> None:

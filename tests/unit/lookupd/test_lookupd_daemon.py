@@ -13,8 +13,11 @@ import uvloop
 
 from lookupd import tcp
 from lookupd.daemon import Lookupd
+from lookupd.lookup_v1 import STEPS_AT_ONCE
+from lookupd.registry import Registry
 from nsqha.clock import ManualClock
 from nsqha.errors import ConfigError
+from nsqha.nsqlog import Log
 from nsqha.options import SECOND, LookupdOptions
 
 BODY = {"version": "1.3.0", "hostname": "h", "broadcast_address": "a", "tcp_port": 4150, "http_port": 4151}
@@ -282,3 +285,79 @@ def test_stopping_closes_every_connection() -> None:
         assert await nsqd.closed()
 
     uvloop.run(main())
+
+
+class SlowPeer:
+    """A socket of the daemon's whose peer reads when the test says so."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.reading = True
+        self.closed = False
+
+    def get_extra_info(self, name: str) -> object:
+        return ("1.2.3.4", 5)
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def write_eof(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+
+OK = struct.pack(">i", 2) + b"OK"
+
+
+def a_connection(clock: ManualClock) -> tuple[tcp.Connection, SlowPeer]:
+    server = tcp.TcpServer(Registry(inactive_timeout_s=300, tombstone_lifetime_s=45), clock, Log("t"), silence_s=60)
+    connection, peer = tcp.Connection(server), SlowPeer()
+    connection.connection_made(peer)  # type: ignore[arg-type]
+    return connection, peer
+
+
+def test_a_peer_that_sends_many_commands_leaves_others_their_turn() -> None:
+    """Its commands would hold the loop for seconds, and with it the lease of the cluster's controller."""
+
+    async def main() -> None:
+        connection, peer = a_connection(ManualClock())
+        count = 3 * STEPS_AT_ONCE
+        connection.data_received(b"  V1" + b"PING\n" * count)
+        assert len(peer.written) < len(OK) * count and not peer.reading
+        connection.pause_writing()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(peer.written) < len(OK) * count, "commands of a peer that does not read are carried out"
+        connection.resume_writing()
+        while not peer.reading:
+            await asyncio.sleep(0)
+        assert peer.written == OK * count
+
+    asyncio.run(main())
+
+
+def test_what_came_before_the_end_of_the_stream_is_carried_out() -> None:
+    async def main() -> None:
+        connection, peer = a_connection(ManualClock())
+        count = 3 * STEPS_AT_ONCE
+        connection.data_received(b"  V1" + b"PING\n" * count + b"IDENTIFY\n")
+        assert connection.eof_received(), "closed although answers are owed"
+        while not peer.closed:
+            await asyncio.sleep(0)
+        assert peer.written[: len(OK) * count] == OK * count
+        assert b"failed to read body size" in peer.written
+
+    asyncio.run(main())
