@@ -73,7 +73,7 @@ sim: $(VENV)/.dev  ## whole clusters under virtual time, SEEDS lives; SEED=n: th
 sim-mutants: $(VENV)/.dev  ## bugs planted in replication, each to be noticed within 500 lives
 	@$(BIN)/python -m tests.sim.mutants $(ARGS)
 
-lint: $(VENV)/.dev  ## ruff, mypy --strict, the layer test
+lint: $(VENV)/.dev  ## ruff, mypy --strict, tests of the tree: layers, shape, docs
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/tidy

@@ -12,7 +12,6 @@ their pid; the kernel ends them should the test process die. When a test fails, 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -493,11 +492,6 @@ def gone(daemon: Daemon, seconds: float = 20.0) -> int:
     status = process.wait(seconds)
     daemon._process = None
     return status
-
-
-def lookup_json(port: int, path: str) -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        return json.loads(answer.read())
 
 
 __all__ = [

@@ -210,6 +210,13 @@ def test_what_is_no_id_is_an_invalid_argument(admin: Any, bad: str) -> None:
     assert code_of(lambda: peek(admin, "ids", message_id=bad))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_what_is_refused_is_told_however_long_it_is(admin: Any, topic: str) -> None:
+    """The error names it; a megabyte of that would end the connection instead."""
+    long = "\N{OLD ITALIC LETTER A}" * 300_000
+    assert code_of(lambda: seek(admin, long, start=True))[0] is grpc.StatusCode.NOT_FOUND
+    assert code_of(lambda: seek(admin, topic, message_id=long))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_a_seek_without_a_target_or_with_a_negative_skew_is_refused(admin: Any, topic: str) -> None:
     assert code_of(lambda: seek(admin, topic))[0] is grpc.StatusCode.INVALID_ARGUMENT
     code, text = code_of(lambda: seek(admin, topic, timestamp_ns=5, clock_skew_ns=-1))

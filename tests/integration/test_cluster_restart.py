@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from nsqha.cli.v2client import Message, Publisher, Subscriber
 from tests.integration.cluster import Cluster, UnderLoad, gone, posted
 from tests.integration.servers import wait_until
 
@@ -24,6 +25,40 @@ def test_one_after_the_other_is_restarted(cluster: Cluster, topic: str) -> None:
     gap, probe = load.clients.gap(since, until), load.clients.worst_probe(since, until)
     print(f"rolling restart: longest time without an OK {gap:.3f} s, longest publish {probe:.3f} s")
     assert gap < 10
+
+
+def test_a_leader_that_is_stopped_repeats_nothing_that_was_finished_and_attempts_go_on(
+    cluster: Cluster, topic: str
+) -> None:
+    leader, follower = cluster.leader(topic), cluster.followers(topic)[0]
+    publisher = Publisher(follower.tcp, 20)
+    reader = Subscriber(follower.tcp, 20, topic, "steady", window=200)
+    reader.wait_at_most(0.05)
+    publisher.publish(topic, [b"%d" % n for n in range(100)])
+
+    def read(count: int) -> list[Message]:
+        found: list[Message] = []
+
+        def more() -> bool:
+            found.extend(reader.messages())
+            return len(found) >= count
+
+        wait_until(more, f"{count} messages")
+        return found
+
+    def in_flight() -> int:
+        found = leader.json(f"/stats?format=json&topic={topic}")
+        return int(found["topics"][0]["channels"][0]["in_flight_count"])
+
+    messages = read(100)
+    held, finished = messages[::20], [message for n, message in enumerate(messages) if n % 20]
+    reader.answer(finished, None, None)
+    wait_until(lambda: in_flight() == len(held), "the leader has heard of it")
+    assert leader.stop() == 0
+    publisher.publish(topic, [b"behind"])
+    again = read(len(held) + 1)
+    assert {m.body: m.attempts for m in again} == {m.body: 2 for m in held} | {b"behind": 1}
+    reader.answer(again, None, None)
 
 
 def test_a_node_whose_disk_was_wiped_comes_back_as_another(cluster: Cluster, topic: str) -> None:

@@ -31,6 +31,7 @@ from tests.integration.servers import wait_until
 pytestmark = pytest.mark.timeout(180)
 
 NODES = ("n1", "n2", "n3")
+ADMINISTRATOR = "URI:nsqha:administrator"
 
 names = count(1)
 
@@ -102,7 +103,7 @@ class TlsCluster(Cluster):
         for node in self.nodes:
             self.files.issue(node.name, "IP:127.0.0.1", f"URI:nsqha:node/{self.uid(node):016x}", ca=ca)
         self.files.issue("lookupd", "DNS:lookupd.example", ca=ca)
-        self.files.issue("admin", ca=ca)
+        self.files.issue("admin", ADMINISTRATOR, ca=ca)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsCluster]:
     for name in NODES:
         files.issue(name, "IP:127.0.0.1")
     files.issue("lookupd", "DNS:lookupd.example")
-    files.issue("admin")
+    files.issue("admin", ADMINISTRATOR)
     TlsCluster.files = files
     options: dict[str, Any] = {"lookupds": 2, "lookupd_flags": files.flags("lookupd")}
     with TlsCluster.running(tmp_path_factory.mktemp("cluster"), **options) as cluster:
@@ -357,7 +358,7 @@ def test_a_new_authority_replaces_the_old_one_without_a_restart(cluster: TlsClus
     files = cluster.files
     before = cluster.wait_isr(topic, 3)
     with UnderLoad(cluster, topic, any_node=True):
-        files.certificates.issue("admin-newer", ca="newer")
+        files.certificates.issue("admin-newer", ADMINISTRATOR, ca="newer")
         files.trust("ca", "newer")
         wait_until(lambda: len(accepted(cluster, "admin", "newer", "ca")) == 3, "both authorities are trusted")
         cluster.issue_all("newer")

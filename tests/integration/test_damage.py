@@ -48,3 +48,24 @@ def test_a_channel_stops_before_damage_and_goes_on_when_told(tmp_path: Path) -> 
         rest = [client.message()[2] for _ in range(11)]
         assert rest == [*(b"2-%d" % n for n in range(10)), b"goes on"]
         client.close()
+
+
+def test_entries_that_rot_are_written_anew_where_there_is_no_other_replica(tmp_path: Path) -> None:
+    with Node(tmp_path, flags=["--max-bytes-per-file=2000"]) as node:
+        node.request("/topic/create?topic=t", b"")
+        node.request("/channel/create?topic=t&channel=c", b"")
+        for n in range(40):
+            node.request("/pub?topic=t", b"%d" % n * 50)
+        node.stop()
+        first, *others = sorted((node.data / "topics").glob("t-*/0/*.commitlog"))
+        assert len(others) > 1, "recovery does not look at it"
+        content = bytearray(first.read_bytes())
+        content[-240:-80] = b"\1" * 160
+        first.write_bytes(content)
+        node.start()
+        client = Client(node)
+        client.subscribe("t", "c", 100)
+        assert [client.message()[2] for _ in range(40)] == [b"%d" % n * 50 for n in range(40)]
+        client.close()
+        verify = [sys.executable, "-m", "nsqha", "log", "verify", str(node.data)]
+        assert subprocess.run(verify, capture_output=True, timeout=60).returncode == 0

@@ -59,7 +59,3 @@ def test_every_verb_of_the_readme_is_in_the_makefile() -> None:
     assert not {verb for verb in verbs if not re.search(rf"^{verb}:", makefile, re.MULTILINE)}
 
 
-def test_every_link_of_the_readme_leads_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README)
-    assert links
-    assert not [link for link in links if not (ROOT / link).exists()]

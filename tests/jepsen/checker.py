@@ -171,7 +171,7 @@ class _Delivery:
     def __init__(self) -> None:
         self.count = 0
         self.t = 0.0  # of the last one
-        self.connection: _Connection | None = None
+        self.connection: Connection | None = None
         self.gen = 0
         self.attempts = 0
         self.fins: list[_Fin] = []  # that were not refused; several if it was delivered again before they were read
@@ -202,7 +202,7 @@ class _Topic:
         self.drained = False
 
 
-class _Connection:
+class Connection:
     """A subscribed connection."""
 
     def __init__(self, number: int, gen: int, topic: _Topic, channel: _Channel, since: float) -> None:
@@ -229,7 +229,7 @@ class Checker:
         self._messages: dict[Key, _Sent] = {}
         self._ids: dict[str, Key] = {}
         self._topics: dict[str, _Topic] = {}
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._unsettled: deque[tuple[float, _Fin]] = deque()  # confirmed FINs of this life of the broker
         self._killed_at: dict[int, float] = {}
 
@@ -320,7 +320,7 @@ class Checker:
                 if sent.id:
                     self.report.add("unexpected", f"{key} came out although its publish failed")
 
-    def _confirm(self, connection: _Connection, end: int, t: float) -> None:
+    def _confirm(self, connection: Connection, end: int, t: float) -> None:
         """The broker has dealt with everything the connection sent before its publish."""
         for _, _, _, act in connection.answers[connection.confirmed : end]:
             if isinstance(act, _Fin):
@@ -360,7 +360,7 @@ class Checker:
             channel.made = event.t
         channel.born.setdefault(event.gen, event.t0)
         if event.conn:
-            self._connections[event.conn] = _Connection(event.conn, event.gen, topic, channel, event.t0)
+            self._connections[event.conn] = Connection(event.conn, event.gen, topic, channel, event.t0)
 
     def _deleted(self, event: Deleted) -> None:
         topic = self._topics[event.topic]
@@ -382,7 +382,7 @@ class Checker:
             self._message(event.t, connection, message)
         connection.read_at = event.t
 
-    def _message(self, t: float, connection: _Connection, message: Message) -> None:
+    def _message(self, t: float, connection: Connection, message: Message) -> None:
         key = (message.process, message.counter)
         sent = self._messages.get(key)
         where = f"{key} on {connection.topic.name}/{connection.channel.name} at {t:.3f} in life {connection.gen}"
@@ -414,7 +414,7 @@ class Checker:
                 f"{where}: was {sent.id} of {sent.timestamp}, is {message.id} of {message.timestamp}",
             )
 
-    def _check_life(self, where: str, sent: _Sent, connection: _Connection) -> None:
+    def _check_life(self, where: str, sent: _Sent, connection: Connection) -> None:
         if sent.op.topic is not connection.topic:
             self.report.add("risen", f"{where}: published before the topic was deleted")
         channel = connection.channel
@@ -422,7 +422,7 @@ class Checker:
         if not channel.durable and sent.op.result == "ok" and born is not None and sent.op.ended < born:
             self.report.add("stale", f"{where}: OK'd at {sent.op.ended:.3f}, the channel was made at {born:.3f}")
 
-    def _check_delivery(self, where: str, t: float, key: Key, message: Message, connection: _Connection) -> None:
+    def _check_delivery(self, where: str, t: float, key: Key, message: Message, connection: Connection) -> None:
         delivery = connection.channel.deliveries.get(key)
         if delivery is None:
             delivery = connection.channel.deliveries[key] = _Delivery()

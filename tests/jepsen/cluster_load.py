@@ -18,7 +18,6 @@ import contextlib
 import json
 import random
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,9 +26,10 @@ from types import MappingProxyType
 import uvloop
 
 from tests.jepsen import history
-from tests.jepsen.checker import Checker, Report, _Connection
-from tests.jepsen.client import V2, Broken, Gone, connect, get_json, mpub, pub
+from tests.jepsen.checker import Checker, Connection, Report
+from tests.jepsen.client import V2, Gone, connect, get_json, mpub, pub
 from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Drained, Message, Outcome, Publish, Received, Refused
+from tests.jepsen.recorder import Recorder, result_by, result_of
 
 RETRY_SECONDS = 0.02
 OUTSTANDING_MAX = 60  # publishes without outcome per connection
@@ -50,7 +50,7 @@ class Endpoint:
     http: int
 
 
-class ClusterLoad:
+class ClusterLoad(Recorder):
     """What the clients of one run share."""
 
     def __init__(
@@ -69,13 +69,12 @@ class ClusterLoad:
     ) -> None:
         """`lookupds`: HTTP ports. `consumers`: per channel. `any_node`: they SUB anywhere, not where /lookup says.
         `hosts`: addresses of ports that are not on loopback."""
+        super().__init__(seed)
+        self.gen = 1  # of all nodes together
         self.topic = topic
-        self.events: list[AnyEvent] = []
         self.oks: list[float] = []  # when publishes of anybody were OK'd
         self.probes: list[tuple[float, float]] = []  # of the prober: first sent, OK'd
         self.avoid: int | None = None  # index of the node that the prober leaves alone
-        self.publishing = True
-        self.stopping = False
         self.pace = pace
         self._nodes = nodes
         self._lookupds = lookupds
@@ -84,25 +83,6 @@ class ClusterLoad:
         self._consumers = consumers
         self._any_node = any_node
         self._hosts = hosts
-        self._seed = seed
-        self._broken = Broken()
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._broken)
-        self._began = self._loop.time()
-        self._ops = 0
-        self._connections = 0
-        self._processes = 0
-        self._publishing_tasks: list[asyncio.Task[None]] = []
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def now(self) -> float:
-        return round(self._loop.time() - self._began, 4)
-
-    def record(self, event: AnyEvent) -> None:
-        self.events.append(event)
-
-    def rng(self, name: str) -> random.Random:
-        return random.Random(f"{self._seed} {name}")
 
     # ---- life
 
@@ -135,13 +115,7 @@ class ClusterLoad:
             owed = {channel: len(missing) for channel, missing in self.missing().items()}
             stuck.append(f"not delivered in time: {owed}")
         self.record(Drained(self.now(), self.topic))
-        self.stopping = True
-        for task in self._tasks:
-            task.cancel()
-        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
-        return stuck + self._broken.errors
+        return stuck + await self.stop_consumers()
 
     def missing(self) -> dict[str, set[tuple[int, int]]]:
         """What was OK'd and has not come out, by channel."""
@@ -220,9 +194,8 @@ class ClusterLoad:
             connected = await self._connect(rng)
             if connected is not None:
                 conn, client = connected
-                self._processes += 1
                 try:
-                    await _Publisher(self, self._processes, conn, client, rng).run()
+                    await Publisher(self, self.process(), conn, client, rng).run()
                 finally:
                     client.close()
 
@@ -238,19 +211,19 @@ class ClusterLoad:
                 at = rng.choice([n for n in range(len(self._nodes)) if n != self.avoid])
                 connected = await self._connect(rng, self._nodes[at].tcp)
                 client = None if connected is None else connected[1]
-                self._processes += 1
-                process, counter = self._processes, 0
+                process, counter = self.process(), 0
                 continue
             body = history.body(process, counter, b"probe")
-            op = self.begin_publish(0, process, "PUB", counter, [body])
+            op = self.begin_publish(
+                conn=0, process=process, topic=self.topic, command="PUB", first=counter, bodies=[body]
+            )
             counter += 1
-            result: history.Result = "unknown"
             try:
                 (reply,) = client.ask(pub(self.topic, body))
-                await asyncio.wait_for(reply, OUTCOME_SECONDS)
-                result = "ok"
+                assert await asyncio.wait_for(reply, OUTCOME_SECONDS) == b"OK"
+                result: history.Result = "ok"
             except (Gone, TimeoutError) as error:
-                result = "fail" if "not stored" in str(error) else "unknown"
+                result = result_by(error)
             self.end_publish(op, result)
             if result == "ok":
                 now = self._loop.time()
@@ -262,14 +235,8 @@ class ClusterLoad:
         if client is not None:
             client.close()
 
-    def begin_publish(self, conn: int, process: int, command: str, first: int, bodies: list[bytes]) -> int:
-        self._ops += 1
-        crcs = [zlib.crc32(body) for body in bodies]
-        self.record(Publish(self.now(), self._ops, 1, conn, process, self.topic, command, first, crcs, 0.0))
-        return self._ops
-
     def end_publish(self, op: int, result: history.Result) -> None:
-        self.record(Outcome(self.now(), op, result))
+        super().end_publish(op, result)
         if result == "ok":
             self.oks.append(self._loop.time() - self._began)
 
@@ -313,31 +280,15 @@ class ClusterLoad:
         await client.closed
 
     def _received(self, conn: int, client: V2, rng: random.Random, messages: list[tuple[int, int, str, bytes]]) -> None:
-        rows = []
-        for timestamp, attempts, message_id, body in messages:
-            process, counter = history.parse(body)
-            rows.append(Message(process, counter, zlib.crc32(body), message_id, attempts, timestamp))
-        self.record(Received(self.now(), conn, rows))
-        ids = [row.id for row in rows]
+        ids = self.received(conn, messages)
         again = [message_id for message_id in ids if self.publishing and rng.random() < 0.01]
         if again:
-            self._answer(client, Answered(self.now(), conn, "REQ", again, 0.05), b" 50")
+            self.answer(client, Answered(self.now(), conn, "REQ", again, 0.05), b" 50")
         done = [message_id for message_id in ids if message_id not in again]
         if not self.publishing or rng.random() < 0.7:
-            self._fin(conn, client, done)
+            self.fin(conn, client, done)
         else:
-            self._loop.call_later(rng.uniform(0, 0.2), self._fin, conn, client, done[::-1])
-
-    def _fin(self, conn: int, client: V2, ids: list[str]) -> None:
-        if ids:
-            self._answer(client, Answered(self.now(), conn, "FIN", ids, 0))
-
-    def _answer(self, client: V2, event: Answered, argument: bytes = b"") -> None:
-        if client.closed.done():
-            return
-        self.record(event)
-        command = event.command.encode()
-        client.send(b"".join(b"%s %s%s\n" % (command, message_id.encode(), argument) for message_id in event.ids))
+            self._loop.call_later(rng.uniform(0, 0.2), self.fin, conn, client, done[::-1])
 
 
 class Background:
@@ -390,7 +341,7 @@ class Background:
         self._thread.join(10)
 
 
-class _Publisher:
+class Publisher:
     """One connection's publishes."""
 
     def __init__(self, load: ClusterLoad, process: int, conn: int, client: V2, rng: random.Random) -> None:
@@ -425,7 +376,16 @@ class _Publisher:
         for _ in range(commands):
             command = "MPUB" if rng.random() < 0.2 else "PUB"
             bodies = [self._body(n) for n in range(rng.randrange(2, 12) if command == "MPUB" else 1)]
-            ops.append(load.begin_publish(self._conn, self._process, command, self._counter, bodies))
+            ops.append(
+                load.begin_publish(
+                    conn=self._conn,
+                    process=self._process,
+                    topic=load.topic,
+                    command=command,
+                    first=self._counter,
+                    bodies=bodies,
+                )
+            )
             self._counter += len(bodies)
             data.append(pub(load.topic, bodies[0]) if command == "PUB" else mpub(load.topic, bodies))
         for op, future in zip(ops, self._client.ask(b"".join(data), len(ops)), strict=True):
@@ -434,14 +394,7 @@ class _Publisher:
 
     def _ended(self, op: int, reply: asyncio.Future[bytes]) -> None:
         self._open.discard(reply)
-        result: history.Result = "ok"
-        if reply.cancelled():
-            result = "unknown"
-        elif (error := reply.exception()) is not None:
-            result = "fail" if "not stored" in str(error) else "unknown"
-        else:
-            assert reply.result() == b"OK", reply.result()
-        self._load.end_publish(op, result)
+        self._load.end_publish(op, result_of(reply))
 
     def _body(self, n: int) -> bytes:
         rng = self._rng
@@ -453,7 +406,7 @@ class ClusterChecker(Checker):
     """The checker of crash runs, without what it knows of the lives of one broker."""
 
     def _check_delivery(
-        self, where: str, t: float, key: tuple[int, int], message: Message, connection: _Connection
+        self, where: str, t: float, key: tuple[int, int], message: Message, connection: Connection
     ) -> None:
         delivery = connection.channel.deliveries.get(key)
         if delivery is not None:

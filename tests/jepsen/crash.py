@@ -103,14 +103,15 @@ class Nemesis:
         self._load.record(history.Ready(self._load.now(), self._load.gen))
 
     async def kill_once(self) -> None:
-        rng = self._rng
-        moment = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        rng, long = self._rng, not self.starts
+        moment = "serving" if long else rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
         if moment == "start-up":
             await asyncio.sleep(rng.uniform(0, START_UP_SECONDS))
         else:
             await self.ready()
             if moment == "serving":
-                await asyncio.sleep(rng.uniform(0, SERVING_SECONDS) * self._pace)
+                # The first life is long enough for FINs that no crash may forget, whatever is drawn after it.
+                await asyncio.sleep((SERVING_SECONDS if long else rng.uniform(0, SERVING_SECONDS)) * self._pace)
             else:
                 self._awaited = moment
                 self._hooked.clear()

@@ -8,22 +8,20 @@
     beat     what consumers publish on their own connections, so that it is known how far their FINs were read
     fresh-n  made by a publish, given channels, emptied, deleted; half of the names are used twice
 
-Every act is recorded before it is sent and every outcome when it arrives. Clients know nothing of kills: they see
-connections end and try again.
+Clients know nothing of kills: they see connections end and try again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from tests.jepsen import history
-from tests.jepsen.client import V2, Broken, Gone, connect, dpub, get_json, http, mpub, pub
-from tests.jepsen.history import Answered, AnyEvent, ChannelMade, Deleted, Drained, Outcome, Paused, Publish, Received
-from tests.jepsen.history import Refused as RefusedEvent
+from tests.jepsen.client import V2, Gone, connect, dpub, get_json, http, mpub, pub
+from tests.jepsen.history import Answered, ChannelMade, Deleted, Drained, Paused, Refused
+from tests.jepsen.recorder import Recorder, result_of
 
 RETRY_SECONDS = 0.02
 BEAT_SECONDS = 0.25
@@ -34,39 +32,17 @@ DRAIN_SECONDS = 60.0
 BIG = 60_000  # bytes of a large body, so that a kill may fall into the middle of a write
 
 
-class Load:
+class Load(Recorder):
     """What the clients of one run share."""
 
     def __init__(self, seed: int, tcp_port: int, http_port: int, *, publishers: int = 3) -> None:
-        self.events: list[AnyEvent] = []
-        self.gen = 0
+        super().__init__(seed)
         self.tcp_port = tcp_port
         self.http_port = http_port
-        self.publishing = True
         self.draining = False
-        self.stopping = False
         self.stuck: list[str] = []  # topics that did not become empty in time, and publishers that did not end
         self.hook: Callable[[str], None] = lambda moment: None  # told when something delicate has just been sent
-        self._seed = seed
-        self._broken = Broken()
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(self._broken)
-        self._began = self._loop.time()
-        self._ops = 0
-        self._connections = 0
-        self._processes = 0
         self._publishers = publishers
-        self._tasks: list[asyncio.Task[None]] = []
-        self._publishing_tasks: list[asyncio.Task[None]] = []
-
-    def now(self) -> float:
-        return round(self._loop.time() - self._began, 4)
-
-    def record(self, event: AnyEvent) -> None:
-        self.events.append(event)
-
-    def rng(self, name: str) -> random.Random:
-        return random.Random(f"{self._seed} {name}")
 
     # ---- life of the load
 
@@ -105,13 +81,7 @@ class Load:
                 self.record(Drained(self.now(), topic))
             else:
                 self.stuck.append(topic)
-        self.stopping = True
-        for task in self._tasks:
-            task.cancel()
-        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
-        return self.stuck + self._broken.errors
+        return self.stuck + await self.stop_consumers()
 
     async def wait_empty(self, topic: str, seconds: float) -> bool:
         """Until the broker says that no durable channel of the topic has anything; False if it takes too long."""
@@ -138,10 +108,6 @@ class Load:
 
     # ---- what several clients do
 
-    def process(self) -> int:
-        self._processes += 1
-        return self._processes
-
     async def connect(self, **identify: Any) -> tuple[int, V2]:
         """A connection with its number, as soon as the broker takes one."""
         while True:
@@ -151,23 +117,6 @@ class Load:
                 return self._connections, client
             except (OSError, Gone):
                 await asyncio.sleep(RETRY_SECONDS)
-
-    def begin_publish(
-        self, *, conn: int, process: int, topic: str, command: str, first: int, bodies: list[bytes], delay: float = 0.0
-    ) -> int:
-        self._ops += 1
-        crcs = [zlib.crc32(body) for body in bodies]
-        self.record(Publish(self.now(), self._ops, self.gen, conn, process, topic, command, first, crcs, delay))
-        return self._ops
-
-    def end_publish(self, op: int, reply: asyncio.Future[bytes]) -> None:
-        if reply.cancelled():
-            self.record(Outcome(self.now(), op, "unknown"))
-        elif (error := reply.exception()) is not None:
-            self.record(Outcome(self.now(), op, "fail" if "not stored" in str(error) else "unknown"))
-        else:
-            assert reply.result() == b"OK", reply.result()
-            self.record(Outcome(self.now(), op, "ok"))
 
     async def make_channel(self, topic: str, channel: str) -> None:
         """Create a channel over HTTP, however often it takes. The topic is made as well."""
@@ -200,9 +149,9 @@ class Load:
             counter += count
             try:
                 status = await http(self.http_port, f"/{command.lower()}?topic=orders", b"\n".join(bodies))
-                self.record(Outcome(self.now(), op, "ok" if status == 200 else "unknown"))
+                self.end_publish(op, "ok" if status == 200 else "unknown")
             except (OSError, Gone):
-                self.record(Outcome(self.now(), op, "unknown"))
+                self.end_publish(op, "unknown")
             await asyncio.sleep(rng.uniform(0.01, 0.2))
 
     async def _pauser(self) -> None:
@@ -373,7 +322,7 @@ class TcpPublisher:
             futures = client.ask(b"".join(data), len(ops))
         except Gone:
             for op in ops:  # never sent, but "unknown" is all that may be said without looking inside the client
-                load.record(Outcome(load.now(), op, "unknown"))
+                load.end_publish(op, "unknown")
             raise
         for op, future in zip(ops, futures, strict=True):
             self._open.add(future)
@@ -382,7 +331,7 @@ class TcpPublisher:
 
     def _ended(self, op: int, reply: asyncio.Future[bytes]) -> None:
         self._open.discard(reply)
-        self._load.end_publish(op, reply)
+        self._load.end_publish(op, result_of(reply))
 
     def _body(self, n: int) -> bytes:
         rng = self._rng
@@ -437,9 +386,7 @@ class Consumer:
             return False
         load.record(ChannelMade(t0, load.now(), gen, conn, self._topic, self._channel, "ok"))
         client.on_messages = lambda messages: self._received(conn, client, messages)
-        client.on_refused = lambda command, message_id: load.record(
-            RefusedEvent(load.now(), conn, command, message_id)
-        )
+        client.on_refused = lambda command, message_id: load.record(Refused(load.now(), conn, command, message_id))
         return True
 
     def _send_beat(self, conn: int, client: V2) -> None:
@@ -453,24 +400,19 @@ class Consumer:
         try:
             (reply,) = client.ask(pub("beat", body))
         except Gone:
-            load.record(Outcome(load.now(), op, "unknown"))
+            load.end_publish(op, "unknown")
             raise
-        reply.add_done_callback(lambda reply: load.end_publish(op, reply))
+        reply.add_done_callback(lambda reply: load.end_publish(op, result_of(reply)))
 
     # ---- messages
 
     def _received(self, conn: int, client: V2, messages: list[tuple[int, int, str, bytes]]) -> None:
         load = self._load
-        rows = []
-        for timestamp, attempts, message_id, body in messages:
-            process, counter = history.parse(body)
-            rows.append(history.Message(process, counter, zlib.crc32(body), message_id, attempts, timestamp))
-        load.record(Received(load.now(), conn, rows))
-        ids = [row.id for row in rows]
+        ids = load.received(conn, messages)
         if load.draining or self._habit == "prompt":
-            self._fin(conn, client, ids)
+            load.fin(conn, client, ids)
         elif self._habit == "late":
-            self._loop.call_later(self._rng.uniform(0, 0.3), self._fin, conn, client, ids[::-1])
+            self._loop.call_later(self._rng.uniform(0, 0.3), load.fin, conn, client, ids[::-1])
         else:
             self._trouble(conn, client, ids)
 
@@ -484,20 +426,9 @@ class Consumer:
             elif x < 0.97:
                 delay_ms = rng.choices((0, 50, 300, 1500, LONG_REQ_MS), (40, 20, 20, 15, 5))[0]
                 event = Answered(load.now(), conn, "REQ", [message_id], delay_ms / 1000)
-                self._answer(client, event, b" %d" % delay_ms)
+                load.answer(client, event, b" %d" % delay_ms)
             elif x < 0.985:
-                self._answer(client, Answered(load.now(), conn, "TOUCH", [message_id], 0))
-                self._loop.call_later(rng.uniform(0, 1.3), self._fin, conn, client, [message_id])  # some too late
+                load.answer(client, Answered(load.now(), conn, "TOUCH", [message_id], 0))
+                self._loop.call_later(rng.uniform(0, 1.3), load.fin, conn, client, [message_id])  # some too late
             # else: times out
-        self._loop.call_later(rng.uniform(0, 0.2), self._fin, conn, client, finish)
-
-    def _fin(self, conn: int, client: V2, ids: Iterable[str]) -> None:
-        if ids := list(ids):
-            self._answer(client, Answered(self._load.now(), conn, "FIN", ids, 0))
-
-    def _answer(self, client: V2, event: Answered, argument: bytes = b"") -> None:
-        if client.closed.done():
-            return
-        self._load.record(event)
-        command = event.command.encode()
-        client.send(b"".join(b"%s %s%s\n" % (command, message_id.encode(), argument) for message_id in event.ids))
+        self._loop.call_later(rng.uniform(0, 0.2), load.fin, conn, client, finish)

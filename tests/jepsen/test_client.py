@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from tests.jepsen.client import Broken, Gone, connect
-from tests.jepsen.cluster_load import ClusterLoad, Endpoint, _Publisher
+from tests.jepsen.cluster_load import ClusterLoad, Endpoint, Publisher
 
 
 def test_what_goes_wrong_in_a_callback_is_told_and_how_connections_end_is_not() -> None:
@@ -52,7 +52,7 @@ def test_a_publish_that_is_answered_with_something_else_is_no_ok(odd_broker: int
     async def story() -> ClusterLoad:
         load = ClusterLoad(1, [Endpoint(odd_broker, 0)], [])
         client = await connect(odd_broker)
-        publisher = _Publisher(load, 1, 1, client, load.rng("publisher"))
+        publisher = Publisher(load, 1, 1, client, load.rng("publisher"))
         publisher._burst(1)
         await asyncio.wait(publisher._open)
         client.close()

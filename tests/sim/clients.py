@@ -62,6 +62,7 @@ class Publisher:
         *,
         pause_seconds: float,
         body_bytes_max: int,
+        delay_seconds: float,
     ) -> None:
         self.name = name
         self.topic = topic
@@ -74,6 +75,7 @@ class Publisher:
         self._history = history
         self._pause = pause_seconds
         self._size = body_bytes_max
+        self._delay = delay_seconds
         self._node = rng.choice(nodes)
         client.call_later(rng.uniform(0, pause_seconds), self._next)
 
@@ -105,7 +107,7 @@ class Publisher:
         assert node.broker is not None
         frames = b"".join(map(hot.frame, bodies))
         history = self._history
-        delay = 100 if self._rng.random() < 0.03 else None
+        delay = round(1000 * self._delay * self._rng.random() ** 2) if self._rng.random() < 0.03 else None
         told: Callable[[], None]
         try:
             await node.broker.publishing.publish(self.topic, frames, deliver_in_ms=delay)
@@ -154,6 +156,7 @@ class Reader:
         rng: random.Random,
         history: History,
         *,
+        delay_seconds: float,
         on_delivery: Callable[[SimNode, str, str, bytes, bytes, int], None],
     ) -> None:
         """`number` None: any node will do, which passes on what others lead.
@@ -169,6 +172,7 @@ class Reader:
         self._rng = rng
         self._history = history
         self._on_delivery = on_delivery
+        self._delay = delay_seconds
         self._node: SimNode | None = None
         self._loop: NodeLoop | None = None
         self._consumer: Consumer | None = None
@@ -269,4 +273,4 @@ class Reader:
 
     def _requeue(self, node: SimNode, consumer: Consumer, message_id: bytes) -> None:
         if consumer.wire.writable:
-            self._verdicts(node, consumer, []).req(message_id, round(self._rng.uniform(0, 500)))
+            self._verdicts(node, consumer, []).req(message_id, round(1000 * self._rng.uniform(0, self._delay)))

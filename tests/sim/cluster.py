@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from nsqha.election.model import TopicSettings
@@ -54,8 +54,10 @@ START_SECONDS = 15.0  # until a healthy cluster has its topics
 CONVERGE_SECONDS = 60.0  # after everything is healed, until all replicas are in sync and everything is delivered
 QUIET_SECONDS = 2.0
 STALL_SECONDS = 2.5  # a leader waits 2 s for a member that has fallen silent, as its own pings may take longer
+HANG_SECONDS = 11.4  # what a disk began while it hung ends so late
 RESCUE_SECONDS = 12.0  # without a leader, until an operator comes
 SCRUB_SECONDS = 3
+REQUEUE_SECONDS = 0.5
 
 
 class ObservedStore(MemoryStore):
@@ -205,7 +207,7 @@ class SimCluster:
         plan = self.plan
         names = [*self.topics, self.doomed] if self.doomed else self.topics
         for topic in names:
-            self._make(topic, TopicSettings(partitions=plan.partitions))
+            self._make(topic, TopicSettings(partitions=plan.partitions, ordered=plan.ordered))
         for topic in names:
             self.until(lambda t=topic: self._serves(t), START_SECONDS, f"{topic} has its leaders and its channels")  # type: ignore[misc]
 
@@ -265,6 +267,11 @@ class SimCluster:
             self._reader(self.doomed, 0, CHANNEL)
         self.operators = Operators(self, self.new_rng())
 
+    def grown(self, topic: str, number: int) -> None:
+        """A topic has one more partition: somebody reads it."""
+        for channel in self.channels_of(topic):
+            self.world.call_soon(self._reader, topic, number, channel)
+
     def _publisher(self, name: str, topic: str, pause_seconds: float) -> None:
         self.publishers.append(
             Publisher(
@@ -277,6 +284,7 @@ class SimCluster:
                 self.history,
                 pause_seconds=pause_seconds,
                 body_bytes_max=self.plan.body_bytes,
+                delay_seconds=self.plan.delay_seconds,
             )
         )
 
@@ -290,6 +298,7 @@ class SimCluster:
                 self.nodes,
                 self.new_rng(),
                 self.history,
+                delay_seconds=max(self.plan.delay_seconds, REQUEUE_SECONDS),
                 on_delivery=self.oracle.delivered,
             )
         )
@@ -319,7 +328,8 @@ class SimCluster:
         acked = len(self.history.acked)
         self.run_for(1.5)
         if self.publishers:
-            self.until(lambda: len(self.history.acked) > acked, STALL_SECONDS, "publishes are acknowledged")
+            hangs = HANG_SECONDS if "disk_hang" in self.plan.faults else 0.0
+            self.until(lambda: len(self.history.acked) > acked, STALL_SECONDS + hangs, "publishes are acknowledged")
         for publisher in self.publishers:
             publisher.stopped = True
         self.run_for(0.5)
@@ -389,6 +399,9 @@ class SimCluster:
 
     def name_of(self, key: tuple[int, int]) -> str:
         return next((f"{name}/{key[1]}" for name, other, _ in self.named_metas() if other == key), f"{key}")
+
+    def nodes_of(self, uids: Collection[int]) -> list[SimNode]:
+        return [node for node in self.nodes if node.uid in uids]
 
     def name(self, uid: int) -> str:
         return next((node.name for node in self.nodes if node.uid == uid), f"{uid:016x}")

@@ -132,7 +132,7 @@ class Comparison:
 
     def remains(self) -> Iterator[str]:
         """Files of partitions that a node should not have."""
-        wanted = {(node.uid, key) for key, meta in self.cluster.metas() for node in self._nodes(meta.replicas)}
+        wanted = {(uid, key) for key, meta in self.cluster.metas() for uid in meta.replicas}
         for name, key in self.cluster.oracle.ledger.lives():
             for node in self.cluster.nodes:
                 folder = f"/{name}-{key[0]:016x}/{key[1]}/"
@@ -140,9 +140,6 @@ class Comparison:
                     for path in node.storage.contents():
                         if folder in path:
                             yield f"{node.name} has {path}"
-
-    def _nodes(self, uids: Any) -> list[SimNode]:
-        return [node for node in self.cluster.nodes if node.uid in uids]
 
     # ---- what is compared then
 

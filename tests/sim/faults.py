@@ -6,6 +6,7 @@ make losses legitimate (docs/guarantees.md) is not done:
 - With sync=always any number of machines may lose power. With sync=interval the page cache is part of what OK means, so
   a machine loses it only while another member of each of its ISRs still has the log that the record names, and while
   some other node has whatever is damaged there.
+- A journal rots only while another member of each ISR has its log under the name that the record knows.
 - Only one disk is replaced in a run, and none while another member is the last with what was acknowledged.
 - A bit is turned over only in what is durable and committed, and each batch is damaged on one node at most: another
   member of the ISR has it as it was. In most runs all damage of a partition is on one node; in some anywhere, and all
@@ -21,10 +22,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.entry import ENTRY_BYTES
+from nsqha.commitlog.journal import JOURNAL
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
+from nsqha.commitlog.recordfile import scan
 from nsqha.errors import LogCorrupt
 from nsqha.server.opening import durable_everywhere
 from tests.sim.metadata import Trouble
+from tests.sim.node import DATA
+from tests.sim.storage import SECTOR
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -36,6 +41,7 @@ Key = tuple[int, int]  # topic uid, partition
 
 POWER = {"power_loss", "power_loss_all", "die_writing"}  # a host may go with them
 DURATIONS = (0.05, 0.3, 1.0, 2.0, 4.0, 7.0)
+AWAY_SECONDS = (0.5, 2.0, 5.0, 10.0)  # 3: a lease
 
 
 class Misfortune:
@@ -101,8 +107,10 @@ class Misfortune:
 
     def _loses_cache(self, node: SimNode) -> bool:
         """Whether what is not synced may go; what goes is noted."""
-        if self.cluster.sync_always:
-            return True
+        return self.cluster.sync_always or self._keep_a_copy(node)
+
+    def _keep_a_copy(self, node: SimNode) -> bool:
+        """Whether others have all that its logs have, under the names that the records know; these are gone now."""
         gone = {(node.uid, meta.isr[node.uid]) for _, meta in self.cluster.metas() if node.uid in meta.isr}
         if node.replicas is not None:
             for replica in (*node.replicas.leading.values(), *node.replicas.followers.values()):
@@ -214,7 +222,7 @@ class Misfortune:
 
     def wipe(self) -> str | None:
         node = self._node()
-        if self._wiped or not node.joined or self._last_of_an_isr(node) or not self._loses_cache(node):
+        if self._wiped or not node.joined or self._last_of_an_isr(node) or not self._keep_a_copy(node):
             return None
         self._wiped = True
         node.end("its disk is replaced")
@@ -229,6 +237,20 @@ class Misfortune:
         node = self._node()
         node.skew_ns = round(self._rng.uniform(-20, 20) * 1e9)
         return f"{node.name} is {node.skew_ns / 1e9:.1f} s off"
+
+    def journal_damage(self) -> str | None:
+        """A process ends, and its journal rots: its logs go by another name from then on, in no ISR."""
+        node = self._node()
+        if not node.joined or node.journal is None or self._last_of_an_isr(node) or not self._keep_a_copy(node):
+            return None
+        end = node.journal._file.end
+        node.end("killed, and its journal rots")
+        path = f"{DATA}/{JOURNAL}"
+        if len(scan(node.storage.contents()[path]).payloads) < 2:
+            return None  # the node would not know who it is
+        bit = self._rng.randrange(8 * end)
+        node.storage.flip(path, bit)
+        return f"{node.name}: bit {bit} of {8 * end}"
 
     # ---- network
 
@@ -284,6 +306,16 @@ class Misfortune:
 
         return f"{node.name}: {node.disk_seconds} s for {self._for_a_while(heal)} s"
 
+    def disk_hang(self) -> str | None:
+        """Nothing comes back from it for longer than anybody waits."""
+        node = self._node()
+        node.disk_seconds = self._rng.choice((2.0, 6.0))
+
+        def heal() -> None:
+            node.disk_seconds = 0.001
+
+        return f"{node.name}: {node.disk_seconds} s for {self._for_a_while(heal)} s"
+
     def disk_full(self) -> str | None:
         node = self._node()
         if not node.up:
@@ -321,6 +353,8 @@ class Misfortune:
         if not self.cluster.sync_always and not self._others_have(key, meta, log_id, node, self._gone):
             return None
         entry, pair = log_.entry(log_id), log_.pair_of(log_id)
+        if self.cluster.plan.lost_sectors and rng.random() < 0.5:
+            return self._lose_sector(node, key, meta, log_id, end)
         self._damaged.add((key, log_id))
         self._where[key, log_id] = node
         if rng.random() < 0.5:
@@ -333,6 +367,47 @@ class Misfortune:
         self.cluster.flips.append((node, path, at, node.storage.contents()[path][at]))
         node.storage.flip(path, 8 * at + bit)
         return f"{node.name}: batch {log_id} of {self.cluster.name_of(key)}, byte {at} of {path.rpartition('/')[2]}"
+
+    def _lose_sector(self, node: SimNode, key: Key, meta: PartitionMeta, log_id: int, end: int) -> str | None:
+        """One that this batch has a part in reads as zeros, and so do its neighbours' parts: on another disk they are
+        as they were."""
+        assert node.replicas is not None
+        log_ = node.replicas.log_of(key)
+        assert log_ is not None
+        entry, pair = log_.entry(log_id), log_.pair_of(log_id)
+        kind = self._rng.choice((SEGMENT, COMMITLOG))
+        if kind == SEGMENT:
+            at = entry.position - pair.position + self._rng.randrange(entry.size)
+        else:
+            at = pair.slot(log_id)
+        start, stop = at // SECTOR * SECTOR, at // SECTOR * SECTOR + SECTOR
+        hurt = []
+        for n in range(pair.first.log_id, log_.end_of(pair).log_id):
+            try:
+                other = log_.entry(n)
+            except LogCorrupt:
+                return None
+            low, size = (
+                (other.position - pair.position, other.size) if kind == SEGMENT else (pair.slot(n), ENTRY_BYTES)
+            )
+            if low < stop and start < low + size:
+                hurt.append(n)
+        safe = min(end, durable_everywhere(log_) if POWER & {*self.cluster.plan.faults} else end)
+        if hurt[-1] >= safe or (kind == COMMITLOG and start < pair.slot(pair.first.log_id)):
+            return None
+        for n in hurt:
+            if (key, n) in self._damaged or not self._committed(key, log_, n):
+                return None
+            if not self.cluster.sync_always and not self._others_have(key, meta, n, node, self._gone):
+                return None
+        self._damaged |= {(key, n) for n in hurt}
+        self._where |= {(key, n): node for n in hurt}
+        path = pair.path(kind)
+        held = node.storage.contents()[path][start:stop]
+        self.cluster.flips += [(node, path, start + i, byte) for i, byte in enumerate(held) if byte]
+        node.storage.blank(path, start // SECTOR)
+        self.cluster.count("sectors lost")
+        return f"{node.name}: batches {hurt} of {self.cluster.name_of(key)}, a sector of {path.rpartition('/')[2]}"
 
     # ---- the metadata store
 
@@ -352,6 +427,16 @@ class Misfortune:
                 metadata.trouble = Trouble()
 
         return f"{trouble} for {self._for_a_while(heal)} s"
+
+    def metadata_away(self) -> str | None:
+        """For everybody: it has no quorum."""
+        metadata = self.cluster.metadata
+        if metadata.is_away:
+            return None
+        metadata.away(True)
+        seconds = self._rng.choice(AWAY_SECONDS)
+        self.cluster.world.call_later(seconds, self._unless_over, lambda: metadata.away(False))
+        return f"for {seconds} s"
 
     def lost_change(self) -> str | None:
         """A leader changes a record and does not know whether it did, for a while."""

@@ -8,6 +8,7 @@ no two nodes can agree on something wrong:
     I4   every member of the recorded ISR that has the log which the record names has every committed batch
     I5   a new leader was in the ISR just before;  I8  nobody takes the ISR below its floor
     I6   a (partition, epoch, log id) has one content, everywhere;  I7  a committed log id has one content, for ever
+    I10  what is called durable, or gone for good, is so on the disk (`durability`)
     I11  channel state holds committed batches only;  I12  only committed messages are delivered
     I13  a log never ends below what its node knew to be committed
 
@@ -25,6 +26,7 @@ from zlib import crc32
 from nsqha.commitlog.entry import FAULTY, REBUILT, UNREADABLE
 from nsqha.election.model import PartitionMeta
 from nsqha.errors import LogCorrupt
+from tests.sim.durability import Durability
 from tests.sim.ledger import Ledger
 from tests.sim.storage import Crashed
 
@@ -72,6 +74,8 @@ class Oracle:
         self._joined: dict[str, int] = {}  # the life in which a node was last seen to be there
         self.operators_elections: set[tuple[Key, int]] = set()  # (partition, epoch)
         self.ledger = Ledger()
+        self._durability = Durability()
+        self._whole: dict[tuple[str, Key], tuple[PartitionLog, int]] = {}  # log, below what it has no hole
         self._deliveries: list[tuple[SimNode, str, str, bytes, bytes, int, float]] = []
 
     def broken(self, what: str) -> None:
@@ -103,10 +107,12 @@ class Oracle:
                     self.committed[key] = committed
                     self.commits += 1
                     self._look_again.add(key)
+            self._check_durable(node, key, log_)
         for key, follower in replicas.followers.items():
             if self._moved(node, key, follower.log, follower.committed):
                 self._read(key, follower.log, follower.committed)
                 self._check_log(node, key, follower.log, follower.committed)
+            self._check_durable(node, key, follower.log)
             if follower.port is not None:
                 self._check_promise(node, key, follower.epoch)
             if follower.state is not None and follower.state.applied.log_id >= max(follower.committed, 1):
@@ -143,7 +149,13 @@ class Oracle:
         durable = 0 if record is None else record.promise
         if durable < epoch:
             self.broken(f"I2 {node.name} {key}: acts in epoch {epoch}, the journal has {durable}")
+        if problem := self._durability.journal(node):
+            self.broken(problem)
         self._promised[mine] = max(epoch, before)
+
+    def _check_durable(self, node: SimNode, key: Key, log_: PartitionLog) -> None:
+        if problem := self._durability.log(node, key, log_):
+            self.broken(problem)
 
     def _check_log(self, node: SimNode, key: Key, log_: PartitionLog, committed: int) -> None:
         place, end = (node.name, key), log_.end.log_id
@@ -212,7 +224,7 @@ class Oracle:
         if has < committed:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} and has {has} of {committed}")
             return
-        if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(key, log_, committed)) is not None:
+        if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(node, key, log_, committed)) is not None:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} without batch {hole}")
         last = committed - 1
         if last >= log_.start.log_id:
@@ -221,31 +233,46 @@ class Oracle:
             if entry is not None and expected is not None and entry != expected:
                 self.broken(f"I4 {key}: {node.name} is in the ISR with {entry} at {last}, committed is {expected}")
 
-    def _hole(self, key: Key, log_: PartitionLog, committed: int) -> int | None:
+    def _hole(self, node: SimNode, key: Key, log_: PartitionLog, committed: int) -> int | None:
         """A committed batch whose place is held by what recovery put there: it knows that it does not have it."""
-        for log_id in range(log_.start.log_id, min(committed, log_.end.log_id)):
+        whole, below = self._whole.get((node.name, key), (None, 0))
+        for log_id in range(max(log_.start.log_id, below if whole is log_ else 0), min(committed, log_.end.log_id)):
             try:
                 if log_.entry(log_id).flags & UNREADABLE == FAULTY and (key, log_id) not in self.cluster.lost:
                     return log_id
             except (LogCorrupt, OSError):
                 continue  # nobody has looked there yet
+        self._whole[node.name, key] = log_, min(committed, log_.end.log_id)
         return None
 
     # ---- the records
 
     def recorded(self, state: State, change: Change) -> None:
         """The metadata is about to change."""
+        for uid, left in change.tombstones.items():
+            if (tombstone := state.tombstones.get(uid)) is not None:
+                without = {*tombstone.nodes} - ({*left.nodes} if left is not None else set())
+                for problem in self._durability.removed(self.cluster.nodes_of(without), tombstone):
+                    self.broken(problem)
         for name, after in change.topics.items():
             if after is not None:
                 self.ledger.record(after.record)
             before = state.topics.get(name)
             if before is None or after is None or before.record.uid != after.record.uid:
                 continue
+            for number in after.record.partitions.keys() - before.record.partitions.keys():
+                self.cluster.grown(name, number)
             for number, new in after.record.partitions.items():
                 old = before.record.partitions.get(number)
                 if old is not None and old != new:
+                    self._look_at_all_of((before.record.uid, number))
                     self._look_again.add((before.record.uid, number))
                     self._check_change(f"{name}/{number}", (before.record.uid, number), old, new)
+
+    def _look_at_all_of(self, key: Key) -> None:
+        """Holes are looked for from the start again: replicas may have come by them since."""
+        for node in self.cluster.nodes:
+            self._whole.pop((node.name, key), None)
 
     def _check_change(self, name: str, key: Key, old: PartitionMeta, new: PartitionMeta) -> None:
         if new.epoch < old.epoch:
@@ -282,6 +309,11 @@ class Oracle:
                 self.broken(f"I12 {node.name} {key}: offset {offset} is {body[:40]!r} and was {messages[offset]}")
             elif epoch and (pause := self.ledger.pause_broken(topic, channel, messages[offset], epoch, at)):
                 self.broken(f"{node.name} delivers {messages[offset]} to {topic}:{channel} in epoch {epoch}: {pause}")
+            elif epoch and key in self.ledger.ordered and channel in self.cluster.channels_of(topic):
+                history = self.cluster.history
+                if why := self.ledger.order_broken(history, topic, channel, messages[offset], epoch):
+                    told = f"{messages[offset]} to {topic}:{channel} in epoch {epoch}"
+                    self.broken(f"{node.name} delivers {told} out of order: {why}")
 
 
 class ErrorLog(logging.Handler):

@@ -9,6 +9,8 @@ The ledger reads batches as they are committed, anywhere, and keeps its own copy
     excused     unless an operation that may drop it was carried out since, or may have been: a seek forward, an
                 undo, an empty. One that nobody answered may be carried out at any time until all is calm (`settle`)
     paused      a leader that was told delivers nothing
+    ordered     in a topic that is so, nothing comes before all that is in front of it was finished, nor after anything
+                that is behind it came from the same leader, or an earlier one: that waited for a committed FIN
 
 A leader that the asked node did not know of yet follows by its own watch (docs/guarantees.md, "Clients of a
 cluster"): it is believed from the next change of leader on.
@@ -94,6 +96,9 @@ class Ledger:
         self.places: dict[bytes, Stored] = {}
         self.operations: list[Operation] = []
         self.pauses: list[Pause] = []
+        self.ordered: set[Key] = set()
+        self._delivered: dict[tuple[str, Key], dict[int, int]] = {}  # (channel, partition) -> epoch -> highest offset
+        self._finished: dict[tuple[str, Key], int] = {}  # below this offset everything was
         self._read: dict[Key, int] = {}  # the log id up to which a partition is known
         self._lives: dict[tuple[str, int], list[tuple[int, Key]]] = {}  # (topic, partition) -> [(id base, key)]
 
@@ -106,6 +111,8 @@ class Ledger:
             life = (ids.id_base(number, record.salt), (record.uid, number))
             if life not in lives:
                 lives.append(life)
+            if record.settings.ordered:
+                self.ordered.add((record.uid, number))
 
     def known(self, key: Key) -> int:
         """Everything below this log id has been read."""
@@ -195,6 +202,20 @@ class Ledger:
                     if not any(drop is not seek and drop.may_drop(stored, since) for drop in drops):
                         yield stored
                         break
+
+    def order_broken(self, history: History, topic: str, channel: str, stored: Stored, epoch: int) -> str | None:
+        """Why an ordered channel may not deliver this message now."""
+        place = (channel, stored.key)
+        highest = self._delivered.setdefault(place, {})
+        if (last := max((offset for e, offset in highest.items() if e <= epoch), default=-1)) > stored.offset:
+            return f"offset {last} came before"
+        highest[epoch] = stored.offset
+        finished, messages = history.finished.get((topic, channel), {}), self.messages[stored.key]
+        for offset in range(self._finished.get(place, 0), stored.offset):
+            if messages[offset].body not in finished:
+                return f"{messages[offset]} is not finished"
+            self._finished[place] = offset + 1
+        return None
 
     def settle(self, now: float) -> None:
         """All is calm: what was not answered happens no more."""

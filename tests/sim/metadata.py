@@ -6,6 +6,7 @@ the way to it do:
 - A write was applied and its reply is lost, or it is applied some time after the caller gave up: `OutcomeUnknown`.
 - The store can not be reached: `Unavailable` where nothing was sent, else as above; that may begin with a change whose
   reply is lost.
+- It is away for everybody, as without a quorum. No lease ends meanwhile, and each has its whole time when it is back.
 - The view lags behind; hints are late, or are lost, and a single "" comes for all of them later.
 - A lease that was not renewed for its time ends, whatever its holder believes; it is renewed only while the process
   ticks and reaches the store. Who holds it hears of its end when he reaches the store again.
@@ -65,6 +66,7 @@ class SimMetadata:
         self.loop = scheduler.loop("etcd")
         self.trouble = Trouble()
         self.unreachable: set[str] = set()  # names of processes
+        self.is_away = False
         self.losing: dict[str, float] = {}  # processes whose next change of a partition is lost sight of, and how long
         self.handles: list[Handle] = []
         self.unknown_applied = 0  # coverage: changes whose callers do not know
@@ -91,9 +93,21 @@ class SimMetadata:
         else:
             self.unreachable.add(name)
 
+    def away(self, away: bool) -> None:
+        """It has lost its quorum, or found one."""
+        if away == self.is_away:
+            return
+        self.is_away = away
+        if not away:
+            for handle in self.handles:
+                handle.hint_lost()
+                for session in handle.sessions:
+                    session.granted_anew()
+
     def heal(self) -> None:
         """No more trouble."""
         self.trouble = Trouble()
+        self.away(False)
         self.losing.clear()
         for name in sorted(self.unreachable):
             self.reach(name, True)
@@ -130,7 +144,7 @@ class Handle:
 
     @property
     def reachable(self) -> bool:
-        return self.loop.name not in self.metadata.unreachable
+        return self.loop.name not in self.metadata.unreachable and not self.metadata.is_away
 
     # ---- calls
 
@@ -262,9 +276,6 @@ class Handle:
     def intents(self) -> dict[str, Versioned[Intent]]:
         return self.read(self.store.intents)
 
-    def raise_feature_level(self, level: int) -> Versioned[ClusterRecord]:
-        return self.write(lambda: self.store.raise_feature_level(level))
-
     def create_topic(
         self,
         name: str,
@@ -339,7 +350,7 @@ class SimSession:
         self._waited = 0.0
         self._scheduler = handle.metadata.scheduler
         self._inner: MemorySession = handle.store.open_session(ttl_s=ttl_s, lost=self._at_end)
-        self._renewed = self._ticked = self._scheduler.now
+        self._granted = self._renewed = self._ticked = self._scheduler.now
         handle.sessions.append(self)
         self._keep_alive()
 
@@ -353,12 +364,16 @@ class SimSession:
             self._tell()
             return
         if alive and now - self._ticked < self._ttl_s * KEEP_ALIVE_SHARE and not self._expired:
-            self._renewed = now
-        if not self._expired and now - self._renewed >= self._ttl_s:
+            self._granted = self._renewed = now
+        if not self._expired and not handle.metadata.is_away and now - self._granted >= self._ttl_s:
             self._inner.expire()
         if handle.dead and self._expired:
             return
         handle.metadata.loop.call_later(self._ttl_s * KEEP_ALIVE_SHARE / 2, self._keep_alive)
+
+    def granted_anew(self) -> None:
+        """The store gives every lease its whole time again; the holder does not hear of it."""
+        self._granted = self._scheduler.now
 
     def _at_end(self) -> None:
         self._expired = True

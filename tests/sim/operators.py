@@ -1,4 +1,5 @@
-"""Operators of a simulated cluster: seek, undo, pause, empty, move, decommission, delete; and what damage asks of them.
+"""Operators of a simulated cluster: seek, undo, pause, empty, move, decommission, settings, delete; and what damage
+asks of them.
 
 What is asked for goes to any node and on to the leaders, as over gRPC; `Ledger` hears what was asked and what was
 answered. Kinds of operations come at the rates that the seed drew, until `stop`; then `finish` takes back what would
@@ -20,11 +21,13 @@ from nsqha.election.unclean import elect_unclean
 from nsqha.errors import NsqhaError
 from nsqha.pb.v1 import admin_pb2, replication_pb2
 from nsqha.server.peers import PeerIdentity
+from nsqha.server.replica_reports import reports_in
 from tests.sim.ledger import LATE_SECONDS, Operation, Pause
 from tests.sim.loop import WALL_NS
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
+    from nsqha.server.leaders import LeaderAt
     from tests.sim.cluster import SimCluster
     from tests.sim.node import SimNode
     from tests.sim.peers import SimPeers, SimPeerServer
@@ -110,6 +113,11 @@ class Operators:
 
     def _topic(self) -> str:
         return self._rng.choice(self.cluster.topics)
+
+    def _numbers(self, topic: str) -> range:
+        """Of its partitions, and of one that may be added before the node is asked."""
+        found, grows = self.cluster.metadata.store.topic(topic), "settings" in self.cluster.plan.operations
+        return range(0 if found is None else len(found.record.partitions) + grows)
 
     def _channel(self) -> str:
         return self._rng.choice(self.cluster.channels)
@@ -210,7 +218,7 @@ class Operators:
         now = self.cluster.world.time()
         made = {
             number: Operation(kind, topic, channel, number, now, drops_below=drops_below)
-            for number in range(self.cluster.plan.partitions)
+            for number in self._numbers(topic)
         }
         self._ledger.operations += made.values()
         return made
@@ -301,9 +309,23 @@ class Operators:
         self._ask(node, f"pause {paused}", asking, answered, failed)
 
     def _epochs_known(self, node: SimNode, topic: str) -> dict[int, int]:
+        """The epochs that the node knows of a topic's partitions, of leaders that are there: a record may name one
+        whose process has ended, and what that has written before is committed by the next one."""
         assert node.cluster is not None
-        leaders = {n: node.cluster.leader(topic, n) for n in range(self.cluster.plan.partitions)}
-        return {number: leader.epoch for number, leader in leaders.items() if leader is not None}
+        leaders = {n: node.cluster.leader(topic, n) for n in self._numbers(topic)}
+        return {n: leader.epoch for n, leader in leaders.items() if leader is not None and self._leads(leader, n)}
+
+    def _leads(self, leader: LeaderAt, number: int) -> bool:
+        key = (leader.topic_uid, number)
+        metas = dict(self.cluster.metas())
+        for process in self.cluster.nodes_of({leader.node}):
+            if process.up and process.replicas is not None:
+                led = process.replicas.leading.get(key)
+                named = (leader.epoch, process.replicas.registration)
+                if led is not None and led.epoch == leader.epoch:
+                    return True
+                return key in metas and (metas[key].epoch, metas[key].registration) == named
+        return False
 
     # ---- replicas
 
@@ -312,6 +334,8 @@ class Operators:
         metas = self.cluster.named_metas()
         uids = [node.uid for node in self.cluster.nodes if node.joined]
         name, key, meta = self._rng.choice(metas)
+        if self.cluster.metadata.is_away:
+            return None
         if len(uids) < len(meta.replicas) or not meta.replicas:
             return None
         wanted = tuple(self._rng.sample(uids, len(meta.replicas)))
@@ -321,12 +345,30 @@ class Operators:
     def decommission(self) -> str | None:
         """Take a node's replicas away for a while, if there are others for them."""
         node = self._node()
-        if node is None or len(self.cluster.nodes) <= 3:
+        if node is None or len(self.cluster.nodes) <= 3 or self.cluster.metadata.is_away:
             return None
         uid = node.uid
         self._changes.decommission(uid)
         self.cluster.world.call_later(self._rng.choice((1.0, 5.0)), self._changes.recommission, uid)
         return node.name
+
+    def settings(self) -> str | None:
+        """A partition more, another number of replicas, another floor."""
+        node, topic = self._node(), self._topic()
+        if node is None or node.broker is None:
+            return None
+        topics, grown = node.broker.topics, self.cluster.plan.partitions + 1
+        changes: dict[str, int | None] = self._rng.choice(
+            (
+                {"partitions": grown},
+                {"replicas": 2, "min_isr": None},
+                {"replicas": 3, "min_isr": None},
+                {"replicas": None, "min_isr": 1},
+                {"replicas": 3, "min_isr": 3},
+            )
+        )
+        self._ask(node, "settings", lambda: topics.change_settings(topic, changes), lambda _: None)
+        return f"of {topic} at {node.name}: {changes}"
 
     # ---- damage
 
@@ -451,13 +493,7 @@ def _report(node: SimNode, key: tuple[int, int]) -> ReplicaReport | None:
         asking.send(None)
     except StopIteration as answered:
         reply = answered.value
-    for one in reply.replicas:
-        leading = one.role == replication_pb2.ROLE_LEADER
-        return ReplicaReport(
-            reply.registration, one.log_uid, one.last_epoch, one.end, one.promise, one.committed, leading=leading,
-            poisoned=reply.poisoned, cut=one.cut, corrupt=one.corrupt,
-        )  # fmt: skip
-    return None
+    return reports_in(reply).get(key)
 
 
 def _told(reply: Any) -> str:

@@ -37,6 +37,13 @@ FAULTS = {
 }
 """How often a second each kind strikes where it was drawn; the seed makes it 0.3 to 2 times that."""
 
+LATER_FAULTS = {
+    "metadata_away": 0.12,
+    "journal_damage": 0.12,
+    "disk_hang": 0.12,
+}
+"""The same, of a source of chance of their own: with those above, all that earlier seeds had drawn would change."""
+
 OPERATIONS = {
     "seek_start": 0.25,
     "seek_offset": 0.3,
@@ -53,6 +60,8 @@ OPERATIONS = {
 }
 """What operators do, likewise."""
 
+LATER_OPERATIONS = {"settings": 0.3}
+
 
 @dataclass
 class Plan:
@@ -67,7 +76,10 @@ class Plan:
     relayed: bool = False  # further consumers, each at a node that need not lead anything
     ephemeral: bool = False  # consumers of an #ephemeral channel
     damage_anywhere: bool = False  # bits flip on all nodes, of a partition too; else on one of its replicas
+    lost_sectors: bool = False  # some flips are whole sectors that read as zeros
     losses: int = 0  # batches that are damaged on every replica (`tests.sim.losses`)
+    ordered: bool = False  # topics whose channels wait for each FIN
+    delay_seconds: float = 0.1  # messages are deferred so long at most
     sync: str = "always"
     segment_bytes: int = 1 << 20
     retention_seconds: float = 3600.0  # short: the log start moves, files go, replicas begin in the middle
@@ -102,6 +114,7 @@ class Plan:
         plan.faults = _some(rng, FAULTS, rng.choice((0.15, 0.3, 0.5)))
         plan.damage_anywhere = "bit_flip" in plan.faults and rng.random() < 0.4
         plan.operations = _some(rng, OPERATIONS, rng.choice((0.0, 0.15, 0.3, 0.5)))
+        _draw_later(plan, random.Random(f"later {seed}"))
         _keep_promises(plan)
         if "bit_flip" in plan.faults:  # of a source of its own: it came later than all else
             plan.losses = random.Random(f"losses {seed}").choice((0, 0, 0, 1, 1, 3))
@@ -112,9 +125,24 @@ def _some(rng: random.Random, kinds: dict[str, float], share: float) -> dict[str
     return {kind: rate * rng.choice((0.3, 1.0, 2.0)) for kind, rate in kinds.items() if rng.random() < share}
 
 
+def _draw_later(plan: Plan, rng: random.Random) -> None:
+    plan.faults |= _some(rng, LATER_FAULTS, rng.choice((0.0, 0.15, 0.3)))
+    plan.operations |= _some(rng, LATER_OPERATIONS, 0.15)
+    plan.lost_sectors = "bit_flip" in plan.faults and rng.random() < 0.4
+    if rng.random() < 0.12:
+        plan.ordered, plan.relayed, plan.pause_seconds = True, False, max(plan.pause_seconds, 0.1)
+        for kind in [kind for kind in plan.operations if "seek" in kind or "empty" in kind]:
+            del plan.operations[kind]  # messages may go, or come again, in any order
+    elif rng.random() < 0.2:
+        plan.delay_seconds = 6.0
+
+
 def _keep_promises(plan: Plan) -> None:
     """Take out what would make a loss legitimate."""
     if plan.sync != "always":
         plan.faults.pop("power_loss_all", None)  # what OK means there does not survive all machines at once
     if "bit_flip" in plan.faults:
         plan.faults.pop("wipe", None)  # the copy that a damaged one is mended from
+        plan.faults.pop("journal_damage", None)  # ... or the one whose log still goes by its name
+        plan.operations.pop("settings", None)  # ... or the one that a floor of one leaves outside of the ISR
+        plan.ordered = False  # with what an operator gives up, FINs go

@@ -13,10 +13,10 @@ from nsqha.commitlog.lookup import LogReader
 from nsqha.cursor import loading
 from nsqha.election import controller, elect
 from nsqha.election.unclean import elect_unclean
-from nsqha.server.damage import Damage, is_lost
+from nsqha.server.damage import Damage
 from nsqha.server.giving_up import GivingUp
 from nsqha.server.log_trust import LogTrust
-from nsqha.server.repair import Repairer
+from nsqha.server.repair import Repairer, is_lost
 from nsqha.server.replica_answers import ReplicaAnswers
 from nsqha.server.replicas import Replicas
 from tests.sim.planting import damage, losses, mutant

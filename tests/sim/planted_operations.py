@@ -8,14 +8,15 @@ from unittest.mock import patch
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import Storage
+from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.state import LogStartMoved, PartitionState
 from nsqha.election import moves
 from nsqha.errors import NsqhaError
 from nsqha.server.channels import Channels
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
-from tests.sim.planting import mutant, topics_go
+from tests.sim.planting import in_order, long_delays, mutant, topics_go
 
 # ---- operators
 
@@ -134,4 +135,35 @@ def removal_not_synced() -> Iterator[None]:
         return False
 
     with patch.object(PartitionOpener, "_remove", remove):
+        yield
+
+
+# ---- order and delays
+
+
+@mutant(in_order)
+def ordered_before_the_fin_is_committed() -> Iterator[None]:
+    """The next message goes out when the one before is finished in memory, which a failover forgets."""
+
+    def all_committed(self: OrderedChannel) -> bool:
+        return not self.in_flight and self.floor == self.next_read
+
+    with patch.object(OrderedChannel, "_all_committed", all_committed):
+        yield
+
+
+@mutant(long_delays)
+def deferred_not_carried() -> Iterator[None]:
+    """The log start passes what is deferred. Whoever applies it would keep the frame all the same: that goes too."""
+
+    def log_start(self: PartitionState, event: Any, log_id: int, effects: Any) -> None:
+        offset = min(event.offset, self.log_start_limit())
+        self.log_start = (max(self.log_start[0], offset), max(self.log_start[1], event.position))
+        self.log_start_log_id = log_id
+        effects.append(LogStartMoved(*self.log_start))
+
+    with (
+        patch.object(PartitionCursors, "to_carry", lambda self, offset, position, limit=None: []),
+        patch.object(PartitionState, "_log_start", log_start),
+    ):
         yield

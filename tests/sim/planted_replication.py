@@ -21,6 +21,7 @@ from nsqha.server.journalling import JournalWriter
 from nsqha.server.lanes import Lane
 from nsqha.server.partition_records import PartitionRecords
 from nsqha.server.promises import Promises
+from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server.publishing import PublishWaiter
 from nsqha.server.push import Pushed
 from nsqha.server.replicas import Replicas
@@ -196,7 +197,7 @@ def failed_fsync_retried() -> Iterator[None]:
 def directories_not_synced() -> Iterator[None]:
     """Names of new files are left to chance."""
 
-    with patch.object(SimStorage, "sync_dir", lambda self, path: None):
+    with patch.object(SimStorage, "sync_names", lambda self, path: None):
         yield
 
 
@@ -205,7 +206,7 @@ def unknown_told_as_refused() -> Iterator[None]:
     """A publisher hears "not stored" where nobody knows."""
 
     def failed(self: PublishWaiter, why: str) -> None:
-        original(self, why.removeprefix("outcome unknown: "))
+        original(self, why.replace(OUTCOME_UNKNOWN, NOT_STORED))
 
     original = PublishWaiter.failed
     with patch.object(PublishWaiter, "failed", failed):
@@ -217,7 +218,7 @@ def unknown_publish_sent_again() -> Iterator[None]:
     """A publish whose outcome nobody knows goes to the next leader."""
 
     def ended(self: Lane, publish: Any, *, stored: bool, why: str = "") -> None:
-        if why.startswith("outcome unknown"):
+        if why.startswith(OUTCOME_UNKNOWN):
             self.came_back(publish, why)
         else:
             original(self, publish, stored=stored, why=why)

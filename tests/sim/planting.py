@@ -32,6 +32,14 @@ def topics_go(plan: Plan) -> bool:
     return "delete_topic" in plan.operations
 
 
+def in_order(plan: Plan) -> bool:
+    return plan.ordered
+
+
+def long_delays(plan: Plan) -> bool:
+    return plan.delay_seconds > plan.retention_seconds
+
+
 def damage(plan: Plan) -> bool:
     return "bit_flip" in plan.faults
 

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from nsqha.commitlog.journal import JOURNAL
+from nsqha.commitlog.recordfile import MAGIC, SECTOR
 from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.mutants import MUTANTS, find
+from tests.sim.node import DATA
 from tests.sim.run import run_seed
 from tests.sim.scenes import SELDOM, healthy, leader
 
@@ -99,6 +102,99 @@ def test_a_pause_survives_its_leader() -> None:
         cluster.check_end()
 
 
+def test_publishing_goes_on_while_the_metadata_are_away_for_all(cluster: SimCluster) -> None:
+    """For longer than a lease. Nobody's role changes, then or when they are back and every lease has its time again."""
+    ((_, before),) = cluster.metas()
+    cluster.metadata.away(True)
+    for _ in range(10):
+        acked = len(cluster.history.acked)
+        cluster.run_for(1.0)
+        assert len(cluster.history.acked) > acked
+    assert not cluster.history.failed and not cluster.history.unknown
+    cluster.metadata.away(False)
+    cluster.run_for(5.0)
+    ((_, after),) = cluster.metas()
+    assert (after.epoch, after.leader, after.isr) == (before.epoch, before.leader, before.isr)
+    cluster.heal()
+    cluster.converge()
+    cluster.check_end()
+
+
+def test_a_dead_leader_is_replaced_when_the_metadata_are_back(cluster: SimCluster) -> None:
+    """Its lease was good for as long as they were away, and has its whole time again."""
+    dead = leader(cluster)
+    cluster.keep_down.add(dead.name)
+    cluster.metadata.away(True)
+    dead.end("killed")
+    cluster.run_for(6.0)
+    cluster.metadata.away(False)
+    cluster.until(lambda: any(n.up and n.replicas and n.replicas.leading for n in cluster.nodes), 5.0, "one leads")
+    cluster.heal()
+    cluster.converge()
+    cluster.check_end()
+
+
+@pytest.mark.parametrize("record", [0, 1, -1])
+def test_a_journal_that_rots_costs_the_logs_their_names(cluster: SimCluster, record: int) -> None:
+    follower = next(node for node in cluster.nodes if node is not leader(cluster))
+    ((_, meta),) = cluster.metas()
+    cluster.keep_down.add(follower.name)
+    follower.end("killed")
+    path = f"{DATA}/{JOURNAL}"
+    data = follower.storage.contents()[path]
+    starts = [at for at in range(0, len(data), SECTOR) if data.startswith(MAGIC, at)]
+    assert len(starts) > 2
+    follower.storage.flip(path, 8 * (starts[record] + 40))
+    follower.start()
+    cluster.until(lambda: follower.joined, 10.0, "it is back")
+    cluster.heal()
+    cluster.converge()
+    cluster.check_end()
+    ((_, after),) = cluster.metas()
+    assert after.isr.keys() == meta.isr.keys() and after.isr[follower.uid] != meta.isr[follower.uid]
+
+
+def test_files_of_a_deleted_topic_go_where_the_journal_has_forgotten_it() -> None:
+    with healthy(operations={"delete_topic": SELDOM}) as cluster:
+        assert cluster.operators is not None
+        follower = next(node for node in cluster.nodes if node is not leader(cluster))
+        path, (doomed,) = f"{DATA}/{JOURNAL}", [key[0] for name, key, _ in cluster.named_metas() if name == "doomed"]
+
+        def records() -> list[tuple[int, bool]]:
+            """Where they are, and whether they speak of the topic."""
+            data = follower.storage.contents()[path]
+            starts = [at for at in range(0, len(data), SECTOR) if data.startswith(MAGIC, at)]
+            return [(at, b"%016x-" % doomed in data[at : at + SECTOR]) for at in starts]
+
+        cluster.until(lambda: not all(named for _, named in records()), 20.0, "one does not")
+        cluster.keep_down.add(follower.name)
+        follower.end("killed")
+        for at, named in records():
+            if named:
+                follower.storage.flip(path, 8 * (at + 40))
+        cluster.operators.delete_topic()
+        cluster.run_for(1.0)
+        cluster.heal()
+        cluster.converge()
+        cluster.check_end()
+
+
+def test_an_epoch_whose_leader_has_ended_binds_nobody() -> None:
+    """It knows of no pause that is answered now, and what it wrote before may be committed after it."""
+    with healthy(operations={"pause_topic": SELDOM}) as cluster:
+        assert cluster.operators is not None
+        asked = leader(cluster)
+        ((_, meta),) = cluster.metas()
+        assert cluster.operators._epochs_known(asked, "t0") == {0: meta.epoch}
+        for controller in cluster.controllers:
+            controller.freeze()
+        asked.end("killed")
+        asked.start()
+        cluster.until(lambda: asked.joined, 10.0, "it is back")
+        assert cluster.metas()[0][1].epoch == meta.epoch, "else nothing is shown"
+        assert cluster.operators._epochs_known(asked, "t0") == {}
+
+
 def test_a_failed_fsync_costs_a_log_its_name_though_the_machine_goes_on() -> None:
     """With sync=interval what it had in the page cache was acknowledged, and is gone."""
     with healthy(sync="interval") as cluster:
@@ -143,7 +239,7 @@ def test_drawn_lives(first: int) -> None:
         assert life.acked, str(life)
 
 
-@pytest.mark.parametrize("name", ["ack_from_the_page_cache", "epoch_resumed", "floor_ignored", "opened_anywhere"])
+@pytest.mark.parametrize("name", ["ack_from_the_page_cache", "epoch_resumed", "floor_ignored", "cut_too_far"])
 def test_planted_bugs_are_noticed(name: str) -> None:
     """A few of `make sim-mutants`, those that are found soon."""
     _, lives, _ = find(name, 10)

@@ -17,6 +17,7 @@ from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.faults import Misfortune
 from tests.sim.node import SimNode
 from tests.sim.scenes import SELDOM, all_down, all_up, flip, healthy, leader
+from tests.sim.storage import SECTOR
 
 
 def test_damage_is_mended_from_another_replica() -> None:
@@ -38,6 +39,23 @@ def test_members_with_damage_of_their_own_mend_one_another_and_one_leads(entry: 
         for n, node in enumerate(cluster.nodes):
             flip(cluster, node, 3 + 2 * n, entry=entry)
         all_down(cluster)
+        all_up(cluster)
+        cluster.heal()
+        cluster.converge()
+        cluster.check_end()
+
+
+def test_members_that_start_more_than_once_before_they_can_mend_one_another_do_so_all_the_same() -> None:
+    """Each is alone at first, finds its damage, and nobody has what it lacks."""
+    with healthy(faults={"bit_flip": SELDOM}) as cluster:
+        for n, node in enumerate(cluster.nodes):
+            flip(cluster, node, 3 + 2 * n, entry=True)
+        cluster.run_for(1.5)  # the journal knows that they are on the disk
+        all_down(cluster)
+        for node in [*cluster.nodes, *cluster.nodes]:
+            node.start()
+            cluster.run_for(8.0)  # the lease of its last life has to end
+            node.end("killed")
         all_up(cluster)
         cluster.heal()
         cluster.converge()
@@ -238,3 +256,29 @@ def test_a_damaged_batch_that_nobody_has_is_looked_behind(entry: bool) -> None:
         leads.replicas.leading[key].partition.trimmer.retention = Retention(keep_ns=0, keep_bytes=0)
         cluster.until(lambda: (f := follower()) is not None and f.damage is None, 60.0, "it does not wait for ever")
         cluster.until(cluster.comparison.level, 10.0, "all have applied the same")
+
+
+def test_what_stood_for_many_batches_stands_for_no_single_one_that_was_given_up() -> None:
+    """A disk lost a sector of entries, and one of these batches is damaged on the other replicas too. Whoever had given
+    it up gave back the rest, and an empty entry was left in its place: one replica led without what channels had done
+    in it, another one never knew it."""
+    with healthy(faults={"bit_flip": SELDOM}) as cluster:
+        ((_, key, _),) = cluster.named_metas()
+        node = leader(cluster)
+        assert node.replicas is not None
+        log_ = node.replicas.log_of(key)
+        assert log_ is not None
+        lost = next(n for n in range(7, 20) if log_.entry(n).flags & HAS_EVENTS)
+        pair = log_.pair_of(lost)
+        sector = pair.slot(lost) // SECTOR
+        assert pair.slot(lost - 1) // SECTOR == sector == pair.slot(lost + 1) // SECTOR
+        cluster.lost.add((key, lost))
+        for other in cluster.nodes:
+            if other is not node:
+                flip(cluster, other, lost, entry=False, keep=False)
+        node.storage.blank(pair.path(COMMITLOG), sector)
+        all_down(cluster)
+        all_up(cluster)
+        cluster.heal()
+        cluster.converge()
+        cluster.check_end()

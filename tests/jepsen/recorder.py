@@ -1,0 +1,115 @@
+"""What every load has: a clock, numbers for who does what, and a history of acts and outcomes.
+
+An act is recorded before it is sent and its outcome when it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+
+from tests.jepsen import history
+from tests.jepsen.client import V2, Broken
+from tests.jepsen.history import Answered, AnyEvent, Message, Outcome, Publish, Received
+
+
+class Recorder:
+    """One run on one loop; loads derive from it."""
+
+    def __init__(self, seed: int) -> None:
+        self.events: list[AnyEvent] = []
+        self.gen = 0  # the life of the broker
+        self.publishing = True
+        self.stopping = False
+        self._seed = seed
+        self._broken = Broken()
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._broken)
+        self._began = self._loop.time()
+        self._ops = 0
+        self._connections = 0
+        self._processes = 0
+        self._publishing_tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return round(self._loop.time() - self._began, 4)
+
+    def record(self, event: AnyEvent) -> None:
+        self.events.append(event)
+
+    def rng(self, name: str) -> random.Random:
+        """Chances of one client, the same for the same seed whatever the others draw."""
+        return random.Random(f"{self._seed} {name}")
+
+    def process(self) -> int:
+        """A number for somebody whose publishes are in order."""
+        self._processes += 1
+        return self._processes
+
+    # ---- publishes
+
+    def begin_publish(
+        self, *, conn: int, process: int, topic: str, command: str, first: int, bodies: list[bytes], delay: float = 0.0
+    ) -> int:
+        """About to be sent; the number by which `end_publish` knows it. `delay`: seconds, of a DPUB."""
+        self._ops += 1
+        crcs = [zlib.crc32(body) for body in bodies]
+        self.record(Publish(self.now(), self._ops, self.gen, conn, process, topic, command, first, crcs, delay))
+        return self._ops
+
+    def end_publish(self, op: int, result: history.Result) -> None:
+        """What became of it."""
+        self.record(Outcome(self.now(), op, result))
+
+    # ---- messages
+
+    def received(self, conn: int, messages: list[tuple[int, int, str, bytes]]) -> list[str]:
+        """Messages came out on a connection; their ids."""
+        rows = []
+        for timestamp, attempts, message_id, body in messages:
+            process, counter = history.parse(body)
+            rows.append(Message(process, counter, zlib.crc32(body), message_id, attempts, timestamp))
+        self.record(Received(self.now(), conn, rows))
+        return [row.id for row in rows]
+
+    def answer(self, client: V2, event: Answered, argument: bytes = b"") -> None:
+        """Send a FIN, REQ or TOUCH for each id of the event, unless the connection has ended."""
+        if client.closed.done():
+            return
+        self.record(event)
+        command = event.command.encode()
+        client.send(b"".join(b"%s %s%s\n" % (command, message_id.encode(), argument) for message_id in event.ids))
+
+    def fin(self, conn: int, client: V2, ids: list[str]) -> None:
+        if ids:
+            self.answer(client, Answered(self.now(), conn, "FIN", ids, 0))
+
+    # ---- the end
+
+    async def stop_consumers(self) -> list[str]:
+        """Nobody comes back any more; what went wrong in callbacks."""
+        self.stopping = True
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+        return self._broken.errors
+
+
+def result_of(reply: asyncio.Future[bytes]) -> history.Result:
+    """What a publish's reply, or the end of its connection, says of it."""
+    if reply.cancelled():
+        return "unknown"
+    if (error := reply.exception()) is not None:
+        return result_by(error)
+    assert reply.result() == b"OK", reply.result()
+    return "ok"
+
+
+def result_by(error: BaseException) -> history.Result:
+    """What an error says of a publish: only "not stored" is certain."""
+    return "fail" if "not stored" in str(error) else "unknown"

@@ -1,0 +1,72 @@
+"""What the pages name is there: files, modules and classes, flags."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nsqha.options import LookupdOptions, Options, flags_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+PACKAGES = ("wire", "commitlog", "cursor", "replication", "election", "server", "admin", "hot", "lookupd")
+FOREIGN = {"--" + name for name in ("auto-compaction-retention", "home-dir", "now", "system")}  # etcd's, systemd's
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@cache
+def definitions(path: Path) -> set[str]:
+    """Classes and functions of a module, and `Class.method`."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return names
+
+
+def exists(name: str) -> bool:
+    """Whether `package.module`, `package.Class` or `package.module.Class`, perhaps with a method, is there."""
+    package, *rest = name.split(".")
+    folder = ROOT / package if package == "lookupd" else ROOT / "nsqha" / package
+    modules = list(folder.glob("*.py"))
+    if (module := folder / f"{rest[0]}.py").exists():
+        modules, rest = [module], rest[1:]
+    return not rest or any(".".join(rest) in definitions(path) for path in modules)
+
+
+def test_the_architecture_names_what_is_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    names = set(re.findall(rf"`((?:{'|'.join(PACKAGES)})\.[\w.]+)`", text))
+    assert len(names) > 60
+    assert not sorted(name for name in names if not exists(name))
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)", page.read_text())
+    paths = re.findall(r"`((?:nsqha|lookupd|tests|docs|benchmarks|proto)/[\w/.]+)`", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+@cache
+def flags() -> set[str]:
+    """Everything that any of our programs takes, the tests' own tools included."""
+    known = {"--" + flag.name for options in (Options, LookupdOptions) for flag in flags_of(options)}
+    folders = ("nsqha", "lookupd", "benchmarks", "tests/jepsen", "tests/sim", "tests/spec")
+    for path in [ROOT / "Makefile", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]:
+        known |= set(re.findall(r"--[a-z][\w-]+", path.read_text()))
+    return known
+
+
+@every_page
+def test_every_flag_is_one(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", page.read_text()))
+    assert not sorted(named - flags() - FOREIGN)
