@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet
-HOT := nsqha/hot/_hot.pyx
+HOT := $(wildcard nsqha/hot/*.pyx nsqha/hot/*.pxd nsqha/hot/*.h)
 # As an installation does. Where PYTHONDONTWRITEBYTECODE is set, each of the hundreds of processes that the tests start
 # would compile all modules for itself.
 COMPILE := $(BIN)/python -m compileall -q nsqha lookupd tests
@@ -82,7 +82,7 @@ fmt: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build *.egg-info nsqha/hot/*.so nsqha/hot/_hot.c
+	rm -rf $(VENV) build *.egg-info nsqha/hot/*.so nsqha/hot/_*.c
 
 proto: $(VENV)/.dev  ## regenerate nsqha/pb
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python proto/generate.py

@@ -1,4 +1,4 @@
-"""The functions that touch every message: compiled when the extension is there, a pure-Python twin otherwise.
+"""What touches every message: compiled when the extensions are there, a pure-Python twin otherwise.
 
 A message is stored, replicated and delivered as one and the same frame, big endian, HEADER = 34 bytes and the body:
 
@@ -12,10 +12,13 @@ and control frames of the log have the same outer shape: `[size u32 = 4 + len(pa
     patch_attempts               one frame for a redelivery
     crc32                        of a batch, as zlib's
     fins_end, Ring               FIN commands -> slots of the in-flight ring
+    Publisher, PublishQueue      PUBs of one connection -> what waits for the next batch
+    tell_stored, Slot, Replies   a committed batch -> OKs, in the order of each client's commands
 
-`_hot.pyx` and `_hot_py.py` behave identically, one test suite runs over both. ACTIVE says which one serves; it is shown
+`_hot.pyx` and `_hot_py.py`, `_publishing.pyx` and `_publishing_py.py` behave identically, one test suite runs over
+both. ACTIVE says which one serves; it is shown
 at start and in /stats because it is worth a factor of five in CPU. NSQHA_NO_EXT=1 forces the twin. A machine without a
-compiler installs all the same (the extension is optional in pyproject.toml) and runs the twin.
+compiler installs all the same (they are optional in pyproject.toml) and runs the twin.
 
 What comes from a client (commands, lengths, ids) is never trusted: a run stops before what is wrong. What comes from
 our own side and does not fit (positions outside the buffer, frames that do not tile a batch, a ring used out of order)
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
         stamp,
         walk,
     )
+    from nsqha.hot._publishing_py import Publisher, PublishQueue, Replies, Slot, tell_stored
 
     ACTIVE: str
 else:
@@ -73,6 +77,7 @@ else:
             stamp,
             walk,
         )
+        from nsqha.hot._publishing import Publisher, PublishQueue, Replies, Slot, tell_stored
 
         ACTIVE = "compiled"
     except ImportError:
@@ -95,6 +100,7 @@ else:
             stamp,
             walk,
         )
+        from nsqha.hot._publishing_py import Publisher, PublishQueue, Replies, Slot, tell_stored
 
         ACTIVE = "pure"
 
@@ -107,7 +113,11 @@ __all__ = [
     "IN_FLIGHT",
     "SINGLE",
     "WAITING",
+    "PublishQueue",
+    "Publisher",
+    "Replies",
     "Ring",
+    "Slot",
     "crc32",
     "fins_end",
     "frame",
@@ -116,5 +126,6 @@ __all__ = [
     "pub_run",
     "skip_control",
     "stamp",
+    "tell_stored",
     "walk",
 ]

@@ -138,12 +138,6 @@ def frame(bytes body not None):
     return frames
 
 
-cdef struct Run:
-    Py_ssize_t end
-    Py_ssize_t count
-    Py_ssize_t body_bytes
-
-
 cdef Run find_run(const uint8_t* data, Py_ssize_t pos, Py_ssize_t end, const uint8_t* prefix, Py_ssize_t prefix_size,
                   int64_t size_max, int64_t count_max) noexcept:
     cdef Run run = Run(pos, 0, 0)

@@ -1,4 +1,4 @@
-"""One client's socket: bytes in to the wire session, replies out in command order (`replies`), messages as they come.
+"""One client's socket: bytes in to the wire session, replies out in command order, messages as they come.
 
 The session is synchronous. Where a command needs something slow (a topic's first publish, SUB to a new channel, TLS,
 an auth server), the connection sets `blocked`; the session keeps the unread bytes until `_unblock`, and reading from
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from nsqha import hot
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Log
 from nsqha.options import TlsRequired
@@ -26,7 +26,6 @@ from nsqha.server.heartbeat import Heartbeat
 from nsqha.server.listen import address_text, too_many_files
 from nsqha.server.permissions import Permissions
 from nsqha.server.publish_queue import NOT_STORED
-from nsqha.server.replies import Replies
 from nsqha.server.verdicts import Verdicts
 from nsqha.wire import encoder, errors
 from nsqha.wire.compression import Codec, new_codec
@@ -63,7 +62,7 @@ class Connection(asyncio.Protocol):
         self.connected_at = 0
         self.agreed: Agreed | None = None
         self.consumer: Consumer | None = None
-        self.pub_counts: defaultdict[str, int] = defaultdict(int)
+        self.pub_counts: dict[str, int] = {}
         self.tls: ssl.SSLObject | None = None
         self.permissions = Permissions(broker.auth, broker.clock)
         self.session = Session(broker.limits, self)
@@ -72,11 +71,11 @@ class Connection(asyncio.Protocol):
         self.send_messages: Callable[[Any], None] = _nowhere  # to the socket, by way of the codec; replies go there too
         self._budget = broker.budget
         self._transport: asyncio.Transport | None = None
-        self._replies = Replies(self)
-        self._replies.on_empty = self._all_answered
+        self._replies = hot.Replies(self)
         self._verdicts: Verdicts | None = None  # of `consumer`
         self._when_answered: Callable[[], None] | None = None
-        self._targets: dict[str, Partition | Lane] = {}
+        self._targets: dict[str, tuple[Partition | Lane, hot.Publisher | None]] = {}
+        self._publisher: hot.Publisher | None = None  # for where this client published last
         self._codec: Codec | None = None
         self._heartbeat = Heartbeat(broker.loop, self)
         self._closing: asyncio.TimerHandle | None = None  # how long it may take
@@ -106,7 +105,12 @@ class Connection(asyncio.Protocol):
             self.broker.connection_opened(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._codec is None:
+        publisher = self._publisher
+        if publisher is not None and not self.session.busy and not self.blocked and publisher.take(data):
+            self._heartbeat.heard_at = publisher.taken_at
+            if self._budget.used > self._budget.bytes_max:
+                self._wait_for_room()
+        elif self._codec is None:
             self._receive(data)
         else:
             self._decompress(data)
@@ -142,6 +146,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._eof = True
+        self._replies.on_empty = self._all_answered
         if self._codec is None or not self._codec.pending:  # else when that has been run
             self.session.eof()
         return bool(self._replies) or self.blocked  # answers are still owed; closed when they have left
@@ -180,12 +185,7 @@ class Connection(asyncio.Protocol):
         for chunk in self._codec.chunks(data):
             self._transport.write(chunk)
 
-    def send_reply(self, data: bytes) -> None:
-        self.send_messages(data)
-        if not self.writable:
-            self._heed_unread()
-
-    def _heed_unread(self) -> None:
+    def heed_unread(self) -> None:
         """A reply was written, and the client is behind with reading: too far behind, and its commands wait."""
         if not self.blocked and not self.closed and self.unread_bytes > UNREAD_REPLIES_BYTES_MAX:
             self._stuffed = True
@@ -233,6 +233,11 @@ class Connection(asyncio.Protocol):
         else:
             self.close()
 
+    def publish_failed(self, command: str, why: str) -> bytes:
+        """Count it; the frame that says so."""
+        self.broker.measures.publish_errors[f"E_{command}_FAILED"] += 1
+        return errors.publish_failed(command, why)
+
     def _all_answered(self) -> None:
         if self._when_answered is not None:
             then, self._when_answered = self._when_answered, None
@@ -247,6 +252,7 @@ class Connection(asyncio.Protocol):
         else:
             self._block()
             self._when_answered = then
+            self._replies.on_empty = self._all_answered
 
     # ---- waiting
 
@@ -295,22 +301,29 @@ class Connection(asyncio.Protocol):
     # ---- publishing
 
     def publish(self, topic: str, frames: bytes, count: int, command: str, delay_ms: int | None = None) -> None:
-        target = self._targets.get(topic)
-        if target is None or target.closed:
-            target = self._target(topic, partial(self.publish, topic, frames, count, command, delay_ms), command)
-            if target is None:
+        known = self._targets.get(topic)
+        if known is None or known[0].closed:
+            known = self._target(topic, partial(self.publish, topic, frames, count, command, delay_ms), command)
+            if known is None:
                 return
+        target, self._publisher = known
         slot = self._replies.publish(command, count)
-        self.pub_counts[topic] += count
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
         target.publish(frames, slot, delay_ms)
-        if self._budget.full and not self.blocked:
+        if self._budget.full:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        if not self.blocked:
             self._block()
             self._budget.when_room(self._unblock)
 
     def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
         self.publish(topic, frame, 1, "DPUB", delay_ms)
 
-    def _target(self, topic: str, again: Callable[[], None], command: str) -> Partition | Lane | None:
+    def _target(
+        self, topic: str, again: Callable[[], None], command: str
+    ) -> tuple[Partition | Lane, hot.Publisher | None] | None:
         """Where this connection publishes to; None while the topic is being created or if it can not be."""
         refusal = self.broker.publishing.refusal()
         if refusal is not None:
@@ -323,8 +336,8 @@ class Connection(asyncio.Protocol):
                 # Who has published before is not read then. A stall must not cost memory for each who connects anew.
                 self._wait_for(self._room(again, command))
                 return None
-            self._targets[topic] = target
-            return target
+            known = self._targets[topic] = target, self._publisher_to(topic, target)
+            return known
 
         async def create() -> Callable[[], None]:
             try:
@@ -336,6 +349,15 @@ class Connection(asyncio.Protocol):
 
         self._wait_for(create())
         return None
+
+    def _publisher_to(self, topic: str, target: Partition | Lane) -> hot.Publisher | None:
+        """What takes the PUBs of a client that has passed every check, and sends nothing else."""
+        queue = target.queue
+        if queue is None or self._codec is not None or self.session.checks_publish:
+            return None
+        line = b"PUB %b\n" % topic.encode()
+        size_max = self.broker.limits.msg_bytes_max
+        return hot.Publisher(line, topic, size_max, queue, self._replies, self.pub_counts, self._loop.time)
 
     async def _room(self, then: Callable[[], None], command: str) -> Callable[[], None]:
         try:
@@ -352,6 +374,7 @@ class Connection(asyncio.Protocol):
     def forget_targets(self) -> None:
         """A topic came, went or changed its partitions."""
         self._targets.clear()
+        self._publisher = None
 
     def ensure_topic(self, topic: str) -> None:
         if topic in self._targets or topic in self.broker.topics:
@@ -506,6 +529,7 @@ class Connection(asyncio.Protocol):
 
     def _upgrade_codec(self, agreed: Agreed) -> None:
         rest = self.session.take_unread()
+        self.forget_targets()  # what comes now has to be decompressed first
         self._codec = new_codec(agreed.codec, agreed.deflate_level)
         self.send_messages = self._send_compressed
         self.send_messages(encoder.OK)

@@ -109,6 +109,7 @@ class Lane:
     )
 
     closed = False
+    queue = None  # nobody but `publish` knows where a publish goes
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from nsqha import hot
 from nsqha.commitlog.entry import Entry
 from nsqha.errors import Unavailable
 from nsqha.nsqlog import Log
@@ -39,13 +40,9 @@ class Outstanding:
 
     def committed(self) -> None:
         """Tell everybody."""
-        # Backwards, so that all but the first of a connection's replies are ready when it writes: one system call.
-        for reply, _ in reversed(self.waiters):
-            try:
-                reply.stored()
-            except Exception as error:
-                _not_told(error)
-        settle(self.done)
+        hot.tell_stored(self.waiters, _not_told)
+        if self.done:
+            settle(self.done)
 
 
 def refuse(waiters: Iterable[Waiter], why: str) -> None:

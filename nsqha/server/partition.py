@@ -45,7 +45,7 @@ from nsqha.server.measures import Measures
 from nsqha.server.outstanding import Outstanding, refuse, settle
 from nsqha.server.own_damage import OwnDamage
 from nsqha.server.pending_events import Events, PendingEvents
-from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN, PublishQueue, Reply, Taken, Waiter
+from nsqha.server.publish_queue import BATCH_BYTES, NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken, Waiter
 from nsqha.server.trimming import Trimmer
 
 log = Log("partition")
@@ -115,11 +115,10 @@ class Partition:
         self._disk = runtime.disk
         self._measures = runtime.measures
         self._on_failure = runtime.on_failure
-        self._queue = PublishQueue(runtime.budget)
+        self._queue = hot.PublishQueue(runtime.budget, self._flush_soon)
         self._gathering = Gathering()
         self._events = PendingEvents()
         self._outstanding: deque[Outstanding] = deque()
-        self._flush_scheduled = False
         self._files = FileJobs(runtime.loop, runtime.disk, failed=self._job_failed, ended=self._job_ended)
         self._retry: asyncio.TimerHandle | None = None
         self._why = "the partition is closed"
@@ -170,9 +169,11 @@ class Partition:
                 reply.stored()
                 return
         self._queue.add(frames, reply, self._loop.time() - waited, delay_ms)
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+
+    @property
+    def queue(self) -> hot.PublishQueue | None:
+        """For publishers that put whole runs there themselves; None: only `publish` knows what it takes."""
+        return self._queue if self.held_back_max is None else None
 
     def _fitting(self, frames: bytes) -> bytes:
         """What of a publish an #ephemeral topic keeps while no channel takes it: nsqd drops the rest and says OK."""
@@ -202,12 +203,15 @@ class Partition:
         return future
 
     def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+        if not self._queue.scheduled:
+            self._queue.scheduled = True
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flush_scheduled = False
+        self._queue.scheduled = False
         try:
             self._flush_waiting()
         except Exception as error:
@@ -249,7 +253,7 @@ class Partition:
         events = self._events.take(
             lambda: self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
         )
-        taken = self._queue.take()
+        taken = self._queue.take(BATCH_BYTES)
         if not taken.runs and not events.frames:
             self._settle(events.done)
             return True
@@ -557,7 +561,7 @@ class Partition:
     def _close(self, why: str) -> None:
         """Take nothing more, and begin nothing more."""
         if not self.closed:
-            self.closed = True
+            self.closed = self._queue.closed = True
             self._why = why
         self.deliveries.cancel()
         self._lazy_sync.cancel()

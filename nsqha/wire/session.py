@@ -98,9 +98,9 @@ class Session:
         "_mpub_reader",
         "_msg_bytes_max",
         "_need",
-        "_slow",
         "_tls_on",
         "_topics",
+        "busy",
         "checks_publish",
         "state",
         "tls_required_now",
@@ -108,6 +108,8 @@ class Session:
 
     def __init__(self, limits: Limits, handler: Handler) -> None:
         self.state = INIT
+        self.busy = True
+        """What is received next is not the beginning of a command, or not to be run."""
         self.tls_required_now = False
         """Refuse all but IDENTIFY; the shell clears it when TLS is on."""
         self.checks_publish = True
@@ -125,17 +127,16 @@ class Session:
         self._need = len(MAGIC)  # bytes from the front before anything can be done
         self._eof_error: bytes | None = None  # what to say if they never come
         self._greeted = self._ended = self._dead = False
-        self._slow = True  # `receive` has more to look at than the bytes it gets
 
     # ---- for the shell
 
     def receive(self, data: bytes) -> None:
         """Consume what can be consumed."""
-        if not self._slow and not self._handler.blocked:
+        if not self.busy and not self._handler.blocked:
             if self._consume(data):
                 self._go_on()
         elif data and not self._dead:
-            self._slow = True
+            self.busy = True
             self._kept.append(data)
             self._have += len(data)
             if self._mpub_reader is not None:
@@ -154,7 +155,7 @@ class Session:
 
     def kill(self) -> None:
         """The connection is ending: ignore what was and will be received."""
-        self._dead = self._slow = True
+        self._dead = self.busy = True
         self._kept.clear()
         self._have = 0
         self._topics.clear()
@@ -179,7 +180,7 @@ class Session:
                 self._consume(data)
             elif data.startswith(MAGIC):
                 self._greeted = True
-                self._slow = False
+                self.busy = False
                 self._consume(data[len(MAGIC) :])
             else:
                 self._end(BAD_PROTOCOL)
@@ -199,14 +200,14 @@ class Session:
         self._kept.clear()
         self._have = self._need = 0
         self._eof_error = None
-        self._slow = self._dead or not self._greeted
+        self.busy = self._dead or not self._greeted
         return data
 
     def _keep(self, data: bytes, pos: int) -> None:
         if pos < len(data):
             self._kept.append(data[pos:] if pos else data)
             self._have = len(data) - pos
-            self._slow = True
+            self.busy = True
 
     def _end(self, frame: bytes) -> None:
         self.kill()

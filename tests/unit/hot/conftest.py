@@ -7,12 +7,23 @@ from types import ModuleType
 
 import pytest
 
-TWINS = ("nsqha.hot._hot_py", "nsqha.hot._hot")
+IDS = ["pure", "compiled"]
 
 
-@pytest.fixture(scope="session", params=TWINS, ids=["pure", "compiled"])
-def hot(request: pytest.FixtureRequest) -> ModuleType:
-    if request.param == TWINS[0]:
-        return importlib.import_module(request.param)
-    compiled: ModuleType = pytest.importorskip(request.param, reason="the extension is not built")
+def _twin(name: str) -> ModuleType:
+    if name.endswith("_py"):
+        return importlib.import_module(name)
+    compiled: ModuleType = pytest.importorskip(name, reason="the extension is not built")
     return compiled
+
+
+@pytest.fixture(scope="session", params=("nsqha.hot._hot_py", "nsqha.hot._hot"), ids=IDS)
+def hot(request: pytest.FixtureRequest) -> ModuleType:
+    """Of the functions."""
+    return _twin(request.param)
+
+
+@pytest.fixture(scope="session", params=("nsqha.hot._publishing_py", "nsqha.hot._publishing"), ids=IDS)
+def publishing(request: pytest.FixtureRequest) -> ModuleType:
+    """Of the classes between a PUB and its OK."""
+    return _twin(request.param)

@@ -14,27 +14,27 @@ from types import ModuleType
 import pytest
 
 from nsqha import hot as chosen
-from nsqha.hot import _hot_py
+from nsqha.hot import _hot_py, _publishing_py
 
 HERE = Path(chosen.__file__).parent
 
 
 def active(root: Path = HERE.parents[1], **environment: str) -> str:
     """What a new interpreter chooses that finds the package in `root`."""
-    code = "from nsqha import hot; print(hot.ACTIVE, hot.Ring.__module__)"
+    code = "from nsqha import hot; print(hot.ACTIVE, hot.Ring.__module__, hot.Replies.__module__)"
     env = {key: value for key, value in os.environ.items() if key != "NSQHA_NO_EXT"} | environment
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_environment_forces_the_twin() -> None:
-    assert active(NSQHA_NO_EXT="1").split() == ["pure", "nsqha.hot._hot_py"]
+    assert active(NSQHA_NO_EXT="1").split() == ["pure", "nsqha.hot._hot_py", "nsqha.hot._publishing_py"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nsqha.hot._hot") is None, reason="the extension is not built")
 @pytest.mark.parametrize("value", ["", "0"])
 def test_the_extension_serves_when_it_is_there(value: str) -> None:
-    assert active(NSQHA_NO_EXT=value).split() == ["compiled", "nsqha.hot._hot"]
+    assert active(NSQHA_NO_EXT=value).split() == ["compiled", "nsqha.hot._hot", "nsqha.hot._publishing"]
 
 
 def test_without_the_extension_the_twin_serves(tmp_path: Path) -> None:
@@ -44,12 +44,19 @@ def test_without_the_extension_the_twin_serves(tmp_path: Path) -> None:
     (tmp_path / "nsqha" / "__init__.py").touch()
     for path in HERE.glob("*.py"):
         (package / path.name).write_bytes(path.read_bytes())
-    assert active(tmp_path).split() == ["pure", "nsqha.hot._hot_py"]
+    assert active(tmp_path).split() == ["pure", "nsqha.hot._hot_py", "nsqha.hot._publishing_py"]
 
 
-def test_the_package_exports_everything(hot: ModuleType) -> None:
+def test_the_package_exports_everything(hot: ModuleType, publishing: ModuleType) -> None:
     for name in chosen.__all__:
-        assert name == "ACTIVE" or hasattr(hot, name)
+        assert name == "ACTIVE" or hasattr(hot, name) or hasattr(publishing, name)
+
+
+def test_both_twins_have_the_same_classes() -> None:
+    compiled = pytest.importorskip("nsqha.hot._publishing", reason="the extension is not built")
+    for twin in (vars(_publishing_py)[name] for name in _publishing_py.__all__):
+        for name in [n for n in vars(twin) if not n.startswith("_")] if inspect.isclass(twin) else []:
+            assert hasattr(getattr(compiled, twin.__name__), name), f"{twin.__name__}.{name}"
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nsqha import hot
 from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
@@ -78,15 +79,30 @@ class FakeTransport:
 
 
 class FakePartition:
-    """Remembers who waits for what."""
+    """Remembers who waits for what. `quick`: connections put their PUBs into its queue themselves."""
 
     closed = False
 
-    def __init__(self) -> None:
-        self.waiting: list[Any] = []
+    def __init__(self, *, quick: bool = True) -> None:
+        self._queue = hot.PublishQueue(SimpleNamespace(used=0), lambda: None)
+        self._waiting: list[Any] = []
+        self.queue = self._queue if quick else None
+        self.bodies: list[bytes] = []
 
     def publish(self, frames: bytes, reply: Any, delay_ms: int | None) -> None:
-        self.waiting.append(reply)
+        self._queue.add(frames, reply, 0.0, delay_ms)
+
+    @property
+    def waiting(self) -> list[Any]:
+        taken = self._queue.take_all()
+        self._waiting += [reply for reply, _ in taken.waiters]
+        for run in taken.runs:
+            at = 0
+            while at < len(run):
+                end = at + 4 + int.from_bytes(run[at : at + 4], "big")
+                self.bodies.append(run[at + hot.HEADER : end])
+                at = end
+        return self._waiting
 
 
 class AllTopics:

@@ -1,0 +1,280 @@
+"""The pure-Python twin of `_publishing.pyx`, and the description of what both do: from a PUB to its OK.
+
+    bytes -> Publisher.take -> PublishQueue (a run of blank frames, a Slot) -> a batch -> tell_stored -> Slot -> Replies
+
+Replies to one client leave in the order of its commands. The outcome of a publish is not known when the command is
+read, so each publish takes a `Slot`; whatever is known at the front leaves. Messages and heartbeats are not replies and
+do not wait for it.
+
+A run is what one command brought, or many PUBs in a row, an MPUB whole; it is never split. Bytes count in the node's
+budget from `add` until whoever took them gives them back.
+
+Invariants: one frame per command that has a reply, in command order; after a fatal error nothing but it is written. A
+run is taken once, with the one who waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from nsqha.hot._hot_py import pub_run
+
+__all__ = ["PublishQueue", "Publisher", "Replies", "Slot", "Taken", "tell_stored"]
+
+OK = b"\0\0\0\6\0\0\0\0OK"
+_OKS = [OK * n for n in range(256)]
+
+
+class Client(Protocol):
+    """Whom `Replies` writes to."""
+
+    writable: bool
+
+    def send_messages(self, data: bytes, /) -> object:
+        """Write to the socket."""
+
+    def heed_unread(self) -> None:
+        """Something was written although the client is behind with reading."""
+
+    def publish_failed(self, command: str, why: str) -> bytes:
+        """Count it; the frame that says so."""
+
+    def close(self) -> None:
+        """The end, when what was written has left."""
+
+
+class Budget(Protocol):
+    """How many bytes of publishes are under way."""
+
+    used: int
+
+
+class Reply(Protocol):
+    """Somebody who waits for the outcome of a publish."""
+
+    def stored(self) -> None:
+        """Committed."""
+
+    def failed(self, why: str) -> None:
+        """`why` begins with NOT_STORED or OUTCOME_UNKNOWN of `nsqha.server.publish_queue`."""
+
+
+Waiter = tuple[Reply, float]
+"""Who waits, and since when on the loop's clock."""
+
+
+class Slot:
+    """The place of a reply in its client's queue; a publish's outcome fills it."""
+
+    __slots__ = ("_close", "_command", "_data", "_ready", "_replies")
+
+    def __init__(self, replies: Replies, command: str, data: bytes, ready: bool = False, close: bool = False) -> None:
+        self._replies = replies
+        self._command = command
+        self._data = data
+        self._ready = ready
+        self._close = close  # after writing
+
+    def stored(self) -> None:
+        self._ready = True
+        self._replies._settle(self)
+
+    def failed(self, why: str) -> None:
+        self._data = self._replies._client.publish_failed(self._command, why)
+        self._ready = self._close = True
+        self._replies._settle(self)
+
+
+class Replies:
+    """The replies that one client is owed, in command order. `on_empty` is called when all that were owed have left."""
+
+    __slots__ = ("_client", "_slots", "on_empty")
+
+    def __init__(self, client: Client) -> None:
+        self.on_empty: Callable[[], None] | None = None
+        self._client = client
+        self._slots: deque[Slot] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def publish(self, command: str, count: int) -> Slot:
+        """The place of a publish; `count` commands in a row have one outcome, and a reply each if they are PUB."""
+        if command == "PUB" and count != 1:
+            slot = Slot(self, command, _OKS[count] if count < 256 else OK * count)
+        else:
+            slot = Slot(self, command, OK)
+        self._slots.append(slot)
+        return slot
+
+    def reply(self, data: bytes) -> None:
+        """A frame that leaves after the replies of all earlier commands."""
+        if self._slots:
+            self._slots.append(Slot(self, "", data, True))
+        else:
+            self._send(data)
+
+    def fatal(self, data: bytes) -> None:
+        """An error frame in its turn, then the end."""
+        if self._slots:
+            self._slots.append(Slot(self, "", data, True, True))
+        else:
+            self._client.send_messages(data)
+            self._client.close()
+
+    def clear(self) -> None:
+        """The client is gone."""
+        self._slots.clear()
+
+    def _send(self, data: bytes) -> None:
+        self._client.send_messages(data)
+        if not self._client.writable:
+            self._client.heed_unread()
+
+    def _settle(self, slot: Slot) -> None:
+        """A slot became ready: write what has no unready reply before it, in one piece."""
+        slots = self._slots
+        if not slots or slots[0] is not slot:
+            return
+        out = []
+        closing = False
+        while slots and slots[0]._ready and not closing:
+            first = slots.popleft()
+            out.append(first._data)
+            closing = first._close
+        data = out[0] if len(out) == 1 else b"".join(out)
+        if closing:
+            slots.clear()
+            self._client.send_messages(data)
+            self._client.close()
+            return
+        self._send(data)
+        if not slots and self.on_empty is not None:
+            self.on_empty()
+
+
+def tell_stored(waiters: list[Waiter], not_told: Callable[[Exception], None]) -> None:
+    """Tell everybody that their publishes are committed; `not_told` of one that can not be told, and keeps no other.
+
+    Backwards, so that all but the first of a client's replies are ready when it writes: one system call."""
+    for reply, _ in reversed(waiters):
+        try:
+            reply.stored()
+        except Exception as error:
+            not_told(error)
+
+
+class Taken(NamedTuple):
+    """Runs that go together, in the order in which they came."""
+
+    runs: list[bytes]
+    waiters: list[Waiter]  # one for each run
+    delays: list[tuple[int, int]]  # (index of a run, delay ms) of deferred publishes
+    size: int  # bytes, as the budget has them
+
+
+class PublishQueue:
+    """Publishes of one partition that are not written yet. `schedule` is called at the first `add`, and at the next
+    one after `scheduled` was reset."""
+
+    __slots__ = ("_budget", "_delays", "_schedule", "_waiters", "bytes_waiting", "closed", "runs", "scheduled")
+
+    def __init__(self, budget: Budget, schedule: Callable[[], object]) -> None:
+        self.runs: list[bytes] = []
+        self.bytes_waiting = 0
+        self.scheduled = False
+        self.closed = False  # for `Publisher`: it takes nothing more
+        self._budget = budget
+        self._schedule = schedule
+        self._waiters: list[Waiter] = []
+        self._delays: list[tuple[int, int]] = []
+
+    def add(self, frames: bytes, reply: Reply, since: float, delay_ms: int | None) -> None:
+        """Put a run at the end."""
+        if delay_ms is not None:
+            self._delays.append((len(self.runs), delay_ms))
+        self.runs.append(frames)
+        self._waiters.append((reply, since))
+        self.bytes_waiting += len(frames)
+        self._budget.used += len(frames)
+        if not self.scheduled:
+            self.scheduled = True
+            self._schedule()
+
+    def take(self, most: int) -> Taken:
+        """The next batch's runs: all that wait, or as many as have no more than `most` bytes, but at least one."""
+        if self.bytes_waiting <= most:
+            return self.take_all()
+        size = n = 0
+        for run in self.runs:
+            if n and size + len(run) > most:
+                break
+            size += len(run)
+            n += 1
+        return self._take_first(n, size)
+
+    def take_all(self) -> Taken:
+        taken = Taken(self.runs, self._waiters, self._delays, self.bytes_waiting)
+        self.runs, self._waiters, self._delays, self.bytes_waiting = [], [], [], 0
+        return taken
+
+    def take_since(self, overdue: float) -> Taken:
+        """The first ones, as far as all of them have waited since before `overdue`.
+
+        Publishes of other nodes have waited longer than those in front of them may have; they wait for these.
+        """
+        n = next((n for n, (_, since) in enumerate(self._waiters) if since >= overdue), len(self._waiters))
+        return self._take_first(n, sum(map(len, self.runs[:n])))
+
+    def _take_first(self, n: int, size: int) -> Taken:
+        taken = Taken(self.runs[:n], self._waiters[:n], [d for d in self._delays if d[0] < n], size)
+        del self.runs[:n], self._waiters[:n]
+        self._delays = [(index - n, delay) for index, delay in self._delays if index >= n]
+        self.bytes_waiting -= size
+        return taken
+
+
+class Publisher:
+    """What one connection publishes to one queue with PUB, as long as nothing else comes.
+
+    `line`: of the command, as the session knows it to be valid, newline included. `counts`: messages by topic. `time`:
+    the loop's.
+    """
+
+    __slots__ = ("_counts", "_line", "_queue", "_replies", "_size_max", "_time", "_topic", "taken_at")
+
+    def __init__(
+        self,
+        line: bytes,
+        topic: str,
+        size_max: int,
+        queue: PublishQueue,
+        replies: Replies,
+        counts: dict[str, int],
+        time: Callable[[], float],
+    ) -> None:
+        self.taken_at = 0.0  # on the loop's clock
+        self._line = line
+        self._topic = topic
+        self._size_max = size_max
+        self._queue = queue
+        self._replies = replies
+        self._counts = counts
+        self._time = time
+
+    def take(self, data: bytes) -> bool:
+        """Publish what was received, if it is nothing but whole PUBs with this line; else False: nothing was done."""
+        if self._queue.closed:
+            return False
+        end, count, frames = pub_run(data, 0, len(data), self._line, self._size_max)
+        if end != len(data) or not count:
+            return False
+        slot = self._replies.publish("PUB", count)
+        self._counts[self._topic] += count
+        self.taken_at = self._time()
+        self._queue.add(frames, slot, self.taken_at, None)
+        return True
+
+

@@ -1,0 +1,298 @@
+"""From a PUB to its OK: what waits together, who waits for it, and in which order a client is answered."""
+
+from __future__ import annotations
+
+import random
+import struct
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+OK = b"\0\0\0\6\0\0\0\0OK"
+MOST = 1000
+
+
+class Client:
+    """Remembers what was written to it."""
+
+    def __init__(self) -> None:
+        self.writable = True
+        self.written: list[bytes] = []
+        self.failed: list[tuple[str, str]] = []
+        self.heeded = 0
+        self.closed = False
+
+    def send_messages(self, data: bytes) -> None:
+        assert not self.closed
+        self.written.append(bytes(data))
+
+    def heed_unread(self) -> None:
+        self.heeded += 1
+
+    def publish_failed(self, command: str, why: str) -> bytes:
+        self.failed.append((command, why))
+        return f"<{command} {why}>".encode()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Nobody:
+    def stored(self) -> None: ...
+
+    def failed(self, why: str) -> None: ...
+
+
+# ---- the queue
+
+
+def filled(
+    publishing: ModuleType, sizes: list[int], since: list[float] | None = None
+) -> tuple[Any, list[Nobody], SimpleNamespace]:
+    budget = SimpleNamespace(used=0)
+    queue = publishing.PublishQueue(budget, lambda: None)
+    replies = [Nobody() for _ in sizes]
+    for n, (size, reply) in enumerate(zip(sizes, replies, strict=True)):
+        queue.add(bytes([n % 256]) * size, reply, since[n] if since else float(n), n if n % 3 == 0 else None)
+    return queue, replies, budget
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_run_is_taken_once_in_order_with_its_waiter_and_its_delay(publishing: ModuleType, seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.choice((1, 30, rng.randrange(1, 2 * MOST))) for _ in range(rng.randrange(9))]
+    queue, replies, budget = filled(publishing, sizes)
+    assert budget.used == queue.bytes_waiting == sum(sizes)
+    runs: list[bytes] = []
+    waiters: list[Nobody] = []
+    delayed: list[tuple[int, int]] = []
+    while queue.runs:
+        taken = queue.take_since(float(len(waiters) + rng.randrange(3))) if rng.random() < 0.3 else queue.take(MOST)
+        assert taken.size == sum(map(len, taken.runs)) and len(taken.runs) == len(taken.waiters)
+        assert taken.size <= MOST or len(taken.runs) == 1 or taken.waiters[-1][1] < len(waiters) + 3
+        delayed += [(len(runs) + index, delay) for index, delay in taken.delays]
+        runs += taken.runs
+        waiters += [reply for reply, _ in taken.waiters]
+        assert queue.bytes_waiting == sum(map(len, queue.runs))
+    assert [len(run) for run in runs] == sizes
+    assert waiters == replies
+    assert delayed == [(n, n) for n in range(0, len(sizes), 3)]
+
+
+def test_a_batch_ends_before_the_run_that_is_too_much_and_a_large_run_goes_alone(publishing: ModuleType) -> None:
+    queue, _, _ = filled(publishing, [MOST - 10, 10, 1, 3 * MOST, 5])
+    assert [len(queue.take(MOST).runs) for _ in range(4)] == [2, 1, 1, 1]
+
+
+def test_only_the_first_ones_are_overdue(publishing: ModuleType) -> None:
+    queue, _, _ = filled(publishing, [1, 1, 1, 1], since=[1.0, 2.0, 9.0, 2.0])
+    assert len(queue.take_since(5.0).runs) == 2
+    assert len(queue.take_since(5.0).runs) == 0
+    assert len(queue.runs) == 2
+
+
+def test_the_flush_is_scheduled_once_until_it_begins(publishing: ModuleType) -> None:
+    scheduled: list[int] = []
+    queue = publishing.PublishQueue(SimpleNamespace(used=0), lambda: scheduled.append(1))
+    for _ in range(3):
+        queue.add(b"x", Nobody(), 0.0, None)
+    assert scheduled == [1] and queue.scheduled
+    queue.scheduled = False
+    queue.add(b"x", Nobody(), 0.0, 7)
+    assert scheduled == [1, 1] and queue.take_all().delays == [(3, 7)]
+
+
+# ---- replies
+
+
+class Model:
+    """What a client may have read by now, by the naive rule: frames in command order, up to one that is not known."""
+
+    def __init__(self) -> None:
+        self.frames: list[list[Any]] = []  # [frame or None, whether it is the last]
+
+    @property
+    def written(self) -> bytes:
+        out = b""
+        for frame, last in self.frames:
+            if frame is None:
+                break
+            out += frame
+            if last:
+                break
+        return out
+
+    @property
+    def closed(self) -> bool:
+        known = [frame is not None for frame, _ in self.frames]
+        return any(last and all(known[: n + 1]) for n, (_, last) in enumerate(self.frames))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_client_is_answered_in_the_order_of_its_commands(publishing: ModuleType, seed: int) -> None:
+    rng = random.Random(seed)
+    client, model = Client(), Model()
+    replies = publishing.Replies(client)
+    emptied: list[int] = []
+    replies.on_empty = lambda: emptied.append(len(model.frames))
+    open_: list[tuple[Any, int, str, int]] = []
+    for n in range(60):
+        if client.closed:
+            break
+        match rng.randrange(8):
+            case 0 | 1 | 2:
+                command, count = rng.choice((("PUB", 1), ("PUB", 3), ("PUB", 300), ("MPUB", 5), ("DPUB", 1)))
+                open_.append((replies.publish(command, count), n, command, count))
+                model.frames.append([None, False])
+                open_[-1] = (open_[-1][0], len(model.frames) - 1, command, count)
+            case 3:
+                model.frames.append([b"<%d>" % n, False])
+                replies.reply(b"<%d>" % n)
+            case 4 if rng.random() < 0.1:
+                model.frames.append([b"<fatal>", True])
+                replies.fatal(b"<fatal>")
+            case 5 if open_ and rng.random() < 0.2:
+                slot, at, command, _ = open_.pop(rng.randrange(len(open_)))
+                model.frames[at] = [f"<{command} why>".encode(), True]
+                slot.failed("why")
+            case _ if open_:
+                slot, at, command, count = open_.pop(rng.randrange(len(open_)))
+                model.frames[at] = [OK * (count if command == "PUB" else 1), False]
+                slot.stored()
+        assert (b"".join(client.written), client.closed) == (model.written, model.closed)
+        assert client.closed or bool(replies) == any(frame is None for frame, _ in model.frames)
+        client.writable = rng.random() < 0.8
+    if client.closed:
+        for slot, _, _, _ in open_:  # nobody is there any more
+            slot.stored()
+        assert b"".join(client.written) == model.written
+    assert not client.closed or not replies
+
+
+def test_who_waits_for_the_last_answer_is_told_when_it_left(publishing: ModuleType) -> None:
+    client = Client()
+    replies = publishing.Replies(client)
+    left: list[int] = []
+    replies.on_empty = lambda: left.append(len(client.written))
+    first, second = replies.publish("PUB", 1), replies.publish("PUB", 2)
+    second.stored()
+    assert not left and not client.written
+    first.stored()
+    assert left == [1] and client.written == [OK * 3], "in one write"
+
+
+def test_a_client_that_is_behind_is_heeded_at_each_write(publishing: ModuleType) -> None:
+    client = Client()
+    replies = publishing.Replies(client)
+    client.writable = False
+    slot = replies.publish("PUB", 1)
+    replies.reply(b"later")
+    assert not client.heeded
+    slot.stored()
+    replies.reply(b"more")
+    assert client.heeded == 2 and client.written == [OK + b"later", b"more"]
+
+
+def test_many_that_were_never_answered_go_with_their_client(publishing: ModuleType) -> None:
+    for clear in (True, False):
+        replies = publishing.Replies(Client())
+        last = [replies.publish("PUB", 1) for _ in range(200_000)][-1]
+        if clear:
+            replies.clear()
+            assert not replies
+            last.stored()
+        del replies, last
+
+
+def test_everybody_is_told_although_one_can_not_be(publishing: ModuleType) -> None:
+    class Broken(Nobody):
+        def stored(self) -> None:
+            raise RuntimeError("gone")
+
+    clients = [Client() for _ in range(3)]
+    waiters: list[tuple[Any, float]] = [
+        (publishing.Replies(client).publish("PUB", n + 1), 0.0) for n, client in enumerate(clients)
+    ]
+    errors: list[Exception] = []
+    clients[1].send_messages = Broken().stored  # type: ignore[method-assign, assignment]
+    publishing.tell_stored([*waiters, (Broken(), 1.0), (Nobody(), 2.0)], errors.append)
+    assert [type(error) for error in errors] == [RuntimeError, TypeError]
+    assert [client.written for client in clients] == [[OK], [], [OK * 3]]
+
+
+def test_what_was_stored_for_one_client_is_told_in_one_write(publishing: ModuleType) -> None:
+    client = Client()
+    replies = publishing.Replies(client)
+    publishing.tell_stored([(replies.publish("PUB", n), 0.0) for n in (1, 2, 3)], lambda error: None)
+    assert client.written == [OK * 6]
+
+
+# ---- a publisher
+
+
+class Desk:
+    """A publisher to topic `t`, bodies of up to nine bytes."""
+
+    def __init__(self, publishing: ModuleType) -> None:
+        self.client = Client()
+        self.budget = SimpleNamespace(used=0)
+        self.counts = {"t": 0}
+        self.replies = publishing.Replies(self.client)
+        self.queue = publishing.PublishQueue(self.budget, lambda: None)
+        self.publisher = publishing.Publisher(
+            b"PUB t\n", "t", 9, self.queue, self.replies, self.counts, lambda: 12.5
+        )
+
+    def state(self) -> tuple[object, ...]:
+        queue = self.queue
+        return list(queue.runs), queue.bytes_waiting, self.budget.used, self.counts["t"], bool(self.replies)
+
+
+def pubs(*bodies: bytes, line: bytes = b"PUB t\n") -> bytes:
+    return b"".join(line + struct.pack(">I", len(body)) + body for body in bodies)
+
+
+def frames(*bodies: bytes) -> bytes:
+    return b"".join(struct.pack(">IIqH16s", 30 + len(body), 2, 0, 1, b"") + body for body in bodies)
+
+
+def test_whole_pubs_are_taken_and_answered(publishing: ModuleType) -> None:
+    desk = Desk(publishing)
+    assert desk.publisher.take(pubs(b"one")) and desk.publisher.taken_at == 12.5
+    assert desk.publisher.take(pubs(b"two", b"three"))
+    taken = desk.queue.take_all()
+    assert taken.runs == [frames(b"one"), frames(b"two", b"three")] and taken.size == desk.budget.used
+    assert desk.counts == {"t": 3} and [since for _, since in taken.waiters] == [12.5, 12.5]
+    publishing.tell_stored(taken.waiters, lambda error: None)
+    assert desk.client.written == [OK * 3]
+
+
+WHOLE = pubs(b"one", b"two")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(WHOLE[:n] for n in range(len(WHOLE)) if n != len(WHOLE) // 2),
+        WHOLE + b"P",
+        WHOLE + b"FIN 0123456789abcdef\n",
+        pubs(b"one", line=b"PUB u\n"),
+        pubs(b"one", line=b"PUB t \n"),
+        pubs(b"one", b""),
+        pubs(b"ten bytes!"),
+        b"PUB t\n\xff\xff\xff\xffone",
+        b"NOP\n" + WHOLE,
+    ],
+)
+def test_of_anything_else_nothing_is_done(publishing: ModuleType, data: bytes) -> None:
+    desk = Desk(publishing)
+    before = desk.state()
+    assert not desk.publisher.take(data) and desk.state() == before
+
+
+def test_a_closed_queue_is_given_nothing(publishing: ModuleType) -> None:
+    desk = Desk(publishing)
+    desk.queue.closed = True
+    before = desk.state()
+    assert not desk.publisher.take(WHOLE) and desk.state() == before
