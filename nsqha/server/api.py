@@ -40,10 +40,15 @@ class Check:
 class PublishingApi(Protocol):
     """Publishes that do not come from a V2 client."""
 
-    async def publish(self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None) -> None:
+    def patience(self) -> float:
+        """Until when a publish that came just now waits for those that are under way; loop time."""
+
+    async def publish(
+        self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None, until: float | None = None
+    ) -> None:
         """Store blank frames (as hot.frame or hot.mpub_body make them) as one unit; creates the topic."""
 
-    async def room(self) -> None:
+    async def room(self, until: float | None = None) -> None:
         """Return when a publish would not have to wait for those that are under way."""
 
 

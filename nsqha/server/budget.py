@@ -17,6 +17,7 @@ from nsqha.errors import Unavailable
 
 WAITING_MAX = 256
 """Who waits to enter has sent something already."""
+NO_ROOM = "too many publishes are waiting for the disk"
 _CROWDED = "too many large requests are being read: try again"
 
 
@@ -91,7 +92,7 @@ class PublishBudget:
                 while self.full:  # again: all who wait are woken at once, and some took it
                     await self._woken()
         except TimeoutError:
-            raise Unavailable("too many publishes are waiting for the disk") from None
+            raise Unavailable(NO_ROOM) from None
 
     async def _woken(self) -> None:
         room: asyncio.Future[None] = self._loop.create_future()

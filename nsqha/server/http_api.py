@@ -22,7 +22,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, StorageError, U
 from nsqha.nsqlog import Log
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
 from nsqha.server import http_debug, http_envelope
-from nsqha.server.budget import PublishBudget
+from nsqha.server.budget import NO_ROOM, PublishBudget
 from nsqha.server.http_envelope import ApiError, HttpApi, Reply, Request, Route
 from nsqha.server.process import memory_stats
 from nsqha.server.stats import Selection, stats_json
@@ -39,6 +39,8 @@ from nsqha.server.stats_text import stats_text
 
 if TYPE_CHECKING:
     from nsqha.server.api import BrokerApi
+
+T = TypeVar("T")
 
 PIECE_BYTES = 16 * 1024
 """A body of lines is made into frames in pieces: a message costs half a microsecond, and its line may be two bytes."""
@@ -100,16 +102,28 @@ class NsqdHttp:
         body = await request.body(options.max_body_size)
         if body is None:
             raise ApiError(413, "BODY_TOO_BIG")
+        until = self._broker.publishing.patience()
         if len(body) <= PIECE_BYTES:
             frames = await self._frames(body, binary)
         else:
-            # One at a time, and with room for it: frames may be twelve times as large as the lines they come from.
-            async with self._framing:
-                await _done(self._broker.publishing.room(), self._broker)
-                frames = await self._frames(body, binary)
+            frames = await _done(self._frames_in_turn(body, binary, until), self._broker)
         if frames:
-            await _done(self._broker.publishing.publish(topic, frames, deliver_in_ms=delay_ms), self._broker)
+            publish = self._broker.publishing.publish(topic, frames, deliver_in_ms=delay_ms, until=until)
+            await _done(publish, self._broker)
         return "OK"
+
+    async def _frames_in_turn(self, body: bytes, binary: bool, until: float) -> bytes:
+        """One at a time, and with room for it: frames may be twelve times as large as the lines they come from.
+
+        Unavailable if that takes too long, counted for each from when it came: whoever waits for the same disk waits
+        beside the others, and has gone when it is over."""
+        try:
+            async with asyncio.timeout_at(until) as waiting, self._framing:
+                await self._broker.publishing.room(until)
+                waiting.reschedule(None)
+                return await self._frames(body, binary)
+        except TimeoutError:
+            raise Unavailable(NO_ROOM) from None
 
     async def _frames(self, body: bytes, binary: bool) -> bytes:
         return self._counted(body) if binary else await frames_of_lines(body, self._broker.options.max_msg_size)
@@ -316,10 +330,10 @@ def announced_ports(broker: BrokerApi) -> tuple[int, int]:
     return options.broadcast_tcp_port or ports.tcp, options.broadcast_http_port or ports.http
 
 
-async def _done(change: Awaitable[None], broker: BrokerApi, not_found: str = "TOPIC_NOT_FOUND") -> None:
+async def _done(change: Awaitable[T], broker: BrokerApi, not_found: str = "TOPIC_NOT_FOUND") -> T:
     """Await a change; refuse in NSQ's words, with the reason beside them."""
     try:
-        await change
+        return await change
     except NotFound:
         raise ApiError(404, not_found) from None
     except (Unavailable, AppendFailed) as error:

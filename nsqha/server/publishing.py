@@ -70,13 +70,19 @@ class Publishing:
         found = self._topics.get(topic)
         return found.partition_for(publisher) if found is not None and not found.deleting else None
 
-    async def publish(self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None) -> None:
-        """Store blank frames as one unit; returns when they are committed."""
+    def patience(self) -> float:
+        """Until when a publish that came just now waits for room; loop time."""
+        return self._loop.time() + self._wait_seconds
+
+    async def publish(
+        self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None, until: float | None = None
+    ) -> None:
+        """Store blank frames as one unit; returns when they are committed. `until`: as `room`."""
         refusal = self.refusal()
         if refusal is not None:
             raise Unavailable(refusal)
         await self._topics.topic_for_client(topic)
-        await self.room()  # the last wait: all who are woken look whether there still is room
+        await self.room(until)  # the last wait: all who are woken look whether there still is room
         target = self.target_for(topic, self._next_number())
         if target is None:
             raise Unavailable(f"topic {topic} is being deleted")
@@ -84,6 +90,7 @@ class Publishing:
         target.publish(frames, waiter, deliver_in_ms or None)
         await waiter.future
 
-    async def room(self) -> None:
-        """Return when the node takes more publishes; Unavailable if it does not in time."""
-        await self._budget.wait(self._wait_seconds)
+    async def room(self, until: float | None = None) -> None:
+        """Return when the node takes more publishes; Unavailable if it does not in time: `until` then, if it is known
+        when the publish came."""
+        await self._budget.wait((self.patience() if until is None else until) - self._loop.time())

@@ -104,14 +104,19 @@ class FakePublishing:
         self.crowded = False
         self._topics = topics
 
-    async def publish(self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None) -> None:
+    def patience(self) -> float:
+        return float("inf")
+
+    async def publish(
+        self, topic: str, frames: bytes, *, deliver_in_ms: int | None = None, until: float | None = None
+    ) -> None:
         self._topics.maybe_refuse()
         bodies = bodies_of(frames)
         assert bodies
         self._topics.setdefault(topic, FakeTopic()).bodies += bodies
         self.delays.append(deliver_in_ms)
 
-    async def room(self) -> None:
+    async def room(self, until: float | None = None) -> None:
         if self.crowded:
             raise Unavailable("too many publishes are waiting for the disk")
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, Poisoned, Unavailable
+from nsqha.options import Options
 from nsqha.server import http_envelope
-from nsqha.server.http_api import PIECE_BYTES, frames_of_lines
+from nsqha.server.budget import PublishBudget
+from nsqha.server.http_api import PIECE_BYTES, NsqdHttp, frames_of_lines
+from nsqha.server.http_envelope import ApiError, Query
+from nsqha.server.publishing import Publishing
 from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic, bodies_of
 from tests.unit.server.http_rig import NSQ, TEXT, ask, refusals, talk
+from tests.unit.server.peer_rig import VirtualLoop
 from tests.unit.server.raw_http import Connection
 
 
@@ -142,6 +150,99 @@ def test_a_large_body_is_not_made_into_frames_while_too_many_publishes_wait() ->
     for query in ("", "&binary=true"):
         answer = ask(broker, "POST", f"/mpub?topic=t{query}", b"x\n" * PIECE_BYTES)
         assert answer.refusal == (503, "UNAVAILABLE")
+
+
+class Crowd:
+    """Large /mpub requests at times of a virtual clock, on a node whose budget is full; what became of each."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.broker = FakeBroker()
+        self.broker.topics["t"] = FakeTopic()
+        self.budget = PublishBudget(loop, 1000)
+        self.budget.take(1001)
+        self.published: list[bytes] = []
+        self.ended: dict[str, tuple[float, object]] = {}
+        self._loop = loop
+        partition = SimpleNamespace(publish=self._publish)
+        topic = SimpleNamespace(deleting=False, partition_for=lambda number: partition)
+        topics: Any = SimpleNamespace(get=lambda name: topic, topic_for_client=self._made)
+        self.broker.publishing = Publishing(  # type: ignore[assignment]
+            topics, Options(), loop=loop, budget=self.budget, refusal=lambda: None, next_number=lambda: 0
+        )
+        self._http = NsqdHttp(self.broker)
+
+    async def _made(self, topic: str) -> None:
+        pass
+
+    def _publish(self, frames: bytes, waiter: Any, delay_ms: int | None) -> None:
+        self.published.append(bodies_of(frames)[0])
+        self.budget.take(1001)  # the disk has enough for now
+        waiter.stored()
+
+    def room(self) -> None:
+        """The disk took what it had."""
+        self.budget.give(self.budget.used)
+
+    async def ask(self, at: float, name: str, *, pieces: int = 2) -> None:
+        body = name.encode() + b"\n" + b"x\n" * (pieces * PIECE_BYTES // 2)
+
+        async def read(limit: int) -> bytes:
+            return body
+
+        await asyncio.sleep(at - self._loop.time())
+        request: Any = SimpleNamespace(query=Query("topic=t"), content_length=len(body), body=read)
+        try:
+            outcome = await self._http.mpub(request)
+        except ApiError as error:
+            outcome = (error.status, error.code, error.extra["detail"])
+        self.ended[name] = (round(self._loop.time(), 3), outcome)
+
+
+REFUSED = (503, "UNAVAILABLE", "too many publishes are waiting for the disk")
+
+
+def in_virtual_time(story: Callable[[VirtualLoop], Awaitable[None]]) -> None:
+    loop = VirtualLoop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(story(loop))
+
+
+def test_large_bodies_that_wait_for_the_disk_wait_side_by_side() -> None:
+    async def story(loop: VirtualLoop) -> None:
+        crowd = Crowd(loop)
+        await asyncio.gather(*[crowd.ask(at, str(at)) for at in (1, 2, 3, 4)])
+        assert crowd.ended == {"1": (6, REFUSED), "2": (7, REFUSED), "3": (8, REFUSED), "4": (9, REFUSED)}
+        assert crowd.published == []
+
+    in_virtual_time(story)
+
+
+def test_only_large_bodies_whose_client_still_waits_are_published_when_the_disk_is_back() -> None:
+    async def story(loop: VirtualLoop) -> None:
+        crowd = Crowd(loop)
+        for at in (7.5, 8.5):
+            loop.call_at(at, crowd.room)
+        await asyncio.gather(*[crowd.ask(at, str(at)) for at in (1, 2, 3, 4)])
+        assert crowd.ended == {"1": (6, REFUSED), "2": (7, REFUSED), "3": (7.5, "OK"), "4": (8.5, "OK")}
+        assert crowd.published == [b"3", b"4"]
+
+    in_virtual_time(story)
+
+
+def test_a_large_body_does_not_begin_to_wait_anew_when_it_is_framed() -> None:
+    async def story(loop: VirtualLoop) -> None:
+        crowd = Crowd(loop)
+        loop.call_at(4, crowd.room)
+        asked = asyncio.create_task(crowd.ask(1, "1", pieces=20))
+        await asyncio.sleep(4)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not crowd.budget.full
+        crowd.budget.take(1001)  # somebody else's
+        await asked
+        assert crowd.ended == {"1": (6, REFUSED)}
+
+    in_virtual_time(story)
 
 
 @pytest.mark.parametrize("body", [b"", b"\n\n"])
