@@ -1,9 +1,10 @@
 """Whether a flush waits for the publishers that were answered just now.
 
-Where a commit takes a while (a disk round, followers), publishers that wait for their OKs fall into two groups: one
-waits for the batch under way, the other for that one's end, so each batch has half of what it could. Who was answered
-usually publishes again at once; the next batch is therefore given a few turns of the loop until as much waits as was
-answered or waiting at the commit: about as many bytes or, where bodies differ, as many runs and most of the bytes.
+Publishers that wait for their OKs fall into two groups: one waits for the batch under way, the other for that one's
+end, so each batch has half of what it could; and where a commit takes no time, those who were answered first are back
+while the others are still being answered. Who was answered usually publishes again at once; the next batch is
+therefore given a few turns of the loop until as much waits as was answered or waiting at the commit: about as many
+bytes or, where bodies differ, as many runs and most of the bytes.
 
 Publishers that do not come back cost that once: each time most was not there in the end, twice as many commits pass
 before it is tried again. So it is with the last ones: each time only they were missing, twice as many commits go with

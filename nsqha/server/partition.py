@@ -3,10 +3,10 @@
     publish, events -> waiting -> flush -> PartitionLog.append -> {disk round || push} -> LeaderReplica -> commit
     commit -> channel events applied, high watermark moved, publishers answered, channels pumped
 
-Adaptive group commit: with nothing outstanding the waiting runs are flushed at the end of the loop tick; else they
-gather until the outstanding batch is committed, and until who it answered has come back (`nsqha.server.gathering`), or
-until `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, because a batch costs a message and an ack for each of
-them, whatever its size. Merging stops at `BATCH_BYTES`; a run of frames is never split, so an MPUB stays in one batch.
+Adaptive group commit: publishes gather until nothing is outstanding any more, and until who was answered just now has
+come back (`nsqha.server.gathering`), or until `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, because a batch
+costs a message and an ack for each of them, whatever its size. They leave at the end of a loop tick. Merging stops at
+`BATCH_BYTES`; a run of frames is never split, so an MPUB stays in one batch.
 
 What goes wrong here stays here: a broken invariant or an event that can not be applied stops this partition, answers
 everybody who waits, and no other partition notices. A disk that fails ends the node (`on_failure`).
@@ -123,7 +123,7 @@ class Partition:
         self._retry: asyncio.TimerHandle | None = None
         self._why = "the partition is closed"
         self._ended = False
-        self._holding = False
+        self._holding = self._unsaid = False
         self._lazy_sync = LazySync(
             runtime.loop, runtime.disk, self, messages=runtime.sync_every, seconds=runtime.sync_seconds
         )
@@ -247,13 +247,13 @@ class Partition:
         """How much is written although a batch is outstanding."""
         return FLUSH_BYTES if self.on_appended is None else PUSHED_FLUSH_BYTES
 
-    def _write(self, *, force_events: bool = False) -> bool:
+    def _write(self, *, force_events: bool = False, publishes: bool = True) -> bool:
         """Write one batch. False if the disk refused."""
         now = self.now()
         events = self._events.take(
             lambda: self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
         )
-        taken = self._queue.take(BATCH_BYTES)
+        taken = self._queue.take(BATCH_BYTES) if publishes else Taken([], [], [], 0)
         if not taken.runs and not events.frames:
             self._settle(events.done)
             return True
@@ -334,6 +334,7 @@ class Partition:
 
     def _try_again(self) -> None:
         self._retry = None
+        self._say_last()
         self._go_on()
 
     # ---- durability
@@ -368,13 +369,24 @@ class Partition:
         where the channels are and what is in flight."""
         if holding == self._holding:
             return
-        if holding and not (self.closed or self.held_up) and self.cursors.prepare_stop():
-            self._write(force_events=True)
-        self._holding = holding
+        self._holding = self._unsaid = holding
+        self._say_last()
         if not holding:
             self._go_on()
             for delivery in self.deliveries.values():
                 delivery.wake()
+
+    def _say_last(self) -> None:
+        """Write the last progress, behind what a disk refused and without publishes, once the files are free."""
+        while self._unsaid and self.serving and not (self.closed or self._files.busy or self._retry):
+            self._unsaid = self._events.refused
+            if (self._unsaid or self.cursors.prepare_stop()) and not self._write(force_events=True, publishes=False):
+                self._unsaid = True
+
+    @property
+    def has_last_words(self) -> bool:
+        """Whether the next leader will miss what is about to be written."""
+        return self._unsaid and self._retry is None and not self.closed
 
     @property
     def hands_out(self) -> bool:
@@ -432,7 +444,7 @@ class Partition:
                 self._measures.publish_seconds.observe(now.mono - batch.written_at)
                 self._measures.batch_messages.observe(entry.count)
             batch.committed()
-        if answered and not outstanding and (self.sync == "always" or self.on_appended is not None):
+        if answered and not outstanding:
             self._gathering.committed(runs, size, self._flush_bytes)
 
     # ---- timers
@@ -504,6 +516,7 @@ class Partition:
             self._stop(error)
 
     def _job_ended(self) -> None:
+        self._say_last()  # before a commit shows that the next leader has everything
         # A roll syncs what was written; the round that was asked for it may have found nothing left to do.
         self._acked(self.log.local_durable)
         self._go_on()

@@ -96,14 +96,14 @@ class Again:
         self.answers += 1
         self.rounds -= 1
         if self.rounds:
-            self._later(self.turns)
+            self.later(self.turns)
 
     def failed(self, why: str) -> None:
         raise AssertionError(why)
 
-    def _later(self, turns: int) -> None:
+    def later(self, turns: int) -> None:
         if turns:
-            self.rig.loop.call_soon(self._later, turns - 1)
+            self.rig.loop.call_soon(self.later, turns - 1)
         else:
             self.publish()
 
@@ -124,6 +124,17 @@ def test_publishers_in_two_groups_become_one():
     """The first of them finds nothing outstanding; without gathering it would be in a group of its own for ever."""
     rig = Rig()
     assert batches(rig, [Again(rig, n % 3, 40) for n in range(8)]) <= 40 + 3
+
+
+def test_who_is_answered_at_once_waits_for_those_who_are_slower_to_come_back():
+    rig = Rig(sync="interval")
+    before = rig.log.end.log_id
+    publishers = [Again(rig, n % 3, 40) for n in range(8)]
+    for publisher in publishers:
+        publisher.publish()
+    rig.turn()
+    assert not any(publisher.rounds for publisher in publishers)
+    assert rig.log.end.log_id - before == 40, "once for each round, not three times"
 
 
 def test_a_publisher_that_is_alone_waits_for_nobody():
