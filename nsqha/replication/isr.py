@@ -200,6 +200,7 @@ class IsrKeeper:
         self._time = now  # as watched: without the pauses of this process
         self._committed = 0
         self._end = epoch_start
+        self._complete = True
         self._proposal: _Proposal | None = None
         self._awaiting = False  # a compare-and-set of ours has no reply yet
         self._unread = False  # the record is to be read before anything is proposed
@@ -300,8 +301,10 @@ class IsrKeeper:
         if follower.gone_at is None:
             follower.gone_at = self._time
 
-    def step(self, *, committed: int, end: int, end_durable: int, now: float) -> list[Action]:
-        """What to do now. `end` and `end_durable` are our own log's.
+    def step(
+        self, *, committed: int, end: int, end_durable: int, now: float, complete: bool = True
+    ) -> list[Action]:
+        """What to do now. `end` and `end_durable` are our own log's; `complete`: the next leader needs nothing more.
 
         To be called after a commit, an ack of a replica outside of the ISR, a loss or a reply, and every 100 ms.
         """
@@ -311,6 +314,7 @@ class IsrKeeper:
         assert committed <= end and end_durable <= end, f"committed {committed}, durable {end_durable}, end {end}"
         self._committed = committed
         self._end = end
+        self._complete = complete
         self._sample()
         for follower in self._followers.values():
             self._observe(follower)
@@ -417,7 +421,7 @@ class IsrKeeper:
         isr = self.meta.isr
         floor = self._floor
         heir = self.heir
-        if heir and self._committed == self._end and self._may_lead(heir):
+        if heir and self._complete and self._committed == self._end and self._may_lead(heir):
             return self._transfer(heir)
         if self.meta.successor and self._time - self._named_at >= self.limits.successor_seconds:
             text = f"node {self.meta.successor} has not taken over for {self.limits.successor_seconds} s"

@@ -246,6 +246,7 @@ class Leadership:
                 committed=partition.leader.committed,
                 end=end,
                 end_durable=min(partition.log.local_durable, end),
+                complete=not partition.has_last_words,
                 now=self._clock.monotonic(),
             )
         )

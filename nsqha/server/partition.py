@@ -369,7 +369,7 @@ class Partition:
         where the channels are and what is in flight."""
         if holding == self._holding:
             return
-        self._holding = self._unsaid = holding
+        self._holding, self._unsaid = holding, holding and self.serving
         self._say_last()
         if not holding:
             self._go_on()
@@ -378,7 +378,7 @@ class Partition:
 
     def _say_last(self) -> None:
         """Write the last progress, behind what a disk refused and without publishes, once the files are free."""
-        while self._unsaid and self.serving and not (self.closed or self._files.busy or self._retry):
+        while self._unsaid and not (self.closed or self._files.busy or self._retry):
             self._unsaid = self._events.refused
             if (self._unsaid or self.cursors.prepare_stop()) and not self._write(force_events=True, publishes=False):
                 self._unsaid = True

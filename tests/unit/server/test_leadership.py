@@ -310,6 +310,35 @@ def test_a_leader_that_shuts_down_writes_nothing_more_and_hands_over_when_all_is
     assert leading.ended
 
 
+def test_a_leader_hands_over_when_the_last_words_that_a_roll_holds_up_are_committed() -> None:
+    leading = Leading()
+    leading.heard(A, 71)
+    consumer = leading.rig.consume(10)
+    leading.rig.publish(b"m")
+    leading.rig.turn()
+    leading.heard(A, 71)
+    leading.partition.roll()
+    leading.rig.fin(consumer, consumer.wire.messages[0][0])
+    leading.leadership.retire()
+    leading.passes(0.5)
+    assert not leading.records.proposed, "it has everything but these"
+    leading.rig.disk.work()
+    leading.passes(0.1)
+    assert not leading.records.proposed
+    leading.heard(A, 71)
+    assert leading.rig.cursors.channels["c"].committed.floor == 1
+    assert leading.records.proposed[0].leader == A
+
+
+def test_a_leader_whose_roll_does_not_end_hands_over_without_last_words() -> None:
+    leading = Leading()
+    leading.heard(A, 71)
+    leading.partition.roll()
+    leading.leadership.retire()
+    leading.passes(HOLD_SECONDS_MAX + 0.2)
+    assert leading.records.proposed[0].leader == A
+
+
 def test_a_leader_that_shuts_down_and_has_nobody_to_hand_over_to_goes_on() -> None:
     leading = Leading()
     leading.heard(A, 71)

@@ -271,6 +271,72 @@ def test_the_last_progress_is_written_behind_what_a_full_disk_refused():
     assert closing.done() and rig.cursors.channels["c"].committed.floor == 2
 
 
+def test_a_leader_that_hands_over_during_a_roll_says_afterwards_where_its_channels_are():
+    rig = sim_rig(limits=LogLimits(segment_bytes=100))
+    rig.publish(b"x" * 100)
+    rig.disk.sync()
+    assert rig.disk.jobs, "a roll"
+    consumer = rig.consume(10)
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.partition.hold(True)
+    held = rig.publish(b"held")
+    end = rig.log.end
+    assert rig.partition.has_last_words
+    rig.disk.work()
+    assert not rig.partition.has_last_words
+    rig.pass_time(3)
+    rig.disk.sync()
+    assert rig.cursors.channels["c"].committed.floor == 1
+    assert (rig.log.end.log_id, rig.log.end.offset) == (end.log_id + 1, end.offset) and not held.answers
+
+
+def test_a_leader_that_hands_over_says_first_what_a_full_disk_refused():
+    """Also where the retry is over and the flush that it asked for has not come yet."""
+    for flush_first in (False, True):
+        rig = sim_rig()
+        rig.publish(b"one", b"two")
+        rig.disk.sync()
+        consumer = rig.consume(10)
+        storage = full_disk(rig)
+        rig.fin(consumer, consumer.wire.messages[0][0])
+        rig.pass_time(3)
+        rig.fin(consumer, consumer.wire.messages[1][0])
+        (retry,) = [timer for at, _, timer in rig.loop.timers if at == rig.loop.armed[0]]
+        storage.heal()
+        if flush_first:
+            rig.partition.hold(True)
+            assert not rig.partition.has_last_words, "nobody waits for a full disk"
+            retry.run()
+        else:
+            retry.run()
+            rig.partition.hold(True)
+        end = rig.log.end.log_id
+        rig.disk.sync()
+        assert rig.cursors.channels["c"].committed.floor == 2 and rig.log.end.log_id == end
+
+
+def test_a_leader_that_hands_over_before_its_epoch_has_begun_has_nothing_to_say():
+    rig = sim_rig()
+    rig.partition.serving = False
+    rig.partition.hold(True)
+    assert not rig.partition.has_last_words
+
+
+def test_what_a_full_disk_refuses_of_the_last_words_is_said_when_it_has_room():
+    rig = sim_rig()
+    rig.publish(b"one")
+    rig.disk.sync()
+    consumer = rig.consume(10)
+    rig.fin(consumer, consumer.wire.messages[0][0])
+    storage = full_disk(rig)
+    rig.partition.hold(True)
+    rig.pass_time(3)
+    storage.heal()
+    rig.pass_time(3)
+    rig.disk.sync()
+    assert rig.cursors.channels["c"].committed.floor == 1
+
+
 def test_a_full_disk_does_not_breed_timers():
     rig = sim_rig()
     full_disk(rig)
