@@ -11,8 +11,8 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
   or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
 - A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
 - `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_some`
-  and what `mending` and `giving_up` return; `next_pair` and what `cutting` returns as long as nobody appends. All else
-  that changes the list of files belongs to the readers' thread.
+  and what `mending` and `giving_up` return; `next_pair` and what `cutting` and `rebuilding` return as long as nobody
+  appends. All else that changes the list of files belongs to the readers' thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.lookup import LogReader, PairInfo, verifies
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.reader import Batch, BatchCache
-from nsqha.commitlog.rebuild import lost_entries, rebuild_in
+from nsqha.commitlog.rebuild import Outcome, Rebuild, lost_entries, rebuild_in, write_back, write_entries
 from nsqha.commitlog.verdict import Damage
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
@@ -295,34 +295,82 @@ class PartitionLog(LogReader):
         if last.flags & BROKEN_CHAIN and self.entry(last.log_id).named != last.named:
             raise LogCorrupt(f"{last} stands in for what was in {self}, and proves nothing")
 
-    def rebuilding(self, first: int, end: int) -> Callable[[], Damage] | None:
-        """For a log that nobody else has: what writes the first entries of [first, end) that do not verify anew, from
-        what is around them, durably. None if all verify. It blocks, and may run in another thread: readers find the
-        damage still. OSError: a file can not be opened."""
-        try:
-            for _ in self.entries(first, end):
-                pass
-            return None
-        except BatchCorrupt as error:
-            hole = error
-        known = self.pair_of(hole.first.log_id)
+    def rebuilding(self, first: int, end: int, *, starting: bool = False) -> Rebuild | None:
+        """For a log that nobody else has: what makes the first damage in [first, end) good, durably. None: there is
+        nothing that can be done.
+
+        First come batches that memory has and the disk has not as they were: they are written back. Then entries that
+        do not verify: they are written anew, from what is around them.
+
+        Its `run` blocks, and may be called in another thread: readers find the damage still. It looks again, and
+        writes nothing, which None says, if what it finds is another damage, or none. AppendFailed: the disk refuses;
+        trying again is safe. As long as some of it can not be read, nothing is marked as FAULTY, unless the node is
+        `starting`: it could not go on. OSError: a file can not be opened."""
+        if held := self._held(first, end):
+            one, last_held = held[0].entry, held[-1].entry
+            at = Place(one.log_id, one.first_offset, one.position)
+            until = Place(last_held.log_id + 1, last_held.end_offset, last_held.end_position)
+        else:
+            try:
+                for _ in self.entries(first, end):
+                    pass
+                return None
+            except BatchCorrupt as hole:
+                at, until = hole.first, hole.end
+        known = self.pair_of(at.log_id)
         pair, last = Pair(self._storage, self.directory, known.anchor), self._last_of(known)
+        missing = False
         try:
-            commitlog, _ = pair.commitlog, pair.segment  # opened here: a lack of descriptors is not the disk's failure
+            _ = pair.commitlog, pair.segment  # opened here: a lack of descriptors is not the disk's failure
+        except FileNotFoundError:
+            missing = True
         except OSError:
             pair.close()
             raise
 
-        def rebuild() -> Damage:
+        def rebuild() -> Damage | None:
             try:
-                entries, outcome = rebuild_in(pair, hole.first.log_id, hole.end.log_id, last)
-                commitlog.pwrite(b"".join([entry.encode() for entry in entries]), pair.slot(hole.first.log_id))
-                commitlog.sync()
+                if missing:
+                    self._create_missing(pair)
+                if held:
+                    write_back(pair, held)
+                    return Damage(at, until, Outcome.PROVEN.value)
+                rebuilt = rebuild_in(pair, at.log_id, until.log_id, last, sure=not starting)
+                if rebuilt is None:
+                    return None
+                write_entries(pair, rebuilt[0])
+                return Damage(at, until, rebuilt[1].value)
+            except OSError as error:
+                text = f"{self.directory}: log ids [{at.log_id}, {until.log_id}) can not be written anew: {error}"
+                raise AppendFailed(text) from error
             finally:
                 pair.close()
-            return Damage(hole.first, hole.end, outcome.value)
 
-        return rebuild
+        return Rebuild(at.log_id, until.log_id, rebuild)
+
+    def _held(self, first: int, end: int) -> list[Batch]:
+        """The first batches of [first, end), of one pair, that memory has and the disk has not as they were."""
+        held: list[Batch] = []
+        for log_id in range(max(first, self.start.log_id), min(end, self.end.log_id)):
+            batch = self._shelf.by_log_id(log_id)
+            if batch is not None:
+                entry, pair = batch.entry, self.pair_of(log_id)
+                there = pair.read_entry(log_id) == entry and pair.read_data(entry.position, entry.size) == batch.data
+                if not there and (not held or pair is self.pair_of(held[0].entry.log_id)):
+                    held.append(batch)
+                    continue
+            if held:
+                break
+        return held
+
+    def _create_missing(self, pair: Pair) -> None:
+        """Put empty files in the place of those that are gone, for good. In any thread."""
+        names = self._storage.open_dir(self.directory)
+        try:
+            pair.create_missing()
+            names.sync()
+        finally:
+            names.close()
 
     # ---- giving up
 

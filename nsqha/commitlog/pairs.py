@@ -142,12 +142,7 @@ class Pair:
 
     def read_entries(self, log_id: int, n: int) -> list[Entry | None]:
         """Up to `n` slots from `log_id`; None for one that does not verify or names another log id."""
-        raw = self.read_slots(log_id, n)
-        entries = decode_all(raw)
-        for i, entry in enumerate(entries):
-            if entry is not None and entry.log_id != log_id + i:
-                entries[i] = None
-        return entries
+        return entries_in(self.read_slots(log_id, n), log_id)
 
     def read_entry(self, log_id: int) -> Entry | None:
         """The entry in one slot; None if it does not verify."""
@@ -183,6 +178,15 @@ class Pair:
 
     def __repr__(self) -> str:
         return f"Pair({self.first})"
+
+
+def entries_in(raw: bytes, log_id: int) -> list[Entry | None]:
+    """What slots from `log_id` on hold; None for one that does not verify or names another log id."""
+    entries = decode_all(raw)
+    for i, entry in enumerate(entries):
+        if entry is not None and entry.log_id != log_id + i:
+            entries[i] = None
+    return entries
 
 
 def drop_files(storage: Storage, directory: str, positions: list[int]) -> None:

@@ -13,7 +13,7 @@ that log ids stay dense.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from nsqha.commitlog.control import iter_frames
 from nsqha.commitlog.entry import (
     CRC_ZLIB,
+    ENTRY_BYTES,
     FAULTY,
     REBUILT,
     UNREADABLE,
@@ -30,6 +31,7 @@ from nsqha.commitlog.entry import (
     next_chain,
 )
 from nsqha.commitlog.lookup import verifies
+from nsqha.commitlog.pairs import entries_in
 from nsqha.errors import LogCorrupt
 from nsqha.frames import (
     ATTRIBUTES,
@@ -46,6 +48,8 @@ from nsqha.frames import (
 
 if TYPE_CHECKING:
     from nsqha.commitlog.pairs import Pair
+    from nsqha.commitlog.reader import Batch
+    from nsqha.commitlog.verdict import Damage
 
 _MESSAGE = struct.Struct(">q2x16s")  # behind size and type: timestamp, attempts, id
 _MESSAGE_MIN = 8 + _MESSAGE.size
@@ -57,6 +61,15 @@ class Outcome(Enum):
     PROVEN = "proven"
     REBUILT = "rebuilt"
     FAULTY = "faulty"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """What makes the damage of log ids [first, end) good; None when it is run: it is not as it was."""
+
+    first: int
+    end: int
+    run: Callable[[], Damage | None]
 
 
 @dataclass
@@ -98,22 +111,53 @@ def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[li
         if after is None
         else (after.first_offset - before.end_offset, after.position - before.end_position)
     )
+    if after is not None and not count and not size:
+        # What stood for these log ids was written, and they were not: a crash came in between.
+        return list(_entries(before, after, [Group(0, 0)], n, data, REBUILT)), Outcome.REBUILT
     group = Group(0, size, count, before.timestamp_ns, FAULTY)
     return list(_entries(before, after, [group], n, data, REBUILT)), Outcome.FAULTY
 
 
-def rebuild_in(pair: Pair, first: int, end: int, last: Entry) -> tuple[list[Entry], Outcome]:
-    """What goes into the slots [first, end) of a pair, of which none verifies and both neighbours do. `last`: the
-    pair's last entry, from another place."""
+def rebuild_in(
+    pair: Pair, first: int, end: int, last: Entry, *, sure: bool
+) -> tuple[list[Entry], Outcome] | None:
+    """What goes into the slots [first, end) of a pair, of which none verifies and both neighbours do; None if that is
+    not so when the disk is asked again. `last`: the pair's last entry, from another place. `sure`: nothing is FAULTY on
+    account of bytes that can not be read, as they may be there later: OSError."""
+    pair.commitlog.drop_cache()
+    slots = pair.read_slots(first, end - first)
     before = pair.anchor if first == pair.first.log_id else pair.read_entry(first - 1)
     after = last if end > last.log_id else pair.read_entry(end)
-    assert before is not None and after is not None, f"[{first}, {end}) is not all that does not verify in {pair}"
+    if before is None or after is None or any(entries_in(slots, first)):
+        return None
     entries: list[Entry] = []
     outcome = Outcome.PROVEN
     if first < after.log_id:
-        data = pair.read_data(before.end_position, after.position - before.end_position)
+        size = after.position - before.end_position
+        data = pair.read_data(before.end_position, size)
         entries, outcome = rebuild(before, after, after.log_id - first, data)
+        if outcome is Outcome.FAULTY and sure:
+            # Once more, without zeros in the place of what can not be read.
+            same = pair.commitlog.pread((end - first) * ENTRY_BYTES, pair.slot(first)) == slots
+            if not same or pair.segment.pread(size, before.end_position - pair.position) != data:
+                return None
     return entries + ([last] if after is last else []), outcome
+
+
+def write_entries(pair: Pair, entries: list[Entry]) -> None:
+    """Put consecutive entries into their slots, durably, and the anchor if it went with them."""
+    if pair.read_entry(pair.anchor.log_id) is None:
+        pair.commitlog.pwrite(pair.anchor.encode(), 0)
+    pair.commitlog.pwrite(b"".join([entry.encode() for entry in entries]), pair.slot(entries[0].log_id))
+    pair.commitlog.sync()
+
+
+def write_back(pair: Pair, batches: list[Batch]) -> None:
+    """Put consecutive batches where they were, durably; frames first, as an entry says that they are there."""
+    data = b"".join([batch.data for batch in batches])
+    pair.segment.pwrite(data, batches[0].entry.position - pair.position)
+    pair.segment.sync()
+    write_entries(pair, [batch.entry for batch in batches])
 
 
 def lost_entries(pair: Pair, first: int, end: int, last: Entry) -> Iterator[Entry]:

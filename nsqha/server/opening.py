@@ -163,9 +163,10 @@ class PartitionOpener:
             try:
                 return self.state_of(key, log_, alone=True)
             except BatchCorrupt as damage:
-                if (rebuild := log_.rebuilding(damage.first.log_id, damage.end.log_id)) is None:
+                if (rebuild := log_.rebuilding(damage.first.log_id, damage.end.log_id, starting=True)) is None:
                     raise  # not of entries: it would be met again
-                self._tell_damage(partition, rebuild())
+                if (rebuilt := rebuild.run()) is not None:
+                    self._tell_damage(partition, rebuilt)
 
     def state_vouched_for(
         self,

@@ -249,6 +249,10 @@ class SimStorage:
         """Let every read that touches this sector fail."""
         self._unreadable.setdefault(path, set()).add(sector)
 
+    def unspoil(self, path: str) -> None:
+        """Its sectors can be read again."""
+        self._unreadable.pop(path, None)
+
     def crash_after(self, n: int) -> None:
         """Let the n-th change from now be the moment of the crash."""
         self._crash_at = self.operations + n

@@ -114,7 +114,7 @@ def test_what_rebuilds_entries_opens_its_files_before_it_is_handed_to_another_th
     rebuild = log.rebuilding(1, 3)
     assert rebuild is not None
     storage.descriptors = 0
-    assert rebuild().what == "proven" and storage.descriptors == 2
+    assert (done := rebuild.run()) is not None and done.what == "proven" and storage.descriptors == 2
     storage.descriptors = MANY
     assert [(entry._replace(durable=0), data) for entry, data in contents(log)] == [
         (entry._replace(durable=0), data) for entry, data in before

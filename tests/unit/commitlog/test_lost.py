@@ -241,7 +241,7 @@ def test_what_stands_in_for_a_batch_here_is_not_kept_in_the_place_of_the_leaders
         damage(ours, log_id, entry=True)
     rebuild = ours.rebuilding(5, 8)
     assert rebuild is not None
-    rebuild()
+    rebuild.run()
     assert ours.entry(5).flags & FAULTY and ours.entry(6).stands_in
     run = copying.read_run(leader, 5, 8, 1 << 20, lost=True)
     batches = [(entry, data) for entry, data, _ in copying.batches(run.entries, run.data)]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import random
+
+import pytest
+
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.pairs import Pair
 from nsqha.commitlog.verdict import Damage
 from nsqha.commitlog.verify import verify
 from nsqha.server.own_damage import OwnDamage
+from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
 
 
 class Alone(Rig):
     """A partition of three pairs, whose messages nobody has read; its cache holds nothing."""
 
-    def __init__(self) -> None:
-        super().__init__(limits=LogLimits(segment_bytes=150))
+    def __init__(self, storage: SimStorage | None = None) -> None:
+        if storage is not None:
+            storage.make_dirs("topic")
+        super().__init__(storage=storage, limits=LogLimits(segment_bytes=150))
         self.told: list[Damage] = []
         self.mended: list[tuple[int, int]] = []
         self.partition.own_damage = OwnDamage(
@@ -114,3 +122,123 @@ def test_while_the_files_are_in_use_it_waits():
     assert rig.told == []
     rig.keep_house()
     assert [damage.what for damage in rig.told] == ["proven"]
+
+
+# ---- a disk that refuses
+
+
+def delays(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("later again" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "open"])
+def test_a_disk_that_refuses_is_asked_again_later_and_the_node_goes_on(
+    operation: str, caplog: pytest.LogCaptureFixture
+):
+    """The same of a lack of descriptors. Each time is told of, and the pause grows."""
+    storage = SimStorage()
+    rig = Alone(storage)
+    old = rig.log._pairs[1]
+    rig.rot(old, old.first.log_id, old.first.log_id + 1)
+    rig.partition.on_damage(old.first.log_id, old.first.log_id + 1)
+    files = storage.contents()
+    if operation == "pwrite":
+        storage.fail("pwrite", ".commitlog", code=errno.ENOSPC, times=99)
+        storage.rng = AllOrNothing()
+    else:
+        rig.log._using(old)
+        _ = old.commitlog, old.segment
+        descriptors, storage.descriptors = storage.descriptors, 0
+    for _ in range(20):
+        rig.clock.advance(1.0)
+        rig.keep_house()
+    assert delays(caplog) == 1
+    for _ in range(80):
+        rig.clock.advance(1.0)
+        rig.keep_house()
+        rig.partition.on_damage(old.first.log_id, old.first.log_id + 1)  # as readers do that meet it
+    assert delays(caplog) == 3 and rig.failures == [] and rig.partition.stopped is None
+    assert storage.contents() == files
+    storage.heal()
+    if operation == "open":
+        storage.descriptors = descriptors
+    for _ in range(130):
+        rig.clock.advance(1.0)
+        rig.keep_house()
+    assert [damage.what for damage in rig.told] == ["proven"] and not verify(rig.log).problems
+
+
+class AllOrNothing(random.Random):
+    """A write that fails writes nothing."""
+
+    def randrange(self, *args: int) -> int:  # type: ignore[override]
+        return 0
+
+
+def test_a_range_that_can_not_be_mended_now_holds_up_no_other():
+    storage = SimStorage()
+    rig = Alone(storage)
+    first, second = rig.log._pairs[:2]
+    rig.rot(first, first.first.log_id, first.first.log_id + 1)
+    rig.rot(second, second.first.log_id, second.first.log_id + 1)
+    storage.fail("pwrite", first.path(".commitlog"), code=errno.EIO, times=99)
+    rig.partition.on_damage(first.first.log_id, rig.log.end.log_id)
+    for _ in range(3):
+        rig.keep_house()
+    assert [damage.first.log_id for damage in rig.told] == [second.first.log_id]
+
+
+def test_whoever_can_not_take_in_what_was_mended_stops_nothing():
+    rig = Alone()
+
+    def refuses(log: PartitionLog, first: int, end: int) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    rig.partition.own_damage._mended = refuses
+    pair = rig.log._pairs[1]
+    rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
+    consumer = rig.consume(100)
+    rig.keep_house()
+    rig.turn()
+    assert rig.failures == [] and rig.partition.stopped is None
+    assert consumer.wire.bodies == [b"%d" % n * 20 for n in range(8)]
+
+
+def test_a_disk_that_fails_to_sync_ends_the_node():
+    storage = SimStorage()
+    rig = Alone(storage)
+    pair = rig.log._pairs[1]
+    rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
+    rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
+    storage.fail("sync", pair.path(".commitlog"))
+    rig.keep_house()
+    assert len(rig.failures) == 1
+
+
+def test_what_memory_has_still_is_written_back():
+    rig = Alone()
+    rig.publish(b"8" * 20)
+    rig.disk.sync()
+    rig.disk.work()
+    entry = rig.log.last
+    assert entry is not None
+    pair = rig.log.pair_of(entry.log_id)
+    rig.rot(pair, entry.log_id, entry.log_id + 1)
+    pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
+    rig.partition.on_damage(entry.log_id, entry.log_id + 1)
+    rig.keep_house()
+    rig.log._shelf.clear()
+    assert [damage.what for damage in rig.told] == ["proven"]
+    assert bodies(rig.log)[-1] == b"8" * 20 and rig.log.entry(entry.log_id) == entry
+
+
+def test_with_another_replica_nothing_is_made_up():
+    rig = Alone()
+    pair = rig.log._pairs[1]
+    rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
+    rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
+    rig.partition.own_damage.alone = lambda: False
+    rig.keep_house()
+    rig.partition.own_damage.alone = lambda: True
+    rig.keep_house()
+    assert rig.told == [] and len(verify(rig.log).problems) == 1
