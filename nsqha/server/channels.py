@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -309,12 +309,15 @@ class Channels:
         else:
             await self.carry_out(topic.name, topic.record.uid, what, channel)
 
-    async def carry_out(self, name: str, uid: int, what: Administration, channel: str) -> list[int]:
-        """Do it in what is led here; the numbers of those partitions. NotFound, Unavailable."""
+    async def carry_out(
+        self, name: str, uid: int, what: Administration, channel: str, numbers: Collection[int] | None = None
+    ) -> list[int]:
+        """Do it in what is led here of these partitions, None: of all; the numbers of those in which it is done.
+        NotFound, Unavailable: in none of them, or not in all if all were asked for."""
         topic = self._topics.of_uid(name, uid)
         if topic is None:
             raise NotFound(f"there is no topic {name} any more")
-        led = topic.led
+        led = [partition for partition in topic.led if numbers is None or partition.number in numbers]
         for partition in led:
             if not partition.serving:
                 raise Unavailable(f"partition {partition.number}: {partition.begins}")  # before any of them does it
@@ -327,6 +330,10 @@ class Channels:
                     cursors.empty(channel)
                 else:
                     cursors.channels[channel].paused = what == Administration.PAUSE_CHANNEL
-        await topic.commit_events()
+        ends = await asyncio.gather(*[partition.commit_events() for partition in led], return_exceptions=True)
         topic.wake(channel)
-        return [partition.number for partition in led]
+        done = [partition.number for partition, error in zip(led, ends, strict=True) if error is None]
+        for error in ends:
+            if error is not None and (numbers is None or not done):
+                raise error
+        return done

@@ -20,7 +20,7 @@ can not be reached in time fails the change; it stays in the record, so that try
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import NotFound, NsqhaError, Unavailable
@@ -35,8 +35,8 @@ RETRY_SECONDS = 0.05
 
 Follow = Callable[[str, int, int], Awaitable[list[int]]]
 KnownChannels = Callable[[str], Awaitable[list[str]]]
-CarryOut = Callable[[str, int, Administration, str], Awaitable[list[int]]]
-Ask = Callable[[str, float], Awaitable[Any]]
+CarryOut = Callable[[str, int, Administration, str, Collection[int]], Awaitable[list[int]]]
+Ask = Callable[[str, list[int], float], Awaitable[Any]]
 WhereLed = Callable[[str, int], Awaitable[dict[int, str]]]
 
 
@@ -61,10 +61,10 @@ class Reconciler:
         known_channels: KnownChannels,
     ) -> None:
         """`seconds`: for all of them to answer; `follow(topic, uid, version)` brings what is led here in line with a
-        record of at least that version of the channel list, `carry_out(topic, uid, what, channel)` does what is not in
-        the record; both say for which partitions. `led_elsewhere(topic, uid)` reads who leads on other nodes as of now:
-        partition -> address, without those that nobody leads or whose leader has no lease. `known_channels(topic)`:
-        what this node's lookup daemons know of a brand-new topic."""
+        record of at least that version of the channel list, `carry_out(topic, uid, what, channel, numbers)` does what
+        is not in the record in these of them; both say for which partitions. `led_elsewhere(topic, uid)` reads who
+        leads on other nodes as of now: partition -> address, without those that nobody leads or whose leader has no
+        lease. `known_channels(topic)`: what this node's lookup daemons know of a brand-new topic."""
         self._leaders = leaders
         self._peers = peers
         self._loop = loop
@@ -87,34 +87,37 @@ class Reconciler:
             topic_uid=topic.record.uid,
             version=topic.record.channels.version,
         )
-        await self._ask_all(topic, lambda at, left: self._peers.call(at, "Reconcile", request, timeout=left), set())
+        await self._ask_all(topic, lambda at, _, left: self._peers.call(at, "Reconcile", request, timeout=left), set())
 
     async def everybody_does(self, topic: Topic, what: Administration, channel: str = "") -> None:
-        """Returns when it is done in every partition, here and elsewhere, whoever leads it meanwhile. NotFound,
-        Unavailable."""
-        request = routing_pb2.AdministerRequest(
-            cluster_id=self._leaders.cluster_id,
-            topic=topic.name,
-            topic_uid=topic.record.uid,
-            what=what,  # type: ignore[arg-type]  # the same numbers
-            channel=channel,
-        )
+        """Returns when it is done in every partition, here and elsewhere, whoever leads it meanwhile: once in each, as
+        messages are acknowledged while others are waited for. NotFound, Unavailable."""
         uid = topic.record.uid
-        done = set(await self._carry_out(topic.name, uid, what, channel))
+        done: set[int] = set()
 
         async def lacking() -> str:
             missing = set(range(self._leaders.partitions(topic.name))) - done
-            if any(topic.leads(number) is not None for number in missing):  # only since then
+            if any(topic.leads(number) is not None for number in missing):
                 try:
-                    done.update(await self._carry_out(topic.name, uid, what, channel))
+                    done.update(await self._carry_out(topic.name, uid, what, channel, missing))
                 except Unavailable as error:
                     return str(error)
             missing -= done
-            return f"nobody leads partitions {sorted(missing)}" if missing else ""
+            return f"partitions {sorted(missing)} have no leader that could be asked" if missing else ""
 
-        await self._ask_all(
-            topic, lambda at, left: self._peers.call(at, "Administer", request, timeout=left), done, lacking
-        )
+        def ask(at: str, numbers: list[int], left: float) -> Awaitable[Any]:
+            request = routing_pb2.AdministerRequest(
+                cluster_id=self._leaders.cluster_id,
+                topic=topic.name,
+                topic_uid=uid,
+                what=what,  # type: ignore[arg-type]  # the same numbers
+                channel=channel,
+                partitions=numbers,
+            )
+            return self._peers.call(at, "Administer", request, timeout=left)
+
+        await lacking()  # what is led here does not wait for others
+        await self._ask_all(topic, ask, done, lacking)
 
     async def _ask_all(
         self, topic: Topic, ask: Ask, done: set[int], lacking: Callable[[], Awaitable[str]] = nothing
@@ -137,7 +140,8 @@ class Reconciler:
                 numbers = sorted(number for numbers in waiting.values() for number in numbers)
                 which = f"partitions {numbers} of {topic.name}" if waiting else topic.name
                 raise Unavailable(f"the leaders of {which} did not follow in time: {why}")
-            for outcome in await asyncio.gather(*[ask(at, left) for at in waiting], return_exceptions=True):
+            asking = [ask(at, numbers, left) for at, numbers in waiting.items()]
+            for outcome in await asyncio.gather(*asking, return_exceptions=True):
                 if isinstance(outcome, NsqhaError):
                     why = str(outcome)
                 elif isinstance(outcome, BaseException):
@@ -167,7 +171,8 @@ class Reconciler:
         self, peer: PeerIdentity, request: routing_pb2.AdministerRequest
     ) -> routing_pb2.AdministerReply:
         self._check(request.cluster_id)
-        numbers = await self._carry_out(request.topic, request.topic_uid, Administration(request.what), request.channel)
+        what = Administration(request.what)
+        numbers = await self._carry_out(request.topic, request.topic_uid, what, request.channel, request.partitions)
         return routing_pb2.AdministerReply(partitions=numbers)
 
     async def _answer_known_channels(

@@ -679,11 +679,16 @@ class AdministerRequest(_message.Message):
     TOPIC_UID_FIELD_NUMBER: _builtins.int
     WHAT_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.int
     topic: _builtins.str
     topic_uid: _builtins.int
     what: Global___Administration.ValueType
     channel: _builtins.str
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in these, as far as it leads them"""
+
     def __init__(
         self,
         *,
@@ -692,10 +697,11 @@ class AdministerRequest(_message.Message):
         topic_uid: _builtins.int = ...,
         what: Global___Administration.ValueType = ...,
         channel: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "cluster_id", b"cluster_id", "topic", b"topic", "topic_uid", b"topic_uid", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "cluster_id", b"cluster_id", "partitions", b"partitions", "topic", b"topic", "topic_uid", b"topic_uid", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

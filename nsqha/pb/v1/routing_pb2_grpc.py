@@ -99,7 +99,8 @@ class RoutingServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Administer(self, request, context):
-        """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat.
+        """Something that is not in the record is to be done to a topic or channel, in logs led here. Who asks does not ask
+        again for those in which it was done: an empty takes what came since.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

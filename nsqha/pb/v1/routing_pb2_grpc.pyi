@@ -47,7 +47,9 @@ class RoutingStub:
     Leaders: _grpc.UnaryUnaryMultiCallable[_routing_pb2.LeadersRequest, _routing_pb2.LeadersReply]
     """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself."""
     Administer: _grpc.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]
-    """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
+    """Something that is not in the record is to be done to a topic or channel, in logs led here. Who asks does not ask
+    again for those in which it was done: an empty takes what came since.
+    """
     KnownChannels: _grpc.UnaryUnaryMultiCallable[_routing_pb2.KnownChannelsRequest, _routing_pb2.KnownChannelsReply]
     """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
     knows no others.
@@ -67,7 +69,9 @@ class RoutingAsyncStub(RoutingStub):
     Leaders: _aio.UnaryUnaryMultiCallable[_routing_pb2.LeadersRequest, _routing_pb2.LeadersReply]  # type: ignore[assignment]
     """Who leads, by the records as the one who is asked knows them: for a node that can not read them itself."""
     Administer: _aio.UnaryUnaryMultiCallable[_routing_pb2.AdministerRequest, _routing_pb2.AdministerReply]  # type: ignore[assignment]
-    """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
+    """Something that is not in the record is to be done to a topic or channel, in logs led here. Who asks does not ask
+    again for those in which it was done: an empty takes what came since.
+    """
     KnownChannels: _aio.UnaryUnaryMultiCallable[_routing_pb2.KnownChannelsRequest, _routing_pb2.KnownChannelsReply]  # type: ignore[assignment]
     """The channels that lookup daemons know of a topic that is about to be made: for a lookup daemon of the cluster, which
     knows no others.
@@ -114,7 +118,9 @@ class RoutingServicer(metaclass=_abc_1.ABCMeta):
         request: _routing_pb2.AdministerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_routing_pb2.AdministerReply, _abc.Awaitable[_routing_pb2.AdministerReply]]:
-        """Something that is not in the record is to be done to a topic or channel, in all logs led here. Safe to repeat."""
+        """Something that is not in the record is to be done to a topic or channel, in logs led here. Who asks does not ask
+        again for those in which it was done: an empty takes what came since.
+        """
 
     @_abc_1.abstractmethod
     def KnownChannels(

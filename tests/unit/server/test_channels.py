@@ -12,10 +12,11 @@ import pytest
 
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.store import MemoryStore
-from nsqha.errors import NotFound
+from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options
 from nsqha.server.changes import Changes
 from nsqha.server.channels import Channels
+from nsqha.server.leaders import Administration
 from nsqha.server.metadata import Metadata as RealMetadata
 from tests.unit.server.replica_rig import run
 
@@ -47,6 +48,55 @@ def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
         assert await channels.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
         with pytest.raises(NotFound):
             await channels.led_elsewhere("t", 8)
+
+    run(scenario)
+
+
+class Emptied:
+    """A partition that is led here: how often it was emptied; with `error` its log takes nothing."""
+
+    begins = "the leader has only just been elected"
+
+    def __init__(self, number: int, error: Exception | None = None) -> None:
+        self.number = number
+        self.serving = True
+        self.times = 0
+        self.cursors = SimpleNamespace(topic_empty=self._empty)
+        self._error = error
+
+    def _empty(self) -> None:
+        self.times += 1
+
+    async def commit_events(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def test_what_is_in_no_record_is_done_in_the_partitions_that_were_asked_for_and_told_of_those_that_did_it() -> None:
+    async def scenario() -> None:
+        led = [Emptied(0), Emptied(1), Emptied(2, Unavailable("closed")), Emptied(5)]
+        topic = SimpleNamespace(led=led, name="t", record=SimpleNamespace(uid=7), wake=lambda channel: None)
+        channels = Channels(
+            cast(Any, SimpleNamespace(of_uid=lambda name, uid: topic)),
+            Options(),
+            node_uid=1,
+            rng=random.Random(1),
+            metadata=cast(Any, None),
+            changes=Changes(asyncio.get_running_loop()),
+        )
+
+        async def empty(numbers: list[int] | None = None) -> list[int]:
+            return await channels.carry_out("t", 7, Administration.EMPTY_TOPIC, "", numbers)
+
+        assert await empty([1, 2, 3]) == [1]
+        assert [partition.times for partition in led] == [0, 1, 1, 0]
+        for failing in ([2, 3], None):
+            with pytest.raises(Unavailable):
+                await empty(failing)
+        led[3].serving = False
+        assert await empty([0]) == [0]
+        with pytest.raises(Unavailable):
+            await empty([0, 5])
 
     run(scenario)
 

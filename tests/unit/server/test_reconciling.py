@@ -37,7 +37,7 @@ class FollowNode:
             loop=loop,
             seconds=SECONDS,
             follow=self.follow,
-            carry_out=self.follow,
+            carry_out=self.carry_out,
             led_elsewhere=self.led_elsewhere,
             known_channels=self.known_channels,
         )
@@ -64,6 +64,11 @@ class FollowNode:
             raise self.error
         return list(self.leads)
 
+    async def carry_out(self, topic: str, uid: int, *what: Any) -> list[int]:
+        numbers = what[-1]
+        led = await self.follow(topic, uid, *what[:-1], sorted(numbers))
+        return [number for number in led if number in numbers]
+
     async def stop(self) -> None:
         await self.peers.close()
         self.server.close()
@@ -84,8 +89,10 @@ def test_every_other_leader_is_asked_once():
         nodes.appoint("t", 4, 3)
         nodes[3].leads.append(4)
         await nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_CHANNEL, "c")
-        deed = ("t", TOPIC_UID, Administration.EMPTY_CHANNEL, "c")
-        assert [nodes[n].asked for n in (1, 2, 3)] == [[deed], [("t", TOPIC_UID, 9), deed], [("t", TOPIC_UID, 9), deed]]
+        deed, follow = ("t", TOPIC_UID, Administration.EMPTY_CHANNEL, "c"), ("t", TOPIC_UID, 9)
+        assert nodes[1].asked == [(*deed, [0, 1, 2, 3, 4])]
+        assert nodes[2].asked == [follow, (*deed, [1, 3])]
+        assert nodes[3].asked == [follow, (*deed, [2, 4])]
 
     nodes_of(3).run(story)
 
@@ -123,6 +130,58 @@ def test_what_is_in_no_record_is_done_here_by_who_came_to_lead_while_the_leader_
         before = len(nodes[1].asked)
         await waiting
         assert len(nodes[1].asked) == before + 1
+
+    nodes_of(2).run(story)
+
+
+def test_what_is_done_is_not_done_again_while_others_are_waited_for():
+    """An empty takes the messages that were acknowledged meanwhile."""
+
+    async def story(nodes: Any) -> None:
+        for number, node in enumerate((1, 2, None, None)):
+            nodes.appoint("t", number, node)
+        nodes[1].leads, nodes[2].leads = [0], [1]
+        emptied = asyncio.ensure_future(nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC))
+        await asyncio.sleep(0.3)
+        for number, node in ((2, 1), (3, 2)):  # elected only now
+            nodes[node].leads.append(number)
+            nodes[node].leaders.appoint("t", number, node)
+            nodes[1].leaders.appoint("t", number, node)
+        await emptied
+        assert [asked[-1] for asked in nodes[1].asked] == [[0, 1, 2, 3], [2]]
+        assert [asked[-1] for asked in nodes[2].asked] == [[1], [3]]
+
+    nodes_of(2).run(story)
+
+
+def test_an_own_epoch_that_has_only_begun_is_waited_for_as_another_leaders_is():
+    async def story(nodes: Any) -> None:
+        nodes.appoint("t", 0, 1)
+        nodes.appoint("t", 1, 2)
+        nodes[1].leads, nodes[2].leads = [0], [1]
+        nodes[1].error = Unavailable("its epoch has only begun")
+        emptied = asyncio.ensure_future(nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC))
+        await asyncio.sleep(0.3)
+        assert not emptied.done() and len(nodes[2].asked) == 1
+        nodes[1].error = None
+        await emptied
+
+    nodes_of(2).run(story)
+
+
+def test_what_is_led_here_is_done_although_another_leader_is_not_reached():
+    async def story(nodes: Any) -> None:
+        nodes.appoint("t", 0, 1)
+        nodes.appoint("t", 1, 2)
+        nodes.appoint("t", 2, None)
+        nodes[1].leads = [0]
+        nodes.net.crash("n2")
+        with pytest.raises(Unavailable, match=r"leaders of partitions \[1\] of t did not follow in time"):
+            await nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC)
+        assert len(nodes[1].asked) == 1
+        nodes.appoint("t", 1, None)
+        with pytest.raises(Unavailable, match=r"partitions \[1, 2\] have no leader that could be asked"):
+            await nodes[1].reconciler.everybody_does(nodes[1].topic, Administration.EMPTY_TOPIC)
 
     nodes_of(2).run(story)
 
