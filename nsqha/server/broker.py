@@ -162,8 +162,9 @@ class Broker:
             rng=random.Random(self.rng.getrandbits(64)),
         )
         scrubber.on_damage = self._found_damage
-        self.opener.on_mended = scrubber.mended
-        if self.cluster is not None:
+        if self.cluster is None:
+            self.opener.on_mended = scrubber.mended
+        else:
             self.cluster.replicas.damage.on_mended = scrubber.mended
         return scrubber
 

@@ -1,6 +1,7 @@
 """The batches of this node's replicas that do not verify, until they are mended from other replicas.
 
     recovery, scrub, readers, pushes --found--> damaged --Repairer--> as it was: readers in front of it go on
+                                                      '-- no other replica: OwnDamage of who leads --> made good
 
 Owner of what is known to be damaged. A range is mended where it is as soon as anybody has it, led or not. What nobody
 has, the leader may have given up (LOST, see `giving_up`) or trimmed: then a follower does as its leader did.
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.verdict import Report
     from nsqha.server.log_trust import LogTrust
+    from nsqha.server.own_damage import OwnDamage
+    from nsqha.server.partition import Partition
     from nsqha.server.replica_runtime import ReplicaRuntime
     from nsqha.server.replicas import Replicas
 
@@ -51,6 +54,7 @@ class Damage:
         self._nodes = runtime.nodes
         self._on_failure = runtime.on_failure
         self._bad: dict[PartitionKey, RangeSet] = {}  # log ids that are known not to verify
+        runtime.opener.on_mended = self._mended_alone
         self._repairer = Repairer(
             runtime.peers,
             cluster_id=runtime.cluster_id,
@@ -85,8 +89,17 @@ class Damage:
         bad = self._bad.setdefault(key, RangeSet())
         news = bad.end_of_range(first) < end
         bad.add(first, end)
-        self._see_to(key, log_)
+        if (own := self._own(key)) is not None:
+            own.found(first, end)  # also what was looked at before: it was good since, perhaps
+        else:
+            self._see_to(key, log_)
         return news
+
+    def leads(self, key: PartitionKey, partition: Partition) -> None:
+        """It is led here: what is found of it is mended by others, or, as long as there are none, by itself."""
+        partition.on_damage = lambda first, end: self.found(key, first, end)
+        if partition.own_damage is not None:
+            partition.own_damage.alone = lambda: self._only_here(key)
 
     def known(self, key: PartitionKey) -> list[tuple[int, int]]:
         """The log ids that are known not to verify."""
@@ -125,6 +138,10 @@ class Damage:
     # ---- repair
 
     def _see_to(self, key: PartitionKey, log_: PartitionLog) -> None:
+        if (own := self._own(key)) is not None:
+            for first, end in self._bad[key]:
+                own.known(first, end)
+            return
         if not self._others(key):
             return
         committed = self._replicas.committed_of(key)
@@ -197,6 +214,22 @@ class Damage:
                 log.info("not_mended", "%s: %s", log_.directory, error)
             else:
                 follower.mended()
+
+    def _only_here(self, key: PartitionKey) -> bool:
+        """Whether no other node has a replica, or is to have one."""
+        topic = self._replicas.record_of(key)
+        if topic is None or key[1] not in topic.record.partitions:
+            return False
+        meta = topic.record.partitions[key[1]]
+        return {*meta.replicas, *meta.isr} == {self._node}
+
+    def _own(self, key: PartitionKey) -> OwnDamage | None:
+        """Who sees to a partition that is led here and that nobody else has."""
+        leadership = self._replicas.leading.get(key)
+        return leadership.partition.own_damage if leadership is not None and self._only_here(key) else None
+
+    def _mended_alone(self, log_: PartitionLog, first: int, end: int) -> None:
+        self.mended((log_.identity.topic_uid, log_.identity.partition), first, end)
 
     def _others(self, key: PartitionKey) -> list[str]:
         """Where the other replicas of a partition are, members of the ISR first."""

@@ -372,10 +372,14 @@ class PartitionOpener:
             sync=sync,
             held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,
         )
-        if {node, *meta.replicas, *meta.isr} == {node}:
-            told = lambda damage: self._tell_damage(f"{record.name}/{number}", damage)  # noqa: E731
-            partition.own_damage = OwnDamage(partition, told, lambda *mended: self.on_mended(*mended))
-            partition.on_damage = partition.own_damage.found
+        alone = {node, *meta.replicas, *meta.isr} == {node}
+        partition.own_damage = OwnDamage(
+            partition,
+            told=lambda damage: self._tell_damage(f"{record.name}/{number}", damage),
+            mended=lambda *mended: self.on_mended(*mended),
+            alone=lambda: alone,  # for as long as nobody has a newer record: `Damage.leads`
+        )
+        partition.on_damage = partition.own_damage.found
         return partition
 
     def retention_of(self, record: TopicRecord) -> Retention:

@@ -60,6 +60,8 @@ class OwnDamage:
 
     def found(self, first: int, end: int) -> None:
         """Batches [first, end) do not verify."""
+        if not self.alone():
+            return
         self._seen.add(first, end)
         self._noted.add(first, end)
         for later in self._put_off:
@@ -72,6 +74,8 @@ class OwnDamage:
 
     def step(self) -> None:
         """About once a second: rebuild one range, if one is noted."""
+        if not self._seen:
+            return
         if not self.alone():
             self._noted, self._put_off, self._seen = RangeSet(), RangeSet(), RangeSet()
             return

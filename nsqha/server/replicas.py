@@ -388,7 +388,7 @@ class Replicas:
             took,
             took_ms=took,
         )
-        partition.on_damage = lambda first, end: self.damage.found(key, first, end)
+        self.damage.leads(key, partition)
         topic.add_led(partition)
         started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
         leadership.start()
