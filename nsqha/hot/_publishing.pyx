@@ -52,13 +52,16 @@ cdef class Slot:
 
 @cython.final
 cdef class Replies:
+    cdef public object write
+    cdef public bint behind
     cdef public object on_empty
     cdef object _client
     cdef Slot _first
     cdef Slot _last
 
-    def __init__(self, client):
+    def __init__(self, client, write):
         self._client = client
+        self.write = write
 
     def __bool__(self):
         return self._first is not None
@@ -88,7 +91,7 @@ cdef class Replies:
         if self._first is not None:
             self._place("", data, True, True)
         else:
-            self._client.send_messages(data)
+            self.write(data)
             self._client.close()
 
     def clear(self):
@@ -98,8 +101,8 @@ cdef class Replies:
             slot._next, slot = None, slot._next
 
     cdef inline int _send(self, bytes data) except -1:
-        self._client.send_messages(data)
-        if not self._client.writable:
+        self.write(data)
+        if self.behind:
             self._client.heed_unread()
         return 0
 
@@ -119,7 +122,7 @@ cdef class Replies:
             data = b"".join(out)
         if closing:
             self.clear()
-            self._client.send_messages(data)
+            self.write(data)
             self._client.close()
             return 0
         self._send(data)
@@ -156,6 +159,7 @@ cdef class PublishQueue:
     cdef public bint scheduled
     cdef public bint closed
     cdef object _budget
+    cdef Py_ssize_t _bytes_max
     cdef object _schedule
     cdef list _waiters
     cdef list _delays
@@ -164,6 +168,7 @@ cdef class PublishQueue:
         self.runs = []
         self.bytes_waiting = 0
         self._budget = budget
+        self._bytes_max = budget.bytes_max
         self._schedule = schedule
         self._waiters = []
         self._delays = []
@@ -174,15 +179,20 @@ cdef class PublishQueue:
         self._add(frames, reply, since)
 
     cdef inline int _add(self, bytes frames, reply, since) except -1:
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(frames)
+        """Whether the budget is spent now."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(frames), used = self._budget.used + size
         self.runs.append(frames)
         self._waiters.append((reply, since))
         self.bytes_waiting += size
-        self._budget.used += size
+        self._budget.used = used
         if not self.scheduled:
             self.scheduled = True
             self._schedule()
-        return 0
+        return used > self._bytes_max
+
+    @property
+    def full(self):
+        return self._budget.used > self._bytes_max
 
     def take(self, Py_ssize_t most):
         cdef Py_ssize_t size = 0, n = 0
@@ -230,9 +240,10 @@ cdef class Publisher:
     cdef Replies _replies
     cdef dict _counts
     cdef object _time
+    cdef object _on_full
 
     def __init__(self, bytes line not None, str topic not None, int64_t size_max, PublishQueue queue not None,
-                 Replies replies not None, dict counts not None, time not None):
+                 Replies replies not None, dict counts not None, time not None, on_full not None):
         self.taken_at = 0.0
         self._line = line
         self._topic = topic
@@ -241,6 +252,7 @@ cdef class Publisher:
         self._replies = replies
         self._counts = counts
         self._time = time
+        self._on_full = on_full
 
     def take(self, bytes data not None):
         cdef const uint8_t* d = <const uint8_t*>PyBytes_AS_STRING(data)
@@ -254,5 +266,6 @@ cdef class Publisher:
         slot = self._replies._place("PUB", OK if run.count == 1 else OK * run.count, False, False)
         self._counts[self._topic] += run.count
         self.taken_at = self._time()
-        self._queue._add(frames_of(d, prefix_size, run), slot, self.taken_at)
+        if self._queue._add(frames_of(d, prefix_size, run), slot, self.taken_at):
+            self._on_full()
         return True

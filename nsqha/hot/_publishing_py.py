@@ -30,11 +30,6 @@ _OKS = [OK * n for n in range(256)]
 class Client(Protocol):
     """Whom `Replies` writes to."""
 
-    writable: bool
-
-    def send_messages(self, data: bytes, /) -> object:
-        """Write to the socket."""
-
     def heed_unread(self) -> None:
         """Something was written although the client is behind with reading."""
 
@@ -46,9 +41,10 @@ class Client(Protocol):
 
 
 class Budget(Protocol):
-    """How many bytes of publishes are under way."""
+    """How many bytes of publishes are under way, and how many may be."""
 
     used: int
+    bytes_max: int
 
 
 class Reply(Protocol):
@@ -88,11 +84,17 @@ class Slot:
 
 
 class Replies:
-    """The replies that one client is owed, in command order. `on_empty` is called when all that were owed have left."""
+    """The replies that one client is owed, in command order.
 
-    __slots__ = ("_client", "_slots", "on_empty")
+    `write`: to its socket; `behind`: it does not read what is written. Both are the client's to change. `on_empty` is
+    called when all that were owed have left.
+    """
 
-    def __init__(self, client: Client) -> None:
+    __slots__ = ("_client", "_slots", "behind", "on_empty", "write")
+
+    def __init__(self, client: Client, write: Callable[[bytes], object]) -> None:
+        self.write = write
+        self.behind = False
         self.on_empty: Callable[[], None] | None = None
         self._client = client
         self._slots: deque[Slot] = deque()
@@ -121,7 +123,7 @@ class Replies:
         if self._slots:
             self._slots.append(Slot(self, "", data, True, True))
         else:
-            self._client.send_messages(data)
+            self.write(data)
             self._client.close()
 
     def clear(self) -> None:
@@ -129,8 +131,8 @@ class Replies:
         self._slots.clear()
 
     def _send(self, data: bytes) -> None:
-        self._client.send_messages(data)
-        if not self._client.writable:
+        self.write(data)
+        if self.behind:
             self._client.heed_unread()
 
     def _settle(self, slot: Slot) -> None:
@@ -147,7 +149,7 @@ class Replies:
         data = out[0] if len(out) == 1 else b"".join(out)
         if closing:
             slots.clear()
-            self._client.send_messages(data)
+            self.write(data)
             self._client.close()
             return
         self._send(data)
@@ -203,6 +205,11 @@ class PublishQueue:
             self.scheduled = True
             self._schedule()
 
+    @property
+    def full(self) -> bool:
+        """Whether the node's budget is spent."""
+        return self._budget.used > self._budget.bytes_max
+
     def take(self, most: int) -> Taken:
         """The next batch's runs: all that wait, or as many as have no more than `most` bytes, but at least one."""
         if self.bytes_waiting <= most:
@@ -240,10 +247,10 @@ class Publisher:
     """What one connection publishes to one queue with PUB, as long as nothing else comes.
 
     `line`: of the command, as the session knows it to be valid, newline included. `counts`: messages by topic. `time`:
-    the loop's.
+    the loop's. `on_full`: the node's budget is spent.
     """
 
-    __slots__ = ("_counts", "_line", "_queue", "_replies", "_size_max", "_time", "_topic", "taken_at")
+    __slots__ = ("_counts", "_line", "_on_full", "_queue", "_replies", "_size_max", "_time", "_topic", "taken_at")
 
     def __init__(
         self,
@@ -254,6 +261,7 @@ class Publisher:
         replies: Replies,
         counts: dict[str, int],
         time: Callable[[], float],
+        on_full: Callable[[], object],
     ) -> None:
         self.taken_at = 0.0  # on the loop's clock
         self._line = line
@@ -263,6 +271,7 @@ class Publisher:
         self._replies = replies
         self._counts = counts
         self._time = time
+        self._on_full = on_full
 
     def take(self, data: bytes) -> bool:
         """Publish what was received, if it is nothing but whole PUBs with this line; else False: nothing was done."""
@@ -275,6 +284,8 @@ class Publisher:
         self._counts[self._topic] += count
         self.taken_at = self._time()
         self._queue.add(frames, slot, self.taken_at, None)
+        if self._queue.full:
+            self._on_full()
         return True
 
 

@@ -68,10 +68,10 @@ class Connection(asyncio.Protocol):
         self.session = Session(broker.limits, self)
         self.session.tls_required_now = broker.options.tls_required != TlsRequired.NO
         self.session.checks_publish = self.permissions.needed
-        self.send_messages: Callable[[Any], None] = _nowhere  # to the socket, by way of the codec; replies go there too
+        self.send_messages: Callable[[Any], None] = _nowhere  # to the socket, by way of the codec
         self._budget = broker.budget
         self._transport: asyncio.Transport | None = None
-        self._replies = hot.Replies(self)
+        self._replies = hot.Replies(self, _nowhere)
         self._verdicts: Verdicts | None = None  # of `consumer`
         self._when_answered: Callable[[], None] | None = None
         self._targets: dict[str, tuple[Partition | Lane, hot.Publisher | None]] = {}
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._transport = transport
-        self.send_messages = transport.write
+        self._write_by(transport.write)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         if self.closed or not self.remote_address:
             peer = transport.get_extra_info("peername")
@@ -108,8 +108,6 @@ class Connection(asyncio.Protocol):
         publisher = self._publisher
         if publisher is not None and not self.session.busy and not self.blocked and publisher.take(data):
             self._heartbeat.heard_at = publisher.taken_at
-            if self._budget.used > self._budget.bytes_max:
-                self._wait_for_room()
         elif self._codec is None:
             self._receive(data)
         else:
@@ -157,7 +155,7 @@ class Connection(asyncio.Protocol):
         self.closed = True
         self.writable = False
         self._transport = None
-        self.send_messages = _nowhere
+        self._write_by(_nowhere)
         self._replies.clear()
         self._heartbeat.cancel()
         if self._closing is not None:
@@ -168,9 +166,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writable = False
+        self._replies.behind = True
 
     def resume_writing(self) -> None:
         self.writable = not self.closed
+        self._replies.behind = False
         if self._stuffed:
             self._stuffed = False
             self._unblock()
@@ -179,6 +179,10 @@ class Connection(asyncio.Protocol):
             if consumer.remote is not None:
                 consumer.remote.resumed()
             consumer.wake()
+
+    def _write_by(self, write: Callable[[Any], None]) -> None:
+        """From now on, what leaves goes this way."""
+        self.send_messages = self._replies.write = write
 
     def _send_compressed(self, data: Any) -> None:
         assert self._codec is not None and self._transport is not None
@@ -357,7 +361,8 @@ class Connection(asyncio.Protocol):
             return None
         line = b"PUB %b\n" % topic.encode()
         size_max = self.broker.limits.msg_bytes_max
-        return hot.Publisher(line, topic, size_max, queue, self._replies, self.pub_counts, self._loop.time)
+        counts, time = self.pub_counts, self._loop.time
+        return hot.Publisher(line, topic, size_max, queue, self._replies, counts, time, self._wait_for_room)
 
     async def _room(self, then: Callable[[], None], command: str) -> Callable[[], None]:
         try:
@@ -515,7 +520,7 @@ class Connection(asyncio.Protocol):
             return lambda: self.connection_lost(None)
         assert upgraded is not None
         self._transport = upgraded
-        self.send_messages = upgraded.write
+        self._write_by(upgraded.write)
         upgraded.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         self.tls = upgraded.get_extra_info("ssl_object")
         self.session.tls_required_now = False
@@ -531,7 +536,7 @@ class Connection(asyncio.Protocol):
         rest = self.session.take_unread()
         self.forget_targets()  # what comes now has to be decompressed first
         self._codec = new_codec(agreed.codec, agreed.deflate_level)
-        self.send_messages = self._send_compressed
+        self._write_by(self._send_compressed)
         self.send_messages(encoder.OK)
         if rest:
             self._decompress(rest)

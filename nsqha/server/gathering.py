@@ -64,6 +64,10 @@ class Gathering:
             self._turns = TURNS
             self._for_last = self._last.tries()
 
+    def stop(self) -> None:
+        """The next flush waits for nobody."""
+        self._turns = 0
+
     def waits(self, runs: int, size: int) -> bool:
         """Whether to look again in the next turn, with so much waiting now."""
         if not self._turns:

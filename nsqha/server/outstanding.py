@@ -6,7 +6,7 @@ A publisher that can not be told keeps no other one from its answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from nsqha import hot
 from nsqha.commitlog.entry import Entry
@@ -63,6 +63,14 @@ def settle(futures: Iterable[asyncio.Future[None]], why: str | None = None) -> N
             future.set_result(None)
         else:
             future.set_exception(Unavailable(why))
+
+
+def settle_behind(batches: Sequence[Outstanding], futures: list[asyncio.Future[None]]) -> None:
+    """There is nothing more to write for these: they end with what is written, the last batch included."""
+    if batches:
+        batches[-1].done += futures
+    else:
+        settle(futures)
 
 
 def _not_told(error: Exception) -> None:

@@ -42,7 +42,7 @@ from nsqha.server.disk import DiskRounds, LazySync
 from nsqha.server.file_jobs import FileJobs
 from nsqha.server.gathering import Gathering
 from nsqha.server.measures import Measures
-from nsqha.server.outstanding import Outstanding, refuse, settle
+from nsqha.server.outstanding import Outstanding, refuse, settle, settle_behind
 from nsqha.server.own_damage import OwnDamage
 from nsqha.server.pending_events import Events, PendingEvents
 from nsqha.server.publish_queue import BATCH_BYTES, NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken, Waiter
@@ -203,34 +203,38 @@ class Partition:
         return future
 
     def _schedule_flush(self) -> None:
+        """Write at the end of this tick, and wait for no publisher."""
+        self._gathering.stop()
         if not self._queue.scheduled:
             self._queue.scheduled = True
             self._flush_soon()
 
     def _flush_soon(self) -> None:
-        self._loop.call_soon(self._flush)
+        self._loop.call_soon(self._end_of_tick)
+
+    def _end_of_tick(self) -> None:
+        self._queue.scheduled = False
+        self._flush()
 
     def _flush(self) -> None:
-        self._queue.scheduled = False
+        queue = self._queue
         try:
-            self._flush_waiting()
+            while True:
+                # Who waits for an OK passes here in two or three turns: as few calls as can be.
+                if queue.runs and not self._outstanding and self._gathering.waits(len(queue.runs), queue.bytes_waiting):
+                    if not queue.scheduled:
+                        queue.scheduled = True
+                        self._flush_soon()
+                    return
+                urgent = self._events.urgent or (self.serving and self.cursors.urgent)  # before, nothing takes them
+                if self._files.busy or self.closed or self._holding or not (queue.runs or urgent):
+                    return
+                if not urgent and self._outstanding and queue.bytes_waiting < self._flush_bytes:
+                    return
+                if not self._write(force_events=self._events.forced()):
+                    return
         except Exception as error:
             self._stop(error)
-
-    def _flush_waiting(self) -> None:
-        while True:
-            urgent = self._events.urgent or (self.serving and self.cursors.urgent)  # before, nothing takes them
-            if self._files.busy or self.closed or self._holding or not (self._queue.runs or urgent):
-                return
-            if not urgent:
-                queue = self._queue
-                if self._outstanding and queue.bytes_waiting < self._flush_bytes:
-                    return
-                if self._gathering.waits(len(queue.runs), queue.bytes_waiting):
-                    self._schedule_flush()
-                    return
-            if not self._write(force_events=self._events.forced()):
-                return
 
     @property
     def waiting_bytes(self) -> int:
@@ -255,7 +259,7 @@ class Partition:
         )
         taken = self._queue.take(BATCH_BYTES) if publishes else Taken([], [], [], 0)
         if not taken.runs and not events.frames:
-            self._settle(events.done)
+            settle_behind(self._outstanding, events.done)
             return True
         try:
             entry, data = self._append(now, events, taken)
@@ -308,13 +312,6 @@ class Partition:
             durable=self.leader.durable,
         )
         return entry, data
-
-    def _settle(self, done: list[asyncio.Future[None]]) -> None:
-        """There is nothing more to write for these: they end with what is written, the last batch included."""
-        if self._outstanding:
-            self._outstanding[-1].done += done
-        else:
-            settle(done)
 
     def _refuse(self, waiters: list[Waiter], size: int, why: str) -> None:
         """Answer publishes that were not written, or nobody knows whether."""

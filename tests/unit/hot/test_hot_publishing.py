@@ -17,13 +17,12 @@ class Client:
     """Remembers what was written to it."""
 
     def __init__(self) -> None:
-        self.writable = True
         self.written: list[bytes] = []
         self.failed: list[tuple[str, str]] = []
         self.heeded = 0
         self.closed = False
 
-    def send_messages(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         assert not self.closed
         self.written.append(bytes(data))
 
@@ -50,7 +49,7 @@ class Nobody:
 def filled(
     publishing: ModuleType, sizes: list[int], since: list[float] | None = None
 ) -> tuple[Any, list[Nobody], SimpleNamespace]:
-    budget = SimpleNamespace(used=0)
+    budget = SimpleNamespace(used=0, bytes_max=1 << 40)
     queue = publishing.PublishQueue(budget, lambda: None)
     replies = [Nobody() for _ in sizes]
     for n, (size, reply) in enumerate(zip(sizes, replies, strict=True)):
@@ -94,7 +93,7 @@ def test_only_the_first_ones_are_overdue(publishing: ModuleType) -> None:
 
 def test_the_flush_is_scheduled_once_until_it_begins(publishing: ModuleType) -> None:
     scheduled: list[int] = []
-    queue = publishing.PublishQueue(SimpleNamespace(used=0), lambda: scheduled.append(1))
+    queue = publishing.PublishQueue(SimpleNamespace(used=0, bytes_max=9), lambda: scheduled.append(1))
     for _ in range(3):
         queue.add(b"x", Nobody(), 0.0, None)
     assert scheduled == [1] and queue.scheduled
@@ -133,7 +132,7 @@ class Model:
 def test_a_client_is_answered_in_the_order_of_its_commands(publishing: ModuleType, seed: int) -> None:
     rng = random.Random(seed)
     client, model = Client(), Model()
-    replies = publishing.Replies(client)
+    replies = publishing.Replies(client, client.write)
     emptied: list[int] = []
     replies.on_empty = lambda: emptied.append(len(model.frames))
     open_: list[tuple[Any, int, str, int]] = []
@@ -162,7 +161,7 @@ def test_a_client_is_answered_in_the_order_of_its_commands(publishing: ModuleTyp
                 slot.stored()
         assert (b"".join(client.written), client.closed) == (model.written, model.closed)
         assert client.closed or bool(replies) == any(frame is None for frame, _ in model.frames)
-        client.writable = rng.random() < 0.8
+        replies.behind = rng.random() < 0.2
     if client.closed:
         for slot, _, _, _ in open_:  # nobody is there any more
             slot.stored()
@@ -172,7 +171,7 @@ def test_a_client_is_answered_in_the_order_of_its_commands(publishing: ModuleTyp
 
 def test_who_waits_for_the_last_answer_is_told_when_it_left(publishing: ModuleType) -> None:
     client = Client()
-    replies = publishing.Replies(client)
+    replies = publishing.Replies(client, client.write)
     left: list[int] = []
     replies.on_empty = lambda: left.append(len(client.written))
     first, second = replies.publish("PUB", 1), replies.publish("PUB", 2)
@@ -184,8 +183,8 @@ def test_who_waits_for_the_last_answer_is_told_when_it_left(publishing: ModuleTy
 
 def test_a_client_that_is_behind_is_heeded_at_each_write(publishing: ModuleType) -> None:
     client = Client()
-    replies = publishing.Replies(client)
-    client.writable = False
+    replies = publishing.Replies(client, client.write)
+    replies.behind = True
     slot = replies.publish("PUB", 1)
     replies.reply(b"later")
     assert not client.heeded
@@ -196,7 +195,7 @@ def test_a_client_that_is_behind_is_heeded_at_each_write(publishing: ModuleType)
 
 def test_many_that_were_never_answered_go_with_their_client(publishing: ModuleType) -> None:
     for clear in (True, False):
-        replies = publishing.Replies(Client())
+        replies = publishing.Replies(Client(), lambda data: None)
         last = [replies.publish("PUB", 1) for _ in range(200_000)][-1]
         if clear:
             replies.clear()
@@ -211,11 +210,11 @@ def test_everybody_is_told_although_one_can_not_be(publishing: ModuleType) -> No
             raise RuntimeError("gone")
 
     clients = [Client() for _ in range(3)]
+    clients[1].write = Broken().stored  # type: ignore[method-assign, assignment]
     waiters: list[tuple[Any, float]] = [
-        (publishing.Replies(client).publish("PUB", n + 1), 0.0) for n, client in enumerate(clients)
+        (publishing.Replies(client, client.write).publish("PUB", n + 1), 0.0) for n, client in enumerate(clients)
     ]
     errors: list[Exception] = []
-    clients[1].send_messages = Broken().stored  # type: ignore[method-assign, assignment]
     publishing.tell_stored([*waiters, (Broken(), 1.0), (Nobody(), 2.0)], errors.append)
     assert [type(error) for error in errors] == [RuntimeError, TypeError]
     assert [client.written for client in clients] == [[OK], [], [OK * 3]]
@@ -223,7 +222,7 @@ def test_everybody_is_told_although_one_can_not_be(publishing: ModuleType) -> No
 
 def test_what_was_stored_for_one_client_is_told_in_one_write(publishing: ModuleType) -> None:
     client = Client()
-    replies = publishing.Replies(client)
+    replies = publishing.Replies(client, client.write)
     publishing.tell_stored([(replies.publish("PUB", n), 0.0) for n in (1, 2, 3)], lambda error: None)
     assert client.written == [OK * 6]
 
@@ -236,13 +235,18 @@ class Desk:
 
     def __init__(self, publishing: ModuleType) -> None:
         self.client = Client()
-        self.budget = SimpleNamespace(used=0)
+        self.budget = SimpleNamespace(used=0, bytes_max=100)
+        self.full = 0
         self.counts = {"t": 0}
-        self.replies = publishing.Replies(self.client)
+        self.replies = publishing.Replies(self.client, self.client.write)
         self.queue = publishing.PublishQueue(self.budget, lambda: None)
         self.publisher = publishing.Publisher(
-            b"PUB t\n", "t", 9, self.queue, self.replies, self.counts, lambda: 12.5
+            b"PUB t\n", "t", 9, self.queue, self.replies, self.counts, lambda: 12.5, self._spent
         )
+
+    def _spent(self) -> None:
+        assert self.queue.full
+        self.full += 1
 
     def state(self) -> tuple[object, ...]:
         queue = self.queue
@@ -289,6 +293,14 @@ def test_of_anything_else_nothing_is_done(publishing: ModuleType, data: bytes) -
     desk = Desk(publishing)
     before = desk.state()
     assert not desk.publisher.take(data) and desk.state() == before
+
+
+def test_who_spends_the_budget_is_told_each_time(publishing: ModuleType) -> None:
+    desk = Desk(publishing)
+    for n in (0, 0, 1, 2):  # 37 bytes each
+        assert desk.publisher.take(pubs(b"one")) and desk.full == n
+    desk.budget.used = 0
+    assert desk.publisher.take(pubs(b"one")) and desk.full == 2 and not desk.queue.full
 
 
 def test_a_closed_queue_is_given_nothing(publishing: ModuleType) -> None:

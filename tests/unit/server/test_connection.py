@@ -84,7 +84,7 @@ class FakePartition:
     closed = False
 
     def __init__(self, *, quick: bool = True) -> None:
-        self._queue = hot.PublishQueue(SimpleNamespace(used=0), lambda: None)
+        self._queue = hot.PublishQueue(SimpleNamespace(used=0, bytes_max=1 << 40), lambda: None)
         self._waiting: list[Any] = []
         self.queue = self._queue if quick else None
         self.bodies: list[bytes] = []

@@ -30,6 +30,16 @@ def test_a_flush_goes_as_soon_as_everybody_is_back():
     assert turns_of(gathering, 0, 0) == 0, "the next flush is another one's"
 
 
+def test_what_can_not_wait_for_publishers_does_not():
+    gathering = Gathering()
+    gathering.committed(16, 1600, 1 << 20)
+    assert gathering.waits(1, 100)
+    gathering.stop()
+    assert not gathering.waits(1, 100)
+    gathering.committed(16, 1600, 1 << 20)
+    assert gathering.waits(1, 100), "that was nobody's fault"
+
+
 @pytest.mark.parametrize(("runs", "size", "waits"), [(3, 970, False), (3, 960, True), (4, 750, False), (9, 740, True)])
 def test_bodies_that_differ_and_runs_that_come_in_pieces(runs, size, waits):
     gathering = Gathering()
