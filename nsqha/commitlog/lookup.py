@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from nsqha.commitlog.directory import find
 from nsqha.commitlog.entry import (
+    BROKEN_CHAIN,
     ENTRY_BYTES,
     FAULTY,
     UNREADABLE,
@@ -161,7 +162,7 @@ class LogReader:
         pair = pairs[bisect_right(pairs, offset, key=lambda p: p.first.offset) - 1]
         log_id, entry = self._first_where(pair, lambda entry: entry.end_offset > offset)
         if entry is None or entry.first_offset > offset:
-            raise self.hole(log_id - 1)
+            raise self.hole(log_id - 1) if entry is None else self._gap(log_id)
         return entry
 
     def entry_at_position(self, position: int) -> Entry | None:
@@ -172,7 +173,7 @@ class LogReader:
         pair = pairs[bisect_right(pairs, position, key=lambda p: p.position) - 1]
         log_id, entry = self._first_where(pair, lambda entry: entry.end_position > position)
         if entry is None or entry.position > position:
-            raise self.hole(log_id if entry is None else log_id - 1)
+            raise self.hole(log_id) if entry is None else self._gap(log_id)
         return entry
 
     def entry_for_time(self, timestamp_ns: int) -> Entry | None:
@@ -303,6 +304,25 @@ class LogReader:
         first_place = Place(before.log_id + 1, before.end_offset, before.end_position)
         return BatchCorrupt(first_place, end, "commitlog entries do not verify")
 
+    def _gap(self, log_id: int) -> BatchCorrupt:
+        """The error for what should be in front of an entry that verifies, and is not: entries that do not verify, or a
+        range that is mended in part. What stands in for the rest of it is empty, and begins where that ends."""
+        try:
+            before = self.entry_before(log_id)
+        except BatchCorrupt as hole:
+            return hole
+        last = self.entry(log_id)
+        try:
+            while last.stands_in and last.log_id + 1 < self.end.log_id:
+                if not (after := self.entry(last.log_id + 1)).stands_in:
+                    break
+                last = after
+        except BatchCorrupt:
+            pass  # that one is damage of its own
+        first = Place(log_id, before.end_offset, before.end_position)
+        end = Place(last.log_id + 1, last.end_offset, last.end_position)
+        return BatchCorrupt(first, end, "what stood for these batches is mended, and they are not")
+
     def torn_end(self) -> BatchCorrupt | None:
         """Bytes behind the last entry, which no entry speaks of: a write that a crash broke off, or that is under way.
 
@@ -314,19 +334,23 @@ class LogReader:
         return BatchCorrupt(end, end._replace(position=max(segment_end, end.position)), "no entry follows: a torn end")
 
     def whole_damage(self, first_log_id: int, end_log_id: int) -> tuple[int, int]:
-        """A damaged range, with what belongs to it: log ids that only a FAULTY entry in front of them stands for."""
+        """A damaged range, with what belongs to it: log ids that only a FAULTY entry in front of them stands for, or
+        stood for until it was mended."""
         first, end = max(first_log_id, self.start.log_id), min(end_log_id, self.end.log_id)
         if first >= end:
             return first, first
         try:
+            found = first
             while first > self.start.log_id and self.entry(first).stands_in:
                 first -= 1
+            if first < found and not self.entry(first).flags & BROKEN_CHAIN:
+                first += 1  # mended already
         except LogCorrupt:
             pass  # that one is damage of its own
         try:
-            if self.entry(end - 1).flags & FAULTY or self.entry(end - 1).stands_in:
-                while end < self.end.log_id and self.entry(end).stands_in:
-                    end += 1
+            # Whatever is in front of them: it may be mended already.
+            while end < self.end.log_id and self.entry(end).stands_in:
+                end += 1
         except LogCorrupt:
             pass
         return first, end
@@ -371,7 +395,7 @@ class LogReader:
         while log_id < self.end.log_id:
             run = self._read_run(log_id)
             if offset < run.first_offset:
-                raise self.hole(log_id - 1)  # what stands in for batches here is empty, and they are being mended
+                raise self._gap(log_id)
             if offset < run.end_offset:
                 self._cache.keep_run(self._shelf, run)
                 return run

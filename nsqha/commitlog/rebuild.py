@@ -175,6 +175,8 @@ def lost_entries(pair: Pair, first: int, end: int, last: Entry) -> Iterator[Entr
             head = pair.read_entry(before_id)
         if head is not None and head.flags & UNREADABLE == FAULTY:
             entry = None  # marked by a recovery that did not look at the frames
+        if entry is not None and entry.stands_in and head is not None and head.end_position != entry.position:
+            entry = None  # what stood for it is mended
         return last if entry is None and log_id == last.log_id else entry
 
     log_id = first

@@ -268,3 +268,48 @@ def test_a_reader_stops_in_front_of_a_range_that_is_mended_in_part() -> None:
     ours.mend(taken(good.log, 5, 7))
     batch = ours.batch_at(built.entry(5).first_offset)
     assert batch is not None and batch.entry == built.entry(5)
+
+
+def mended_in_part() -> tuple[Built, Built, PartitionLog]:
+    """4 to 6 were one FAULTY entry and what stands in behind it; only 4 came back. In an old pair, which no start looks
+    at. And the same undamaged."""
+    built, good = Built(durable=8), Built(durable=8)
+    built.zero_entries(4, 7)
+    built.storage.flip(built.file(4, ".segment"), built.entry(4).position * 8)
+    ours = reopen(built.storage, local_durable=4, replicas=3, limits=ONE_PAIR).log
+    ours.mending(taken(good.log, 4, 5), proven=True)()
+    assert ours.entry(5).stands_in and ours.entry(6).stands_in and not ours.entry(4).flags & FAULTY
+    return built, good, ours
+
+
+def test_what_is_mended_in_part_is_damage_behind_what_came_back() -> None:
+    built, good, ours = mended_in_part()
+    for offset in range(built.entry(5).first_offset, built.entry(7).first_offset):
+        for read in (ours.batch_at, ours.snapshot().batch_at, ours.snapshot().entry_for_offset):
+            with pytest.raises(BatchCorrupt) as caught:
+                read(offset)
+            assert (caught.value.first.log_id, caught.value.end.log_id) == (5, 7)
+            assert (caught.value.first.offset, caught.value.end.offset) == (
+                built.entry(5).first_offset,
+                built.entry(7).first_offset,
+            )
+    with pytest.raises(BatchCorrupt, match=r"log ids \[5, 7\)"):
+        ours.snapshot().entry_at_position(built.entry(6).position)
+    assert ours.whole_damage(5, 7) == ours.whole_damage(5, 6) == ours.whole_damage(6, 7) == (5, 7)
+    assert ours.whole_damage(4, 5) == (4, 7)
+    ours.mend(taken(good.log, 5, 7))
+    assert [ours.entry(n) for n in range(1, 11)] == [good.entry(n) for n in range(1, 11)]
+
+
+def test_what_is_mended_in_part_can_be_given_up_behind_what_came_back() -> None:
+    """What the frames prove is lost no more; else the rest is one range that others can copy as such."""
+    for smashed in (False, True):
+        built, good, ours = mended_in_part()
+        if smashed:
+            built.storage.flip(built.file(5, ".segment"), built.entry(5).position * 8)
+        assert give_up(ours, 5, 7) == ([(5, 6)] if smashed else [])
+        assert [ours.read(ours.entry(n)) for n in (4, 7)] == [good.contents[n - 1][1] for n in (4, 7)]
+        if smashed:
+            assert ours.entry(5).flags & (FAULTY | LOST) == FAULTY | LOST and ours.entry(5).end_offset == 14 - 2
+        else:
+            assert [ours.entry(n) for n in (5, 6)] == [good.entry(n) for n in (5, 6)]
