@@ -6,7 +6,8 @@
 
 `Held` recovers as if every partition had other replicas, whatever the metadata say of it now: nothing is guessed and
 nothing is given up that another replica may have. What recovery found stays in the journal, so that recovering once
-more, when the metadata are accepted, finds the same.
+more, when the metadata are accepted, finds the same: the plan counts on a log by the name and the end that were told,
+so a damaged one is told by the name that it goes by when it is mended, and nothing of it is ever taken for a torn end.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nsqha.election.session import View
 from nsqha.errors import ConfigError, LogCorrupt
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.log_trust import can_be_whole, good_name
 from nsqha.server.opening import OpenedLog, PartitionOpener
 from nsqha.server.rebuilding import channels_of, salt_of
 
@@ -162,17 +164,22 @@ class Held:
                 status.log_uid = 0 if known is None else known.log_uid
                 status.corrupt = True
                 continue
-            if known is None or known.promise_trusted or opened.log_uid != known.log_uid:
+            end, report, goes_by = opened.log.end.log_id, opened.report, opened.log_uid
+            damaged = report is not None and report.serve_end is not None
+            if report is not None and damaged and can_be_whole(opened.log, report):
+                goes_by = good_name(journal, key, record.partitions[number].sync or opener.sync_of(record)) or goes_by
+            if known is None or known.promise_trusted or goes_by != known.log_uid:
                 # Also of a promise that may be lost: the plan goes above everything that anybody has.
-                opener.stage_promise(key, status.promise, opened.log, opened.log_uid)
-            end, report = opened.log.end.log_id, opened.report
+                opener.stage_promise(key, status.promise, opened.log, goes_by)
+            if damaged:
+                journal.stage(key, local_durable=end)  # recovery has synced what it left
             last = opened.log.entry_before(end)
-            status.log_uid = opened.log_uid
+            status.log_uid = goes_by
             status.end, status.last_epoch, status.chain = end, last.epoch, last.chain
             status.durable = min(opened.log.local_durable, end)
             status.start = opened.log.start.log_id
             status.cut = report is not None and any(cut.why == "torn" for cut in report.cuts)
-            status.corrupt = report is not None and report.serve_end is not None
+            status.corrupt = damaged
             yield number, opened
 
 

@@ -21,6 +21,7 @@ from nsqha.ids import PartitionKey
 from nsqha.ranges import RangeSet
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.journal import NodeJournal
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.verdict import Report
     from nsqha.server.follower import Follower
@@ -33,6 +34,18 @@ class Doubted:
     bad: int  # the lowest log id that nothing can be vouched for
     name: int  # its log_uid before, if only this damage is held against it; else 0
     left: RangeSet  # what recovery found and is not mended
+
+
+def good_name(journal: NodeJournal, key: PartitionKey, sync: str) -> int:
+    """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""
+    known = journal.record(key)
+    lost = sync != "always" and journal.host_restarted
+    return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
+
+
+def can_be_whole(log_: PartitionLog, report: Report) -> bool:
+    """Whether a damaged log would have all that it ever had once the damage that recovery found is mended."""
+    return log_.end.log_id >= report.watermark and not (report.unreadable or report.restored_anchors)
 
 
 class LogTrust:
@@ -51,7 +64,7 @@ class LogTrust:
         if any(cut.why == "torn" for cut in report.cuts):
             self._cut.add(key)
         if report.serve_end is not None:
-            whole = log_.end.log_id >= report.watermark and not (report.unreadable or report.restored_anchors)
+            whole = can_be_whole(log_, report)
             self._doubted[key] = doubted = Doubted(report.serve_end, name if whole else 0, bad.copy())
             if not whole:  # what is missing at the end comes from a leader only
                 doubted.left.add(log_.end.log_id, max(report.watermark, log_.end.log_id + 1))

@@ -16,6 +16,7 @@ from nsqha import ids
 from nsqha.errors import NsqhaError
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
+from nsqha.server.log_trust import good_name
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -64,7 +65,7 @@ class ReplicaLogs:
             if not ids.is_ephemeral(record.name):
                 self._opener.stage_promise(key, promise, logs[number].log, drawn)
             return logs[number], promise
-        name = self._good_name(key, meta.sync or self._opener.sync_of(record))
+        name = good_name(self._journal, key, meta.sync or self._opener.sync_of(record))
         logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
         opened = logs[number]
         known = self._journal.record(key)
@@ -100,12 +101,6 @@ class ReplicaLogs:
             self._opener.stage_promise(key, 0 if known is None else known.promise, log_, log_uid)
             return False
         return True
-
-    def _good_name(self, key: PartitionKey, sync: str) -> int:
-        """The log_uid that a log goes by if recovery finds nothing wrong with it; 0: a new one."""
-        known = self._journal.record(key)
-        lost = sync != "always" and self._journal.host_restarted
-        return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
 
     def _never_made(self, key: PartitionKey, meta: PartitionMeta) -> bool:
         """Whether the ISR names a log of this node that never was: its node died between the record and the log.

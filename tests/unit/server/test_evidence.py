@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from nsqha import hot
 from nsqha.clock import ManualClock
+from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.accepting import Accepted, Hold, Known, WaitingNode
@@ -46,8 +48,8 @@ class Folder:
         self.loop = asyncio.new_event_loop()
         self.open()
 
-    def open(self) -> None:
-        self.journal = NodeJournal.open(OsStorage(), self.path, random.Random(1), boot_id="b")
+    def open(self, boot_id: str = "b") -> None:
+        self.journal = NodeJournal.open(OsStorage(), self.path, random.Random(1), boot_id=boot_id)
         clock = ManualClock()
         self.disk = DiskRounds(self.loop, clock, self._failed)
         self.opener = PartitionOpener(
@@ -70,6 +72,30 @@ class Folder:
             self.opener.stage_promise((record.uid, number), promise, opened.log, LOG_UID)
             opened.log.close()
         self.journal.commit()
+
+    def make_damaged(self, record: TopicRecord, *, lost: bool = False) -> int:
+        """Partition 0 with ten messages, all on this disk by what the journal, and only it, says. Two have rotted, one
+        with its entry; with `lost` the last ones are gone besides. The log id of the first."""
+        log_ = self.opener.create(record, {0: LOG_UID})[0].log
+        for n in range(10):
+            data = bytearray(hot.frame(b"message %d" % n))
+            hot.stamp(data, 0, log_.end.offset, n + 1)
+            log_.append(data, count=1, flags=0, timestamp_ns=n + 1, epoch=1, durable=0)
+        ticket = log_.unsynced()
+        assert ticket is not None
+        ticket.run()
+        log_.synced(ticket)
+        self.opener.stage_promise((record.uid, 0), 5, log_, LOG_UID)
+        if lost:
+            self.journal.stage((record.uid, 0), local_durable=log_.end.log_id + 3)
+        self.journal.commit()
+        log_.close()
+        for ending, at in (("commitlog", ENTRY_BYTES * 5 + 50), ("segment", b"message 4"), ("segment", b"message 7")):
+            (path,) = Path(self.path).glob(f"topics/*/0/*.{ending}")
+            data = bytearray(path.read_bytes())
+            data[data.index(at) if isinstance(at, bytes) else at] ^= 0xFF
+            path.write_bytes(data)
+        return 5
 
     def held(self, seen: Seen = Seen(), **stored: TopicRecord) -> Held:
         records = {name: Versioned(record, 8) for name, record in stored.items()}
@@ -108,6 +134,24 @@ def test_once_more_it_finds_the_same(folder: Folder) -> None:
     folder.close()
     folder.open()
     assert folder.held().replicas == before.replicas
+
+
+@pytest.mark.parametrize("boot_id", ["b", "another"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_damage_that_it_found_is_found_once_more_and_never_cut(folder: Folder, lost: bool, boot_id: str) -> None:
+    """The plan counts on this log by the name and with the end that were told; a lower record of what was durable would
+    have the next recovery take the damage for a torn end."""
+    rotten = folder.make_damaged(RECORD, lost=lost)
+    (told,) = folder.held(orders=RECORD).replicas
+    assert told.corrupt and told.end == 11 and (told.log_uid == LOG_UID) == (not lost)
+    record = folder.journal.record((UID, 0))
+    assert record is not None and record.log_uid == told.log_uid, "what it goes by again when it is mended"
+    folder.close()
+    folder.open(boot_id)
+    opened = folder.opener.recover(RECORD, [0])[0]
+    opened.log.close()
+    assert opened.report is not None and opened.report.serve_end == rotten
+    assert opened.report.cuts == () and opened.log.end.log_id == told.end
 
 
 def test_of_a_topic_that_nobody_describes_the_logs_tell(folder: Folder) -> None:
