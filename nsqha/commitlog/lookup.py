@@ -72,6 +72,7 @@ class LogReader:
         self.directory = directory
         self.identity = identity
         self.unreadable: tuple[int, ...] = ()  # positions of pairs of which nothing can be used, if anybody looked
+        self.unfinished = False  # the last pair has less than an anchor: a crash came while it was made
         self.end = Place(last.log_id + 1, last.end_offset, last.end_position)
         self._storage = storage
         self._pairs = pairs
@@ -98,6 +99,7 @@ class LogReader:
                 break
         log = LogReader(storage, directory, identity, found.pairs, last, BatchCache())
         log.unreadable = tuple(found.unreadable)
+        log.unfinished = found.unfinished is not None
         return log
 
     @property

@@ -63,7 +63,8 @@ def verify(log: LogReader, progress: Callable[[int, int], None] | None = None) -
 
 def unusable(log: LogReader) -> list[BatchCorrupt]:
     """Files in front of the log's beginning, or behind its end, of which nothing can be used; what is missing between
-    two pairs shows where it is missing. And the anchor of a last pair that has no batch yet."""
+    two pairs shows where it is missing. And the anchor of a last pair that has no batch yet, unless a crash came while
+    the pair was made: nothing is lost, and a start makes it anew."""
     start, end = log.start, log.end
     problems = []
     for position in log.unreadable:
@@ -74,7 +75,7 @@ def unusable(log: LogReader) -> list[BatchCorrupt]:
             why = f"the commitlog at position {position} can not be used, so where that pair ends is not known"
             problems.append(BatchCorrupt(end, end._replace(position=position), why))
     pair = log.pair_of(end.log_id)
-    if pair.first == end and not _same(pair.read_entry(pair.anchor.log_id), pair.anchor):
+    if pair.first == end and not log.unfinished and not _same(pair.read_entry(pair.anchor.log_id), pair.anchor):
         problems.append(_anchor_problem(pair))
     return problems
 

@@ -8,13 +8,14 @@ import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import LogLimits, Place
+from nsqha.commitlog.lookup import LogReader
 from nsqha.commitlog.pairs import unlink_some
 from nsqha.commitlog.verify import verify
 from nsqha.errors import LogCorrupt, Poisoned
 from nsqha.frames import EPOCH_START, PROGRESS
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built
-from tests.unit.commitlog.logs import DIRECTORY, SMALL, add, contents, event, new_log, reopen, sync
+from tests.unit.commitlog.logs import DIRECTORY, IDENTITY, SMALL, add, contents, event, new_log, reopen, sync
 
 
 def test_an_empty_folder_is_a_new_log() -> None:
@@ -50,6 +51,8 @@ def test_an_anchor_that_a_crash_cut_short_is_no_damage_but_a_flipped_one_is(left
     built.shorten(pair.path(".commitlog"), left)
     if left == ENTRY_BYTES:
         built.storage.flip(pair.path(".commitlog"), 100)
+    looked_at = verify(LogReader.open(built.storage, DIRECTORY, IDENTITY))
+    assert len(looked_at.problems) == told and looked_at.batches == 10
     recovery = reopen(built.storage, local_durable=11, limits=built.limits)
     assert (recovery.report.restored_anchors, recovery.report.clean) == (told, not told)
     assert contents(recovery.log) == built.contents and verify(recovery.log).problems == ()
