@@ -171,8 +171,9 @@ class Held:
             if known is None or known.promise_trusted or goes_by != known.log_uid:
                 # Also of a promise that may be lost: the plan goes above everything that anybody has.
                 opener.stage_promise(key, status.promise, opened.log, goes_by)
-            if damaged:
-                journal.stage(key, local_durable=end)  # recovery has synced what it left
+            if damaged and known is not None and (now := journal.record(key)) is not None:
+                # As before, by whatever name: of less more is read, and cut; of more the frames are not looked at.
+                journal.stage(key, local_durable=max(now.local_durable, min(known.local_durable, end)))
             last = opened.log.entry_before(end)
             status.log_uid = goes_by
             status.end, status.last_epoch, status.chain = end, last.epoch, last.chain

@@ -73,24 +73,20 @@ class Folder:
             opened.log.close()
         self.journal.commit()
 
-    def make_damaged(self, record: TopicRecord, *, lost: bool = False) -> int:
-        """Partition 0 with ten messages, all on this disk by what the journal, and only it, says. Two have rotted, one
-        with its entry; with `lost` the last ones are gone besides. The log id of the first."""
+    def make_damaged(self, record: TopicRecord, *, lost: bool = False, durable: int = 11) -> int:
+        """Partition 0 with ten messages, on this disk by what the journal, and only it, says. Two have rotted, one with
+        its entry if that is durable; with `lost` the last ones are gone besides. The log id of the first."""
         log_ = self.opener.create(record, {0: LOG_UID})[0].log
         for n in range(10):
             data = bytearray(hot.frame(b"message %d" % n))
             hot.stamp(data, 0, log_.end.offset, n + 1)
             log_.append(data, count=1, flags=0, timestamp_ns=n + 1, epoch=1, durable=0)
-        ticket = log_.unsynced()
-        assert ticket is not None
-        ticket.run()
-        log_.synced(ticket)
-        self.opener.stage_promise((record.uid, 0), 5, log_, LOG_UID)
-        if lost:
-            self.journal.stage((record.uid, 0), local_durable=log_.end.log_id + 3)
+        end = log_.end.log_id + 3 if lost else durable
+        self.journal.stage((record.uid, 0), promise=5, log_uid=LOG_UID, local_durable=end)
         self.journal.commit()
         log_.close()
-        for ending, at in (("commitlog", ENTRY_BYTES * 5 + 50), ("segment", b"message 4"), ("segment", b"message 7")):
+        entry = [("commitlog", ENTRY_BYTES * 5 + 50)] if durable > 5 else []
+        for ending, at in (*entry, ("segment", b"message 4"), ("segment", b"message 7")):
             (path,) = Path(self.path).glob(f"topics/*/0/*.{ending}")
             data = bytearray(path.read_bytes())
             data[data.index(at) if isinstance(at, bytes) else at] ^= 0xFF
@@ -152,6 +148,19 @@ def test_damage_that_it_found_is_found_once_more_and_never_cut(folder: Folder, l
     opened.log.close()
     assert opened.report is not None and opened.report.serve_end == rotten
     assert opened.report.cuts == () and opened.log.end.log_id == told.end
+
+
+def test_damage_of_frames_that_were_not_known_to_be_durable_is_looked_for_once_more(folder: Folder) -> None:
+    """Of what is known to be durable a recovery reads only the entries."""
+    rotten = folder.make_damaged(RECORD, durable=2)
+    for _ in range(2):
+        (told,) = folder.held(orders=RECORD).replicas
+        assert told.corrupt and told.log_uid == LOG_UID and told.end == 11
+        folder.close()
+        folder.open()
+    log_ = folder.opener.recover(RECORD, [0])[0].log
+    assert log_.doubtful_from == rotten == 5
+    log_.close()
 
 
 def test_of_a_topic_that_nobody_describes_the_logs_tell(folder: Folder) -> None:
