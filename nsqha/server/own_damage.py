@@ -5,8 +5,8 @@
 
 What memory has still is written back. Entries are written anew as recovery does it for the end of a log: from the
 frames, which hold all but where batches end. What is proven by them, or holds together, is read again, and channels
-that stopped in front of it go on. What does not is marked as faulty. Frames that do not verify, and are not in memory,
-stay as they are: nobody has others.
+that stopped in front of it go on, as they do when all can be read again. What does not is marked as faulty. Frames that
+do not verify, and are not in memory, stay as they are: nobody has others.
 
 As soon as there is another replica all this is its business (`server.damage`): what is made up here would be written
 over what others could give.
@@ -93,6 +93,7 @@ class OwnDamage:
                 continue
             if rebuild is None:
                 self._noted.discard(first, until)
+                self._look_again()
             else:
                 self._partition.work_on_files(partial(_tried, rebuild), partial(self._rebuilt, rebuild))
             return
@@ -108,6 +109,17 @@ class OwnDamage:
             if done.readable:
                 self._tell_mended(done.first.log_id, done.end.log_id)
         for delivery in self._partition.deliveries.values():
+            delivery.mended()
+
+    def _look_again(self) -> None:
+        """Channels go on that stopped at what can be read now: the disk was away for a moment."""
+        for delivery in self._partition.deliveries.values():
+            if delivery.damage is None or delivery.damage[0] == delivery.damage[1]:
+                continue
+            try:
+                self._partition.log.batch_at(delivery.damage[0])
+            except (OSError, LogCorrupt):
+                continue
             delivery.mended()
 
     def _tell_mended(self, first: int, end: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import suppress
 
 import pytest
@@ -11,8 +12,9 @@ from nsqha.commitlog.entry import ENTRY_BYTES, BatchCorrupt
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.verify import verify
 from nsqha.election.model import TopicRecord
-from nsqha.errors import LogCorrupt
+from nsqha.errors import LogCorrupt, StorageError
 from nsqha.frames import EPOCH_START
+from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import add, contents, event
 from tests.unit.server.replica_rig import UID, A, B, ReplicaRig
 
@@ -117,5 +119,36 @@ def test_a_single_node_starts_although_old_batches_are_lost(caplog: pytest.LogCa
             opened.log.batch_at(0)
         assert (caught.value.first.offset, caught.value.end.offset) == (0, 2)
         assert "offsets [0, 2) did not verify: faulty" in caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_a_single_node_starts_although_an_old_file_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        record = of_one_replica(rig)
+        log = filled(rig, record)
+        log._pairs[0].commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
+        log.close()
+        rig.storage.remove(log._pairs[0].path(".segment"))
+        opened = rig.opener.recover(record)[0]
+        assert opened.state is not None and opened.state.applied.log_id == 9
+        assert "did not verify: faulty" in caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_a_single_node_whose_disk_refuses_what_a_start_needs_says_so() -> None:
+    async def scenario() -> None:
+        storage = SimStorage()
+        rig = ReplicaRig(storage)
+        record = of_one_replica(rig)
+        log = filled(rig, record)
+        log._pairs[0].commitlog.pwrite(bytes(ENTRY_BYTES), ENTRY_BYTES)
+        log.close()
+        storage.fail("pwrite", log._pairs[0].path(".commitlog"), code=errno.ENOSPC)
+        with pytest.raises(StorageError, match=r"/0: log ids \[1, 2\) can not be written anew: .*ENOSPC"):
+            rig.opener.recover(record)
+        assert rig.opener.recover(record)[0].state is not None
 
     asyncio.run(scenario())

@@ -242,3 +242,16 @@ def test_with_another_replica_nothing_is_made_up():
     rig.partition.own_damage.alone = lambda: True
     rig.keep_house()
     assert rig.told == [] and len(verify(rig.log).problems) == 1
+
+
+def test_a_moment_in_which_nothing_could_be_read_stops_no_channel_for_good():
+    storage = SimStorage()
+    rig = Alone(storage)
+    pair = rig.log._pairs[1]
+    storage.spoil(pair.path(".commitlog"), 0)
+    consumer = rig.consume(100)
+    assert rig.partition.deliveries["c"].stuck is not None
+    storage.unspoil(pair.path(".commitlog"))
+    rig.keep_house()
+    rig.turn()
+    assert consumer.wire.bodies == [b"%d" % n * 20 for n in range(8)] and rig.told == []
