@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -440,12 +441,12 @@ class Replicas:
         log.info("stepping_down", "%s/%d: epoch %d ends here: %s", name, number, leadership.epoch, why)
         leadership.stop()
         topic = self._topic_of(name, key[0])
-        try:
-            if topic is not None:
-                topic.remove_led(partition, why)
-                self._leaders_changed(name)
-        except Exception as error:  # whatever a consumer did: there is another leader, and this one ends
-            log.error("consumers_not_told", "%s/%d", name, number, error=error)
+        if topic is not None:
+            for tell in (partial(topic.remove_led, partition, why), partial(self._leaders_changed, name)):
+                try:
+                    tell()
+                except Exception as error:  # whatever a consumer did: there is another leader, and this one ends
+                    log.error("consumers_not_told", "%s/%d", name, number, error=error)
         await partition.release(f"this node does not lead any more: {why}")
         del self.leading[key]
         record = self._records[key]

@@ -22,10 +22,13 @@ from nsqha.cursor.channel import Channel
 from nsqha.cursor.partition import Forgotten
 from nsqha.cursor.state import Created, Deleted, Effect, EpochStarted
 from nsqha.election.model import TopicRecord, Versioned
+from nsqha.nsqlog import Log
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.partition import Partition
 
 BEGUN_POLL_SECONDS = 0.005
+
+log = Log("topic")
 
 NewDelivery = Callable[[Partition, Channel], Delivery]
 
@@ -132,8 +135,13 @@ class Topic:
         now = partition.now()
         for delivery in partition.deliveries.values():
             for consumer in delivery.consumers:
-                delivery.detach(consumer.legs[partition.number], now)
-                consumer.moved(why)
+                try:
+                    try:
+                        delivery.detach(consumer.legs[partition.number], now)
+                    finally:
+                        consumer.moved(why)
+                except Exception as error:  # the others would wait here, with what they have in flight, for ever
+                    log.error("consumer_not_told", "%s/%d", self.name, partition.number, error=error)
 
     def _keep_counts(self, partition: Partition) -> None:
         """Counters never go back, whatever is led here: who draws differences would see everything once more."""

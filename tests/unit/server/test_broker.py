@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -471,6 +472,29 @@ def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_again_for_who_rea
             assert topic.places_missing(reader) == [0]
             broker.subscriptions.leaders_changed("t")
             await until(lambda: not topic.places_missing(reader))
+
+    asyncio.run(story())
+
+
+def test_a_consumer_that_can_not_be_detached_keeps_no_other_at_a_partition_that_is_led_elsewhere(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            readers = [await subscribed(broker, "t", "c", rdy=1) for _ in range(3)]
+            topic = broker.topics.topic("t")
+            (partition,) = topic.led
+            channel = partition.deliveries["c"].channel
+            owner, detach = readers[0].legs[0].owner, channel.detach
+
+            def broken(gone: int, now: Any) -> int:
+                if gone == owner:
+                    raise RuntimeError("a bug")
+                return detach(gone, now)
+
+            channel.detach = broken  # type: ignore[method-assign]
+            topic.remove_led(partition, "another node leads it")
+            assert not topic.led and not any(reader.legs for reader in readers)
+            assert [(reader.direct, reader.wire.closed) for reader in readers] == [(True, True)] * 3
 
     asyncio.run(story())
 

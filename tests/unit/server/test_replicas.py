@@ -414,13 +414,17 @@ def test_a_consumer_that_can_not_be_told_keeps_no_leader_in_office(monkeypatch: 
         await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
         partition = rig.replicas.leading[KEY].partition
 
-        def broken(*_: object) -> None:
+        told: list[object] = []
+
+        def broken(*what: object) -> None:
+            told.append(what[0])
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(rig.topic, "remove_led", broken)
         monkeypatch.setattr(rig.replicas, "_leaders_changed", broken)
         await rig.settle(rig.record(leader=A, epoch=3, isr=isr))
         assert partition.closed and not rig.replicas.leading and KEY in rig.replicas.followers and not rig.errors
+        assert told == [partition, "t"], "who reads it from elsewhere has to know, whoever else could not be told"
 
     run(scenario)
 
