@@ -2,8 +2,9 @@
 
 What grpc.aio leaves open is decided here:
 
-- Messages are serialised in `send` and parsed before `on_message`; gRPC sees bytes. One task per stream writes, one
-  reads, so order is kept and one message per direction is in gRPC's hands besides what flow control lets pass.
+- Messages are serialised in `send` and parsed before `on_message`; gRPC sees bytes. At the end that accepted a stream
+  one task writes and one reads, so order is kept and one message per direction is in gRPC's hands besides what flow
+  control lets pass. The end that opened it is `nsqha.server.peer_http2`.
 - A call is first given a connection and only then sent. What fails before is `Unavailable`; afterwards it is
   `OutcomeUnknown`, unless the other side itself said what happened: it names our error in a trailer (`nsqha-error`), so
   that gRPC's own UNAVAILABLE is never taken for an answer.
@@ -18,7 +19,6 @@ What grpc.aio leaves open is decided here:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,9 +32,13 @@ from grpc import aio
 
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
+from nsqha.server.peer_http2 import Http2Stream, client_context
+from nsqha.server.peer_stream import StreamEnd, too_large
 from nsqha.server.peers import (
     ADMINISTRATOR_URI,
+    KEEPALIVE_SECONDS,
     MESSAGE_BYTES_MAX,
+    PING_TIMEOUT_SECONDS,
     URI_PREFIX,
     Accept,
     Answer,
@@ -50,8 +54,6 @@ from nsqha.server.peers import (
 )
 from nsqha.server.tls import ClusterTls
 
-KEEPALIVE_SECONDS = 5
-PING_TIMEOUT_SECONDS = 3
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 ERROR_TRAILER = "nsqha-error"
 
@@ -79,8 +81,6 @@ _STATUS = {
     "LogCorrupt": grpc.StatusCode.DATA_LOSS,
     "ValueError": grpc.StatusCode.INVALID_ARGUMENT,
 }
-_CLOSED_HERE = "closed"
-_BROKEN_WRITE = "Internal error from Core"  # grpc.aio overwrites the status of the RPC when a write fails first
 _GONE = "the other side ended the stream, or is gone"
 
 
@@ -109,33 +109,17 @@ def _sizes(message_bytes: int) -> list[tuple[str, int]]:
     return [("grpc.max_send_message_length", message_bytes), ("grpc.max_receive_message_length", message_bytes)]
 
 
-def _too_large(size: int) -> str:
-    """Why a message is not sent; empty: it can be."""
-    limit = MESSAGE_BYTES_MAX
-    return f"a message of {size} bytes is over the limit of {limit}" if size > limit else ""
-
-
 # ---- streams
 
 
-class _Stream:
-    """What both ends have in common: a queue, a writer task, a reader, one end."""
+class _ServerStream(StreamEnd):
+    """The end that accepted it. It lives inside its RPC: a writer task, a reader task."""
 
-    def __init__(self, peer: PeerIdentity, method: Method, out: type[Any], in_: type[Any]) -> None:
-        self.peer = peer
-        self._method = method
-        self._out = out
-        self._in = in_
-        self._loop = asyncio.get_running_loop()
-        self._queue: deque[bytes] = deque()  # its first is being written
-        self._give: Callable[[], Message | None] | None = None  # asked when the queue is empty
+    def __init__(self, peer: PeerIdentity, method: Method, context: Any) -> None:
+        super().__init__(peer, method, method.reply, method.request)
+        self._context = context
         self._room: asyncio.Future[None] | None = None  # the writer waits for something to write
-        self._handler: StreamHandler | None = None
-        self.ended = False
-
-    @property
-    def pending(self) -> int:
-        return len(self._queue)
+        self._over: asyncio.Future[tuple[str, str]] = self._loop.create_future()
 
     def send(self, message: Message) -> None:
         if not self.ended:
@@ -154,45 +138,28 @@ class _Stream:
         room.set_result(None)
 
     def _put(self, message: Message) -> None:
-        data = self._method.encoded(message, self._out)
-        if why := _too_large(len(data)):
-            log.error("peer_message_too_large", "%s to %s: %s", self._method.name, self.peer, why)
-            self._end("ValueError", why)
-            return
-        self._queue.append(data)
+        data = self._encoded(message)
+        if data is not None:
+            self._queue.append(data)
 
-    def close(self, why: str = "") -> None:
-        self._end("Unavailable", one_line(why) or _CLOSED_HERE)
-
-    def _end(self, kind: str, why: str) -> None:
-        """The stream is over; tell the other side, and the handler a moment later."""
-        if self.ended:
-            return
-        self.ended = True
-        self._queue.clear()
-        self._give = None
-        self._loop.call_soon(self._tell, why)
-        self._tear_down(kind, why)
-
-    def _tell(self, why: str) -> None:
-        handler, self._handler = self._handler, None
-        if handler is None:
-            return
+    async def serve(self, handler: StreamHandler) -> tuple[str, str]:
+        """Until the stream ends; the kind and text to tell the other side, if it is still there."""
+        self._handler = handler
+        tasks = (self._loop.create_task(self._reading()), self._loop.create_task(self._writing()))
         try:
-            handler.on_closed(why)
-        except Exception as error:
-            log.error("peer_handler_failed", "%s with %s: on_closed", self._method.name, self.peer, error=error)
+            return await self._over
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._end("Unavailable", _GONE)
 
-    def _tear_down(self, kind: str, why: str) -> None:
-        raise NotImplementedError
-
-    async def _write_all(self, write: Callable[[bytes], Any]) -> None:
+    async def _writing(self) -> None:
         """Write what is queued or given, until the stream ends; a write that fails is the reader's to explain."""
         queue = self._queue
         try:
             while not self.ended:
                 if queue:
-                    await write(queue[0])
+                    await self._context.write(queue[0])
                     if queue:  # else the stream ended meanwhile
                         queue.popleft()
                 elif (give := self._give) is not None:
@@ -205,91 +172,21 @@ class _Stream:
         except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
             return
         except Exception as error:
-            log.error("peer_stream_failed", "%s with %s: writing", self._method.name, self.peer, error=error)
-            self._end(*kind_and_text(error))
-
-    async def _read_all(self, read: Callable[[], Any]) -> None:
-        """Hand over messages until the other side ends; a bad message or a failing handler ends the stream here."""
-        while not self.ended:
-            data = await read()
-            if data is aio.EOF or self.ended or self._handler is None:
-                return
-            try:
-                message = self._in.FromString(data)
-            except DecodeError:
-                why = f"{len(data)} bytes that are not a {self._in.__name__}"
-                log.warning("peer_message_bad", "%s from %s: %s", self._method.name, self.peer, why)
-                self._end("ValueError", why)
-                return
-            del data
-            try:
-                self._handler.on_message(message)
-            except Exception as error:
-                log.error("peer_handler_failed", "%s with %s: on_message", self._method.name, self.peer, error=error)
-                self._end(*kind_and_text(error))
-                return
-            del message
-
-
-class _ClientStream(_Stream):
-    """The end that opened it."""
-
-    def __init__(self, address: str, method: Method, call: Any, handler: StreamHandler) -> None:
-        super().__init__(PeerIdentity(address), method, method.request, method.reply)
-        self._handler = handler
-        self._call = call
-        self.task = self._loop.create_task(self._run())
-
-    async def _run(self) -> None:
-        writer = self._loop.create_task(self._write_all(self._call.write))
-        try:
-            await self._read_all(self._call.read)
-            why = one_line(await self._call.details() or "") or "the other side ended the stream"
-        except aio.AioRpcError as error:
-            why = one_line(error.details() or "") or error.code().name
-            if why == _BROKEN_WRITE:
-                why = "lost, or ended by the other side, while a message was being written"
-        except (asyncio.CancelledError, aio.BaseError) as error:
-            # of the call (close) or of this task (the loop ends): either way the stream is over
-            why = _CLOSED_HERE if isinstance(error, asyncio.CancelledError) else one_line(str(error))
-        except Exception as error:
-            log.error("peer_stream_failed", "%s with %s: reading", self._method.name, self.peer, error=error)
-            why = kind_and_text(error)[1]
-        finally:
-            writer.cancel()
-        self._end("Unavailable", why)
-
-    def _tear_down(self, kind: str, why: str) -> None:
-        self._call.cancel()
-
-
-class _ServerStream(_Stream):
-    """The end that accepted it. It lives inside its RPC."""
-
-    def __init__(self, peer: PeerIdentity, method: Method, context: Any) -> None:
-        super().__init__(peer, method, method.reply, method.request)
-        self._context = context
-        self._over: asyncio.Future[tuple[str, str]] = self._loop.create_future()
-
-    async def serve(self, handler: StreamHandler) -> tuple[str, str]:
-        """Until the stream ends; the kind and text to tell the other side, if it is still there."""
-        self._handler = handler
-        tasks = (self._loop.create_task(self._reading()), self._loop.create_task(self._write_all(self._context.write)))
-        try:
-            return await self._over
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._end("Unavailable", _GONE)
+            self._failed(error, "writing")
 
     async def _reading(self) -> None:
+        """Hand over messages until the other side ends."""
         try:
-            await self._read_all(self._context.read)
+            while not self.ended:
+                data = await self._context.read()
+                if data is aio.EOF or self.ended:
+                    break
+                self._arrived(data)
+                del data
         except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
             pass
         except Exception as error:
-            log.error("peer_stream_failed", "%s with %s: reading", self._method.name, self.peer, error=error)
-            self._end(*kind_and_text(error))
+            self._failed(error, "reading")
         self._end("Unavailable", _GONE)
 
     def _tear_down(self, kind: str, why: str) -> None:
@@ -301,19 +198,18 @@ class _ServerStream(_Stream):
 
 
 class _Link:
-    """The connection to one address, made when it is first used and again when it is lost."""
+    """The connection for calls to one address, made when it is first used and again when it is lost."""
 
     def __init__(self, channel: aio.Channel) -> None:
         self.channel = channel
-        self.users = 0  # streams and calls
+        self.users = 0  # calls
         self.left_at = 0.0  # by the last of them
         self._callables: dict[str, Any] = {}
 
     def method(self, method: Method) -> Any:
         found = self._callables.get(method.name)
         if found is None:
-            make = self.channel.stream_stream if method.streaming else self.channel.unary_unary
-            found = self._callables[method.name] = make(method.path)
+            found = self._callables[method.name] = self.channel.unary_unary(method.path)
         return found
 
 
@@ -336,30 +232,25 @@ class GrpcPeers:
     def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
         self._methods = methods_of(services)
         self._credentials = channel_credentials(tls) if tls else None
+        self._context = client_context(tls) if tls else None
         self._options = client_options()
         self._links: dict[str, _Link] = {}
-        self._streams: set[_ClientStream] = set()
+        self._streams: set[Http2Stream] = set()
         self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
         self._closed = False
 
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         chosen = self._method(method, streaming=True)
-        link = self._link(address)
-        call = link.method(chosen)(wait_for_ready=False)
-        stream = _ClientStream(address, chosen, call, handler)
-        link.users += 1
+        self._check_open()
+        stream = Http2Stream(address, chosen, handler, self._context)
         self._streams.add(stream)
-        stream.task.add_done_callback(lambda _: self._ended(stream, link))
+        stream.over.add_done_callback(lambda _: self._streams.discard(stream))
         return stream
-
-    def _ended(self, stream: _ClientStream, link: _Link) -> None:
-        self._streams.discard(stream)
-        self._left(link)
 
     async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
         chosen = self._method(method, streaming=False)
         data = chosen.encoded(request, chosen.request)
-        if why := _too_large(len(data)):
+        if why := too_large(len(data)):
             raise ValueError(f"{method} to {address}: {why}")
         link = self._link(address)
         link.users += 1
@@ -393,7 +284,7 @@ class GrpcPeers:
         streams = list(self._streams)
         for stream in streams:
             stream.close()
-        await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
+        await asyncio.gather(*(stream.over for stream in streams), return_exceptions=True)
         links, self._links = self._links, {}
         for link in links.values():
             await link.channel.close()
@@ -406,8 +297,7 @@ class GrpcPeers:
         return method
 
     def _link(self, address: str) -> _Link:
-        if self._closed:
-            raise Unavailable("this node is stopping")
+        self._check_open()
         link = self._links.get(address)
         if link is None:
             self._close_unused()
@@ -417,6 +307,10 @@ class GrpcPeers:
                 channel = aio.secure_channel(address, self._credentials, options=self._options)
             link = self._links[address] = _Link(channel)
         return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("this node is stopping")
 
     def _left(self, link: _Link) -> None:
         link.users -= 1
@@ -522,7 +416,7 @@ class GrpcPeerServer:
                 answer = self._registered(self._answers, method)
                 reply = await answer(peer, _parsed(data, method))
                 encoded = method.encoded(reply, method.reply)
-                if why := _too_large(len(encoded)):
+                if why := too_large(len(encoded)):
                     raise OutcomeUnknown(why)
             except Exception as error:
                 await _abort(context, *self._refusal(error, method, context))

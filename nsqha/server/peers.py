@@ -54,6 +54,11 @@ A batch goes whole. One that its followers did not take would end the stream of 
 partition would never commit again; so the flags bound what is written (`nsqha.options`), never what is copied.
 """
 
+KEEPALIVE_SECONDS = 5
+"""Of silence on a connection, after which a ping is sent, and"""
+PING_TIMEOUT_SECONDS = 3
+"""how long its answer may take: the backstop of deadlines, acks and leases, which notice a silent host earlier."""
+
 _WHY_CHARACTERS = 500
 
 
