@@ -2,6 +2,8 @@
 
 Health and reflection are for whoever gets as far as this port. Methods between nodes look after themselves
 (`nsqha.server.peer_grpc`).
+
+Who asks is looked at when the request is there. So no method of the Admin service takes a stream of them.
 """
 
 from __future__ import annotations
@@ -20,13 +22,23 @@ from nsqha.server.members import may_administrate
 from nsqha.server.peers import ADMINISTRATOR_URI
 
 if TYPE_CHECKING:
+    from google.protobuf.descriptor import ServiceDescriptor
+
     from nsqha.election.session import View
 
-_PREFIX = f"/{admin_pb2.DESCRIPTOR.services_by_name['Admin'].full_name}/"
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+_PREFIX = f"/{_ADMIN.full_name}/"
 
 log = Log("admin")
 
 Context = Any  # grpc.aio.ServicerContext, which has no usable types
+
+
+def only_single_requests(service: ServiceDescriptor) -> None:
+    """TypeError if a method of it takes a stream of requests."""
+    for method in service.methods:
+        if method.client_streaming:
+            raise TypeError(f"{service.full_name}/{method.name}: nobody would look at who asks")
 
 
 class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
@@ -35,13 +47,18 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
 
     def __init__(self, view: Callable[[], View] | None) -> None:
         """`view`: of the cluster, if there is one."""
+        only_single_requests(_ADMIN)
         self._view = view
 
     async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
-            return handler
         method: str = details.method
+        if handler is None:
+            return None
+        if handler.request_streaming or handler.request_deserializer is None:
+            if method.startswith(_PREFIX):
+                raise TypeError(f"{method}: nobody would look at who asks")
+            return handler
 
         async def read(data: bytes, context: Context) -> Any:
             if self._view is not None and method.startswith(_PREFIX):

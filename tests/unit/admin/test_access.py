@@ -1,0 +1,56 @@
+"""What gets through to the Admin service without a look at who asks: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from nsqha.admin import access
+from nsqha.admin.access import Gate, only_single_requests
+from nsqha.pb.v1 import admin_pb2, routing_pb2
+
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+
+
+def passed(handler: Any, method: str) -> Any:
+    """The handler that is called instead."""
+
+    async def found(details: Any) -> Any:
+        return handler
+
+    gate = Gate(None)
+    return asyncio.run(gate.intercept_service(found, SimpleNamespace(method=method)))
+
+
+def test_a_service_with_requests_in_streams_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    routing = routing_pb2.DESCRIPTOR.services_by_name["Routing"]
+    only_single_requests(ADMIN)
+    with pytest.raises(TypeError, match="Routing/Forward"):
+        only_single_requests(routing)
+    monkeypatch.setattr(access, "_ADMIN", routing)
+    with pytest.raises(TypeError, match="Routing/Forward"):
+        Gate(None)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        grpc.stream_unary_rpc_method_handler(print, bytes),
+        grpc.stream_stream_rpc_method_handler(print, bytes),
+        grpc.unary_unary_rpc_method_handler(print),
+    ],
+)
+def test_what_can_not_be_looked_at_is_passed_on_to_other_services_only(handler: Any) -> None:
+    assert passed(handler, "/nsqha.v1.Routing/Forward") is handler
+    with pytest.raises(TypeError):
+        passed(handler, f"/{ADMIN.full_name}/Anything")
+
+
+def test_single_requests_are_looked_at_and_unknown_methods_are_nobodys() -> None:
+    handler = grpc.unary_unary_rpc_method_handler(print, bytes)
+    assert passed(handler, f"/{ADMIN.full_name}/Anything") is not handler
+    assert passed(None, f"/{ADMIN.full_name}/Anything") is None
