@@ -8,10 +8,11 @@ What grpc.aio leaves open is decided here:
 - A call is first given a connection and only then sent. What fails before is `Unavailable`; afterwards it is
   `OutcomeUnknown`, unless the other side itself said what happened: it names our error in a trailer (`nsqha-error`), so
   that gRPC's own UNAVAILABLE is never taken for an answer.
-- A dead address is refused at once, never waited for (`wait_for_ready` is off); it is tried again 0.1 to 1 s later.
-  A host that went silent is noticed by pings after KEEPALIVE_SECONDS + PING_TIMEOUT_SECONDS; that is the backstop of
-  deadlines, acks and leases, which notice earlier.
-- Each `GrpcPeers` has connections of its own: catch-up and forwarding use other ones than live replication does.
+- A dead address is refused at once, never waited for (`wait_for_ready` is off). Calls try it again 0.1 to 1 s later;
+  who opens streams decides that for them. A host that went silent is noticed by pings after KEEPALIVE_SECONDS +
+  PING_TIMEOUT_SECONDS; that is the backstop of deadlines, acks and leases, which notice earlier.
+- Each `GrpcPeers` has connections of its own, and each stream has one: catch-up and forwarding use other ones than live
+  replication does.
 - With TLS the whole port wants a certificate of the cluster's CA, and the methods here want one that names a node
   (`nsqha.server.tls`).
 """
