@@ -33,7 +33,7 @@ from grpc import aio
 
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
-from nsqha.server.peer_http2 import Http2Stream, client_context
+from nsqha.server.peer_http2 import Http2Stream
 from nsqha.server.peer_stream import StreamEnd, too_large
 from nsqha.server.peers import (
     ADMINISTRATOR_URI,
@@ -53,7 +53,7 @@ from nsqha.server.peers import (
     methods_of,
     one_line,
 )
-from nsqha.server.tls import ClusterTls
+from nsqha.server.tls import ClusterTls, cluster_client_context
 
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 ERROR_TRAILER = "nsqha-error"
@@ -233,7 +233,7 @@ class GrpcPeers:
     def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
         self._methods = methods_of(services)
         self._credentials = channel_credentials(tls) if tls else None
-        self._context = client_context(tls) if tls else None
+        self._context = cluster_client_context(tls) if tls else None
         self._options = client_options()
         self._links: dict[str, _Link] = {}
         self._streams: set[Http2Stream] = set()

@@ -14,12 +14,9 @@ the socket does not let pass waits here, and nobody is asked for more meanwhile.
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import struct
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -33,7 +30,6 @@ from nsqha.server.peers import (
     StreamHandler,
     one_line,
 )
-from nsqha.server.tls import ClusterTls
 
 CONNECT_SECONDS = 1.0
 
@@ -351,30 +347,6 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
     def _tell(self, why: str) -> None:
         super()._tell(why)
         self.over.set_result(None)
-
-
-@contextmanager
-def _file(content: bytes) -> Iterator[str]:
-    """Python takes certificates from files only: one in memory where there is such a thing, else for this moment."""
-    if hasattr(os, "memfd_create"):
-        with os.fdopen(os.memfd_create("nsqha"), "wb", buffering=0) as file:
-            file.write(content)
-            yield f"/proc/self/fd/{file.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile(prefix="nsqha-", buffering=0) as file:
-            file.write(content)
-            yield file.name
-
-
-def client_context(tls: ClusterTls) -> ssl.SSLContext:
-    """For connections to a port with TLS; the server's certificate must name the address that is dialled."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    context.load_verify_locations(cadata=tls.ca.decode("ascii", "replace"))
-    with _file(tls.certificate + b"\n" + tls.key) as path:
-        context.load_cert_chain(path)
-    return context
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

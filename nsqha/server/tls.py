@@ -26,8 +26,12 @@ as one with an IP address only, is refused everything. The CA is for this cluste
 from __future__ import annotations
 
 import ctypes
+import os
 import ssl
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +178,38 @@ def load_cluster_tls(cert: str, key: str, ca: str) -> ClusterTls:
         raise ConfigError(
             f"--cluster-tls-cert={cert} does not work with --cluster-tls-ca={ca}: {why} (a node is server and client)"
         ) from None
-    return ClusterTls(*(Path(path).read_bytes() for path in (cert, key, ca)))
+    found = ClusterTls(*(Path(path).read_bytes() for path in (cert, key, ca)))
+    try:
+        cluster_client_context(found)
+    except (OSError, ValueError, ConfigError) as error:  # they were replaced meanwhile
+        why = _reason(error) if isinstance(error, OSError) else error
+        raise ConfigError(f"--cluster-tls-cert={cert} --cluster-tls-key={key} --cluster-tls-ca={ca}: {why}") from None
+    return found
+
+
+def cluster_client_context(tls: ClusterTls) -> ssl.SSLContext:
+    """For connections to another node's port; its certificate must name the address that is dialled."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    with ExitStack() as files:
+        cert, key, ca = (files.enter_context(_file(content)) for content in (tls.certificate, tls.key, tls.ca))
+        context.load_verify_locations(cafile=ca)
+        context.load_cert_chain(cert, key, password=lambda: _encrypted("--cluster-tls-key", "(as read)"))
+    return context
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[str]:
+    """OpenSSL reads what may stand in such a file from files only: one in memory, else one for this moment."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("nsqha"), "wb", buffering=0) as file:
+            file.write(content)
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(prefix="nsqha-", buffering=0) as file:
+            file.write(content)
+            yield file.name
 
 
 def _encrypted(flag: str, path: str) -> str:
