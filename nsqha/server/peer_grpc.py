@@ -8,9 +8,9 @@ What grpc.aio leaves open is decided here:
 - A call is first given a connection and only then sent. What fails before is `Unavailable`; afterwards it is
   `OutcomeUnknown`, unless the other side itself said what happened: it names our error in a trailer (`nsqha-error`), so
   that gRPC's own UNAVAILABLE is never taken for an answer.
-- A dead address is refused at once, never waited for (`wait_for_ready` is off). Calls try it again 0.1 to 1 s later;
-  who opens streams decides that for them. A host that went silent is noticed by pings after KEEPALIVE_SECONDS +
-  PING_TIMEOUT_SECONDS; that is the backstop of deadlines, acks and leases, which notice earlier.
+- A dead address is refused at once, never waited for (`wait_for_ready` is off); it is tried again 0.1 to 1 s later, for
+  calls by gRPC and for streams by `nsqha.server.dialling`. A host that went silent is noticed by pings after
+  KEEPALIVE_SECONDS + PING_TIMEOUT_SECONDS; that is the backstop of deadlines, acks and leases, which notice earlier.
 - Each `GrpcPeers` has connections of its own, and each stream has one: catch-up and forwarding use other ones than live
   replication does.
 - With TLS the whole port wants a certificate of the cluster's CA, and the methods here want one that names a node
@@ -33,6 +33,7 @@ from grpc import aio
 
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
+from nsqha.server.dialling import Failures
 from nsqha.server.peer_http2 import Http2Stream
 from nsqha.server.peer_stream import StreamEnd, too_large
 from nsqha.server.peers import (
@@ -237,13 +238,14 @@ class GrpcPeers:
         self._options = client_options()
         self._links: dict[str, _Link] = {}
         self._streams: set[Http2Stream] = set()
+        self._failures = Failures()  # of their connections
         self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
         self._closed = False
 
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         chosen = self._method(method, streaming=True)
         self._check_open()
-        stream = Http2Stream(address, chosen, handler, self._context)
+        stream = Http2Stream(address, chosen, handler, self._context, self._failures)
         self._streams.add(stream)
         stream.over.add_done_callback(lambda _: self._streams.discard(stream))
         return stream

@@ -9,6 +9,9 @@ and the other side is a gRPC server as it comes.
 
 Each stream has a connection of its own, so the windows of connection and stream are one thing. What flow control or
 the socket does not let pass waits here, and nobody is asked for more meanwhile.
+
+Answers to pings, and TLS, are the loop's business, too: one that stands for PING_TIMEOUT_SECONDS to that and
+KEEPALIVE_SECONDS loses its streams, one that stands for CONNECT_SECONDS those that are just connecting.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
 
+from nsqha.server.dialling import Failures, addresses
 from nsqha.server.peer_stream import CLOSED_HERE, ENDED_THERE, StreamEnd
 from nsqha.server.peers import (
     KEEPALIVE_SECONDS,
@@ -31,7 +35,7 @@ from nsqha.server.peers import (
     one_line,
 )
 
-CONNECT_SECONDS = 1.0
+CONNECT_SECONDS = 1.0  # until the other side's first word
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
@@ -56,7 +60,14 @@ _SETTING = struct.Struct(">HL")
 class Http2Stream(StreamEnd, asyncio.Protocol):
     """The end that opened it."""
 
-    def __init__(self, address: str, method: Method, handler: StreamHandler, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        method: Method,
+        handler: StreamHandler,
+        tls: ssl.SSLContext | None = None,
+        failures: Failures | None = None,
+    ) -> None:
         super().__init__(PeerIdentity(address), method, method.request, method.reply)
         self.over: asyncio.Future[None] = self._loop.create_future()  # its handler knows that it has ended
         self._handler = handler
@@ -72,27 +83,52 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._message = bytearray()  # that is not whole
         self._headers = b""  # until their last frame
         self._headers_end_it = False
-        self._heard = True  # since the last look
-        self._pinged = False
+        self._heard = 0.0  # when something came last; 0: nothing yet
         self._timer: asyncio.TimerHandle | None = None
+        self._failures = failures or Failures()
+        self._connected_by = self._loop.time() + CONNECT_SECONDS
         self._connecting = self._loop.create_task(self._connect(address, tls))
 
     # ---- the connection
 
     async def _connect(self, address: str, tls: ssl.SSLContext | None) -> None:
+        if why := self._failures.why(address, self._loop.time()):
+            self._end("Unavailable", why)
+            return
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._loop.create_connection(lambda: self, host.strip("[]"), int(port), ssl=tls)
+            async with asyncio.timeout_at(self._connected_by):
+                await self._dial(await addresses(host, int(port)), host, int(port), tls)
         except TimeoutError:
-            self._end("Unavailable", f"no connection within {CONNECT_SECONDS:g} s")
+            self._not_connected(f"no connection within {CONNECT_SECONDS:g} s")
         except (OSError, ValueError) as error:
-            self._end("Unavailable", one_line(str(error) or type(error).__name__))
+            self._not_connected(one_line(str(error) or type(error).__name__))
         except asyncio.CancelledError:
+            self._transport = None
             self._end("Unavailable", CLOSED_HERE)
             raise
         except Exception as error:
+            self._transport = None
             self._failed(error, "connecting")
+
+    async def _dial(self, found: list[str], host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """Connect to the first that takes it; each has its share of the time."""
+        name = host if tls else None
+        for left in range(len(found), 0, -1):
+            try:
+                async with asyncio.timeout((self._connected_by - self._loop.time()) / left):
+                    await self._loop.create_connection(lambda: self, found[-left], port, ssl=tls, server_hostname=name)
+                return
+            except OSError:
+                if left == 1 or self._transport is not None:  # it came about, a moment too late
+                    raise
+
+    def _not_connected(self, why: str) -> None:
+        if not self.ended:
+            self._transport = None  # if there is one, it is closed already
+            self._failures.failed(self.peer.address, self._loop.time(), why)
+            self._end("Unavailable", why)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -107,7 +143,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             + frame(HEADERS, END_HEADERS, STREAM, self._request())
         )
         self._paused = False
-        self._timer = self._loop.call_later(KEEPALIVE_SECONDS, self._keep_alive)
+        self._timer = self._loop.call_at(self._connected_by, self._first_word)
         self._write_on()
 
     def _request(self) -> bytes:
@@ -117,7 +153,11 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._end("Unavailable", one_line(str(exc)) if exc else "the connection is lost")
+        why = one_line(str(exc)) if exc else "the connection is lost"
+        if self._heard:
+            self._end("Unavailable", why)
+        else:
+            self._not_connected(why)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -126,20 +166,30 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._paused = False
         self._loop.call_soon(self._write_on)  # this may be within a write
 
-    def _keep_alive(self) -> None:
-        seconds = KEEPALIVE_SECONDS
+    def _first_word(self) -> None:
+        """It is time for one."""
         if self._heard:
-            self._pinged = False
-        elif self._pinged:
-            self._end("Unavailable", "it does not answer a ping")
+            self._keep_alive()
             return
+        transport = self._transport
+        self._not_connected(f"no connection within {CONNECT_SECONDS:g} s")
+        if transport is not None:
+            transport.abort()
+
+    def _keep_alive(self) -> None:
+        quiet = self._loop.time() - self._heard
+        if quiet < KEEPALIVE_SECONDS:
+            self._timer = self._loop.call_later(KEEPALIVE_SECONDS - quiet + 0.001, self._keep_alive)
+            return
+        assert self._transport is not None
+        self._transport.write(frame(PING, 0, 0, bytes(8)))
+        self._timer = self._loop.call_later(PING_TIMEOUT_SECONDS, self._answered, self._loop.time())
+
+    def _answered(self, pinged: float) -> None:
+        if self._heard < pinged:
+            self._end("Unavailable", "it does not answer a ping")
         else:
-            self._pinged = True
-            seconds = PING_TIMEOUT_SECONDS
-            assert self._transport is not None
-            self._transport.write(frame(PING, 0, 0, bytes(8)))
-        self._heard = False
-        self._timer = self._loop.call_later(seconds, self._keep_alive)
+            self._keep_alive()
 
     # ---- out
 
@@ -231,7 +281,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
     # ---- in
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._heard = self._loop.time()
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
@@ -310,6 +360,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
                     self._stream_window_first = value
                 elif name == MAX_FRAME_SIZE:
                     self._frame_max = value
+            self._failures.reached(self.peer.address)
             self._transport.write(frame(SETTINGS, ACK, 0))
             self._write_on()
         elif kind == HEADERS:

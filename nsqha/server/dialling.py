@@ -1,0 +1,68 @@
+"""Where a stream between nodes is to connect to, and whether it should try at all.
+
+A lookup of a name takes a thread of the loop's few and can not be given up, so there is one at a time for each name,
+whoever waits for it. An address that could not be reached is left alone for a moment, as gRPC's channels do: owners of
+streams try again as often as they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+
+AGAIN_SECONDS = 0.1  # after a first failure, doubled with each one up to
+AGAIN_SECONDS_MAX = 1.0
+FORGET_SECONDS = 10.0  # after which a failure is a first one
+
+_lookups: dict[tuple[asyncio.AbstractEventLoop, str, int], asyncio.Task[list[str]]] = {}
+
+
+async def addresses(host: str, port: int) -> list[str]:
+    """IP addresses of `host`, in the order in which to try them; at least one. OSError, ValueError."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return [host]
+    key = (asyncio.get_running_loop(), host, port)
+    lookup = _lookups.get(key)
+    if lookup is None:
+        lookup = _lookups[key] = key[0].create_task(_look_up(host, port))
+        lookup.add_done_callback(lambda done: _looked_up(key, done))
+    return await asyncio.shield(lookup)
+
+
+async def _look_up(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def _looked_up(key: tuple[asyncio.AbstractEventLoop, str, int], done: asyncio.Task[list[str]]) -> None:
+    del _lookups[key]
+    if not done.cancelled():
+        done.exception()  # perhaps nobody waits for it any more
+
+
+class Failures:
+    """Addresses that could not be reached lately."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, float, str]] = {}  # left alone until, for how long, why
+
+    def why(self, address: str, now: float) -> str:
+        """Why it is not tried now; empty: it may be."""
+        until, _, why = self._last.get(address, (0.0, 0.0, ""))
+        return f"{why} (a moment ago)" if now < until else ""
+
+    def failed(self, address: str, now: float, why: str) -> None:
+        self._last = {each: last for each, last in self._last.items() if now < last[0] + FORGET_SECONDS}
+        until, seconds, _ = self._last.get(address, (0.0, 0.0, ""))
+        if now < until:
+            return  # one more that was under way
+        seconds = min(2 * seconds or AGAIN_SECONDS, AGAIN_SECONDS_MAX)
+        self._last[address] = (now + seconds, seconds, why)
+
+    def reached(self, address: str) -> None:
+        self._last.pop(address, None)
