@@ -10,8 +10,8 @@ and the other side is a gRPC server as it comes.
 Each stream has a connection of its own, so the windows of connection and stream are one thing. What flow control or
 the socket does not let pass waits here, and nobody is asked for more meanwhile.
 
-Answers to pings, and TLS, are the loop's business, too: one that stands for PING_TIMEOUT_SECONDS to that and
-KEEPALIVE_SECONDS loses its streams, one that stands for CONNECT_SECONDS those that are just connecting.
+Answers to pings, and TLS, are the loop's business, too: the other side ends the streams of one that stands for
+PING_TIMEOUT_SECONDS to that and KEEPALIVE_SECONDS, and nothing connects while it stands for CONNECT_SECONDS.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from nsqha.server.dialling import Failures, addresses
 from nsqha.server.peer_stream import CLOSED_HERE, ENDED_THERE, StreamEnd
 from nsqha.server.peers import (
     KEEPALIVE_SECONDS,
+    MESSAGE_BYTES_MAX,
     PING_TIMEOUT_SECONDS,
     Message,
     Method,
@@ -35,17 +36,20 @@ from nsqha.server.peers import (
     one_line,
 )
 
-CONNECT_SECONDS = 1.0  # until the other side's first word
+CONNECT_SECONDS = 1.0  # and as long again for the other side's first word
+READING_SECONDS = 0.01  # for what came while the loop stood, before it is missed
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, PRIORITY = 0x4, 0x8, 0x20
 HEADER_TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 4, 5
 CANCEL = 8
 STREAM = 1  # the only one of its connection
 HEAD_BYTES = 5  # before each message: whether it is compressed, and its size
-FRAME_BYTES = 16384  # that a frame may have unless its reader says otherwise; we do not
+FRAME_BYTES = 16384  # that a frame may have unless its reader says otherwise; we do not. Nobody may say less, or more
+FRAME_BYTES_MAX = (1 << 24) - 1  # than that
+HEADERS_BYTES_MAX = 64 << 10
 WINDOW_BYTES = 65535  # that may be sent unless the reader says otherwise, and
 OUR_WINDOW_BYTES = 16 << 20  # what we say: whatever arrives is handled at once
 TOGETHER_BYTES = 4096  # a message up to here is copied behind its head, which costs less than a second buffer
@@ -55,6 +59,7 @@ _FRAME_AND_HEAD = struct.Struct(">BHBBLBL")
 _HEAD = struct.Struct(">BL")
 _NUMBER = struct.Struct(">L")
 _SETTING = struct.Struct(">HL")
+_LAST_AND_CODE = struct.Struct(">LL")
 
 
 class Http2Stream(StreamEnd, asyncio.Protocol):
@@ -86,7 +91,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._heard = 0.0  # when something came last; 0: nothing yet
         self._timer: asyncio.TimerHandle | None = None
         self._failures = failures or Failures()
-        self._connected_by = self._loop.time() + CONNECT_SECONDS
+        self._connected_by = 0.0
         self._connecting = self._loop.create_task(self._connect(address, tls))
 
     # ---- the connection
@@ -95,6 +100,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         if why := self._failures.why(address, self._loop.time()):
             self._end("Unavailable", why)
             return
+        self._connected_by = self._loop.time() + CONNECT_SECONDS
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
@@ -143,7 +149,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             + frame(HEADERS, END_HEADERS, STREAM, self._request())
         )
         self._paused = False
-        self._timer = self._loop.call_at(self._connected_by, self._first_word)
+        self._expect(CONNECT_SECONDS, 0.0)
         self._write_on()
 
     def _request(self) -> bytes:
@@ -166,15 +172,11 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._paused = False
         self._loop.call_soon(self._write_on)  # this may be within a write
 
-    def _first_word(self) -> None:
-        """It is time for one."""
-        if self._heard:
-            self._keep_alive()
-            return
-        transport = self._transport
-        self._not_connected(f"no connection within {CONNECT_SECONDS:g} s")
-        if transport is not None:
-            transport.abort()
+    def _expect(self, seconds: float, since: float) -> None:
+        """Something has to come within `seconds` that is newer than `since`."""
+        self._timer = self._loop.call_later(
+            seconds, lambda: self._loop.call_later(READING_SECONDS, self._expected, since)
+        )
 
     def _keep_alive(self) -> None:
         quiet = self._loop.time() - self._heard
@@ -183,10 +185,16 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             return
         assert self._transport is not None
         self._transport.write(frame(PING, 0, 0, bytes(8)))
-        self._timer = self._loop.call_later(PING_TIMEOUT_SECONDS, self._answered, self._loop.time())
+        self._expect(PING_TIMEOUT_SECONDS, self._loop.time())
 
-    def _answered(self, pinged: float) -> None:
-        if self._heard < pinged:
+    def _expected(self, since: float) -> None:
+        transport = self._transport
+        if self.ended or transport is None:
+            return
+        if not self._heard:
+            self._not_connected(f"no connection within {CONNECT_SECONDS:g} s")
+            transport.abort()
+        elif self._heard < since:
             self._end("Unavailable", "it does not answer a ping")
         else:
             self._keep_alive()
@@ -293,7 +301,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
                     raise ValueError("a frame that is too large")
                 if stop > end:
                     break
-                if kind == DATA:
+                if kind == DATA and stream == STREAM:
                     self._untold += stop - start
                     if flags & PADDED:
                         start, padding = start + 1, data[start]
@@ -342,28 +350,45 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
                 return
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """Every frame that is not DATA. What is not known is ignored, as HTTP/2 wants it."""
-        assert self._transport is not None
-        if kind == WINDOW_UPDATE:
+        """Every frame but our DATA. What is not known, or not of our stream, is ignored as HTTP/2 wants it."""
+        if kind == WINDOW_UPDATE and stream in (0, STREAM):
             more = _NUMBER.unpack(payload)[0] & 0x7FFFFFFF
             if stream:
                 self._stream_window += more
             else:
                 self._window += more
             self._write_on()
-        elif kind == PING and not flags & ACK:
+        elif stream == STREAM:
+            self._of_stream(kind, flags, payload)
+        elif not stream:
+            self._of_connection(kind, flags, payload)
+
+    def _of_connection(self, kind: int, flags: int, payload: bytes) -> None:
+        assert self._transport is not None
+        if kind == PING and not flags & ACK:
             self._transport.write(frame(PING, ACK, 0, payload))
         elif kind == SETTINGS and not flags & ACK:
             for name, value in _SETTING.iter_unpack(payload):
                 if name == INITIAL_WINDOW_SIZE:
+                    if value > 0x7FFFFFFF:
+                        raise ValueError(f"a window of {value} bytes")
                     self._stream_window += value - self._stream_window_first
                     self._stream_window_first = value
                 elif name == MAX_FRAME_SIZE:
+                    if not FRAME_BYTES <= value <= FRAME_BYTES_MAX:
+                        raise ValueError(f"frames of {value} bytes")
                     self._frame_max = value
             self._failures.reached(self.peer.address)
             self._transport.write(frame(SETTINGS, ACK, 0))
             self._write_on()
-        elif kind == HEADERS:
+        elif kind == GOAWAY:
+            last, code = _LAST_AND_CODE.unpack_from(payload)
+            if code or last & 0x7FFFFFFF < STREAM:  # else it takes no more streams, and serves this one to its end
+                why = payload[_LAST_AND_CODE.size :].decode("utf-8", "replace")
+                self._end("Unavailable", one_line(why) or f"the other side is going away: GOAWAY code {code}")
+
+    def _of_stream(self, kind: int, flags: int, payload: bytes) -> None:
+        if kind == HEADERS:
             if flags & PADDED:
                 payload = payload[1 : _unpadded(1, len(payload), payload[0])]
             self._headers = payload[5:] if flags & PRIORITY else payload
@@ -371,14 +396,25 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             self._headers_came(flags)
         elif kind == CONTINUATION:
             self._headers += payload
+            if len(self._headers) > HEADERS_BYTES_MAX:
+                raise ValueError(f"headers of more than {HEADERS_BYTES_MAX} bytes")
             self._headers_came(flags)
         elif kind == RST_STREAM:
-            self._end("Unavailable", ENDED_THERE)
+            self._end("Unavailable", f"{ENDED_THERE}: RST_STREAM code {_NUMBER.unpack(payload)[0]}")
 
     def _headers_came(self, flags: int) -> None:
-        if flags & END_HEADERS and self._headers_end_it:
-            why = unquote(headers_of(self._headers).get("grpc-message", ""))
-            self._end("Unavailable", one_line(why) or ENDED_THERE)
+        if not flags & END_HEADERS:
+            return
+        headers = headers_of(self._headers)
+        ok = headers.get(":status", "200" if self._headers_end_it else "") == "200"
+        if ok and not self._headers_end_it:
+            return
+        why = [] if ok else [f"HTTP status {headers[':status']}" if headers.get(":status") else "not HTTP status 200"]
+        if message := unquote(headers.get("grpc-message", "")):
+            why.append(message)
+        elif (status := headers.get("grpc-status", "0")) != "0":
+            why.append(f"grpc-status {status}")
+        self._end("Unavailable", one_line(": ".join(why)) or ENDED_THERE)
 
     # ---- the end
 
@@ -415,12 +451,14 @@ def _unpadded(start: int, stop: int, padding: int) -> int:
 def _size(data: bytes | bytearray, at: int) -> int:
     """Of the message whose head is there."""
     compressed, size = _HEAD.unpack_from(data, at)
-    if compressed:
-        raise ValueError("a compressed message")
+    if compressed or size > MESSAGE_BYTES_MAX:
+        raise ValueError("a compressed message" if compressed else f"a message of {size} bytes")
     return int(size)
 
 
 # ---- headers (HPACK), without a table of our own and without Huffman's code
+
+_STATUS = {8: "200", 9: "204", 10: "206", 11: "304", 12: "400", 13: "404", 14: "500"}  # in HPACK's table
 
 
 def request_headers(scheme: str, path: str, authority: str) -> bytes:
@@ -451,18 +489,26 @@ def _text(text: str) -> bytes:
 
 
 def headers_of(block: bytes) -> dict[str, str]:
-    """The headers whose name is written out, as a gRPC server writes its own; empty values for Huffman's code."""
+    """`:status`, and the headers whose name is written out, as a gRPC server writes its own.
+
+    Empty values for Huffman's code.
+    """
     found: dict[str, str] = {}
     at = 0
     while at < len(block):
         first = block[at]
         if first & 0x80:  # all of it is in the table
-            _, at = _number(block, at, 7)
+            index, at = _number(block, at, 7)
+            if index in _STATUS:
+                found[":status"] = _STATUS[index]
         elif first & 0xE0 == 0x20:  # the table's new size
             _, at = _number(block, at, 5)
         else:
             index, at = _number(block, at, 6 if first & 0x40 else 4)
-            name, at = ("", at) if index else _read_text(block, at)
+            if index:
+                name = ":status" if index in _STATUS else ""
+            else:
+                name, at = _read_text(block, at)
             value, at = _read_text(block, at)
             if name:
                 found[name] = value
@@ -480,6 +526,8 @@ def _number(block: bytes, at: int, bits: int) -> tuple[int, int]:
         value += (block[at] & 127) << shift
         shift += 7
         at += 1
+        if shift > 28:
+            raise ValueError("a number that is too large")
         if block[at - 1] < 128:
             return value, at
 
@@ -487,4 +535,6 @@ def _number(block: bytes, at: int, bits: int) -> tuple[int, int]:
 def _read_text(block: bytes, at: int) -> tuple[str, int]:
     coded = block[at] & 0x80
     size, at = _number(block, at, 7)
+    if at + size > len(block):
+        raise ValueError("a text that is cut off")
     return "" if coded else block[at : at + size].decode("utf-8", "replace"), at + size

@@ -120,6 +120,39 @@ def test_silence_is_noticed_as_long_after_the_last_word_as_is_said(monkeypatch: 
     run(main)
 
 
+@pytest.mark.parametrize("moment", ["before", "after", "ping"])
+def test_what_came_while_the_loop_stood_is_read_before_it_is_missed(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(peer_http2, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(peer_http2, "KEEPALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+
+    async def main(_: Other) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            handler = Recorder()
+            stream = made(f"127.0.0.1:{listener.getsockname()[1]}", handler)
+            if moment == "before":
+                time.sleep(0.3)
+            await asyncio.sleep(0.05)
+            connection, _address = listener.accept()
+            with connection:
+                connection.send(frame(SETTINGS, 0, 0))
+                if moment == "after":
+                    time.sleep(0.3)
+                await asyncio.sleep(0.02)
+                if moment == "ping":
+                    await asyncio.sleep(0.25)
+                    connection.send(frame(PING, 1, 0, bytes(8)))
+                    time.sleep(0.3)
+                    await asyncio.sleep(0.02)
+                assert not handler.closed
+                stream.close()
+                await stream.over
+
+    run(main)
+
+
 # ---- addresses
 
 

@@ -18,6 +18,7 @@ from nsqha.server.peer_http2 import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    GOAWAY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
@@ -190,10 +191,15 @@ def test_flow_control_holds_messages_back_and_nobody_is_asked_meanwhile() -> Non
         assert len((await server.next(DATA))[1]) == left
         assert (await server.next(DATA))[1] == body(push(2))[:2]
         assert (stream.pending, asked) == (1, 0)
-        server.write(setting(INITIAL_WINDOW_SIZE, 10))  # takes back what was granted: the window is far below zero
-        await server.next(SETTINGS)
+        # What was granted is taken back, so the window is far below zero; it is paid back to just there.
+        server.write(setting(INITIAL_WINDOW_SIZE, 10), update(STREAM, 65535 + left + 2 - 10))
+        server.write(frame(PING, 0, 0, b"as far: "))
+        while (found := await server.frame())[0] != PING:
+            assert found[0] != DATA
+        server.write(update(STREAM, 1))
+        assert (await server.next(DATA))[1] == body(push(2))[2:3]
         server.write(update(STREAM, 1 << 20))
-        assert (await server.next(DATA))[1] == body(push(2))[2:]
+        assert (await server.next(DATA))[1] == body(push(2))[3:]
         assert (await server.message()).hello.registration == 3
         assert (stream.pending, asked) == (0, 1)
 
@@ -206,9 +212,13 @@ def test_what_was_read_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
     async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         await server.next(HEADERS)
         data = body(pb.PushReply(refused=[pb.Refused(why="x" * 16_000)]))
-        server.write(frame(DATA, 0, STREAM, data), frame(DATA, 0, STREAM, data))
-        assert await server.frame() == (WINDOW_UPDATE, 0, 0, struct.pack(">L", 2 * len(data)))
-        assert await server.frame() == (WINDOW_UPDATE, 0, STREAM, struct.pack(">L", 2 * len(data)))
+        padding = 200
+        server.write(
+            frame(DATA, 0, STREAM, data), frame(DATA, PADDED, STREAM, bytes((padding,)) + data + bytes(padding))
+        )
+        back = struct.pack(">L", 2 * len(data) + padding + 1)
+        assert await server.frame() == (WINDOW_UPDATE, 0, 0, back)
+        assert await server.frame() == (WINDOW_UPDATE, 0, STREAM, back)
 
     run(scenario)
 
@@ -234,7 +244,13 @@ def test_pings_are_answered_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("frames", "why"),
     [
-        (frame(HEADERS, END_HEADERS | END_STREAM, STREAM, b"\x88\x00\x0bgrpc-status\x0214"), "ended the stream"),
+        (frame(HEADERS, END_HEADERS | END_STREAM, STREAM, b"\x88\x00\x0bgrpc-status\x0214"), "grpc-status 14"),
+        (frame(HEADERS, END_HEADERS | END_STREAM, STREAM, b"\x88\x00\x0bgrpc-status\x010"), "ended the stream"),
+        (frame(HEADERS, END_HEADERS, STREAM, b"\x48\x03503"), "HTTP status 503"),
+        (frame(HEADERS, END_HEADERS, STREAM, b"\x48\x82\x64\x02"), "not HTTP status 200"),  # in Huffman's code
+        (frame(HEADERS, END_HEADERS, STREAM, b"\x8d"), "HTTP status 404"),
+        (frame(HEADERS, END_HEADERS, STREAM, b"\x00\x01a\x01b"), "not HTTP status 200"),
+        (frame(HEADERS, END_HEADERS | END_STREAM, STREAM, b"\x8e\x00\x0cgrpc-message\x03why"), "HTTP status 500: why"),
         (frame(HEADERS, END_HEADERS | END_STREAM, STREAM, b"\x00\x0cgrpc-message\x0bno%20leader"), "no leader"),
         (
             frame(HEADERS, END_STREAM | PADDED, STREAM, b"\x02\x3f\xe1\x1f\x40\x0cgrpc-me\0\0")
@@ -242,7 +258,18 @@ def test_pings_are_answered_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
             "why",
         ),
         (frame(HEADERS, END_HEADERS | END_STREAM, STREAM, b"\x00\x0cgrpc-message\x83\x01\x02\x03"), "ended the stream"),
-        (frame(RST_STREAM, 0, STREAM, struct.pack(">L", 2)), "ended the stream"),
+        (frame(RST_STREAM, 0, STREAM, struct.pack(">L", 2)), "ended the stream: RST_STREAM code 2"),
+        (frame(RST_STREAM, 0, STREAM), "not HTTP/2"),
+        (frame(GOAWAY, 0, 0, struct.pack(">LL", 0, 0)), "GOAWAY code 0"),
+        (frame(GOAWAY, 0, 0, struct.pack(">LL", 2**31 - 1, 11) + b"too_many_pings"), "too_many_pings"),
+        (frame(SETTINGS, 0, 0, struct.pack(">HL", MAX_FRAME_SIZE, 16383)), "not HTTP/2"),
+        (frame(SETTINGS, 0, 0, struct.pack(">HL", MAX_FRAME_SIZE, 1 << 24)), "not HTTP/2"),
+        (frame(SETTINGS, 0, 0, struct.pack(">HL", INITIAL_WINDOW_SIZE, 1 << 31)), "not HTTP/2"),
+        (frame(DATA, 0, STREAM, b"\0\xff\xff\xff\xff"), "a message of 4294967295 bytes"),
+        (frame(DATA, 0, STREAM, b"\0\xff") + frame(DATA, 0, STREAM, b"\xff\xff\xff"), "a message of 4294967295 bytes"),
+        (frame(HEADERS, 0, STREAM, b"\x88") + 5 * frame(CONTINUATION, 0, STREAM, bytes(16384)), "headers of more than"),
+        (frame(HEADERS, END_HEADERS, STREAM, b"\x00\x7f" + b"\xff" * 9 + b"\x01"), "a number that is too large"),
+        (frame(HEADERS, END_HEADERS, STREAM, b"\x88\x00\x0bgrpc"), "a text that is cut off"),
         (frame(DATA, END_STREAM, STREAM), "ended the stream"),
         (frame(DATA, 0, STREAM, b"\1\0\0\0\0"), "compressed"),
         (frame(DATA, 0, STREAM, b"\0\0\0\0\1\xff"), "PushReply"),
@@ -273,33 +300,74 @@ def test_a_lost_connection_ends_it() -> None:
     run(scenario)
 
 
-def test_a_connection_that_does_not_come_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "CONNECT_SECONDS", 0.1)
+def test_what_is_not_of_this_stream_is_passed_over() -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
+        server.write(
+            frame(DATA, END_STREAM, STREAM + 2, body(reply(3))),
+            frame(RST_STREAM, 0, STREAM + 2, bytes(4)),
+            frame(HEADERS, END_HEADERS | END_STREAM, STREAM + 2, b"\x8d"),
+            update(STREAM + 2, 1 << 20),
+            frame(GOAWAY, 0, 0, struct.pack(">LL", 2**31 - 1, 0)),  # it will end, but serves what there is
+            frame(GOAWAY, 0, 0, struct.pack(">LL", STREAM, 0)),
+            frame(HEADERS, END_HEADERS, STREAM, b"\x88"),
+            frame(DATA, 0, STREAM, body(reply(1))),
+        )
+        await handler.until(lambda: handler.messages)
+        assert handler.numbers == [1]
+        assert not handler.closed
+        stream.send(push(1, size=100_000))
+        seen = 0
+        while seen < 65535:
+            seen += len((await server.next(DATA))[1])
+        server.write(update(0, 1 << 20), frame(PING, 0, 0, b"as far: "))
+        while (found := await server.frame())[0] != PING:
+            assert found[0] != DATA
 
-    async def forever(*_: Any, **__: Any) -> None:
-        await asyncio.Event().wait()
+    run(scenario)
 
-    async def outcome(address: str, *, close: str = "") -> str:
-        handler = Recorder()
-        stream = Http2Stream(address, METHOD, handler)
-        stream.send(push(1))
-        assert stream.pending == 1
-        if close:
-            stream.close(close)
-        await stream.over
-        assert len(handler.closed) == 1
-        assert stream.pending == 0
-        return handler.closed[0]
 
-    async def main() -> None:
-        assert await outcome("127.0.0.1:1")
-        assert await outcome("nowhere")
-        assert await outcome("127.0.0.1:1", close="enough") == "enough"
-        with monkeypatch.context() as patched:
-            patched.setattr(asyncio.SelectorEventLoop, "create_connection", forever)
-            assert "no connection within" in await outcome("127.0.0.1:1")
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+def test_handlers_may_send_and_close_from_within() -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
+        def react(message: Any) -> None:
+            number = message.hello.registration
+            stream.send(push(number))
+            if number == 2:
+                stream.close("enough")
 
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(main())
+        handler._react = react
+        server.write(frame(DATA, 0, STREAM, b"".join(body(reply(number)) for number in range(1, 5))))
+        assert [(await server.message()).hello.registration for _ in range(2)] == [1, 2]
+        assert await handler.end() == "enough"
+        assert handler.numbers == [1, 2], "what was read together with it is dropped"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_nothing_is_read_after_a_close(split: bool) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
+        handler._react = lambda _: stream.close("enough")
+        data = b"".join(body(reply(number)) for number in range(3))
+        frames = [frame(DATA, 0, STREAM, data[:3]), frame(DATA, 0, STREAM, data[3:])] if split else []
+        server.write(*frames or [frame(DATA, 0, STREAM, body(reply(number))) for number in range(3)])
+        assert await handler.end() == "enough"
+        assert handler.numbers == [0]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_is_asked_for_a_message_may_close(fails: bool) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
+        def give() -> Any:
+            if fails:
+                raise ValueError("no message")
+            stream.close("enough")
+            return push(1)
+
+        await server.next(HEADERS)
+        stream.pull(give)
+        assert await handler.end() == ("no message" if fails else "enough")
+        assert (await server.frame())[0] == RST_STREAM
+
+    run(scenario)
