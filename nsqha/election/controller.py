@@ -309,7 +309,8 @@ class ControllerMachine:
                 self._probe(uid, self._audit.turn(uid, asked), now)
 
     def _plan(self, now: float) -> None:
-        steps = self.planner.plan(self._world(), now)
+        unled = frozenset(name for name, round_ in self.rounds.items() if round_.kind == "elect")
+        steps = self.planner.plan(replace(self._world(), unled=unled), now)
         for put in steps.puts:
             if self._free(put.name):
                 self._put(put.name, put.meta, put.why, now)

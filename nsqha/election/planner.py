@@ -12,6 +12,9 @@ partition which is one loss away from standing still gets a new replica sooner.
     more replicas than its settings say  -> moves that take some away, likewise
     leader is not the first replica      -> transfer, after `settle_s`
 
+A partition whose leader is looked for gets no more replicas: they could copy from nobody, and a single replica that can
+do without an operator as long as there is no other would need one.
+
 It also keeps the names of the nodes that hold something, so that one that is away can be called what people know it by.
 """
 
@@ -58,6 +61,7 @@ class World:
     metas: Mapping[PartitionName, PartitionMeta]
     settings: Mapping[PartitionName, TopicSettings]
     nodes: Mapping[int, NodeInfo]
+    unled: frozenset[PartitionName] = frozenset()  # a leader is looked for
 
     def load(self) -> Load:
         return Load.of(meta.replicas for meta in self.metas.values())
@@ -218,7 +222,7 @@ class Planner:
         filled = fill(keep, count, nodes, load)
         if gone and len(filled) >= min(len(wanted or meta.replicas), count):
             return filled, "node_decommissioned" if emptied else "node_away"
-        if not gone and settled and len(filled) > len(meta.replicas):
+        if not gone and settled and len(filled) > len(meta.replicas) and name not in world.unled:
             return filled, "more_replicas"
         if not gone and settled and wanted is None and settings.replicas and len(meta.replicas) > settings.replicas:
             return fewer(meta, settings.replicas, nodes)

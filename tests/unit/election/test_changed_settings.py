@@ -97,3 +97,18 @@ def test_new_partitions_are_placed_and_led() -> None:
     metas = [c.meta("t", n) for n in range(3)]
     assert all(meta.leader and len(meta.isr) == 3 for meta in metas)
     assert len({meta.leader for meta in metas}) == 3
+
+
+def test_no_replicas_are_added_while_nobody_leads() -> None:
+    """The only one comes back without its log: it is taken for what it has, as nobody else can have more."""
+    c = cluster(nodes=4, replicas=1)
+    leader = c.meta("t").leader
+    c.kill(leader)
+    c.run(0.01)
+    change(c, replicas=3)
+    c.run(10.0)
+    assert c.meta("t").replicas == (leader,)
+    c.restart(leader, lost_log=True)
+    c.run(10.0)
+    meta = c.meta("t")
+    assert (meta.leader, len(meta.replicas), len(meta.isr)) == (leader, 3, 3)
