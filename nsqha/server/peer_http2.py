@@ -53,6 +53,7 @@ HEADERS_BYTES_MAX = 64 << 10
 WINDOW_BYTES = 65535  # that may be sent unless the reader says otherwise, and
 OUR_WINDOW_BYTES = 16 << 20  # what we say: whatever arrives is handled at once
 TOGETHER_BYTES = 4096  # a message up to here is copied behind its head, which costs less than a second buffer
+SLICE_BYTES = 256 << 10  # that are copied together for TLS, where each buffer becomes a record of its own
 
 _FRAME = struct.Struct(">BHBBL")  # the size in two parts, type, flags, stream
 _FRAME_AND_HEAD = struct.Struct(">BHBBLBL")
@@ -79,6 +80,8 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._asking = False  # `_ask` will be called
         self._paused = True  # the socket takes nothing
+        self._encrypted = tls is not None
+        self._together = FRAME_BYTES_MAX if tls is not None else TOGETHER_BYTES
         self._sent = 0  # bytes of the queue's first message and its head
         self._frame_max = FRAME_BYTES
         self._window = WINDOW_BYTES  # left of the connection's
@@ -137,10 +140,14 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             self._end("Unavailable", why)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        agreed = transport.get_extra_info("ssl_object")
+        if agreed is not None and agreed.selected_alpn_protocol() != "h2":
+            self._not_connected("it does not agree to HTTP/2 (ALPN)")
+        transport = cast(asyncio.Transport, transport)
         if self.ended:
-            self._transport.abort()
+            transport.abort()
             return
+        self._transport = transport
         settings = ((HEADER_TABLE_SIZE, 0), (ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, OUR_WINDOW_BYTES))
         self._transport.write(
             PREFACE
@@ -249,7 +256,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._stream_window -= total
         head = _FRAME_AND_HEAD.pack(total >> 16, total & 0xFFFF, DATA, 0, STREAM, 0, size)
         assert self._transport is not None
-        if size <= TOGETHER_BYTES:
+        if size <= self._together:
             self._transport.write(head + data)
         else:
             self._transport.writelines((head, data))
@@ -262,6 +269,8 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             parts = self._frames(data)
             if parts:
                 assert self._transport is not None
+                if self._encrypted:
+                    parts = _joined(parts)
                 self._transport.writelines(parts)
             if self._sent < HEAD_BYTES + len(data):
                 return
@@ -439,6 +448,18 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     size = len(payload)
     return _FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
+
+
+def _joined(parts: list[Any]) -> list[Any]:
+    """The same in fewer."""
+    found: list[Any] = []
+    begin = size = 0
+    for end, part in enumerate(parts, 1):
+        size += len(part)
+        if size >= SLICE_BYTES or end == len(parts):
+            found.append(b"".join(parts[begin:end]))
+            begin, size = end, 0
+    return found
 
 
 def _unpadded(start: int, stop: int, padding: int) -> int:
