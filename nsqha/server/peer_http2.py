@@ -80,7 +80,6 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._asking = False  # `_ask` will be called
         self._paused = True  # the socket takes nothing
-        self._encrypted = tls is not None
         self._together = FRAME_BYTES_MAX if tls is not None else TOGETHER_BYTES
         self._sent = 0  # bytes of the queue's first message and its head
         self._frame_max = FRAME_BYTES
@@ -94,7 +93,6 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         self._heard = 0.0  # when something came last; 0: nothing yet
         self._timer: asyncio.TimerHandle | None = None
         self._failures = failures or Failures()
-        self._connected_by = 0.0
         self._connecting = self._loop.create_task(self._connect(address, tls))
 
     # ---- the connection
@@ -103,12 +101,12 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
         if why := self._failures.why(address, self._loop.time()):
             self._end("Unavailable", why)
             return
-        self._connected_by = self._loop.time() + CONNECT_SECONDS
+        until = self._loop.time() + CONNECT_SECONDS
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
-            async with asyncio.timeout_at(self._connected_by):
-                await self._dial(await addresses(host, int(port)), host, int(port), tls)
+            async with asyncio.timeout_at(until):
+                await self._dial(await addresses(host, int(port)), host, int(port), tls, until)
         except TimeoutError:
             self._not_connected(f"no connection within {CONNECT_SECONDS:g} s")
         except (OSError, ValueError) as error:
@@ -121,12 +119,12 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             self._transport = None
             self._failed(error, "connecting")
 
-    async def _dial(self, found: list[str], host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async def _dial(self, found: list[str], host: str, port: int, tls: ssl.SSLContext | None, until: float) -> None:
         """Connect to the first that takes it; each has its share of the time."""
         name = host if tls else None
         for left in range(len(found), 0, -1):
             try:
-                async with asyncio.timeout((self._connected_by - self._loop.time()) / left):
+                async with asyncio.timeout((until - self._loop.time()) / left):
                     await self._loop.create_connection(lambda: self, found[-left], port, ssl=tls, server_hostname=name)
                 return
             except OSError:
@@ -269,7 +267,7 @@ class Http2Stream(StreamEnd, asyncio.Protocol):
             parts = self._frames(data)
             if parts:
                 assert self._transport is not None
-                if self._encrypted:
+                if self._together > TOGETHER_BYTES:
                     parts = _joined(parts)
                 self._transport.writelines(parts)
             if self._sent < HEAD_BYTES + len(data):
@@ -471,10 +469,11 @@ def _unpadded(start: int, stop: int, padding: int) -> int:
 
 def _size(data: bytes | bytearray, at: int) -> int:
     """Of the message whose head is there."""
-    compressed, size = _HEAD.unpack_from(data, at)
+    head: tuple[int, int] = _HEAD.unpack_from(data, at)
+    compressed, size = head
     if compressed or size > MESSAGE_BYTES_MAX:
         raise ValueError("a compressed message" if compressed else f"a message of {size} bytes")
-    return int(size)
+    return size
 
 
 # ---- headers (HPACK), without a table of our own and without Huffman's code
