@@ -74,7 +74,7 @@ collector = CollectorWatch()
 def keep_large_blocks() -> None:
     """Have the C library reuse blocks of batch size instead of giving each back to the kernel.
 
-    glibc maps every block above 128 KiB anew, so each batch of 256 KB would be paid for in page faults: half of what
+    glibc maps every block above 128 KiB anew, so each large batch would be paid for in page faults: half of what
     making frames and stamping them costs otherwise. Elsewhere than on glibc nothing happens.
     """
     try:

@@ -11,7 +11,7 @@ from nsqha.hot._publishing_py import Reply, Taken, Waiter
 
 __all__ = ["BATCH_BYTES", "NOT_STORED", "OUTCOME_UNKNOWN", "Reply", "Taken", "Waiter"]
 
-BATCH_BYTES = 256 << 10  # merging stops here
+BATCH_BYTES = 512 << 10  # merging stops here
 
 # How every reason begins that a publish is answered with; the first is a promise that it may be sent again.
 NOT_STORED = "not stored: "
