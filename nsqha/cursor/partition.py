@@ -271,9 +271,11 @@ class PartitionCursors:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the log grew enough since the last one."""
-        mark = self.state.checkpoint
-        grown = self.state.applied.end_position - max(mark.end_position, self._checkpoint_begun)
+        """Whether the log grew enough since the last one. Asked for each batch."""
+        mark, end = self.state.checkpoint, self.state.applied.end_position
+        if end - mark.end_position < self.limits.checkpoint_every_bytes:
+            return False
+        grown = end - max(mark.end_position, self._checkpoint_begun)
         return grown >= max(self.limits.checkpoint_every_bytes, 4 * mark.size)
 
     @property

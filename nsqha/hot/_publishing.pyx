@@ -156,13 +156,14 @@ def tell_stored(list waiters not None, not_told not None):
 cdef class PublishQueue:
     cdef public list runs
     cdef public Py_ssize_t bytes_waiting
-    cdef public bint scheduled
     cdef public bint closed
     cdef object _budget
     cdef Py_ssize_t _bytes_max
     cdef object _schedule
     cdef list _waiters
     cdef list _delays
+    cdef bint _scheduled
+    cdef object _tick  # the loop's time, as a `Publisher` has read it since `scheduled` was reset; None: not yet
 
     def __init__(self, budget, schedule):
         self.runs = []
@@ -172,6 +173,16 @@ cdef class PublishQueue:
         self._schedule = schedule
         self._waiters = []
         self._delays = []
+
+    @property
+    def scheduled(self):
+        return self._scheduled
+
+    @scheduled.setter
+    def scheduled(self, bint scheduled):
+        self._scheduled = scheduled
+        if not scheduled:
+            self._tick = None
 
     def add(self, bytes frames not None, reply, since, delay_ms):
         if delay_ms is not None:
@@ -185,8 +196,8 @@ cdef class PublishQueue:
         self._waiters.append((reply, since))
         self.bytes_waiting += size
         self._budget.used = used
-        if not self.scheduled:
-            self.scheduled = True
+        if not self._scheduled:
+            self._scheduled = True
             self._schedule()
         return used > self._bytes_max
 
@@ -258,14 +269,17 @@ cdef class Publisher:
         cdef const uint8_t* d = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data), prefix_size = PyBytes_GET_SIZE(self._line)
         cdef Run run
-        if self._queue.closed:
+        cdef PublishQueue queue = self._queue
+        if queue.closed:
             return False
         run = find_run(d, 0, size, <const uint8_t*>PyBytes_AS_STRING(self._line), prefix_size, self._size_max, size)
         if run.end != size or not run.count:
             return False
         slot = self._replies._place("PUB", OK if run.count == 1 else OK * run.count, False, False)
         self._counts[self._topic] += run.count
-        self.taken_at = self._time()
-        if self._queue._add(frames_of(d, prefix_size, run), slot, self.taken_at):
+        if queue._tick is None:
+            queue._tick = self._time()
+        self.taken_at = queue._tick
+        if queue._add(frames_of(d, prefix_size, run), slot, self.taken_at):
             self._on_full()
         return True

@@ -263,7 +263,7 @@ class Publisher:
         time: Callable[[], float],
         on_full: Callable[[], object],
     ) -> None:
-        self.taken_at = 0.0  # on the loop's clock
+        self.taken_at = 0.0  # on the loop's clock, as of this tick
         self._line = line
         self._topic = topic
         self._size_max = size_max

@@ -254,9 +254,7 @@ class Partition:
     def _write(self, *, force_events: bool = False, publishes: bool = True) -> bool:
         """Write one batch. False if the disk refused."""
         now = self.now()
-        events = self._events.take(
-            lambda: self.cursors.take_events(now, force=force_events) if self.serving else (b"", 0)
-        )
+        events = self._events.take(self.cursors if self.serving else None, now, force_events)
         taken = self._queue.take(BATCH_BYTES) if publishes else Taken([], [], [], 0)
         if not taken.runs and not events.frames:
             settle_behind(self._outstanding, events.done)

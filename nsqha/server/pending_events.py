@@ -1,6 +1,6 @@
 """Channel events of one partition on their way into its log, and who waits until they are committed and applied.
 
-    take(due) -> Events -> written | not_written (the disk refused) | wait_on (nobody knows: only the waiters are kept)
+    take -> Events -> written | not_written (the disk refused) | wait_on (nobody knows: only the waiters are kept)
 
 What a disk refuses is kept and goes first, without any other: what it says has been counted as said, nobody sends it
 again, and with what becomes due meanwhile it would grow for as long as the disk is full.
@@ -9,8 +9,10 @@ again, and with what becomes due meanwhile it would grow for as long as the disk
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import NamedTuple
+
+from nsqha.clock import Now
+from nsqha.cursor.partition import PartitionCursors
 
 Future = asyncio.Future[None]
 
@@ -61,11 +63,11 @@ class PendingEvents:
         """These go before all others."""
         self._refused, self._flags = frames, flags
 
-    def take(self, due: Callable[[], tuple[bytes, int]]) -> Events:
-        """Those of the next batch: `due` is asked unless there are refused ones."""
+    def take(self, cursors: PartitionCursors | None, now: Now, force: bool) -> Events:
+        """Those of the next batch: refused ones, or what is due at `cursors`; None: they may say nothing yet."""
         if self._refused:
             return Events(self._refused, self._flags, [])
-        frames, flags = due()
+        frames, flags = cursors.take_events(now, force) if cursors is not None else (b"", 0)
         done, self._waiters = self._waiters, []
         return Events(frames, flags, done)
 

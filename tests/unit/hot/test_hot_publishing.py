@@ -240,10 +240,11 @@ class Desk:
         self.budget = SimpleNamespace(used=0, bytes_max=100)
         self.full = 0
         self.counts = {"t": 0}
+        self.now = 12.5
         self.replies = publishing.Replies(self.client, self.client.write)
         self.queue = publishing.PublishQueue(self.budget, lambda: None)
         self.publisher = publishing.Publisher(
-            b"PUB t\n", "t", 9, self.queue, self.replies, self.counts, lambda: 12.5, self._spent
+            b"PUB t\n", "t", 9, self.queue, self.replies, self.counts, lambda: self.now, self._spent
         )
 
     def _spent(self) -> None:
@@ -272,6 +273,18 @@ def test_whole_pubs_are_taken_and_answered(publishing: ModuleType) -> None:
     assert desk.counts == {"t": 3} and [since for _, since in taken.waiters] == [12.5, 12.5]
     publishing.tell_stored(taken.waiters, lambda error: None)
     assert desk.client.written == [OK * 3]
+
+
+def test_who_waits_does_so_since_the_tick_in_which_it_was_read(publishing: ModuleType) -> None:
+    desk = Desk(publishing)
+    desk.queue.scheduled = True  # by somebody else
+    for now in (20.0, 30.0, 40.0):
+        desk.now = now
+        assert desk.publisher.take(pubs(b"one")) and desk.publisher.take(pubs(b"two"))
+        desk.queue.scheduled = False
+    assert [since for _, since in desk.queue.take_all().waiters] == [20.0, 20.0, 30.0, 30.0, 40.0, 40.0]
+    desk.now = 50.0
+    assert desk.publisher.take(pubs(b"one")) and desk.publisher.taken_at == 50.0
 
 
 WHOLE = pubs(b"one", b"two")
