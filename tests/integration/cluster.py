@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -90,6 +91,14 @@ class Member(Node):
     @property
     def running(self) -> bool:
         return self._process is not None
+
+    @property
+    def joined(self) -> bool:
+        """Whether this life of the process has been a member."""
+        return re.search(rf"\({self.name}\), life \d+\s", self.log()) is not None
+
+    def listening(self) -> bool:
+        return super().listening() and "gRPC: listening on" in self.log()  # the last to do so
 
     def wipe(self) -> None:
         """Its disk is lost: the data directory is empty again."""
@@ -220,7 +229,14 @@ class Cluster:
             wait_until(daemon.listening, f"{daemon.directory.name} listens", 60)
 
     def wait_registered(self, nodes: int) -> None:
-        wait_until(lambda: len(self.controller()["nodes"]) == nodes, f"{nodes} nodes are registered", 30)
+        """Until so many are, and not only as they were before they were killed: such a registration lasts its lease."""
+
+        def registered() -> bool:
+            running = [node for node in self.nodes if node.running]
+            joined = sum(node.joined for node in running)
+            return len(self.controller()["nodes"]) == nodes and joined >= min(nodes, len(running))
+
+        wait_until(registered, f"{nodes} nodes are registered", 30)
 
     def wait_leases_over(self, *members: Member) -> None:
         """Until these, or all that run, know that they have no lease any more: etcd is away."""
