@@ -560,8 +560,8 @@ def found_at(mutant: Mutant, *, histories: int, seconds: float, first_seed: int 
         with broken(mutant):
             try:
                 History(first_seed + n, ordered=mutant.ordered).run()
-            except (AssertionError, LogCorrupt) as error:
-                return n + 1, str(error)
+            except (AssertionError, LogCorrupt, LookupError) as error:  # not TypeError: that is a mutant out of date
+                return n + 1, f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
         if time.monotonic() > end:
             return None
     return None
