@@ -269,17 +269,19 @@ cdef class Publisher:
         cdef const uint8_t* d = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data), prefix_size = PyBytes_GET_SIZE(self._line)
         cdef Run run
+        cdef bytes frames
         cdef PublishQueue queue = self._queue
         if queue.closed:
             return False
         run = find_run(d, 0, size, <const uint8_t*>PyBytes_AS_STRING(self._line), prefix_size, self._size_max, size)
         if run.end != size or not run.count:
             return False
+        frames = frames_of(d, prefix_size, run)  # what may fail comes before a reply is owed
         slot = self._replies._place("PUB", OK if run.count == 1 else OK * run.count, False, False)
         self._counts[self._topic] += run.count
         if queue._tick is None:
             queue._tick = self._time()
         self.taken_at = queue._tick
-        if queue._add(frames_of(d, prefix_size, run), slot, self.taken_at):
+        if queue._add(frames, slot, self.taken_at):
             self._on_full()
         return True
