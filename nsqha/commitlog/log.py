@@ -205,15 +205,11 @@ class PartitionLog(LogReader):
             or (end.log_id - anchor.log_id) * ENTRY_BYTES >= limits.commitlog_bytes
         )
 
-    def roll(self) -> None:
-        """Begin a new pair of files. Blocks: the old files are synced first, then the new ones and their names.
-
-        AppendFailed: there is no new pair and the old one is still good.
-        """
-        self.use(self.next_pair())
-
     def next_pair(self) -> Pair | None:
-        """The slow half of `roll`, for another thread while nobody appends: readers notice nothing of it."""
+        """A new pair of files, for `use`. Blocks: the old files are synced first, then the new ones and their names;
+        may run in another thread while nobody appends: readers notice nothing of it.
+
+        AppendFailed: there is no new pair and the old one is still good."""
         old, last = self._active, self._last
         if last is old.anchor:
             return None  # nothing in it: a new pair would have the same name
@@ -225,7 +221,7 @@ class PartitionLog(LogReader):
             raise AppendFailed(f"{self.directory}: no new files: {error}") from error
 
     def use(self, new: Pair | None) -> None:
-        """The quick half: append to `new` from now on. Everything before it is durable."""
+        """Append to `new` from now on. Everything before it is durable."""
         if new is None:
             return
         old = self._active
@@ -236,21 +232,16 @@ class PartitionLog(LogReader):
 
     # ---- mending
 
-    def mend(self, batches: Sequence[tuple[Entry, bytes]]) -> None:
-        """Write consecutive batches, as another replica has them, over what does not verify here; durable.
-
-        LogCorrupt if they are not the ones that were here: they have to be chained to the entry before and to the one
-        behind, which verify, or be the end as this log was opened or written. Blocks for two fsyncs of each pair of
-        files.
-        """
-        self.mending(batches)()
-
     def mending(
         self, batches: Sequence[tuple[Entry, bytes]], *, proven: bool = False, lost: bool = False
     ) -> Callable[[], None]:
-        """The quick half of `mend`: they are the ones. What is returned blocks, and may run in another thread: whoever
-        reads the range meanwhile finds it damaged still. `proven`: `prove` says so of one that they are followed by.
-        `lost`: they are the leader's, who may have given some up: these are marked here, if ours do not verify."""
+        """Consecutive batches, as another replica has them, are to go over what does not verify here.
+
+        LogCorrupt if they are not the ones that were here: they have to be chained to the entry before and to the one
+        behind, which verify, or be the end as this log was opened or written. What is returned writes them, durably. It
+        blocks for two fsyncs of each pair of files, and may run in another thread: whoever reads the range meanwhile
+        finds it damaged still. `proven`: `prove` says so of one that they are followed by. `lost`: they are the
+        leader's, who may have given some up: these are marked here, if ours do not verify."""
         first, last = batches[0][0], batches[-1][0]
         assert self.start.log_id <= first.log_id and last.log_id < self.end.log_id, f"{first} is not in {self}"
         before = self.entry_before(first.log_id)
@@ -418,15 +409,9 @@ class PartitionLog(LogReader):
 
     # ---- shortening
 
-    def drop_pairs(self, up_to: Place) -> int:
-        """Unlink the pairs that end at or below `up_to`; how many. The pair being written always stays."""
-        n = self.forget_pairs(up_to)
-        while self.unlink_some():
-            pass
-        return n
-
     def forget_pairs(self, up_to: Place) -> int:
-        """The quick half of `drop_pairs`: the log begins behind them now. How many."""
+        """The log begins behind the pairs that end at or below `up_to` now; how many. The pair being written always
+        stays. Their files go with `unlink_some`."""
         n = 0
         for after in self._pairs[1:]:
             end = after.first
@@ -446,7 +431,7 @@ class PartitionLog(LogReader):
         return bool(self._going)
 
     def unlink_some(self) -> bool:
-        """The slow half, for another thread, while the log is appended to: nobody looks at these files any more.
+        """Unlink what was forgotten, in another thread, while the log is appended to: nobody looks at these files.
 
         Each call unlinks some, the oldest first, and says whether there are more. While one runs, neither the directory
         may go nor the log begin anew in it. OSError: what could not go is tried again by the next call."""
@@ -456,17 +441,14 @@ class PartitionLog(LogReader):
         return bool(self._going)
 
     def cut_intent(self, log_id: int) -> CutIntent:
-        """What to journal before `truncate_to(log_id)`."""
+        """What to journal before `cutting(log_id)`."""
         entry = self.entry(log_id)
         return CutIntent(log_id, entry.first_offset, entry.position, entry.epoch, entry.chain)
 
-    def truncate_to(self, log_id: int) -> None:
-        """End the log before `log_id`, durably. Its intent must be in the journal; clear it before the next append."""
-        self.cutting(log_id)()
-
     def cutting(self, log_id: int) -> Callable[[], None]:
-        """The quick half of `truncate_to`: the log ends there for everybody who asks. What is returned blocks, and may
-        run in another thread, while nobody appends; only then the files end there too, durably.
+        """The log ends before `log_id` now, for everybody who asks. What is returned blocks, and may run in another
+        thread, while nobody appends; only then the files end there too, durably. The intent must be in the journal;
+        clear it before the next append.
 
         OSError: a file can not be opened, and the log is as it was."""
         assert self.start.log_id <= log_id <= self.end.log_id, f"{log_id} is not in {self}"

@@ -3,7 +3,7 @@
 A partition keeps finished messages for replay as long as `keep_ns` says and at most `keep_bytes` of them. What that
 allows to go is capped by `limit_offset`: the lowest committed floor of its channels and the pump offset, or what an
 explicit policy for abandoned channels puts in their place. The result is a **log start**, always the border of a file
-pair. It becomes true by a log_start event, and files go later still (`PartitionLog.drop_pairs`).
+pair. It becomes true by a log_start event, and files go later still (`PartitionLog.forget_pairs`).
 
 Deferred messages below a new log start are carried: appended again. That is worth it while they are few: a pair goes
 only if at most a quarter of its bytes has to be carried.

@@ -17,7 +17,7 @@ from nsqha.commitlog.recovery import Recovery, recover
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage
 from nsqha.commitlog.verify import verify
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import ID_BASE, Cuts, add, contents, messages, sync
+from tests.unit.commitlog.logs import ID_BASE, Cuts, add, contents, drop_pairs, messages, roll, sync
 
 IDENTITY = LogIdentity(5, 1)
 LIMITS = LogLimits(segment_bytes=4096, commitlog_bytes=4096)
@@ -64,7 +64,7 @@ def fill(log: PartitionLog, batches: int, rng: random.Random) -> list[bytes]:
         add(log, *new)
         bodies += new
         if log.needs_roll:
-            log.roll()
+            roll(log)
     return bodies
 
 
@@ -118,7 +118,7 @@ def test_dropped_pairs_are_gone_and_the_rest_stays(disk: Disk) -> None:
     log = disk.new_log()
     bodies = fill(log, 60, random.Random(4))
     kept = log.pairs[3]
-    assert log.drop_pairs(kept.first) == 3
+    assert drop_pairs(log, kept.first) == 3
     assert log.start == kept.first
     assert log.entry_for_offset(kept.first.offset - 1) is None
     sync(log)
@@ -132,18 +132,18 @@ def test_dropped_pairs_are_gone_and_the_rest_stays(disk: Disk) -> None:
 def test_the_pair_being_written_is_never_dropped(disk: Disk) -> None:
     log = disk.new_log()
     fill(log, 20, random.Random(5))
-    log.drop_pairs(log.end)
+    drop_pairs(log, log.end)
     assert len(log.pairs) == 1
-    assert log.drop_pairs(Place(10**9, 10**9, 10**9)) == 0
+    assert drop_pairs(log, Place(10**9, 10**9, 10**9)) == 0
 
 
 def test_a_log_of_which_all_old_pairs_are_gone_still_knows_where_it_is(disk: Disk) -> None:
     log = disk.new_log()
     add(log, b"one", b"two")
     sync(log)
-    log.roll()
+    roll(log)
     end, last = log.end, log.last
-    log.drop_pairs(end)
+    drop_pairs(log, end)
     log.close()
     log = disk.recovered().log
     assert (log.start, log.end, log.last) == (end, end, last)
@@ -158,7 +158,7 @@ def test_a_cut_removes_the_end_and_later_pairs(disk: Disk) -> None:
     keep = contents(log)[:10]
     intent = log.cut_intent(11)
     assert (intent.log_id, intent.chain) == (11, log.entry(11).chain)
-    log.truncate_to(11)
+    log.cutting(11)()
     assert (log.end.log_id, contents(log)) == (11, keep)
     assert log.batch_at(keep[-1][0].end_offset) is None
     entry = add(log, b"new", epoch=2)

@@ -15,7 +15,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
-from tests.unit.commitlog.logs import add, event, sync
+from tests.unit.commitlog.logs import add, event, roll, sync
 
 ORDERS = LogIdentity(0xAA, 0)
 SEGMENTS = "00000000000000000000", "00000000000000001257", "00000000000000002519", "00000000000000003786"
@@ -29,7 +29,7 @@ def build(data: Path, identity: LogIdentity = ORDERS) -> Path:
     for n in range(40):
         add(log, b"a" * (n % 13 + 1) * 5, b"b", events=event() if n % 4 == 0 else b"")
         if log.needs_roll:
-            log.roll()
+            roll(log)
     sync(log)
     log.close()
     return folder

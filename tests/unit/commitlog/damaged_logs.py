@@ -12,7 +12,7 @@ from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import LogCorrupt
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import DIRECTORY, add, contents, event, new_log, sync
+from tests.unit.commitlog.logs import DIRECTORY, add, contents, event, new_log, roll, sync
 
 SEGMENT = f"{DIRECTORY}/00000000000000000000.segment"
 COMMITLOG = f"{DIRECTORY}/00000000000000000000.commitlog"
@@ -30,7 +30,7 @@ class Built:
             events = event(b"x" * n) if n % 3 == 0 else b""
             add(self.log, b"a" * (50 + n), b"b" * 60, events=events, durable=durable)
             if self.log.needs_roll:
-                self.log.roll()
+                roll(self.log)
         sync(self.log)
         self.contents = contents(self.log)
 
@@ -85,7 +85,7 @@ def replica(seed: int = 1, batches: int = 30) -> PartitionLog:
         add(log, rng.randbytes(100))
         sync(log)
         if log.needs_roll:
-            log.roll()
+            roll(log)
     return log
 
 

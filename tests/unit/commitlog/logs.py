@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from nsqha import hot
-from nsqha.commitlog.entry import Entry
+from nsqha.commitlog.entry import Entry, Place
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reader import BatchCache
@@ -77,6 +77,19 @@ def sync(log: PartitionLog) -> int:
         ticket.run()
         log.synced(ticket)
     return log.local_durable
+
+
+def roll(log: PartitionLog) -> None:
+    """Begin a new pair of files."""
+    log.use(log.next_pair())
+
+
+def drop_pairs(log: PartitionLog, up_to: Place) -> int:
+    """Forget the pairs below, and unlink them; how many."""
+    n = log.forget_pairs(up_to)
+    while log.unlink_some():
+        pass
+    return n
 
 
 def reopen(

@@ -15,7 +15,7 @@ from nsqha.commitlog.pairs import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import LogCorrupt
-from tests.unit.commitlog.logs import add
+from tests.unit.commitlog.logs import add, drop_pairs, roll
 
 IDENTITY = LogIdentity(9, 2)
 LIMITS = LogLimits(segment_bytes=2000, commitlog_bytes=100 * ENTRY_BYTES)
@@ -28,7 +28,7 @@ def written(epochs: list[int], seed: int = 0) -> PartitionLog:
     for epoch in epochs:
         add(log, *[rng.randbytes(rng.randrange(1, 200)) for _ in range(rng.randrange(1, 4))], epoch=epoch)
         if log.needs_roll:
-            log.roll()
+            roll(log)
     return log
 
 
@@ -61,14 +61,14 @@ def test_an_epoch_ends_before_the_first_entry_of_a_later_one(epochs: list[int], 
 
 def test_an_epoch_whose_files_are_gone_is_said_to_be_gone() -> None:
     log = written([3] * 30 + [5] * 30)
-    log.drop_pairs(log.pairs[-2].first)
+    drop_pairs(log, log.pairs[-2].first)
     assert log.start.log_id > 31
     assert copying.epoch_end(log, 3) == copying.EpochEnd(0, log.start.log_id, 0)
 
 
 def test_a_copy_may_begin_where_the_oldest_files_begin() -> None:
     log = written([1] * 40)
-    log.drop_pairs(log.pairs[1].end)
+    drop_pairs(log, log.pairs[1].end)
     anchor = log.entry_before(log.start.log_id)
     copy = copying.begin_at(MemStorage(), "copy", IDENTITY, anchor, cache=BatchCache(0), limits=LIMITS)
     assert copy.start == log.start == copy.end

@@ -32,10 +32,12 @@ from tests.unit.commitlog.logs import (
     SECOND,
     Cuts,
     contents,
+    drop_pairs,
     event,
     messages,
     random_bodies,
     reopen,
+    roll,
 )
 
 STEPS = 90
@@ -80,7 +82,7 @@ class LogWorkload:
         elif choice < 0.93 and self.log.needs_roll:
             if rng.random() < 0.2:
                 self.failing_roll()
-            log.roll()
+            roll(log)
             self.acked = max(self.acked, log.local_durable)
         elif choice < 0.95:
             self.failing_append()
@@ -121,7 +123,7 @@ class LogWorkload:
     def failing_roll(self) -> None:
         self.storage.fail(self.rng.choice(("create", "pwrite", "truncate")), after=self.rng.randrange(2))
         try:
-            self.log.roll()
+            roll(self.log)
         except AppendFailed:
             pass
         self.storage.heal()
@@ -136,7 +138,7 @@ class LogWorkload:
         self.cuts.begin(log.cut_intent(log_id))
         for gone in range(log_id, log.end.log_id):
             self.cut_off.setdefault(gone, []).append(self.written.pop(gone))
-        log.truncate_to(log_id)
+        log.cutting(log_id)()
         self.cuts.done()
 
     def drop(self) -> None:
@@ -145,7 +147,7 @@ class LogWorkload:
         if durable_pairs:
             end = self.rng.choice(durable_pairs).end
             self.dropped_to = max(self.dropped_to, end.log_id)
-            log.drop_pairs(end)
+            drop_pairs(log, end)
 
 
 def start(image: Image[LogWorkload], cuts: Cuts | None = None, *, replicas: int = 1) -> Recovery:
@@ -237,7 +239,7 @@ class Durable(LogWorkload):
         for _ in range(25):
             self.append()
             if self.log.needs_roll:
-                self.log.roll()
+                roll(self.log)
         self.sync()
         assert len(self.log.pairs) > 4
 
@@ -253,13 +255,13 @@ class Dropping(Durable):
     def run(self) -> None:
         end = self.log.pairs[2].end
         self.dropped_to = end.log_id
-        self.log.drop_pairs(end)
+        drop_pairs(self.log, end)
 
 
 class Rolling(Durable):
     def run(self) -> None:
         self.append()
-        self.log.roll()
+        roll(self.log)
         self.append()
         self.sync()
 
@@ -273,7 +275,7 @@ class Cutting(Durable):
         self.cuts.begin(self.log.cut_intent(log_id))
         for gone in range(log_id, self.log.end.log_id):
             self.cut_off.setdefault(gone, []).append(self.written.pop(gone))
-        self.log.truncate_to(log_id)
+        self.log.cutting(log_id)()
         self.cuts.done()
         for _ in range(3):
             self.append()

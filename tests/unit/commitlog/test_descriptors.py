@@ -14,7 +14,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.recordfile import RecordFile
 from nsqha.errors import AppendFailed
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import DIRECTORY, add, contents, new_log, reopen, sync
+from tests.unit.commitlog.logs import DIRECTORY, add, contents, new_log, reopen, roll, sync
 
 LIMITS = LogLimits(segment_bytes=200)
 MANY = 1000
@@ -26,7 +26,7 @@ def built(storage: SimStorage) -> PartitionLog:
     for n in range(12):
         add(log, b"%d" % n * 20)
         if log.needs_roll:
-            log.roll()
+            roll(log)
     sync(log)
     assert len(log.pairs) > 2
     for pair in log._pairs[:-1]:
@@ -45,10 +45,10 @@ def test_a_roll_leaves_the_old_files_in_use_and_no_names_behind(left: int) -> No
     storage.descriptors = left
     if left < 3:
         with pytest.raises(AppendFailed, match="too many open files"):
-            log.roll()
+            roll(log)
         assert storage.list_dir(DIRECTORY) == names
     else:
-        log.roll()
+        roll(log)
     storage.descriptors = MANY
     add(log, b"b")
     sync(log)
@@ -66,7 +66,7 @@ def test_a_cut_is_made_or_the_log_is_as_it_was(left: int) -> None:
     log._open_old.clear()
     storage.descriptors = left
     try:
-        log.truncate_to(log._pairs[0].first.log_id + 1)
+        log.cutting(log._pairs[0].first.log_id + 1)()
     except OSError as error:
         assert error.errno == errno.EMFILE and left < 3
         storage.descriptors = MANY

@@ -17,7 +17,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.recordfile import RecordFile
 from nsqha.commitlog.storage import OsStorage
 from tests.sim.storage import Crashed, SimStorage
-from tests.unit.commitlog.logs import add, contents, new_log, reopen, sync
+from tests.unit.commitlog.logs import add, contents, new_log, reopen, roll, sync
 
 LIMITS = LogLimits(segment_bytes=700)
 
@@ -28,7 +28,7 @@ def write_some(log: PartitionLog, acked: list[tuple[Entry, bytes]], batches: int
         sync(log)
         acked.append((entry, bytes(log.read(entry))))
         if log.needs_roll:
-            log.roll()
+            roll(log)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,7 +10,18 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.storage import MemStorage
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import DIRECTORY, SECOND, add, contents, messages, new_log, reopen, sync
+from tests.unit.commitlog.logs import (
+    DIRECTORY,
+    SECOND,
+    add,
+    contents,
+    drop_pairs,
+    messages,
+    new_log,
+    reopen,
+    roll,
+    sync,
+)
 
 
 def test_the_first_entry_has_log_id_1_and_offset_0() -> None:
@@ -94,7 +105,7 @@ def test_a_ticket_of_before_a_cut_says_nothing_of_what_came_after_it() -> None:
     ticket = log.unsynced()
     assert ticket is not None
     ticket.run()
-    log.truncate_to(2)
+    log.cutting(2)()
     for n in range(4):
         add(log, b"new %d" % n)
     assert log.synced(ticket) == 1
@@ -115,8 +126,8 @@ def test_a_ticket_may_run_while_the_log_rolls_and_drops_its_files() -> None:
     add(log, b"a")
     ticket = log.unsynced()
     assert ticket is not None
-    log.roll()
-    log.drop_pairs(log.end)
+    roll(log)
+    drop_pairs(log, log.end)
     ticket.run()
     assert log.synced(ticket) == 2
 
@@ -127,7 +138,7 @@ def test_new_files_begin_when_a_limit_is_reached() -> None:
     assert not log.needs_roll
     add(log, b"x" * 60)
     assert log.needs_roll
-    log.roll()
+    roll(log)
     assert not log.needs_roll
     tiny = new_log(MemStorage(), limits=LogLimits(segment_bytes=1 << 20, commitlog_bytes=240))
     add(tiny, b"1")
@@ -140,7 +151,7 @@ def test_a_roll_makes_everything_before_it_durable() -> None:
     storage = SimStorage()
     log = new_log(storage)
     add(log, b"a")
-    log.roll()
+    roll(log)
     assert log.local_durable == 2 and log.unsynced() is None
     assert storage.list_dir(DIRECTORY) == [
         "00000000000000000000.commitlog",
@@ -152,10 +163,10 @@ def test_a_roll_makes_everything_before_it_durable() -> None:
 
 def test_rolling_an_empty_pair_does_nothing() -> None:
     log = new_log(MemStorage())
-    log.roll()
+    roll(log)
     add(log, b"a")
-    log.roll()
-    log.roll()
+    roll(log)
+    roll(log)
     assert [pair.size for pair in log.pairs] == [35, 0]
 
 
@@ -167,10 +178,10 @@ def test_a_roll_without_room_leaves_the_old_files_in_use(operation: str) -> None
     names = storage.list_dir(DIRECTORY)
     storage.fail(operation, code=errno.ENOSPC)
     with pytest.raises(AppendFailed):
-        log.roll()
+        roll(log)
     assert storage.list_dir(DIRECTORY) == names
     add(log, b"b")
-    log.roll()
+    roll(log)
     add(log, b"c")
     sync(log)
     assert [entry.log_id for entry, _ in contents(reopen(storage).log)] == [1, 2, 3]
@@ -180,7 +191,7 @@ def test_the_pairs_tell_what_retention_needs() -> None:
     log = new_log(MemStorage())
     add(log, b"aa")
     add(log, b"bb", seconds=5)
-    log.roll()
+    roll(log)
     add(log, b"cc", seconds=10)
     old, new = log.pairs
     assert (tuple(old.first), tuple(old.end), old.size, old.newest_ns) == ((1, 0, 0), (3, 2, 72), 72, 6 * SECOND)
@@ -209,7 +220,7 @@ def test_the_bytes_of_an_entry_are_those_on_disk_whether_it_was_just_written_or_
     entries = [leader.entry(2), leader.entry(1)]
     for log in (leader, follower):
         assert [log.encoded(log.entry(entry.log_id)) for entry in entries] == [entry.encode() for entry in entries]
-    leader.truncate_to(2)
+    leader.cutting(2)()
     assert leader.encoded(leader.entry(1)) == entries[1].encode()
     entry = add(leader, b"c")
     assert leader.encoded(entry) == entry.encode() != entries[0].encode()

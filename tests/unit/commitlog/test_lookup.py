@@ -10,7 +10,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Entry
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.errors import LogCorrupt
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import DIRECTORY, SECOND, add, event, new_log
+from tests.unit.commitlog.logs import DIRECTORY, SECOND, add, drop_pairs, event, new_log, roll
 
 TINY = LogLimits(segment_bytes=600, commitlog_bytes=1 << 20)
 
@@ -27,7 +27,7 @@ def built(batches: int = 60, seed: int = 1, cache_bytes: int = 1) -> tuple[SimSt
         else:
             entries.append(add(log, *[b"x" * rng.randrange(1, 80)] * rng.randrange(1, 5), seconds=rng.randrange(3)))
         if log.needs_roll:
-            log.roll()
+            roll(log)
     log._shelf.clear()
     return storage, log, entries
 
@@ -170,7 +170,7 @@ def test_an_epoch_that_begins_with_a_damaged_last_entry_begins_there_all_the_sam
     for epoch in (1, 1, 2, 3):
         add(log, b"x", epoch=epoch)
     if rolled:
-        log.roll()
+        roll(log)
     log._shelf.clear()
     damage(storage, log, 4)
     assert [log.end_of_epoch(epoch) for epoch in (1, 2, 3)] == [3, 4, 5]
@@ -277,7 +277,7 @@ def test_a_part_has_files_of_its_own() -> None:
     assert part is not None
     first = part.entry(1)
     assert part.read(first)
-    log.drop_pairs(log.pairs[0].end)
+    drop_pairs(log, log.pairs[0].end)
     assert log.part(0, log.end.log_id, storage) is None
     assert part.read(first) and first == entries[0], "open files stay readable"
 

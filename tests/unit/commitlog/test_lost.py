@@ -18,7 +18,7 @@ from nsqha.errors import LogCorrupt
 from nsqha.frames import LOST
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.damaged_logs import LIMITS, ONE_PAIR, Built, damage, replica, taken
-from tests.unit.commitlog.logs import reopen
+from tests.unit.commitlog.logs import reopen, roll
 
 
 def give_up(log: PartitionLog, first: int, end: int) -> list[tuple[int, int]]:
@@ -35,7 +35,7 @@ def copy_of(log: PartitionLog, storage: Storage | None = None) -> PartitionLog:
         for entry, data, raw in copying.batches(run.entries, run.data):
             copy.append_copy(entry, data, raw)
             if copy.needs_roll:
-                copy.roll()
+                roll(copy)
     return copy
 
 
@@ -82,7 +82,7 @@ def test_whoever_has_the_frames_still_can_give_them_back(log_id: int) -> None:
     give_up(log, log_id, log_id + 1)
     copy = copy_of(log)
     for one in (log, copy):
-        one.mend(taken(good, log_id, log_id + 1))
+        one.mending(taken(good, log_id, log_id + 1))()
         assert not list(unreadable(one)) and one.entry(log_id) == good.entry(log_id)
         assert not verify(one).problems
 
@@ -128,8 +128,8 @@ def test_entries_that_can_not_be_told_apart_are_one_range_that_a_good_replica_me
     for one in (log, copy):
         assert one.whole_damage(5, 6) == (5, 7) == one.whole_damage(6, 7)
         with pytest.raises(LogCorrupt):
-            one.mend(taken(good, 5, 6))
-        one.mend(taken(good, 5, 7))
+            one.mending(taken(good, 5, 6))()
+        one.mending(taken(good, 5, 7))()
         assert not list(unreadable(one)) and one.entry(6) == good.entry(6)
 
 
@@ -143,7 +143,7 @@ def test_what_stands_in_for_batches_proves_nothing_to_others() -> None:
         damage(other, n, entry=True)
     assert give_up(log, 5, 7) == [] and log.entry(6).flags & REBUILT
     with pytest.raises(LogCorrupt):
-        other.mend(taken(log, 5, 7))
+        other.mending(taken(log, 5, 7))()
 
 
 def test_memory_that_has_what_the_disk_lost_is_written_back() -> None:
@@ -214,7 +214,7 @@ def test_killed_at_any_moment_it_is_damage_still_and_is_given_up_again(operation
     copy = copy_of(after)
     assert copy.end == after.end and list(unreadable(copy)) == list(unreadable(after))
     for first, end in (after.whole_damage(5, 8), (20, 21)):
-        after.mend(taken(good, first, end))
+        after.mending(taken(good, first, end))()
     assert not list(unreadable(after))
 
 
@@ -265,7 +265,7 @@ def test_a_reader_stops_in_front_of_a_range_that_is_mended_in_part() -> None:
     for offset in range(built.entry(5).first_offset, built.entry(7).first_offset):
         with pytest.raises(BatchCorrupt):
             ours.batch_at(offset)
-    ours.mend(taken(good.log, 5, 7))
+    ours.mending(taken(good.log, 5, 7))()
     batch = ours.batch_at(built.entry(5).first_offset)
     assert batch is not None and batch.entry == built.entry(5)
 
@@ -297,7 +297,7 @@ def test_what_is_mended_in_part_is_damage_behind_what_came_back() -> None:
         ours.snapshot().entry_at_position(built.entry(6).position)
     assert ours.whole_damage(5, 7) == ours.whole_damage(5, 6) == ours.whole_damage(6, 7) == (5, 7)
     assert ours.whole_damage(4, 5) == (4, 7)
-    ours.mend(taken(good.log, 5, 7))
+    ours.mending(taken(good.log, 5, 7))()
     assert [ours.entry(n) for n in range(1, 11)] == [good.entry(n) for n in range(1, 11)]
 
 

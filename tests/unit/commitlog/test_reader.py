@@ -11,7 +11,7 @@ from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.pairs import LogIdentity
 from nsqha.commitlog.reader import BATCH_OVERHEAD, JOIN_BYTES, BatchCache
 from nsqha.commitlog.storage import MemStorage
-from tests.unit.commitlog.logs import SMALL, add, event
+from tests.unit.commitlog.logs import SMALL, add, event, roll
 
 
 def logs(cache: BatchCache, n: int) -> list[PartitionLog]:
@@ -76,7 +76,7 @@ def test_a_cut_forgets_what_it_removes() -> None:
     for n in range(10):
         add(log, b"%d" % n)
     assert log.batch_at(2) is not None, "a joined run over everything"
-    log.truncate_to(5)
+    log.cutting(5)()
     for _ in range(3):
         add(log, b"new", epoch=2)
     batch = log.batch_at(4)
@@ -114,10 +114,10 @@ def test_a_cached_log_answers_as_one_that_is_not(seed: int, cache_bytes: int) ->
             add(log, *bodies, events=event() if not bodies else b"", epoch=(log.last.epoch if log.last else 1))
             truth[i] += bodies
         elif choice < 0.6 and log.needs_roll:
-            log.roll()
+            roll(log)
         elif choice < 0.65 and log.end.log_id > log.start.log_id:
             log_id = rng.randrange(log.start.log_id, log.end.log_id)
-            log.truncate_to(log_id)
+            log.cutting(log_id)()
             del truth[i][log.end.offset :]
         elif truth[i]:
             offset = rng.randrange(len(truth[i]))

@@ -236,7 +236,7 @@ def test_damage_is_not_vouched_for_until_it_was_fetched_again() -> None:
     log = reopen(built.storage, local_durable=4, replicas=3, limits=ONE_PAIR).log
     ticket = log.unsynced()
     assert ticket is None and log.vouched_durable == 5
-    log.truncate_to(5)
+    log.cutting(5)()
     assert log.vouched_durable == log.local_durable == 5
     data = built.log.read(built.entry(5))
     log.append_copy(built.entry(5), data)

@@ -15,7 +15,19 @@ from nsqha.errors import LogCorrupt, Poisoned
 from nsqha.frames import EPOCH_START, PROGRESS
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.damaged_logs import COMMITLOG, ONE_PAIR, SEGMENT, Built
-from tests.unit.commitlog.logs import DIRECTORY, IDENTITY, SMALL, add, contents, event, new_log, reopen, sync
+from tests.unit.commitlog.logs import (
+    DIRECTORY,
+    IDENTITY,
+    SMALL,
+    add,
+    contents,
+    drop_pairs,
+    event,
+    new_log,
+    reopen,
+    roll,
+    sync,
+)
 
 
 def test_an_empty_folder_is_a_new_log() -> None:
@@ -46,7 +58,7 @@ def test_a_lost_anchor_is_derived_again(first: str) -> None:
 @pytest.mark.parametrize(("left", "told"), [(0, 0), (9, 0), (ENTRY_BYTES, 1)])
 def test_an_anchor_that_a_crash_cut_short_is_no_damage_but_a_flipped_one_is(left: int, told: int) -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
-    built.log.roll()
+    roll(built.log)
     pair = built.log._pairs[-1]
     built.shorten(pair.path(".commitlog"), left)
     if left == ENTRY_BYTES:
@@ -61,7 +73,7 @@ def test_an_anchor_that_a_crash_cut_short_is_no_damage_but_a_flipped_one_is(left
 @pytest.mark.parametrize("lost", [1, 3])
 def test_the_anchor_of_the_oldest_pair_can_do_without_the_one_before(lost: int) -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
-    built.log.drop_pairs(built.log.pairs[1].first)
+    drop_pairs(built.log, built.log.pairs[1].first)
     kept = contents(built.log)
     file = built.storage.open(built.log._pairs[0].path(".commitlog"))
     file.pwrite(bytes(ENTRY_BYTES * lost), 0)
@@ -77,7 +89,7 @@ def test_the_anchor_of_the_oldest_pair_can_do_without_the_one_before(lost: int) 
 
 def test_a_partition_of_which_no_commitlog_can_be_read_stays_closed() -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
-    built.log.drop_pairs(built.log.end)
+    drop_pairs(built.log, built.log.end)
     built.shorten(built.log._pairs[0].path(".commitlog"), 0)
     with pytest.raises(LogCorrupt, match="restore"):
         reopen(built.storage, local_durable=11, limits=built.limits)
@@ -85,7 +97,7 @@ def test_a_partition_of_which_no_commitlog_can_be_read_stays_closed() -> None:
 
 def test_a_replica_of_which_no_commitlog_can_be_read_begins_anew_under_another_name() -> None:
     built = Built(limits=LogLimits(segment_bytes=800))
-    built.log.drop_pairs(built.log.end)
+    drop_pairs(built.log, built.log.end)
     position = built.log._pairs[0].position
     built.shorten(built.log._pairs[0].path(".commitlog"), 0)
     recovery = reopen(built.storage, local_durable=0, limits=built.limits, replicas=2)

@@ -11,7 +11,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.verify import Verification, checks, verify
 from nsqha.frames import CHANNELS, PROGRESS, control_frame
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import SECOND, add, event, new_log
+from tests.unit.commitlog.logs import SECOND, add, event, new_log, roll
 
 TINY = LogLimits(segment_bytes=600, commitlog_bytes=1 << 20)
 
@@ -24,7 +24,7 @@ def built() -> tuple[SimStorage, PartitionLog]:
         if n % 5 == 0:
             add(log, events=event(b"alone"))
         if log.needs_roll:
-            log.roll()
+            roll(log)
     log._shelf.clear()
     return storage, log
 

@@ -19,6 +19,7 @@ from nsqha.cursor.seek import SeekPlan
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.topic import Topic
+from tests.unit.commitlog.logs import roll
 from tests.unit.server.broker_rig import Gate, consumer, running, start, subscribed, until
 
 ONE = hot.frame(b"one")
@@ -133,7 +134,7 @@ def test_nobody_waits_while_the_files_of_a_large_topic_go(tmp_path: Path, monkey
         async with running(tmp_path) as broker:
             for _ in range(3):
                 await broker.publishing.publish("gone", ONE)
-                broker.topics.topic("gone").led[0].log.roll()
+                roll(broker.topics.topic("gone").led[0].log)
             monkeypatch.setattr(OsStorage, "remove", slowly)
             monkeypatch.setattr(OsStorage, "remove_tree", tree)
             deletion = asyncio.create_task(broker.topics.delete_topic("gone"))

@@ -16,6 +16,7 @@ from nsqha.frames import HAS_CHECKPOINT, HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.catchup import SLICE_COST
 from tests.sim.storage import Crashed, SimStorage
+from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, copy_of, log_of, pause, run, serving
 
 SMALL = LogLimits(segment_bytes=300)
@@ -27,8 +28,8 @@ def trimmed() -> PartitionLog:
     for _ in range(4):
         for _ in range(3):
             add(log_, 1, b"x" * 50)
-        log_.roll()
-    log_.drop_pairs(log_.pairs[1].end)
+        roll(log_)
+    drop_pairs(log_, log_.pairs[1].end)
     add(log_, 1, b"last")
     assert log_.start.log_id == 7
     return log_
@@ -533,7 +534,7 @@ def test_a_short_answer_that_is_not_all_there_is_does_not_end_it() -> None:
 
     async def scenario() -> None:
         rig, log_ = ReplicaRig(), long_log()
-        log_.roll()
+        roll(log_)
         add(log_, 1, b"more")
         whole, end = serving(log_, 1), log_.end.log_id
 

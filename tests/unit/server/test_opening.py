@@ -15,7 +15,7 @@ from nsqha.election.model import TopicRecord
 from nsqha.errors import LogCorrupt, StorageError
 from nsqha.frames import EPOCH_START
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import add, contents, event
+from tests.unit.commitlog.logs import add, contents, drop_pairs, event, roll
 from tests.unit.server.replica_rig import UID, A, B, ReplicaRig
 
 KEY = (UID, 0)
@@ -44,7 +44,7 @@ def filled(rig: ReplicaRig, record: TopicRecord) -> PartitionLog:
     for n in range(3):
         for body in (b"a", b"b", b"c"):
             add(log, body * (n + 1), events=event(frame_type=EPOCH_START, payload=bytes(16)) if n == 0 else b"")
-        log.roll()
+        roll(log)
     rig.journal.stage(KEY, promise=1, log_uid=9, local_durable=log.local_durable)
     return log
 
@@ -64,7 +64,7 @@ def test_files_that_could_not_be_used_as_they_were_are_told_of(lost: str, caplog
         if lost == "anchor":
             log._pairs[1].commitlog.pwrite(bytes(ENTRY_BYTES), 0)
         else:
-            log.drop_pairs(log.pairs[1].first)
+            drop_pairs(log, log.pairs[1].first)
             position = log._pairs[0].position
             rig.storage.open(log._pairs[0].path(".commitlog")).truncate(0)
         log.close()

@@ -15,6 +15,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server import push
 from nsqha.server.push import Pushed, PushLinks
+from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import add, copy_of, log_of
 from tests.unit.server.shell_rig import ManualLoop
 
@@ -457,8 +458,8 @@ def test_a_follower_that_retention_left_behind_is_asked_again_and_others_go_on()
     first, second = rig.pushing(left), rig.pushing(other)
     for _ in range(3):
         add(left.log, 1, b"x")
-        left.log.roll()
-    left.log.drop_pairs(left.log.pairs[1].end)
+        roll(left.log)
+    drop_pairs(left.log, left.log.pairs[1].end)
     assert left.log.start.log_id == 3
     add(left.log, 1, b"y")
     add(other.log, 1, b"z")

@@ -15,7 +15,7 @@ from nsqha.frames import LOST
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.repair import RETRY_SECONDS, Repairer
 from tests.unit.commitlog.damaged_logs import damage, replica
-from tests.unit.commitlog.logs import add
+from tests.unit.commitlog.logs import add, roll
 from tests.unit.server.shell_rig import HeldDisk, ManualClock, ManualLoop
 
 KEY = (9, 2)
@@ -181,7 +181,7 @@ def test_nothing_is_written_on_the_loop_nor_behind_a_cut_that_came_meanwhile() -
     rig.disk.work()
     assert verifies(mine)
     damage(mine, 6)
-    rig.others.meanwhile = lambda: mine.truncate_to(4)
+    rig.others.meanwhile = lambda: mine.cutting(4)()
     rig.damaged(6, 7)
     assert not rig.disk.jobs and not rig.tasks[-1].done()
     rig.pass_time()
@@ -268,7 +268,7 @@ def test_a_replica_that_has_another_content_the_second_time_gives_nothing_more()
 
     def meanwhile() -> None:
         if len(rig.others.asked) == 5:  # between the two passes
-            other.truncate_to(5)
+            other.cutting(5)()
             add(other, b"another one")
 
     rig.others.meanwhile = meanwhile
@@ -313,7 +313,7 @@ def test_what_others_gave_up_mends_nothing() -> None:
 def test_what_retention_has_gone_past_is_not_asked_of_the_leader() -> None:
     mine = replica()
     damage(mine, 2)
-    mine.roll()
+    roll(mine)
     start = mine.end.log_id
     mine.forget_pairs(mine.end)
     rig = Rig(mine, a=replica())

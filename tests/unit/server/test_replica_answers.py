@@ -12,6 +12,7 @@ from nsqha.commitlog import copying
 from nsqha.errors import LogCorrupt, NotFound, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import PeerIdentity
+from tests.unit.commitlog.logs import roll
 from tests.unit.server.replica_rig import (
     CLUSTER,
     KEY,
@@ -73,7 +74,7 @@ def test_each_pair_of_files_is_given_to_its_end() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         log_ = await leads(rig)
-        log_.roll()
+        roll(log_)
         add(log_, 2, b"n")
         assert [log_ids(await fetch(rig, first)) for first in (1, 4, 5)] == [[1, 2, 3, 4], [4], [5]]
         assert log_ids(await fetch(rig, 6)) == []
@@ -121,7 +122,7 @@ def test_who_mends_is_given_what_is_here_by_anybody_and_told_what_is_committed()
         rig.disk.gate.clear()
         reading = fetch(rig, 1, epoch=0, end=3)
         await pause()
-        rig.follower.log.truncate_to(1)
+        rig.follower.log.cutting(1)()
         rig.disk.gate.set()
         with pytest.raises((NotFound, LogCorrupt)):
             await reading
@@ -150,7 +151,7 @@ def test_what_was_cut_while_it_was_read_is_not_passed_off_as_what_was_committed_
         reading = fetch(rig, 1, epoch=0, end=4)
         await pause()
         log_ = rig.follower.log
-        log_.truncate_to(3)
+        log_.cutting(3)()
         add(log_, 3, b"another batch under log id 3")
         rig.follower.committed = 4
         told.set()

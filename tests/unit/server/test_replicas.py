@@ -18,6 +18,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.leadership import Leadership
 from nsqha.server.partition import Partition
 from tests.sim.storage import SimStorage
+from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import (
     KEY,
     REGISTRATION,
@@ -329,9 +330,9 @@ def test_a_log_that_is_begun_anew_while_its_node_is_elected_is_followed_on() -> 
         rig = ReplicaRig()
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
         trimmed = log_of(1, 1, limits=LogLimits(segment_bytes=1))
-        trimmed.roll()
+        roll(trimmed)
         add(trimmed, 1, b"more")
-        trimmed.drop_pairs(trimmed.pairs[0].end)
+        drop_pairs(trimmed, trimmed.pairs[0].end)
         rig.peers.serves = serving(trimmed, 1)
         rig.peers.gate.clear()
         stream = rig.leader(A)

@@ -21,7 +21,7 @@ from nsqha.commitlog.storage import File
 from nsqha.server.measures import Measures
 from nsqha.server.scrub import BATCH_BYTES_MIN, LINES_MAX, PIECE_BYTES, START_SECONDS, Replica, Scrubber
 from tests.sim.storage import SimStorage
-from tests.unit.commitlog.logs import add
+from tests.unit.commitlog.logs import add, drop_pairs, roll
 from tests.unit.server.broker_rig import running, until
 
 INTERVAL = 86_400.0
@@ -71,7 +71,7 @@ class FakePartition:
         for _ in range(batches):
             add(self.log, b"m" * size)
             if self.log.needs_roll:
-                self.log.roll()
+                roll(self.log)
         self.leader.committed = self.log.end.log_id
 
 
@@ -227,7 +227,7 @@ def test_files_that_retention_takes_meanwhile_are_no_damage(before: bool) -> Non
         rig = Rig(rate=BATCH_BYTES_MIN, seed=seed)
         rig.partition.fill(18)
         log = rig.partition.log
-        _meanwhile(rig, before, lambda log=log: log.drop_pairs(log.pairs[-1].first))  # type: ignore[misc]
+        _meanwhile(rig, before, lambda log=log: drop_pairs(log, log.pairs[-1].first))  # type: ignore[misc]
         rig.round()
         assert len(log.pairs) == 1
         assert (rig.found, rig.told) == ([], [])
@@ -284,7 +284,7 @@ def test_damage_that_is_gone_counts_no_more() -> None:
     rig.flip(2)
     rig.round()
     assert rig.found == [(2, 3)]
-    rig.partition.log.drop_pairs(rig.partition.log.pairs[0].end)
+    drop_pairs(rig.partition.log, rig.partition.log.pairs[0].end)
     assert rig.found == []
 
 
