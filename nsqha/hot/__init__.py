@@ -14,11 +14,12 @@ and control frames of the log have the same outer shape: `[size u32 = 4 + len(pa
     fins_end, Ring               FIN commands -> slots of the in-flight ring
     Publisher, PublishQueue      PUBs of one connection -> what waits for the next batch
     tell_stored, Slot, Replies   a committed batch -> OKs, in the order of each client's commands
+    Reply, Waiter, Taken         who waits for a publish, and what goes into a batch together; of both twins
 
 `_hot.pyx` and `_hot_py.py`, `_publishing.pyx` and `_publishing_py.py` behave identically, one test suite runs over
-both. ACTIVE says which one serves; it is shown
-at start and in /stats because it is worth a factor of five in CPU. NSQHA_NO_EXT=1 forces the twin. A machine without a
-compiler installs all the same (they are optional in pyproject.toml) and runs the twin.
+both. ACTIVE says which one serves; it is shown at start and in /stats because it is worth a factor of five in CPU.
+NSQHA_NO_EXT=1 forces the twin. A machine without a compiler installs all the same (they are optional in pyproject.toml)
+and runs the twin.
 
 What comes from a client (commands, lengths, ids) is never trusted: a run stops before what is wrong. What comes from
 our own side and does not fit (positions outside the buffer, frames that do not tile a batch, a ring used out of order)
@@ -30,6 +31,8 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
+
+from nsqha.hot._publishing_py import NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken, Waiter
 
 if TYPE_CHECKING:
     from nsqha.hot._hot import (
@@ -111,13 +114,18 @@ __all__ = [
     "FREE",
     "HEADER",
     "IN_FLIGHT",
+    "NOT_STORED",
+    "OUTCOME_UNKNOWN",
     "SINGLE",
     "WAITING",
     "PublishQueue",
     "Publisher",
     "Replies",
+    "Reply",
     "Ring",
     "Slot",
+    "Taken",
+    "Waiter",
     "crc32",
     "fins_end",
     "frame",

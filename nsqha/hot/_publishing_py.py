@@ -47,6 +47,11 @@ class Budget(Protocol):
     bytes_max: int
 
 
+# How every reason begins that a publish is answered with; the first is a promise that it may be sent again.
+NOT_STORED = "not stored: "
+OUTCOME_UNKNOWN = "outcome unknown: "
+
+
 class Reply(Protocol):
     """Somebody who waits for the outcome of a publish."""
 
@@ -54,7 +59,7 @@ class Reply(Protocol):
         """Committed."""
 
     def failed(self, why: str) -> None:
-        """`why` begins with NOT_STORED or OUTCOME_UNKNOWN of `nsqha.server.publish_queue`."""
+        """`why` begins with NOT_STORED or OUTCOME_UNKNOWN."""
 
 
 Waiter = tuple[Reply, float]

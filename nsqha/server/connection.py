@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nsqha import hot
 from nsqha.errors import NsqhaError
+from nsqha.hot import NOT_STORED
 from nsqha.nsqlog import Log
 from nsqha.options import TlsRequired
 from nsqha.server.delivery import Consumer
 from nsqha.server.heartbeat import Heartbeat
 from nsqha.server.listen import address_text, too_many_files
 from nsqha.server.permissions import Permissions
-from nsqha.server.publish_queue import NOT_STORED
 from nsqha.server.verdicts import Verdicts
 from nsqha.wire import encoder, errors
 from nsqha.wire.compression import Codec, new_codec

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from nsqha import hot
 from nsqha.errors import Unavailable
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.ids import PartitionKey
 from nsqha.pb.v1 import routing_pb2
 from nsqha.server import forwarding
@@ -26,7 +27,6 @@ from nsqha.server.hints import hint_of
 from nsqha.server.leaders import Leaders
 from nsqha.server.partition import Partition
 from nsqha.server.peers import PeerServer, PeerStream
-from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server.topic import Topic
 
 DRAIN_SECONDS = 0.01

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from nsqha.errors import NotFound
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.budget import PublishBudget
 from nsqha.server.hints import from_wire
 from nsqha.server.lanes import Lane, Publish, Target
 from nsqha.server.leaders import LeaderAt, Leaders
-from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server.topic import Topic
 
 if TYPE_CHECKING:

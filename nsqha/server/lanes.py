@@ -23,8 +23,8 @@ from collections import deque
 from typing import Protocol
 
 from nsqha.errors import NotFound
+from nsqha.hot import NOT_STORED, Reply
 from nsqha.server.budget import PublishBudget
-from nsqha.server.publish_queue import NOT_STORED, Reply
 
 RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 0.2

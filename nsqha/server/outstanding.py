@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from nsqha import hot
 from nsqha.commitlog.entry import Entry
 from nsqha.errors import Unavailable
+from nsqha.hot import Waiter
 from nsqha.nsqlog import Log
-from nsqha.server.publish_queue import Waiter
 
 log = Log("partition")
 

@@ -34,6 +34,7 @@ from nsqha.cursor.partition import ChannelListLike, Forgotten, PartitionCursors
 from nsqha.cursor.state import NEEDS_LOOK, Effect, EpochStarted
 from nsqha.errors import AppendFailed, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken, Waiter
 from nsqha.nsqlog import Log
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.budget import PublishBudget
@@ -45,7 +46,6 @@ from nsqha.server.measures import Measures
 from nsqha.server.outstanding import Outstanding, refuse, settle, settle_behind
 from nsqha.server.own_damage import OwnDamage
 from nsqha.server.pending_events import Events, PendingEvents
-from nsqha.server.publish_queue import BATCH_BYTES, NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken, Waiter
 from nsqha.server.trimming import Trimmer
 
 log = Log("partition")
@@ -54,6 +54,7 @@ T = TypeVar("T")
 
 FLUSH_BYTES = 64 << 10  # while a batch is outstanding, the next one waits for its commit or for this much
 PUSHED_FLUSH_BYTES = 256 << 10
+BATCH_BYTES = 512 << 10  # merging stops here
 RETRY_SECONDS = 1.0  # after an append that failed: channel events are tried again
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nsqha.errors import OutcomeUnknown, Unavailable
+from nsqha.hot import NOT_STORED
 from nsqha.options import Options
 from nsqha.server.budget import PublishBudget
 from nsqha.server.lanes import Lane
 from nsqha.server.partition import Partition
-from nsqha.server.publish_queue import NOT_STORED
 from nsqha.server.topics import Topics
 
 if TYPE_CHECKING:

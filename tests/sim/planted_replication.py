@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.election import controller, elect
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.replication.acceptance import Accepted, Fenced
 from nsqha.replication.isr import IsrKeeper, Refused
 from nsqha.replication.leader import LeaderReplica
@@ -21,7 +22,6 @@ from nsqha.server.journalling import JournalWriter
 from nsqha.server.lanes import Lane
 from nsqha.server.partition_records import PartitionRecords
 from nsqha.server.promises import Promises
-from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server.publishing import PublishWaiter
 from nsqha.server.push import Pushed
 from nsqha.server.replicas import Replicas

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from nsqha.errors import OutcomeUnknown, Unavailable
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server import budget as budget_module
 from nsqha.server.budget import PublishBudget
-from nsqha.server.publish_queue import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.server.publishing import PublishWaiter
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.server.publish_queue import BATCH_BYTES
+from nsqha.server.partition import BATCH_BYTES
 from nsqha.server.relay_service import UNTAKEN_BYTES, joined
 from nsqha.server.snapshot import topic_stats
 from tests.unit.server.relay_rig import RelayNodes, until
