@@ -291,6 +291,7 @@ def _partition(
         replicas=replicas,
         min_isr=known.min_isr if known.replicas else min_isr_of(base.settings, len(replicas)),
         sync=known.sync,
+        moved_from=known.moved_from,
         version=0 if before is None else before.version,
         unknown=known.unknown,
     )

@@ -28,6 +28,7 @@ FEATURE_LEVEL = 1  # what this version understands; a cluster at a higher level 
 Sync = Literal["always", "interval", "none"]
 UNLIMITED = -1
 REPLICAS_MAX = 15
+MOVED_FROM_MAX = 32  # nodes that a record remembers as former replicas
 
 R = TypeVar("R")
 
@@ -149,6 +150,7 @@ class PartitionMeta(Record):
     version: int = 0  # revision of the last change to this partition; set by the store
     damage_accepted: int = 0  # the epoch whose leader an operator lets lead although its log is damaged; 0: none
     nothing_acked: bool = False  # the ISR has been below min_isr ever since this partition was made
+    moved_from: tuple[int, ...] = ()  # nodes that had a replica, the last one last: some may have its files still
 
     def __post_init__(self) -> None:
         if self.nothing_acked and len(self.isr) >= self.min_isr:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nsqha.election.model import PartitionMeta, TopicSettings
+from nsqha.election.model import MOVED_FROM_MAX, PartitionMeta, TopicSettings
 from nsqha.election.placement import Move, PartitionName, min_isr_of
 
 BALANCE = "settings/balance"
@@ -69,7 +69,10 @@ def next_step(meta: PartitionMeta, wanted: tuple[int, ...], settings: TopicSetti
         return HandOver(wanted)
     isr = {uid: log_uid for uid, log_uid in meta.isr.items() if uid in wanted}
     min_isr = min_isr_of(settings, len(wanted))
-    moved = replace(meta, replicas=wanted, isr=isr, min_isr=min(min_isr, len(isr)))
+    # One that is down keeps its files until it hears of this. If the topic is deleted before, its tombstone says so.
+    moved_from = [uid for uid in meta.moved_from if uid not in meta.replicas]
+    moved_from = [uid for uid in (*moved_from, *meta.replicas) if uid not in wanted][-MOVED_FROM_MAX:]
+    moved = replace(meta, replicas=wanted, isr=isr, min_isr=min(min_isr, len(isr)), moved_from=tuple(moved_from))
     return Done() if moved == meta else Put(moved, "replicas_moved")
 
 

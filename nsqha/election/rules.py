@@ -22,8 +22,9 @@ def next_epoch(meta: PartitionMeta, leader: int | None) -> PartitionMeta:
 
 
 def tombstone_of(record: TopicRecord) -> Tombstone:
+    """It names all that may have files: replicas, and who was one and may have been down since."""
     partitions = record.partitions.values()
-    nodes = tuple(sorted({node for meta in partitions for node in meta.replicas}))
+    nodes = tuple(sorted({node for meta in partitions for node in (*meta.replicas, *meta.moved_from)}))
     return Tombstone(record.name, record.uid, len(partitions), nodes)
 
 

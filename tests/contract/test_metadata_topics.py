@@ -174,7 +174,7 @@ def test_a_deleted_topic_leaves_a_tombstone_until_its_files_are_gone(store: Meta
 
 
 def test_a_tombstone_goes_when_no_node_has_files_any_more(store: MetadataStore, opener: Opener) -> None:
-    metas = {0: PartitionMeta(replicas=(1, 2)), 1: PartitionMeta(replicas=(2, 3))}
+    metas = {0: PartitionMeta(replicas=(1, 2)), 1: PartitionMeta(replicas=(2,), moved_from=(3,))}
     uid = store.create_topic("orders", TopicSettings(partitions=2), partitions=metas).record.uid
     assert store.delete_topic("orders").nodes == (1, 2, 3)
     for node, left in ((2, (1, 3)), (9, (1, 3)), (2, (1, 3)), (3, (1,))):

@@ -25,7 +25,9 @@ from nsqha.election.model import (
 A, B, C, D = 1, 2, 3, 4
 CLUSTER = ClusterRecord(0xC105)
 LOGS = {A: 0xA, B: 0xB, C: 0xC, D: 0xD}
-META = PartitionMeta(leader=A, epoch=5, isr={A: 0xA, B: 0xB, C: 0xC}, replicas=(A, B, C), min_isr=2, version=40)
+META = PartitionMeta(
+    leader=A, epoch=5, isr={A: 0xA, B: 0xB, C: 0xC}, replicas=(A, B, C), min_isr=2, version=40, moved_from=(D,)
+)
 CHANNELS = ChannelList(version=3, channels={"billing": ChannelInfo(7)})
 ORDERS = TopicRecord("orders", 0x10, replace(CLUSTER, salt_counter=1).next_salt(), TopicSettings(), CHANNELS, {0: META})
 KEY = (ORDERS.uid, 0)
@@ -92,7 +94,7 @@ def test_who_is_in_sync_and_in_which_epoch(reports: Mapping[int, Mapping[str, An
     meta = after(found)
     assert (set(meta.isr), meta.epoch, meta.leader, meta.registration) == (isr, epoch, 0, 0)
     assert all(log_uid == LOGS[uid] for uid, log_uid in meta.isr.items())
-    assert (meta.replicas, meta.min_isr, meta.version) == ((A, B, C), 2, 40)
+    assert (meta.replicas, meta.min_isr, meta.version, meta.moved_from) == ((A, B, C), 2, 40, (D,))
     assert not decided(found).loss and found.hold
 
 

@@ -45,6 +45,7 @@ PARTITION = st.builds(
     replicas=st.lists(UIDS, max_size=3).map(tuple),
     version=st.integers(0, 1 << 60),
     nothing_acked=st.booleans(),
+    moved_from=st.lists(UIDS, max_size=3).map(tuple),
 )
 RECORDS: st.SearchStrategy[Record] = st.one_of(
     st.builds(
@@ -109,6 +110,7 @@ def test_the_form_is_stable() -> None:
                 "version": 4,
                 "damage_accepted": 0,
                 "nothing_acked": False,
+                "moved_from": [],
             }
             for n in range(2)
         },

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqha.election.events import PutIntent
-from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.model import MOVED_FROM_MAX, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.moves import (
     BALANCE,
     Done,
@@ -24,6 +24,7 @@ from nsqha.election.moves import (
 )
 from nsqha.election.placement import Move, PartitionName
 from nsqha.election.planner import PlanLimits, Planner, World
+from nsqha.election.rules import tombstone_of
 
 SETTINGS = TopicSettings()
 START = PartitionMeta(leader=1, epoch=4, isr={1: 10, 2: 20, 3: 30}, replicas=(1, 2, 3), min_isr=2, version=7)
@@ -39,7 +40,7 @@ def test_a_leader_is_moved_away_without_a_moment_of_fewer_members() -> None:
     assert next_step(joined, wanted, SETTINGS) == HandOver(wanted)
     led = replace(joined, leader=4, epoch=5)
     last = next_step(led, wanted, SETTINGS)
-    assert last == Put(replace(led, replicas=wanted, isr={4: 40, 2: 20, 3: 30}), "replicas_moved")
+    assert last == Put(replace(led, replicas=wanted, isr={4: 40, 2: 20, 3: 30}, moved_from=(1,)), "replicas_moved")
     assert isinstance(last, Put)
     assert next_step(last.meta, wanted, SETTINGS) == Done()
 
@@ -54,8 +55,27 @@ def test_more_replicas_raise_the_floor_only_when_they_are_there() -> None:
 
 def test_fewer_replicas_lower_the_floor_with_the_isr() -> None:
     assert next_step(START, (1,), SETTINGS) == Put(
-        replace(START, replicas=(1,), isr={1: 10}, min_isr=1), "replicas_moved"
+        replace(START, replicas=(1,), isr={1: 10}, min_isr=1, moved_from=(2, 3)), "replicas_moved"
     )
+
+
+def test_who_had_a_replica_is_remembered_until_it_has_one_again() -> None:
+    """Its node may be down: it keeps the files, and hears of the topic's deletion only if the tombstone names it."""
+
+    def moved(meta: PartitionMeta, *wanted: int) -> PartitionMeta:
+        ready = replace(meta, replicas=tuple({*meta.replicas, *wanted}), isr={**meta.isr, **dict.fromkeys(wanted, 9)})
+        step = next_step(ready, wanted, SETTINGS)
+        assert isinstance(step, Put) and next_step(step.meta, wanted, SETTINGS) == Done()
+        return step.meta
+
+    meta = moved(replace(START, leader=3), 3, 4, 5)
+    assert meta.moved_from == (1, 2)
+    assert tombstone_of(TopicRecord("t", 7, 0, partitions={0: meta})).nodes == (1, 2, 3, 4, 5)
+    meta = moved(meta, 3, 1, 4)
+    assert meta.moved_from == (2, 5)
+    for uid in range(100, 200):
+        meta = moved(meta, 3, uid)
+    assert len(meta.moved_from) == MOVED_FROM_MAX and meta.moved_from[-1] == 198
 
 
 uids = st.lists(st.integers(1, 5), min_size=1, max_size=4, unique=True)
