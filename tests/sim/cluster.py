@@ -3,7 +3,7 @@
     cluster = SimCluster(Plan.draw(seed))
     with cluster:
         cluster.start(); cluster.clients(); Misfortune(cluster, rng); cluster.run_for(plan.seconds)
-        cluster.heal(); cluster.converge(); cluster.check_end()
+        cluster.end_well()
 
 `Plan` is everything that the seed decides before anything runs; `run_seed` is one life of a cluster from start to the
 final comparison (`comparison`). The first violation ends it.
@@ -392,6 +392,12 @@ class SimCluster:
     def check_end(self) -> None:
         """Everything that was acknowledged is everywhere, and all replicas are equal."""
         self.comparison.check()
+
+    def end_well(self) -> None:
+        """No more misfortune; then everything that was acknowledged is everywhere."""
+        self.heal()
+        self.converge()
+        self.check_end()
 
     def state(self) -> str:
         """For people."""

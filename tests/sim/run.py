@@ -81,9 +81,7 @@ def _run_seed(seed: int, tell: bool, longer: float) -> Life:
             misfortune.stop()
             assert cluster.operators is not None
             cluster.operators.stop()
-            cluster.heal()
-            cluster.converge()
-            cluster.check_end()
+            cluster.end_well()
         except Violation as violation:
             life.violation = str(violation)
         except Exception as error:

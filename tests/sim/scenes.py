@@ -28,6 +28,10 @@ def leader(cluster: SimCluster) -> SimNode:
     return next(node for node in cluster.nodes if node.replicas is not None and node.replicas.leading)
 
 
+def a_follower(cluster: SimCluster) -> SimNode:
+    return next(node for node in cluster.nodes if node is not leader(cluster))
+
+
 def flip(cluster: SimCluster, node: SimNode, log_id: int, *, entry: bool, keep: bool = True) -> None:
     """Damage a batch on one disk; `keep`: it is to be as it was at the end."""
     ((key, _),) = cluster.metas()
@@ -48,6 +52,11 @@ def all_down(cluster: SimCluster) -> None:
     for node in cluster.nodes:
         cluster.keep_down.add(node.name)
         node.end("killed")
+
+
+def power_loss(cluster: SimCluster) -> None:
+    for node in cluster.nodes:
+        node.end("power loss", power=True)
 
 
 def all_up(cluster: SimCluster) -> None:

@@ -14,7 +14,7 @@ from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.mutants import MUTANTS, find
 from tests.sim.node import DATA
 from tests.sim.run import run_seed
-from tests.sim.scenes import SELDOM, healthy, leader
+from tests.sim.scenes import SELDOM, a_follower, healthy, leader, power_loss
 
 SEEDS = 40
 
@@ -32,15 +32,13 @@ def test_a_killed_leader_is_replaced_and_nothing_is_lost(cluster: SimCluster) ->
     cluster.until(lambda: any(node.up and node.replicas and node.replicas.leading for node in cluster.nodes), 1.0, "-")
     assert cluster.scheduler.now - before <= 0.2
     cluster.run_for(2.0)
-    cluster.heal()
-    cluster.converge()
-    cluster.check_end()
+    cluster.end_well()
     assert cluster.history.acked and set(cluster.history.acked) <= set(cluster.history.delivered["t0", CHANNEL])
 
 
 def test_a_node_that_is_back_before_its_lease_ends_joins_again(cluster: SimCluster) -> None:
     """It serves before it may register: leaders that reach it meanwhile must learn its registration afterwards."""
-    follower = next(node for node in cluster.nodes if node is not leader(cluster))
+    follower = a_follower(cluster)
     cluster.keep_down.add(follower.name)
     follower.end("killed")
     cluster.until(lambda: all(len(meta.isr) == 2 for _, meta in cluster.metas()), 5.0, "it leaves the ISR")
@@ -59,18 +57,13 @@ def test_a_leader_whose_disk_hangs_is_replaced_and_leads_again_when_it_does_not(
     hanging.disk_seconds = 0.001
     cluster.until(lambda: all(len(meta.isr) == 3 for _, meta in cluster.metas()), 120.0, "it is in sync again")
     cluster.until(lambda: leader(cluster) is hanging, 60.0, "it is the first replica")
-    cluster.heal()
-    cluster.converge()
-    cluster.check_end()
+    cluster.end_well()
 
 
 def test_all_machines_lose_power_at_once(cluster: SimCluster) -> None:
-    for node in cluster.nodes:
-        node.end("power loss", power=True)
+    power_loss(cluster)
     cluster.run_for(1.0)
-    cluster.heal()
-    cluster.converge()
-    cluster.check_end()
+    cluster.end_well()
 
 
 def test_a_seek_that_was_answered_survives_its_leader() -> None:
@@ -81,9 +74,7 @@ def test_a_seek_that_was_answered_survives_its_leader() -> None:
         cluster.until(lambda: ledger.operations[-1].again_from == 0, 2.0, "the seek is answered")
         leader(cluster).end("killed")
         cluster.run_for(1.0)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
         assert min(cluster.history.delivered["t0", CHANNEL].values()) >= 2
 
 
@@ -97,9 +88,7 @@ def test_a_pause_survives_its_leader() -> None:
         before = cluster.history.delivered["t0", CHANNEL].total()
         cluster.run_for(2.0)
         assert cluster.history.delivered["t0", CHANNEL].total() == before
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 def test_publishing_goes_on_while_the_metadata_are_away_for_all(cluster: SimCluster) -> None:
@@ -115,9 +104,7 @@ def test_publishing_goes_on_while_the_metadata_are_away_for_all(cluster: SimClus
     cluster.run_for(5.0)
     ((_, after),) = cluster.metas()
     assert (after.epoch, after.leader, after.isr) == (before.epoch, before.leader, before.isr)
-    cluster.heal()
-    cluster.converge()
-    cluster.check_end()
+    cluster.end_well()
 
 
 def test_a_dead_leader_is_replaced_when_the_metadata_are_back(cluster: SimCluster) -> None:
@@ -129,14 +116,12 @@ def test_a_dead_leader_is_replaced_when_the_metadata_are_back(cluster: SimCluste
     cluster.run_for(6.0)
     cluster.metadata.away(False)
     cluster.until(lambda: any(n.up and n.replicas and n.replicas.leading for n in cluster.nodes), 5.0, "one leads")
-    cluster.heal()
-    cluster.converge()
-    cluster.check_end()
+    cluster.end_well()
 
 
 @pytest.mark.parametrize("record", [0, 1, -1])
 def test_a_journal_that_rots_costs_the_logs_their_names(cluster: SimCluster, record: int) -> None:
-    follower = next(node for node in cluster.nodes if node is not leader(cluster))
+    follower = a_follower(cluster)
     ((_, meta),) = cluster.metas()
     cluster.keep_down.add(follower.name)
     follower.end("killed")
@@ -147,9 +132,7 @@ def test_a_journal_that_rots_costs_the_logs_their_names(cluster: SimCluster, rec
     follower.storage.flip(path, 8 * (starts[record] + 40))
     follower.start()
     cluster.until(lambda: follower.joined, 10.0, "it is back")
-    cluster.heal()
-    cluster.converge()
-    cluster.check_end()
+    cluster.end_well()
     ((_, after),) = cluster.metas()
     assert after.isr.keys() == meta.isr.keys() and after.isr[follower.uid] != meta.isr[follower.uid]
 
@@ -157,7 +140,7 @@ def test_a_journal_that_rots_costs_the_logs_their_names(cluster: SimCluster, rec
 def test_files_of_a_deleted_topic_go_where_the_journal_has_forgotten_it() -> None:
     with healthy(operations={"delete_topic": SELDOM}) as cluster:
         assert cluster.operators is not None
-        follower = next(node for node in cluster.nodes if node is not leader(cluster))
+        follower = a_follower(cluster)
         path, (doomed,) = f"{DATA}/{JOURNAL}", [key[0] for name, key, _ in cluster.named_metas() if name == "doomed"]
 
         def records() -> list[tuple[int, bool]]:
@@ -174,9 +157,7 @@ def test_files_of_a_deleted_topic_go_where_the_journal_has_forgotten_it() -> Non
                 follower.storage.flip(path, 8 * (at + 40))
         cluster.operators.delete_topic()
         cluster.run_for(1.0)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 def test_an_epoch_whose_leader_has_ended_binds_nobody() -> None:
@@ -198,7 +179,7 @@ def test_an_epoch_whose_leader_has_ended_binds_nobody() -> None:
 def test_a_failed_fsync_costs_a_log_its_name_though_the_machine_goes_on() -> None:
     """With sync=interval what it had in the page cache was acknowledged, and is gone."""
     with healthy(sync="interval") as cluster:
-        follower = next(node for node in cluster.nodes if node is not leader(cluster))
+        follower = a_follower(cluster)
         ((key, meta),) = cluster.metas()
         cluster.keep_down.add(follower.name)
         for node in cluster.nodes:
@@ -213,9 +194,7 @@ def test_a_failed_fsync_costs_a_log_its_name_though_the_machine_goes_on() -> Non
         replica = follower.replicas.followers[key]
         assert replica.log.end.log_id < cluster.oracle.committed[key], "else nothing is shown"
         assert replica.log_uid != meta.isr[follower.uid] == cluster.metas()[0][1].isr[follower.uid]
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 def test_files_of_a_deleted_topic_do_not_come_back_with_the_power() -> None:
@@ -223,12 +202,9 @@ def test_files_of_a_deleted_topic_do_not_come_back_with_the_power() -> None:
         assert cluster.operators is not None
         cluster.operators.delete_topic()
         cluster.run_for(0.3)
-        for node in cluster.nodes:
-            node.end("power loss", power=True)
+        power_loss(cluster)
         cluster.run_for(1.0)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))

@@ -16,7 +16,7 @@ from nsqha.server.opening import durable_everywhere
 from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.faults import Misfortune
 from tests.sim.node import SimNode
-from tests.sim.scenes import SELDOM, all_down, all_up, flip, healthy, leader
+from tests.sim.scenes import SELDOM, a_follower, all_down, all_up, flip, healthy, leader
 from tests.sim.storage import SECTOR
 
 
@@ -27,9 +27,7 @@ def test_damage_is_mended_from_another_replica() -> None:
             misfortune.bit_flip()
             cluster.run_for(0.2)
         assert cluster.flips and next(cluster.comparison.damage(), None) is not None
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 @pytest.mark.parametrize("entry", [False, True])
@@ -40,9 +38,7 @@ def test_members_with_damage_of_their_own_mend_one_another_and_one_leads(entry: 
             flip(cluster, node, 3 + 2 * n, entry=entry)
         all_down(cluster)
         all_up(cluster)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 def test_members_that_start_more_than_once_before_they_can_mend_one_another_do_so_all_the_same() -> None:
@@ -57,9 +53,7 @@ def test_members_that_start_more_than_once_before_they_can_mend_one_another_do_s
             cluster.run_for(8.0)  # the lease of its last life has to end
             node.end("killed")
         all_up(cluster)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 @pytest.mark.parametrize("entry", [False, True])
@@ -142,9 +136,7 @@ def only_a_node_that_is_down_has_a_batch() -> Iterator[tuple[SimCluster, SimNode
             return [log_.entry(lost).lost for log_ in holders]
 
         yield cluster, has, given_up
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 def test_what_was_given_up_is_written_back_when_somebody_has_it() -> None:
@@ -181,7 +173,7 @@ def silent(cluster: SimCluster) -> tuple[SimNode, SimNode, list[SimNode]]:
     cluster.run_for(0.5)
     cluster.publishers.clear()
     leads = leader(cluster)
-    node = next(node for node in cluster.nodes if node is not leads)
+    node = a_follower(cluster)
     return leads, node, [other for other in cluster.nodes if other is not node]
 
 
@@ -201,9 +193,7 @@ def test_a_last_batch_that_was_written_whole_is_not_cut_like_a_torn_one() -> Non
         node.start()
         cluster.until(lambda: node.joined, 15.0, "it is back")
         cluster.run_for(0.1)  # somebody is in the ISR without a committed batch, else
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 @pytest.mark.parametrize("entry", [False, True])
@@ -224,9 +214,7 @@ def test_damage_is_found_at_each_start_until_it_is_mended(entry: bool) -> None:
             assert node.replicas is not None and node.replicas.trust.unsound_from(key) == damaged
             node.end("killed")
         all_up(cluster)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
 
 
 @pytest.mark.parametrize("entry", [False, True])
@@ -279,6 +267,4 @@ def test_what_stood_for_many_batches_stands_for_no_single_one_that_was_given_up(
         node.storage.blank(pair.path(COMMITLOG), sector)
         all_down(cluster)
         all_up(cluster)
-        cluster.heal()
-        cluster.converge()
-        cluster.check_end()
+        cluster.end_well()
