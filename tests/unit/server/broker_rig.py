@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from nsqha.server.delivery import Consumer
 from nsqha.server.disk import DiskRounds
 from nsqha.server.node import limits_of
 from nsqha.server.opening import PartitionOpener
+from nsqha.server.partition import Partition
 from tests.unit.server.shell_rig import FakeWire
 
 
@@ -44,6 +47,13 @@ class Gate:
         if self._error is not None:
             raise self._error
         return result
+
+    @classmethod
+    def at(cls, owner: object, name: str, **how: Any) -> Gate:
+        """In the place of a method."""
+        gate = cls(getattr(owner, name), **how)
+        setattr(owner, name, gate)
+        return gate
 
     def open(self) -> None:
         self._open.set()
@@ -83,6 +93,22 @@ async def running(folder: Path, **options: Any) -> AsyncIterator[Broker]:
             await broker.stop()
 
 
+def on_a_broker(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Makes a test of what one broker lives through; what the story takes beside it are fixtures."""
+
+    def test(tmp_path: Path, **fixtures: Any) -> None:
+        async def life() -> None:
+            async with running(tmp_path) as broker:
+                await story(broker, **fixtures)
+
+        asyncio.run(life())
+
+    wanted = [Parameter(name, Parameter.KEYWORD_ONLY) for name in signature(story).parameters if name != "broker"]
+    test = functools.wraps(story)(test)
+    test.__signature__ = Signature([Parameter("tmp_path", Parameter.KEYWORD_ONLY), *wanted])  # type: ignore[attr-defined]
+    return test
+
+
 def consumer(topic: str, channel: str) -> Consumer:
     return Consumer(FakeWire(), topic=topic, channel=channel, msg_timeout=60, sample_rate=0)
 
@@ -93,6 +119,12 @@ async def subscribed(broker: Broker, topic: str, channel: str, rdy: int = 0) -> 
     found.rdy = rdy
     found.wake()
     return found
+
+
+def led(broker: Broker, topic: str = "t") -> Partition:
+    """The only partition of a topic."""
+    (partition,) = broker.topics.topic(topic).led
+    return partition
 
 
 async def until(condition: Callable[[], Any]) -> None:

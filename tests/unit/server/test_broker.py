@@ -17,10 +17,11 @@ from nsqha import hot
 from nsqha.commitlog.storage import OsStorage
 from nsqha.cursor.seek import SeekPlan
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
+from nsqha.server.broker import Broker
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.topic import Topic
 from tests.unit.commitlog.logs import roll
-from tests.unit.server.broker_rig import Gate, consumer, running, start, subscribed, until
+from tests.unit.server.broker_rig import Gate, consumer, led, on_a_broker, running, start, subscribed, until
 
 ONE = hot.frame(b"one")
 
@@ -39,33 +40,29 @@ def test_what_was_published_survives_a_restart(tmp_path: Path):
 # ---- a disk that gets full
 
 
-def test_below_its_watermark_a_disk_takes_no_publishes_until_it_has_room_again(tmp_path: Path):
+@on_a_broker
+async def test_below_its_watermark_a_disk_takes_no_publishes_until_it_has_room_again(broker: Broker):
     """What consumers do is stored all the same: it is what makes room."""
-
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            reader = await subscribed(broker, "t", "c", rdy=1)
-            await until(lambda: reader.wire.bodies)  # type: ignore[attr-defined]
-            partition = broker.topics.topic("t").led[0]
-            broker.options = replace(broker.options, disk_low_bytes=1 << 62)
-            broker._watch_disk()
-            before = partition.log.end.offset
-            with pytest.raises(Unavailable, match=f"disk low: [0-9]+ bytes free, {1 << 62} required"):
-                await broker.publishing.publish("t", ONE)
-            assert [check.ok for check in broker.checks() if check.name == "disk_space"] == [False]
-            ((message_id, _, _),) = reader.wire.messages  # type: ignore[attr-defined]
-            line = b"FIN %b\n" % message_id
-            leg = reader.legs[0]
-            leg.channel.fin_run(line, 0, len(line), leg.owner)
-            await partition.commit_events()
-            assert leg.channel.committed.floor == 1 and partition.log.end.offset == before
-            broker.options = replace(broker.options, disk_low_bytes=0)
-            broker._watch_disk()
-            await broker.publishing.publish("t", ONE)
-            assert partition.log.end.offset == before + 1
-
-    asyncio.run(story())
+    await broker.publishing.publish("t", ONE)
+    reader = await subscribed(broker, "t", "c", rdy=1)
+    await until(lambda: reader.wire.bodies)  # type: ignore[attr-defined]
+    partition = led(broker)
+    broker.options = replace(broker.options, disk_low_bytes=1 << 62)
+    broker._watch_disk()
+    before = partition.log.end.offset
+    with pytest.raises(Unavailable, match=f"disk low: [0-9]+ bytes free, {1 << 62} required"):
+        await broker.publishing.publish("t", ONE)
+    assert [check.ok for check in broker.checks() if check.name == "disk_space"] == [False]
+    ((message_id, _, _),) = reader.wire.messages  # type: ignore[attr-defined]
+    line = b"FIN %b\n" % message_id
+    leg = reader.legs[0]
+    leg.channel.fin_run(line, 0, len(line), leg.owner)
+    await partition.commit_events()
+    assert leg.channel.committed.floor == 1 and partition.log.end.offset == before
+    broker.options = replace(broker.options, disk_low_bytes=0)
+    broker._watch_disk()
+    await broker.publishing.publish("t", ONE)
+    assert partition.log.end.offset == before + 1
 
 
 # ---- deleting a topic
@@ -78,13 +75,13 @@ def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_pa
         async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE)
             forget = broker.store.forget_tombstone
-            broker.store.forget_tombstone = Gate(forget, error=AppendFailed("disk full"))  # type: ignore[method-assign]
+            Gate.at(broker.store, "forget_tombstone", error=AppendFailed("disk full"))
             await broker.topics.delete_topic("t")
             assert "t" not in broker.topics
             await broker.publishing.publish("t", ONE)
             broker.store.forget_tombstone = forget  # type: ignore[method-assign]
         async with running(tmp_path) as broker:
-            assert broker.topics.topic("t").led[0].log.end.offset == 1
+            assert led(broker).log.end.offset == 1
             assert broker.store.tombstones() == {}
 
     asyncio.run(story())
@@ -104,7 +101,7 @@ def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: P
         with monkeypatch.context() as patch:
             patch.setattr(PartitionOpener, "remove", stays)
             async with running(tmp_path) as broker:
-                assert broker.topics.topic("t").led[0].log.end.offset == 1
+                assert led(broker).log.end.offset == 1
                 assert [tombstone.name for tombstone in broker.store.tombstones().values()] == ["gone"]
         async with running(tmp_path) as broker:
             assert broker.store.tombstones() == {}
@@ -134,7 +131,7 @@ def test_nobody_waits_while_the_files_of_a_large_topic_go(tmp_path: Path, monkey
         async with running(tmp_path) as broker:
             for _ in range(3):
                 await broker.publishing.publish("gone", ONE)
-                roll(broker.topics.topic("gone").led[0].log)
+                roll(led(broker, "gone").log)
             monkeypatch.setattr(OsStorage, "remove", slowly)
             monkeypatch.setattr(OsStorage, "remove_tree", tree)
             deletion = asyncio.create_task(broker.topics.delete_topic("gone"))
@@ -155,8 +152,7 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             await broker.publishing.publish("t", ONE)
-            gate = Gate(broker.store.delete_topic)
-            broker.store.delete_topic = gate  # type: ignore[method-assign]
+            gate = Gate.at(broker.store, "delete_topic")
             asker = asyncio.create_task(broker.topics.delete_topic("t"))
             await gate.until_reached()
             asker.cancel()
@@ -165,53 +161,43 @@ def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
             gate.open()
             await broker.publishing.publish("t", ONE)
         async with running(tmp_path) as broker:
-            assert broker.topics.topic("t").led[0].log.end.offset == 1
+            assert led(broker).log.end.offset == 1
 
     asyncio.run(story())
 
 
-def test_a_deletion_that_the_metadata_refused_leaves_the_topic_as_it_was(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            delete = broker.store.delete_topic
-            broker.store.delete_topic = Gate(delete, error=AppendFailed("disk full"))  # type: ignore[method-assign]
-            with pytest.raises(AppendFailed):
-                await broker.topics.delete_topic("t")
-            await broker.publishing.publish("t", ONE)
-            assert broker.topics.topic("t").led[0].log.end.offset == 2
-
-    asyncio.run(story())
+@on_a_broker
+async def test_a_deletion_that_the_metadata_refused_leaves_the_topic_as_it_was(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    Gate.at(broker.store, "delete_topic", error=AppendFailed("disk full"))
+    with pytest.raises(AppendFailed):
+        await broker.topics.delete_topic("t")
+    await broker.publishing.publish("t", ONE)
+    assert led(broker).log.end.offset == 2
 
 
-def test_a_deletion_under_load_does_not_poison_the_node(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            for _ in range(20):
-                await broker.publishing.publish("t", ONE)
-                publishes = [asyncio.create_task(broker.publishing.publish("t", ONE)) for _ in range(20)]
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                await broker.topics.delete_topic("t")
-                await asyncio.gather(*publishes, return_exceptions=True)
-            await broker.publishing.publish("t", ONE)
-            assert broker.failure is None
-
-    asyncio.run(story())
+@on_a_broker
+async def test_a_deletion_under_load_does_not_poison_the_node(broker: Broker):
+    for _ in range(20):
+        await broker.publishing.publish("t", ONE)
+        publishes = [asyncio.create_task(broker.publishing.publish("t", ONE)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await broker.topics.delete_topic("t")
+        await asyncio.gather(*publishes, return_exceptions=True)
+    await broker.publishing.publish("t", ONE)
+    assert broker.failure is None
 
 
-def test_metadata_that_can_not_be_written_closes_the_node(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            broker.store.replace = Gate(broker.store.replace, error=Poisoned("fdatasync failed"))  # type: ignore[method-assign]
-            with pytest.raises(Poisoned):
-                await broker.channels.create("t", "c")
-            assert broker.failure is not None
-            with pytest.raises(Unavailable):
-                await broker.publishing.publish("t", ONE)
-
-    asyncio.run(story())
+@on_a_broker
+async def test_metadata_that_can_not_be_written_closes_the_node(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    Gate.at(broker.store, "replace", error=Poisoned("fdatasync failed"))
+    with pytest.raises(Poisoned):
+        await broker.channels.create("t", "c")
+    assert broker.failure is not None
+    with pytest.raises(Unavailable):
+        await broker.publishing.publish("t", ONE)
 
 
 # ---- creating a topic
@@ -221,13 +207,13 @@ def test_a_topic_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path):
     async def story() -> None:
         async with running(tmp_path) as broker:
             create = broker.opener.create
-            broker.opener.create = Gate(create, error=OSError(28, "no space"), after=True)  # type: ignore[method-assign]
+            Gate.at(broker.opener, "create", error=OSError(28, "no space"), after=True)
             with pytest.raises(Unavailable):
                 await broker.publishing.publish("t", ONE)
             broker.opener.create = create  # type: ignore[method-assign]
             await broker.publishing.publish("t", ONE)
         async with running(tmp_path) as broker:
-            assert broker.topics.topic("t").led[0].log.end.offset == 1
+            assert led(broker).log.end.offset == 1
 
     asyncio.run(story())
 
@@ -238,8 +224,7 @@ def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
             broker = await start(tmp_path)
             for n in range(3):
                 await broker.publishing.publish(f"t{n}", ONE)
-            gate = Gate(broker.store.create_topic)
-            broker.store.create_topic = gate  # type: ignore[method-assign]
+            gate = Gate.at(broker.store, "create_topic")
             publish = asyncio.create_task(broker.publishing.publish("late", ONE))
             await gate.until_reached()
             stop = asyncio.create_task(broker.stop())
@@ -265,7 +250,7 @@ def test_a_stop_answers_the_publishes_that_are_under_way(tmp_path: Path):
             )
             broker.connections[1] = connection  # type: ignore[assignment]
             reply = SimpleNamespace(stored=lambda: order.append("OK"), failed=order.append)
-            broker.topics["t"].led[0].publish(ONE, reply)
+            led(broker).publish(ONE, reply)
             await broker.stop()
             assert order == ["unread", "OK", "closed"]
 
@@ -282,27 +267,24 @@ def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Pat
             def broken() -> None:
                 raise AssertionError("cannot be")
 
-            broker.topics["a"].led[0].cursors.prepare_stop = broken  # type: ignore[method-assign]
+            led(broker, "a").cursors.prepare_stop = broken  # type: ignore[method-assign]
             await broker.stop()
-            assert broker.topics["b"].led[0].closed
+            assert led(broker, "b").closed
         async with running(tmp_path) as broker:
             assert broker.journal.found is not None and not broker.journal.found.node.clean
-            assert [broker.topics.topic(name).led[0].log.end.offset for name in "ab"] == [1, 1]
+            assert [led(broker, name).log.end.offset for name in "ab"] == [1, 1]
 
     asyncio.run(story())
 
 
-def test_a_partition_that_stopped_shows_in_the_health_checks(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            assert all(check.ok for check in broker.checks())
-            broker.topics["t"].led[0]._stop(AssertionError("cannot be"))
-            assert [check.name for check in broker.checks() if not check.ok] == ["partitions"]
-            with pytest.raises(Unavailable):
-                await broker.publishing.publish("t", ONE)
-
-    asyncio.run(story())
+@on_a_broker
+async def test_a_partition_that_stopped_shows_in_the_health_checks(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    assert all(check.ok for check in broker.checks())
+    led(broker)._stop(AssertionError("cannot be"))
+    assert [check.name for check in broker.checks() if not check.ok] == ["partitions"]
+    with pytest.raises(Unavailable):
+        await broker.publishing.publish("t", ONE)
 
 
 # ---- consumers
@@ -318,88 +300,68 @@ def test_the_limit_of_consumers_holds_for_those_who_come_together(tmp_path: Path
     asyncio.run(story())
 
 
-def test_who_subscribes_while_the_last_consumer_leaves_stays(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            for _ in range(10):
-                first = await subscribed(broker, "t", "c#ephemeral")
-                broker.subscriptions.unsubscribe(first)
-                second = await subscribed(broker, "t", "c#ephemeral")
-                await asyncio.sleep(0.005)
-                assert not second.wire.closed
-                broker.subscriptions.unsubscribe(second)
-                await until(lambda: not broker.channels.has("t", "c#ephemeral"))
-
-    asyncio.run(story())
+@on_a_broker
+async def test_who_subscribes_while_the_last_consumer_leaves_stays(broker: Broker):
+    for _ in range(10):
+        first = await subscribed(broker, "t", "c#ephemeral")
+        broker.subscriptions.unsubscribe(first)
+        second = await subscribed(broker, "t", "c#ephemeral")
+        await asyncio.sleep(0.005)
+        assert not second.wire.closed
+        broker.subscriptions.unsubscribe(second)
+        await until(lambda: not broker.channels.has("t", "c#ephemeral"))
 
 
-def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            first = await subscribed(broker, "t", "c")
-            gate = Gate(broker.store.replace)
-            broker.store.replace = gate  # type: ignore[method-assign]
-            deletion = asyncio.create_task(broker.channels.delete("t", "c"))
-            await gate.until_reached()
-            late = asyncio.create_task(subscribed(broker, "t", "c"))
-            await asyncio.sleep(0.01)
-            assert not late.done()
-            gate.open()
-            await deletion
-            second = await late
-            assert first.wire.closed and not second.wire.closed
-            assert broker.channels.has("t", "c")
-
-    asyncio.run(story())
+@on_a_broker
+async def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(broker: Broker):
+    first = await subscribed(broker, "t", "c")
+    gate = Gate.at(broker.store, "replace")
+    deletion = asyncio.create_task(broker.channels.delete("t", "c"))
+    await gate.until_reached()
+    late = asyncio.create_task(subscribed(broker, "t", "c"))
+    await asyncio.sleep(0.01)
+    assert not late.done()
+    gate.open()
+    await deletion
+    second = await late
+    assert first.wire.closed and not second.wire.closed
+    assert broker.channels.has("t", "c")
 
 
-def test_an_ephemeral_channel_made_for_a_client_that_is_gone_goes_too(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            sub = asyncio.create_task(broker.subscriptions.subscribe(consumer("t", "c#ephemeral")))
-            await asyncio.sleep(0)
-            sub.cancel()
-            await asyncio.gather(sub, return_exceptions=True)
-            await asyncio.sleep(0.05)
-            await until(lambda: not broker.channels.has("t", "c#ephemeral") and not broker.changes)
-
-    asyncio.run(story())
+@on_a_broker
+async def test_an_ephemeral_channel_made_for_a_client_that_is_gone_goes_too(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    sub = asyncio.create_task(broker.subscriptions.subscribe(consumer("t", "c#ephemeral")))
+    await asyncio.sleep(0)
+    sub.cancel()
+    await asyncio.gather(sub, return_exceptions=True)
+    await asyncio.sleep(0.05)
+    await until(lambda: not broker.channels.has("t", "c#ephemeral") and not broker.changes)
 
 
-def test_an_ephemeral_topic_goes_with_its_last_channel(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            reader = await subscribed(broker, "t#ephemeral", "c#ephemeral")
-            broker.subscriptions.unsubscribe(reader)
-            await until(lambda: "t#ephemeral" not in broker.topics)
-            again = await subscribed(broker, "t#ephemeral", "c#ephemeral")
-            assert not again.wire.closed
-
-    asyncio.run(story())
+@on_a_broker
+async def test_an_ephemeral_topic_goes_with_its_last_channel(broker: Broker):
+    reader = await subscribed(broker, "t#ephemeral", "c#ephemeral")
+    broker.subscriptions.unsubscribe(reader)
+    await until(lambda: "t#ephemeral" not in broker.topics)
+    again = await subscribed(broker, "t#ephemeral", "c#ephemeral")
+    assert not again.wire.closed
 
 
-def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.channels.create(await made(broker, "t"), "c")
-            gate = Gate(broker.store.delete_topic)
-            broker.store.delete_topic = gate  # type: ignore[method-assign]
-            deletion = asyncio.create_task(broker.topics.delete_topic("t"))
-            await gate.until_reached()
-            broker.topics["t"].deleting = False  # as it was when the pause was asked for
-            pause = asyncio.create_task(broker.channels.pause("t", "c", True))
-            await asyncio.sleep(0)
-            gate.open()
-            await deletion
-            with pytest.raises(NotFound):
-                await pause
-
-    async def made(broker: object, name: str) -> str:
-        await broker.topics.ensure_topic(name)  # type: ignore[attr-defined]
-        return name
-
-    asyncio.run(story())
+@on_a_broker
+async def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(broker: Broker):
+    await broker.topics.ensure_topic("t")
+    await broker.channels.create("t", "c")
+    gate = Gate.at(broker.store, "delete_topic")
+    deletion = asyncio.create_task(broker.topics.delete_topic("t"))
+    await gate.until_reached()
+    broker.topics["t"].deleting = False  # as it was when the pause was asked for
+    pause = asyncio.create_task(broker.channels.pause("t", "c", True))
+    await asyncio.sleep(0)
+    gate.open()
+    await deletion
+    with pytest.raises(NotFound):
+        await pause
 
 
 # ---- bounds and housekeeping
@@ -422,170 +384,143 @@ def test_publishes_over_http_wait_for_room(tmp_path: Path):
     asyncio.run(story())
 
 
-def test_a_log_that_can_not_be_read_does_not_keep_the_others_from_housekeeping(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("a", ONE)
-            await broker.publishing.publish("b", ONE)
-            kept: list[str] = []
+@on_a_broker
+async def test_a_log_that_can_not_be_read_does_not_keep_the_others_from_housekeeping(broker: Broker):
+    await broker.publishing.publish("a", ONE)
+    await broker.publishing.publish("b", ONE)
+    kept: list[str] = []
 
-            def broken(now: object) -> None:
-                raise LogCorrupt("a hole")
+    def broken(now: object) -> None:
+        raise LogCorrupt("a hole")
 
-            broker.topics["a"].led[0].keep_house = broken  # type: ignore[method-assign, assignment]
-            broker.topics["b"].led[0].keep_house = lambda now: kept.append("b")  # type: ignore[method-assign]
-            broker._keep_house()
-            assert kept == ["b"]
-
-    asyncio.run(story())
+    led(broker, "a").keep_house = broken  # type: ignore[method-assign, assignment]
+    led(broker, "b").keep_house = lambda now: kept.append("b")  # type: ignore[method-assign]
+    broker._keep_house()
+    assert kept == ["b"]
 
 
-def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(tmp_path: Path):
+@on_a_broker
+async def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(broker: Broker):
     """It says that nothing was done; before, the seek was carried out a moment later all the same."""
-
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            await broker.channels.create("t", "c")
-            (partition,) = broker.topics.topic("t").led
-            partition.serving = False
-            done = await broker.channels.seek("t", "c", {0: 1})
-            assert isinstance(done[0], Unavailable)
-            partition.serving = True
-            await partition.commit_events()
-            channel = partition.cursors.channels["c"]
-            assert (channel.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
-
-    asyncio.run(story())
+    await broker.publishing.publish("t", ONE)
+    await broker.channels.create("t", "c")
+    partition = led(broker)
+    partition.serving = False
+    done = await broker.channels.seek("t", "c", {0: 1})
+    assert isinstance(done[0], Unavailable)
+    partition.serving = True
+    await partition.commit_events()
+    channel = partition.cursors.channels["c"]
+    assert (channel.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
 
 
-def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_again_for_who_reads_it(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            reader = await subscribed(broker, "t", "e#ephemeral", rdy=1)
-            topic = broker.topics.topic("t")
-            (partition,) = topic.led
-            topic.remove_led(partition, "another node leads it")
-            partition.cursors.delete_ephemeral("e#ephemeral")  # as an epoch start does
-            await partition.commit_events()
-            topic.add_led(partition)
-            assert topic.places_missing(reader) == [0]
-            broker.subscriptions.leaders_changed("t")
-            await until(lambda: not topic.places_missing(reader))
-
-    asyncio.run(story())
+@on_a_broker
+async def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_again_for_who_reads_it(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    reader = await subscribed(broker, "t", "e#ephemeral", rdy=1)
+    topic = broker.topics.topic("t")
+    (partition,) = topic.led
+    topic.remove_led(partition, "another node leads it")
+    partition.cursors.delete_ephemeral("e#ephemeral")  # as an epoch start does
+    await partition.commit_events()
+    topic.add_led(partition)
+    assert topic.places_missing(reader) == [0]
+    broker.subscriptions.leaders_changed("t")
+    await until(lambda: not topic.places_missing(reader))
 
 
-def test_a_consumer_that_can_not_be_detached_keeps_no_other_at_a_partition_that_is_led_elsewhere(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            readers = [await subscribed(broker, "t", "c", rdy=1) for _ in range(3)]
-            topic = broker.topics.topic("t")
-            (partition,) = topic.led
-            channel = partition.deliveries["c"].channel
-            owner, detach = readers[0].legs[0].owner, channel.detach
+@on_a_broker
+async def test_a_consumer_that_can_not_be_detached_keeps_no_other_at_a_partition_that_is_led_elsewhere(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    readers = [await subscribed(broker, "t", "c", rdy=1) for _ in range(3)]
+    topic = broker.topics.topic("t")
+    (partition,) = topic.led
+    channel = partition.deliveries["c"].channel
+    owner, detach = readers[0].legs[0].owner, channel.detach
 
-            def broken(gone: int, now: Any) -> int:
-                if gone == owner:
-                    raise RuntimeError("a bug")
-                return detach(gone, now)
+    def broken(gone: int, now: Any) -> int:
+        if gone == owner:
+            raise RuntimeError("a bug")
+        return detach(gone, now)
 
-            channel.detach = broken  # type: ignore[method-assign]
-            topic.remove_led(partition, "another node leads it")
-            assert not topic.led and not any(reader.legs for reader in readers)
-            assert [(reader.direct, reader.wire.closed) for reader in readers] == [(True, True)] * 3
-
-    asyncio.run(story())
+    channel.detach = broken  # type: ignore[method-assign]
+    topic.remove_led(partition, "another node leads it")
+    assert not topic.led and not any(reader.legs for reader in readers)
+    assert [(reader.direct, reader.wire.closed) for reader in readers] == [(True, True)] * 3
 
 
-def test_a_seek_tells_where_it_went(tmp_path: Path):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            await broker.channels.create("t", "c")
-            for target, clamped in ((1000, True), (0, False), (1, False)):
-                done = (await broker.channels.seek("t", "c", {0: target}))[0]
-                assert isinstance(done, SeekPlan)
-                assert (done.target, done.clamped) == (min(target, 1), clamped)
-
-    asyncio.run(story())
+@on_a_broker
+async def test_a_seek_tells_where_it_went(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    await broker.channels.create("t", "c")
+    for target, clamped in ((1000, True), (0, False), (1, False)):
+        done = (await broker.channels.seek("t", "c", {0: target}))[0]
+        assert isinstance(done, SeekPlan)
+        assert (done.target, done.clamped) == (min(target, 1), clamped)
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_a_change_is_answered_when_the_leaders_of_other_nodes_have_followed(tmp_path: Path, follow: bool):
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            asked: list[int] = []
-            over = asyncio.Event()
+@on_a_broker
+async def test_a_change_is_answered_when_the_leaders_of_other_nodes_have_followed(broker: Broker, follow: bool):
+    await broker.publishing.publish("t", ONE)
+    asked: list[int] = []
+    over = asyncio.Event()
 
-            async def others_follow(topic: Topic) -> None:
-                asked.append(topic.record.channels.version)
-                await over.wait()
-                if not follow:
-                    raise Unavailable("one of them did not follow in time")
+    async def others_follow(topic: Topic) -> None:
+        asked.append(topic.record.channels.version)
+        await over.wait()
+        if not follow:
+            raise Unavailable("one of them did not follow in time")
 
-            broker.channels.reconciler = SimpleNamespace(others_follow=others_follow)  # type: ignore[assignment]
-            paused = asyncio.create_task(broker.channels.pause_topic("t", True))
-            await until(lambda: asked)
-            assert asked == [broker.topics.topic("t").record.channels.version] and not paused.done()
-            over.set()
-            with contextlib.nullcontext() if follow else pytest.raises(Unavailable):
-                await paused
-
-    asyncio.run(story())
+    broker.channels.reconciler = SimpleNamespace(others_follow=others_follow)  # type: ignore[assignment]
+    paused = asyncio.create_task(broker.channels.pause_topic("t", True))
+    await until(lambda: asked)
+    assert asked == [broker.topics.topic("t").record.channels.version] and not paused.done()
+    over.set()
+    with contextlib.nullcontext() if follow else pytest.raises(Unavailable):
+        await paused
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_seek_of_a_channel_that_another_node_deletes_meanwhile_says_so(tmp_path: Path, anew: bool):
+@on_a_broker
+async def test_a_seek_of_a_channel_that_another_node_deletes_meanwhile_says_so(broker: Broker, anew: bool):
     """What another node changes is followed without the lock that changes asked for here take."""
-
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            await broker.channels.create("t", "c")
-            topic = broker.topics.topic("t")
-            (partition,) = topic.led
-            partition.hold(True)
-            seek = asyncio.create_task(broker.channels.seek("t", "c", {0: 1}))
-            await until(lambda: partition.cursors.urgent)
-            changed = topic.record.channels.without_channel("c")
-            partition.cursors.reconcile(changed.with_channel("c", 77) if anew else changed)
-            partition.hold(False)
-            done = await seek
-            assert isinstance(done[0], NotFound)
-
-    asyncio.run(story())
+    await broker.publishing.publish("t", ONE)
+    await broker.channels.create("t", "c")
+    topic = broker.topics.topic("t")
+    (partition,) = topic.led
+    partition.hold(True)
+    seek = asyncio.create_task(broker.channels.seek("t", "c", {0: 1}))
+    await until(lambda: partition.cursors.urgent)
+    changed = topic.record.channels.without_channel("c")
+    partition.cursors.reconcile(changed.with_channel("c", 77) if anew else changed)
+    partition.hold(False)
+    done = await seek
+    assert isinstance(done[0], NotFound)
 
 
 # ---- a log that takes nothing
 
 
-def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(tmp_path: Path):
+@on_a_broker
+async def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(broker: Broker):
     """A full disk, or too small an ISR: a SUB that never ends holds its client for ever, and each try a change."""
-
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await broker.publishing.publish("t", ONE)
-            partition = broker.topics.topic("t").led[0]
-            partition.hold(True)
-            patience, broker.changes.wait_seconds = broker.changes.wait_seconds, 0.05
-            for _ in range(2):
-                with pytest.raises(OutcomeUnknown):
-                    await broker.channels.create("t", "c")
-                with pytest.raises(OutcomeUnknown):
-                    await broker.subscriptions.subscribe(consumer("t", "c"))
-            with pytest.raises(OutcomeUnknown):
-                await broker.channels.pause_topic("t", True)
-            assert len(broker.changes) == 2, "the channel, once, and the pause behind it"
-            broker.changes.wait_seconds = patience
-            partition.hold(False)
-            await until(lambda: not len(broker.changes))
-            assert partition.cursors.state.paused
-            await broker.channels.pause_topic("t", False)
-            reader = await subscribed(broker, "t", "c", rdy=1)
-            await until(lambda: reader.wire.bodies == [b"one"])
-
-    asyncio.run(story())
+    await broker.publishing.publish("t", ONE)
+    partition = led(broker)
+    partition.hold(True)
+    patience, broker.changes.wait_seconds = broker.changes.wait_seconds, 0.05
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            await broker.channels.create("t", "c")
+        with pytest.raises(OutcomeUnknown):
+            await broker.subscriptions.subscribe(consumer("t", "c"))
+    with pytest.raises(OutcomeUnknown):
+        await broker.channels.pause_topic("t", True)
+    assert len(broker.changes) == 2, "the channel, once, and the pause behind it"
+    broker.changes.wait_seconds = patience
+    partition.hold(False)
+    await until(lambda: not len(broker.changes))
+    assert partition.cursors.state.paused
+    await broker.channels.pause_topic("t", False)
+    reader = await subscribed(broker, "t", "c", rdy=1)
+    await until(lambda: reader.wire.bodies == [b"one"])

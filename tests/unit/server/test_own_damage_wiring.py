@@ -12,7 +12,7 @@ from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.verify import verify
 from nsqha.server.partition import Partition
-from tests.unit.server.broker_rig import running, subscribed, until
+from tests.unit.server.broker_rig import led, running, subscribed, until
 from tests.unit.server.replica_rig import KEY, REGISTRATION, A, ReplicaRig, pause, run
 
 BODIES = [b"%d" % n * 20 for n in range(5)]
@@ -34,7 +34,7 @@ def test_a_node_alone_rebuilds_what_is_found(finder: str, tmp_path: Path) -> Non
         async with running(tmp_path, scrub_bytes_per_second=1 << 30) as broker:
             for body in BODIES:
                 await broker.publishing.publish("t", hot.frame(body))
-            partition = broker.topics.topic("t").led[0]
+            partition = led(broker)
             rot(partition.log, partition.log.end.log_id - 3)
             if finder == "scrub":
                 await broker.scrubber._round()

@@ -16,7 +16,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSett
 from nsqha.errors import AppendFailed, Conflict, Unavailable
 from nsqha.server import settings
 from nsqha.server.broker import Broker
-from tests.unit.server.broker_rig import Gate, running, subscribed, until
+from tests.unit.server.broker_rig import Gate, on_a_broker, running, subscribed, until
 
 
 def record(partitions: int = 2, replicas: int = 3, **chosen: Any) -> TopicRecord:
@@ -113,81 +113,69 @@ def test_partitions_are_added_alone(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_partition_that_could_not_be_made_is_made_by_asking_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await publish(broker, 1)
-            create = broker.opener.create
-            broker.opener.create = Gate(create, error=AppendFailed("disk full"), after=True)  # type: ignore[method-assign]
-            with pytest.raises(Unavailable, match=r"say 2 partitions now, but \[1\] could not be made: disk full"):
-                await broker.topics.change_settings("t", {"partitions": 2})
-            topic = broker.topics.topic("t")
-            assert [p.number for p in topic.led] == [0]
-            await publish(broker, 1)
-            broker.opener.create = create  # type: ignore[method-assign]
-            await broker.topics.change_settings("t", {"partitions": 2})
-            assert [p.number for p in topic.led] == [0, 1]
-            await publish(broker, 4)
-            assert all(p.log.end.offset for p in topic.led)
-
-    asyncio.run(story())
+@on_a_broker
+async def test_a_partition_that_could_not_be_made_is_made_by_asking_again(broker: Broker) -> None:
+    await publish(broker, 1)
+    create = broker.opener.create
+    Gate.at(broker.opener, "create", error=AppendFailed("disk full"), after=True)
+    with pytest.raises(Unavailable, match=r"say 2 partitions now, but \[1\] could not be made: disk full"):
+        await broker.topics.change_settings("t", {"partitions": 2})
+    topic = broker.topics.topic("t")
+    assert [p.number for p in topic.led] == [0]
+    await publish(broker, 1)
+    broker.opener.create = create  # type: ignore[method-assign]
+    await broker.topics.change_settings("t", {"partitions": 2})
+    assert [p.number for p in topic.led] == [0, 1]
+    await publish(broker, 4)
+    assert all(p.log.end.offset for p in topic.led)
 
 
-def test_what_an_earlier_attempt_wrote_is_not_kept(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await publish(broker, 1)
-            topic = broker.topics.topic("t")
-            names = topic.channel_names
+@on_a_broker
+async def test_what_an_earlier_attempt_wrote_is_not_kept(broker: Broker) -> None:
+    await publish(broker, 1)
+    topic = broker.topics.topic("t")
+    names = topic.channel_names
 
-            def failing() -> list[str]:
-                raise Unavailable("too late")
+    def failing() -> list[str]:
+        raise Unavailable("too late")
 
-            topic.channel_names = failing  # type: ignore[method-assign]
-            with pytest.raises(Unavailable, match="too late"):
-                await broker.topics.change_settings("t", {"partitions": 2})
-            topic.channel_names = names  # type: ignore[method-assign]
-            await broker.topics.change_settings("t", {"partitions": 2})
-            log = topic.led[1].log
-            assert len(list(log.entries(log.start.log_id, log.end.log_id))) == 1, "one epoch start"
-
-    asyncio.run(story())
+    topic.channel_names = failing  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="too late"):
+        await broker.topics.change_settings("t", {"partitions": 2})
+    topic.channel_names = names  # type: ignore[method-assign]
+    await broker.topics.change_settings("t", {"partitions": 2})
+    log = topic.led[1].log
+    assert len(list(log.entries(log.start.log_id, log.end.log_id))) == 1, "one epoch start"
 
 
-def test_publishers_choose_anew_among_all(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await publish(broker, 1)
-            topic = broker.topics.topic("t")
-            seen: list[int] = []
-            connection: Any = SimpleNamespace(forget_targets=lambda: seen.append(len(topic.led)))
-            broker.connections[99] = connection
-            await broker.topics.change_settings("t", {"partitions": 2})
-            del broker.connections[99]
-            assert seen[-1] == 2
-
-    asyncio.run(story())
+@on_a_broker
+async def test_publishers_choose_anew_among_all(broker: Broker) -> None:
+    await publish(broker, 1)
+    topic = broker.topics.topic("t")
+    seen: list[int] = []
+    connection: Any = SimpleNamespace(forget_targets=lambda: seen.append(len(topic.led)))
+    broker.connections[99] = connection
+    await broker.topics.change_settings("t", {"partitions": 2})
+    del broker.connections[99]
+    assert seen[-1] == 2
 
 
-def test_a_lost_race_is_tried_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await publish(broker, 1)
-            put = broker.store.replace
-            races = [1, 1]
+@on_a_broker
+async def test_a_lost_race_is_tried_again(broker: Broker) -> None:
+    await publish(broker, 1)
+    put = broker.store.replace
+    races = [1, 1]
 
-            def replace_later(*args: Any, **kwargs: Any) -> Any:
-                if races:
-                    races.pop()
-                    raise Conflict("somebody was faster")
-                return put(*args, **kwargs)
+    def replace_later(*args: Any, **kwargs: Any) -> Any:
+        if races:
+            races.pop()
+            raise Conflict("somebody was faster")
+        return put(*args, **kwargs)
 
-            broker.store.replace = replace_later  # type: ignore[method-assign]
-            await broker.topics.change_settings("t", {"partitions": 2})
-            assert len(broker.topics.topic("t").led) == 2
-            assert not races
-
-    asyncio.run(story())
+    broker.store.replace = replace_later  # type: ignore[method-assign]
+    await broker.topics.change_settings("t", {"partitions": 2})
+    assert len(broker.topics.topic("t").led) == 2
+    assert not races
 
 
 def test_the_next_start_makes_what_only_the_record_has(tmp_path: Path) -> None:
@@ -195,7 +183,7 @@ def test_the_next_start_makes_what_only_the_record_has(tmp_path: Path) -> None:
         async with running(tmp_path) as broker:
             await publish(broker, 1)
             await broker.channels.create("t", "c")
-            broker.opener.create = Gate(broker.opener.create, error=AppendFailed("disk full"))  # type: ignore[method-assign]
+            Gate.at(broker.opener, "create", error=AppendFailed("disk full"))
             with pytest.raises(Unavailable):
                 await broker.topics.change_settings("t", {"partitions": 2})
         async with running(tmp_path) as broker:
@@ -206,17 +194,14 @@ def test_the_next_start_makes_what_only_the_record_has(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_two_changes_at_once_are_both_made(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path) as broker:
-            await publish(broker, 1)
-            await asyncio.gather(
-                broker.topics.change_settings("t", {"partitions": 2}),
-                broker.topics.change_settings("t", {"retention_ms": 5000}),
-                broker.channels.create("t", "c"),
-            )
-            topic = broker.topics.topic("t")
-            assert (topic.record.settings.partitions, topic.record.settings.retention_ms) == (2, 5000)
-            assert all("c" in p.cursors.channels for p in topic.led)
-
-    asyncio.run(story())
+@on_a_broker
+async def test_two_changes_at_once_are_both_made(broker: Broker) -> None:
+    await publish(broker, 1)
+    await asyncio.gather(
+        broker.topics.change_settings("t", {"partitions": 2}),
+        broker.topics.change_settings("t", {"retention_ms": 5000}),
+        broker.channels.create("t", "c"),
+    )
+    topic = broker.topics.topic("t")
+    assert (topic.record.settings.partitions, topic.record.settings.retention_ms) == (2, 5000)
+    assert all("c" in p.cursors.channels for p in topic.led)
