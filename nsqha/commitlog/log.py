@@ -11,8 +11,8 @@ does not matter and recovery sorts it out (`nsqha.commitlog.recovery`).
   or any fsync does, the log is `Poisoned`: nothing is appended or acknowledged any more.
 - A ticket that is forgotten costs nothing: the next one covers whatever is not known to be durable.
 - `append` and reads belong to one thread. `ticket.run` may run in another one meanwhile, and so may `unlink_some`
-  and what `mending` and `giving_up` return; `next_pair` and what `cutting` and `rebuilding` return as long as nobody
-  appends. All else that changes the list of files belongs to the readers' thread.
+  and what `mending`, `restoring_anchor` and `giving_up` return; `next_pair` and what `cutting` and `rebuilding` return
+  as long as nobody appends. All else that changes the list of files belongs to the readers' thread.
 """
 
 from __future__ import annotations
@@ -268,6 +268,21 @@ class PartitionLog(LogReader):
                     file.pwrite(data, position)
                 for file in dict.fromkeys(file for file, _, _ in writes):
                     file.sync()
+
+        return write
+
+    def restoring_anchor(self, first_log_id: int) -> Callable[[], None]:
+        """The anchor of the pair that begins with this log id is to be written anew, as memory has it.
+
+        What is returned writes it, durably; it blocks, and may run in another thread. OSError: the file can not be
+        opened."""
+        pair = self.pair_of(first_log_id)
+        assert pair.first.log_id == first_log_id, f"no pair of {self} begins with {first_log_id}"
+        commitlog, anchor = pair.commitlog, pair.anchor.encode()
+
+        def write() -> None:
+            commitlog.pwrite(anchor, 0)
+            commitlog.sync()
 
         return write
 

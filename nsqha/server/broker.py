@@ -21,7 +21,7 @@ from nsqha import nsqlog
 from nsqha.clock import Clock, Now, read
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.election.store import MetadataStore
-from nsqha.errors import NsqhaError, StorageError
+from nsqha.errors import NsqhaError, Poisoned, StorageError
 from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
 from nsqha.server import diskspace
@@ -49,6 +49,7 @@ from nsqha.wire.limits import Limits
 if TYPE_CHECKING:
     import ssl
 
+    from nsqha.commitlog.log import PartitionLog
     from nsqha.cursor.channel import Channel
     from nsqha.server.auth import AuthClient
     from nsqha.server.cluster import Cluster
@@ -162,6 +163,7 @@ class Broker:
             rng=random.Random(self.rng.getrandbits(64)),
         )
         scrubber.on_damage = self._found_damage
+        scrubber.on_bad_anchor = self._found_bad_anchor
         if self.cluster is None:
             self.opener.on_mended = scrubber.mended
         else:
@@ -219,6 +221,26 @@ class Broker:
             for partition in topic.led:
                 if partition.log is replica.log:
                     partition.on_damage(first, end)
+
+    def _found_bad_anchor(self, replica: Replica, first: int) -> None:
+        """The same of what says where a pair of files begins: a start would have to guess, and trust the log less."""
+        try:
+            restore = replica.log.restoring_anchor(first)
+        except OSError as error:
+            log.warning("anchor_delayed", "%s: %s; the next round tries again", replica.log.directory, error)
+        else:
+            self.spawn(self._restore_anchor(replica.log, first, restore))
+
+    async def _restore_anchor(self, log_: PartitionLog, first: int, restore: Callable[[], None]) -> None:
+        try:
+            await self.disk.run(restore)
+        except Poisoned as error:
+            self.fail(error)
+        except OSError as error:
+            log.warning("anchor_delayed", "%s: %s; the next round tries again", log_.directory, error)
+        else:
+            log.warning("anchor_restored", "%s: the anchor before log id %d is written anew", log_.directory, first)
+            self.scrubber.mended(log_, first - 1, first)
 
     # ---- start and stop
 

@@ -13,8 +13,8 @@ counts as `BATCH_BYTES_MIN`, because checking it costs more processor than disk.
 
 What is found is judged on the loop, after the pair was read: if its replica was closed or retention took the pair
 meanwhile, what was missing is no damage. Damage changes nothing here: the event `scrub_damage` tells people,
-`on_damage` whoever can repair the range, figures are in /stats and /metrics. A range counts as damaged until it was
-`mended`, its pair was found good, or went.
+`on_damage` whoever can repair the range, `on_bad_anchor` whoever writes the anchor that memory has; figures are in
+/stats and /metrics. A range counts as damaged until it was `mended`, its pair was found good, or went.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Scrubber:
     ) -> None:
         """`replicas`: those of now. 0 bytes per second: `run` does nothing."""
         self.on_damage: Callable[[Replica, int, int], None] = lambda replica, first_log_id, end_log_id: None
+        self.on_bad_anchor: Callable[[Replica, int], None] = lambda replica, first_log_id: None
         self.bytes_read = 0
         self.rounds = 0
         self._replicas = replicas
@@ -231,8 +232,12 @@ class Scrubber:
         if len(found) > LINES_MAX:
             text = "SCRUB: %s: %d more damaged ranges; `nsqha log verify` lists them all"
             log.error("scrub_damage_more", text, key.path, len(found) - LINES_MAX)
+        first = next(pair.first.log_id for pair in replica.log.pairs if pair.first.position == key.position)
+        if found[0].first.log_id < first:  # what the anchor is a copy of is another pair's, and may be good
+            self.on_bad_anchor(replica, first)
         for damage in found:
-            self.on_damage(replica, damage.first.log_id, damage.end.log_id)
+            if first < damage.end.log_id:
+                self.on_damage(replica, max(first, damage.first.log_id), damage.end.log_id)
 
 
 def _join(found: list[BadBatches], problems: Iterable[BatchCorrupt]) -> None:
@@ -253,7 +258,7 @@ def _without(damage: BadBatches, log_: PartitionLog, first: int, end: int) -> li
         entry = log_.entry(first)
         left.append(BadBatches(damage.first, Place(first, entry.first_offset, entry.position), damage.why))
     if end < damage.end.log_id:
-        entry = log_.entry(end - 1)
+        entry = log_.entry_before(end)
         left.append(BadBatches(Place(end, entry.end_offset, entry.end_position), damage.end, damage.why))
     return left
 

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from nsqha import hot
+from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import File
+from nsqha.errors import Poisoned
 from nsqha.server.measures import Measures
 from nsqha.server.scrub import BATCH_BYTES_MIN, LINES_MAX, PIECE_BYTES, START_SECONDS, Replica, Scrubber
 from tests.sim.storage import SimStorage
@@ -208,6 +210,30 @@ def test_what_was_mended_is_damaged_no_more(mended: tuple[int, int], left: list[
         assert first.offset == log.entry(first.log_id).first_offset and end.position == log.entry(end.log_id).position
 
 
+@pytest.mark.parametrize("n", [0, 2])
+@pytest.mark.parametrize("with_entry", [False, True])
+def test_an_anchor_that_does_not_verify_is_told_apart_from_the_batch_that_it_is_a_copy_of(
+    n: int, with_entry: bool
+) -> None:
+    rig = Rig()
+    rig.partition.fill(18)
+    log = rig.partition.log
+    first, commitlog = log._pairs[n].first.log_id, log._pairs[n].path(".commitlog")
+    whole = rig.storage.contents()[commitlog]
+    rig.storage.flip(commitlog, 30 * 8)
+    if with_entry:
+        rig.storage.flip(commitlog, (ENTRY_BYTES + 30) * 8)
+    anchors: list[int] = []
+    rig.scrubber.on_bad_anchor = lambda replica, first_log_id: anchors.append(first_log_id)
+    rig.round()
+    entries = [(first, first + 1)] if with_entry else []
+    assert (anchors, rig.told) == ([first], [(0, *entry) for entry in entries])
+    log.restoring_anchor(first)()
+    assert rig.storage.contents()[commitlog][:ENTRY_BYTES] == whole[:ENTRY_BYTES]
+    rig.scrubber.mended(log, first - 1, first)
+    assert rig.found == entries
+
+
 def test_what_is_not_committed_is_not_looked_at() -> None:
     rig = Rig()
     rig.partition.fill(18)
@@ -390,5 +416,41 @@ def test_a_node_scrubs_and_shows_what_it_found(tmp_path: Path) -> None:
             assert told and told[0][1] == told[0][0] + 1
             await broker.topics.delete_topic("t")
             assert broker.snapshot().node.scrub.damaged_ranges == 0
+
+    asyncio.run(story())
+
+
+def test_a_node_writes_a_rotten_anchor_anew(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, scrub_interval_ns=1_000_000) as broker:
+            await broker.publishing.publish("t", hot.frame(b"m"))
+            (commitlog,) = tmp_path.glob("topics/*/0/*.commitlog")
+            whole = commitlog.read_bytes()
+            with commitlog.open("r+b") as file:
+                file.write(b"\xff" * 9)
+            await until(lambda: broker.measures.log_events["scrub_damage"])
+            await until(lambda: commitlog.read_bytes() == whole and not broker.scrubber.damage)
+
+    asyncio.run(story())
+
+
+def test_a_disk_that_does_not_take_an_anchor_is_asked_again_and_one_that_can_not_sync_ends_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", hot.frame(b"m"))
+            log = broker.topics.topic("t").led[0].log
+
+            def fails(error: Exception) -> Callable[[], None]:
+                def write() -> None:
+                    raise error
+
+                return write
+
+            await broker._restore_anchor(log, 1, fails(OSError(errno.EIO, "no")))
+            assert "the next round tries again" in caplog.text and broker.failure is None
+            await broker._restore_anchor(log, 1, fails(Poisoned("no")))
+            assert broker.failure == "no"
 
     asyncio.run(story())
