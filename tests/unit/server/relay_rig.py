@@ -297,6 +297,13 @@ class RelayNodes(Nodes):
         epoch = self.store.take(number)[2]
         self.appoint("t", number, node, epoch)
 
+    async def relayed(self, channel: str = "c", *, rdy: int, timeout: float = 60.0) -> Client:
+        """A client of node 1 with all of its window lent to node 2, which leads."""
+        self.elect(2)
+        client: Client = self.all[1].subscribe(channel, rdy=rdy, timeout=timeout)
+        await until(lambda: client.consumer.lent == rdy)
+        return client
+
 
 async def until(condition: Any, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):

@@ -346,6 +346,17 @@ class Rig:
         self.partition.publish(frames, outcome, defer_ms)
         return outcome
 
+    def store(self, *bodies: bytes, defer_ms: int | None = None) -> Outcome:
+        """Publish, and one disk round."""
+        outcome = self.publish(*bodies, defer_ms=defer_ms)
+        self.disk.sync()
+        return outcome
+
+    @property
+    def floor(self) -> int:
+        """What is committed as finished in "c"."""
+        return self.cursors.channels["c"].committed.floor
+
     def consume(self, rdy: int, channel: str = "c", *, timeout: float = 60.0, sample_rate: int = 0) -> Consumer:
         """Attach a consumer with a `FakeWire`."""
         consumer = Consumer(
@@ -356,6 +367,10 @@ class Rig:
         consumer.wake()
         self.turn()
         return consumer
+
+    def finish(self, consumer: Consumer, n: int = 0) -> None:
+        """FIN the nth message that it was sent."""
+        self.fin(consumer, consumer.wire.messages[n][0])
 
     def fin(self, consumer: Consumer, *ids_: bytes) -> int:
         """FIN as the connection does it; how many it finished."""

@@ -14,8 +14,7 @@ from tests.unit.server.shell_rig import Consumer, Rig
 
 
 def stored(rig: Rig, *bodies: bytes) -> None:
-    outcome = rig.publish(*bodies)
-    rig.disk.sync()
+    outcome = rig.store(*bodies)
     assert outcome.answers == ["OK"]
 
 
@@ -69,7 +68,7 @@ def test_a_consumer_whose_socket_is_full_gets_nothing_until_it_is_not():
     stored(rig, b"one", b"two")
     consumer = rig.consume(1)
     consumer.wire.writable = False
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.finish(consumer)
     assert consumer.wire.bodies == [b"one"]
     consumer.wire.writable = True
     consumer.wake()  # as the connection does when its socket has room
@@ -202,8 +201,7 @@ def test_what_is_due_comes_when_the_wall_clock_is_set_forward():
 def test_a_deferred_publish_comes_when_it_is_due_although_nobody_publishes():
     rig = Rig()
     consumer = rig.consume(1)
-    rig.publish(b"later", defer_ms=5_000)
-    rig.disk.sync()
+    rig.store(b"later", defer_ms=5_000)
     rig.pass_time(4.9)
     assert consumer.wire.bodies == []
     rig.pass_time(0.3)
@@ -215,8 +213,7 @@ def test_a_deferred_publish_that_is_read_again_before_its_time_waits_once_more()
     rig = Rig()
     rig.publish(b"first")
     rig.publish(b"later", defer_ms=60_000)
-    rig.publish(b"last")
-    rig.disk.sync()
+    rig.store(b"last")
     rig.cursors.empty("c")
     rig.cursors.seek("c", 0)
     rig.partition.commit_events()
@@ -232,10 +229,10 @@ def test_progress_is_written_although_nobody_publishes():
     rig = Rig()
     stored(rig, b"one")
     consumer = rig.consume(1)
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.finish(consumer)
     rig.pass_time(1.1)
     rig.disk.sync()
-    assert rig.cursors.channels["c"].committed.floor == 1
+    assert rig.floor == 1
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -258,7 +255,7 @@ def test_a_disk_that_stalls_does_not_make_timers_spin():
     rig = Rig()
     stored(rig, b"one")
     consumer = rig.consume(1)
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.finish(consumer)
     rig.loop.pass_time(100, most=500)
 
 

@@ -142,7 +142,7 @@ def test_a_leader_that_hands_over_says_first_where_its_channels_are() -> None:
     rig = Rig(sync="interval")
     consumer = rig.consume(2)
     stored(rig, b"one", b"two", b"three")
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.finish(consumer)
     channel = rig.cursors.channels["c"].committed
     assert (consumer.wire.bodies, channel.floor) == ([b"one", b"two", b"three"], 0)
     rig.partition.hold(True)

@@ -217,8 +217,7 @@ def test_a_disk_that_fails_to_sync_ends_the_node():
 
 def test_what_memory_has_still_is_written_back():
     rig = Alone()
-    rig.publish(b"8" * 20)
-    rig.disk.sync()
+    rig.store(b"8" * 20)
     rig.disk.work()
     entry = rig.log.last
     assert entry is not None

@@ -12,6 +12,7 @@ from nsqha.server.snapshot import oldest_unfinished_seconds
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Outcome, Rig
 
+ONE_BATCH = LogLimits(segment_bytes=100)  # a roll behind each
 BIG = b"x" * 70_000  # above FLUSH_BYTES: written although a batch is outstanding
 
 
@@ -24,6 +25,15 @@ def full_disk(rig: Rig) -> SimStorage:
 
 def sim_rig(**options: object) -> Rig:
     return Rig(storage=SimStorage(random.Random(1)), **options)  # type: ignore[arg-type]
+
+
+def rolling_with_news() -> Rig:
+    """A roll is under way, and a message that was finished is not written yet."""
+    rig = sim_rig(limits=ONE_BATCH)
+    rig.store(b"x" * 100)
+    assert rig.disk.jobs, "a roll"
+    rig.finish(rig.consume(10))
+    return rig
 
 
 # ---- answers
@@ -119,10 +129,8 @@ def test_a_reply_that_breaks_does_not_keep_the_others_from_their_answer():
             raise RuntimeError("a socket in a strange state")
 
     rig.partition.publish(hot.frame(b"a"), Broken())
-    second = rig.publish(b"b")
-    rig.disk.sync()
-    third = rig.publish(b"c")
-    rig.disk.sync()
+    second = rig.store(b"b")
+    third = rig.store(b"c")
     assert second.answers == ["OK"] and third.answers == ["OK"]
 
 
@@ -137,8 +145,7 @@ def test_what_was_written_with_sync_none_is_synced_when_the_setting_changes():
 
 def test_figures_are_there_although_a_batch_can_not_be_read():
     rig = Rig()
-    rig.publish(b"one")
-    rig.disk.sync()
+    rig.store(b"one")
 
     def broken(offset: int) -> None:
         raise LogCorrupt("a hole")
@@ -152,7 +159,7 @@ def test_figures_are_there_although_a_batch_can_not_be_read():
 
 def test_a_batch_that_a_roll_made_durable_is_answered():
     """The disk round that it asked for finds nothing left to sync, so nobody else tells the leader."""
-    rig = Rig(limits=LogLimits(segment_bytes=100))
+    rig = Rig(limits=ONE_BATCH)
     outcome = rig.publish(b"y" * 200)
     rig.turn()
     rig.disk.work()  # the roll; a round of other partitions was under way meanwhile
@@ -161,7 +168,7 @@ def test_a_batch_that_a_roll_made_durable_is_answered():
 
 
 def test_nothing_is_appended_while_a_roll_is_under_way():
-    rig = Rig(limits=LogLimits(segment_bytes=100))
+    rig = Rig(limits=ONE_BATCH)
     rig.publish(b"y" * 200)
     rig.turn()
     end = rig.log.end
@@ -176,7 +183,7 @@ def test_nothing_is_appended_while_a_roll_is_under_way():
 
 def test_a_clean_stop_does_not_begin_a_roll():
     """It would run on files that the stop closes."""
-    rig = Rig(limits=LogLimits(segment_bytes=100))
+    rig = Rig(limits=ONE_BATCH)
     rig.publish(b"y" * 200)
     closing = rig.loop.create_task(rig.partition.close())
     rig.disk.work()
@@ -194,30 +201,27 @@ def test_what_a_full_disk_refuses_is_not_stored_and_the_next_is():
     rig.turn()
     assert len(outcome.answers) == 1 and outcome.answers[0].startswith("not stored:")
     storage.heal()
-    second = rig.publish(b"two")
-    rig.disk.sync()
+    second = rig.store(b"two")
     assert second.answers == ["OK"] and rig.log.end.offset == 1
 
 
 def test_channel_events_that_a_full_disk_refused_are_written_when_it_has_room():
     rig = sim_rig()
-    rig.publish(b"one")
-    rig.disk.sync()
+    rig.store(b"one")
     consumer = rig.consume(10)
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.finish(consumer)
     storage = full_disk(rig)
     rig.pass_time(3)  # the progress is due, and refused
     storage.heal()
     rig.pass_time(3)  # nobody publishes
     rig.disk.sync()
-    assert rig.cursors.channels["c"].committed.floor == 1
+    assert rig.floor == 1
 
 
 def test_what_a_full_disk_refuses_does_not_grow_for_as_long_as_it_is_full():
     """Consumers go on: what becomes of the same messages again and again is one event in the end, not one for each."""
     rig = sim_rig()
-    rig.publish(*[b"m"] * 20)
-    rig.disk.sync()
+    rig.store(*[b"m"] * 20)
     consumer = rig.consume(20)
     storage = full_disk(rig)
     leg = consumer.legs[0]
@@ -242,42 +246,31 @@ def test_what_a_full_disk_refuses_does_not_grow_for_as_long_as_it_is_full():
 
 def test_what_holds_events_up_is_not_looked_at_again_and_again():
     """A roll on a slow disk, say: the loop of a node has other things to do."""
-    rig = sim_rig(limits=LogLimits(segment_bytes=100))
-    rig.publish(b"x" * 100)
-    rig.disk.sync()
-    assert rig.disk.jobs, "a roll"
-    consumer = rig.consume(10)
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig = rolling_with_news()
     rig.loop.pass_time(60, most=100)
     end = rig.log.end.log_id
     rig.disk.work()
     rig.pass_time(1.1)
     rig.disk.sync()
-    assert rig.log.end.log_id > end and rig.cursors.channels["c"].committed.floor == 1
+    assert rig.log.end.log_id > end and rig.floor == 1
 
 
 def test_the_last_progress_is_written_behind_what_a_full_disk_refused():
     rig = sim_rig()
-    rig.publish(b"one", b"two")
-    rig.disk.sync()
+    rig.store(b"one", b"two")
     consumer = rig.consume(10)
     storage = full_disk(rig)
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.finish(consumer)
     rig.pass_time(3)
-    rig.fin(consumer, consumer.wire.messages[1][0])
+    rig.finish(consumer, 1)
     storage.heal()
     closing = rig.loop.create_task(rig.partition.close())
     rig.disk.work()
-    assert closing.done() and rig.cursors.channels["c"].committed.floor == 2
+    assert closing.done() and rig.floor == 2
 
 
 def test_a_leader_that_hands_over_during_a_roll_says_afterwards_where_its_channels_are():
-    rig = sim_rig(limits=LogLimits(segment_bytes=100))
-    rig.publish(b"x" * 100)
-    rig.disk.sync()
-    assert rig.disk.jobs, "a roll"
-    consumer = rig.consume(10)
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig = rolling_with_news()
     rig.partition.hold(True)
     held = rig.publish(b"held")
     end = rig.log.end
@@ -286,7 +279,7 @@ def test_a_leader_that_hands_over_during_a_roll_says_afterwards_where_its_channe
     assert not rig.partition.has_last_words
     rig.pass_time(3)
     rig.disk.sync()
-    assert rig.cursors.channels["c"].committed.floor == 1
+    assert rig.floor == 1
     assert (rig.log.end.log_id, rig.log.end.offset) == (end.log_id + 1, end.offset) and not held.answers
 
 
@@ -294,13 +287,12 @@ def test_a_leader_that_hands_over_says_first_what_a_full_disk_refused():
     """Also where the retry is over and the flush that it asked for has not come yet."""
     for flush_first in (False, True):
         rig = sim_rig()
-        rig.publish(b"one", b"two")
-        rig.disk.sync()
+        rig.store(b"one", b"two")
         consumer = rig.consume(10)
         storage = full_disk(rig)
-        rig.fin(consumer, consumer.wire.messages[0][0])
+        rig.finish(consumer)
         rig.pass_time(3)
-        rig.fin(consumer, consumer.wire.messages[1][0])
+        rig.finish(consumer, 1)
         (retry,) = [timer for at, _, timer in rig.loop.timers if at == rig.loop.armed[0]]
         storage.heal()
         if flush_first:
@@ -312,7 +304,7 @@ def test_a_leader_that_hands_over_says_first_what_a_full_disk_refused():
             rig.partition.hold(True)
         end = rig.log.end.log_id
         rig.disk.sync()
-        assert rig.cursors.channels["c"].committed.floor == 2 and rig.log.end.log_id == end
+        assert rig.floor == 2 and rig.log.end.log_id == end
 
 
 def test_a_leader_that_hands_over_before_its_epoch_has_begun_has_nothing_to_say():
@@ -324,17 +316,16 @@ def test_a_leader_that_hands_over_before_its_epoch_has_begun_has_nothing_to_say(
 
 def test_what_a_full_disk_refuses_of_the_last_words_is_said_when_it_has_room():
     rig = sim_rig()
-    rig.publish(b"one")
-    rig.disk.sync()
+    rig.store(b"one")
     consumer = rig.consume(10)
-    rig.fin(consumer, consumer.wire.messages[0][0])
+    rig.finish(consumer)
     storage = full_disk(rig)
     rig.partition.hold(True)
     rig.pass_time(3)
     storage.heal()
     rig.pass_time(3)
     rig.disk.sync()
-    assert rig.cursors.channels["c"].committed.floor == 1
+    assert rig.floor == 1
 
 
 def test_a_full_disk_does_not_breed_timers():
@@ -436,8 +427,7 @@ def test_a_deferred_publish_that_an_ephemeral_topic_drops_delays_no_other():
 
 def test_all_messages_of_a_deferred_run_are_deferred():
     rig = Rig()
-    rig.publish(b"one", b"two", defer_ms=2_000)
-    rig.disk.sync()
+    rig.store(b"one", b"two", defer_ms=2_000)
     consumer = rig.consume(10)
     assert consumer.wire.bodies == []
     rig.pass_time(2.1)
@@ -446,8 +436,7 @@ def test_all_messages_of_a_deferred_run_are_deferred():
 
 def test_a_carried_message_comes_out_as_it_was_published():
     rig = Rig()
-    rig.publish(b"one", b"two", defer_ms=2_000)
-    rig.disk.sync()
+    rig.store(b"one", b"two", defer_ms=2_000)
     stored = [rig.log.message(offset) for offset in (0, 1)]
     for _ in range(2):  # what was carried may be carried again
         for ref in rig.cursors.to_carry(2, rig.log.end.position):

@@ -54,9 +54,7 @@ def test_the_window_is_kept_and_used():
 
 def test_rdy_0_stops_and_a_leaving_client_gives_back_what_it_had():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=3)
-        await until(lambda: client.consumer.lent == 3)
+        client = await nodes.relayed(rdy=3)
         nodes[2].publish(*bodies(0, 5))
         await until(lambda: len(client.bodies) == 3)
         client.ready(0)
@@ -75,9 +73,7 @@ def test_rdy_0_stops_and_a_leaving_client_gives_back_what_it_had():
 
 def test_req_touch_and_failures_are_answered_by_the_leader():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=10, timeout=2.0)
-        await until(lambda: client.consumer.lent == 10)
+        client = await nodes.relayed(rdy=10, timeout=2.0)
         nodes[2].publish(b"a", b"b")
         await until(lambda: len(client.bodies) == 2)
         a, b = client.ids
@@ -104,9 +100,7 @@ def test_req_touch_and_failures_are_answered_by_the_leader():
 
 def test_a_client_with_one_fixed_address_survives_failover_with_a_pause():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=10)
-        await until(lambda: client.consumer.lent == 10)
+        client = await nodes.relayed(rdy=10)
         nodes[2].publish(*bodies(0, 5))
         await until(lambda: len(client.bodies) == 5)
         late = client.ids[0]
@@ -129,9 +123,7 @@ def test_a_client_with_one_fixed_address_survives_failover_with_a_pause():
 
 def test_a_leader_that_dies_is_replaced_as_soon_as_the_next_is_known():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=10)
-        await until(lambda: client.consumer.lent == 10)
+        client = await nodes.relayed(rdy=10)
         nodes[2].publish(b"a")
         await until(lambda: client.bodies == [b"a"])
         partition = nodes[2].topic.led[0]
@@ -153,10 +145,8 @@ def test_leadership_that_arrives_is_attached_and_one_that_leaves_is_relayed():
     """A client that came when this node led nothing has it as its fixed address."""
 
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=10)
+        client = await nodes.relayed(rdy=10)
         client.auto = True
-        await until(lambda: client.consumer.lent == 10)
         nodes[2].publish(b"a")
         await until(lambda: client.bodies == [b"a"])
         await asyncio.sleep(2)
@@ -189,9 +179,7 @@ def test_who_was_served_directly_is_closed_when_the_partition_leaves():
 
 def test_a_leader_with_clients_of_its_own_serves_only_those():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        relayed = nodes[1].subscribe(rdy=10)
-        await until(lambda: relayed.consumer.lent == 10)
+        relayed = await nodes.relayed(rdy=10)
         direct = nodes[2].subscribe(rdy=100)
         await until(lambda: relayed.consumer.lent == 0)
         nodes[2].publish(*bodies(0, 10))
@@ -207,9 +195,7 @@ def test_a_leader_with_clients_of_its_own_serves_only_those():
 
 def test_a_channel_that_is_deleted_closes_its_clients_on_other_nodes():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=10)
-        await until(lambda: client.consumer.lent == 10)
+        client = await nodes.relayed(rdy=10)
         nodes[2].topic.led[0].cursors.reconcile(nodes.store.channels(2))
         await nodes[2].topic.commit_events()
         await until(lambda: client.closed)
@@ -236,9 +222,7 @@ def test_a_channel_that_the_leader_has_not_heard_of_is_read_from_the_record():
 
 def test_an_ephemeral_channel_lives_as_long_as_it_has_a_client_anywhere():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe("e#ephemeral", rdy=10)
-        await until(lambda: client.consumer.lent == 10)
+        client = await nodes.relayed("e#ephemeral", rdy=10)
         assert "e#ephemeral" in nodes[2].topic.led[0].cursors.channels
         await asyncio.sleep(2)
         nodes.elect(3)
@@ -256,9 +240,7 @@ def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool)
     """The last client has left, another one comes, and the event that deletes the channel is not committed yet."""
 
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        first = nodes[1].subscribe("e#ephemeral", rdy=10)
-        await until(lambda: first.consumer.lent == 10)
+        first = await nodes.relayed("e#ephemeral", rdy=10)
         topic = nodes[2].topic
         (partition,) = topic.led
         partition.hold(True)
@@ -314,9 +296,7 @@ def test_one_busy_partition_gets_most_of_the_window():
 
 def test_a_client_that_does_not_read_stops_its_leader():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=2500)
-        await until(lambda: client.consumer.lent == 2500)
+        client = await nodes.relayed(rdy=2500)
         client.writable = False
         for _ in range(100):
             nodes[2].publish(b"x" * 100_000)
@@ -332,10 +312,8 @@ def test_a_client_that_does_not_read_stops_its_leader():
 
 def test_a_lost_connection_between_nodes_is_a_pause():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=10)
+        client = await nodes.relayed(rdy=10)
         client.auto = True
-        await until(lambda: client.consumer.lent == 10)
         nodes[2].publish(b"a")
         await until(lambda: client.bodies == [b"a"])
         nodes.net.cut("n1", "n2")
@@ -350,9 +328,7 @@ def test_a_lost_connection_between_nodes_is_a_pause():
 
 def test_a_stream_is_not_kept_for_nobody():
     async def story(nodes: Any) -> None:
-        nodes.elect(2)
-        client = nodes[1].subscribe(rdy=10)
-        await until(lambda: client.consumer.lent == 10)
+        client = await nodes.relayed(rdy=10)
         client.leave()
         await until(lambda: not nodes[2].service.streams)
 

@@ -15,37 +15,45 @@ from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
 
 
+def fill(rig: Rig, body: bytes = b"y" * 300, *, pairs: int = 3) -> None:
+    """Publish until the log has so many pairs of files."""
+    while len(rig.log.pairs) < pairs:
+        rig.store(body)
+        rig.disk.work()
+        rig.disk.sync()
+
+
+def skip_to_end(rig: Rig) -> None:
+    """Nobody reads what is there."""
+    rig.cursors.seek("c", rig.cursors.pump)
+    rig.partition.commit_events()
+
+
+def keep_house(rig: Rig, times: int = 1) -> None:
+    for _ in range(times):
+        rig.partition.keep_house(rig.partition.now())
+        rig.disk.sync()
+        rig.disk.work()
+
+
 def test_a_deferred_message_that_can_not_be_read_keeps_its_files_and_is_told() -> None:
     storage = SimStorage(random.Random(1))
     rig = Rig(storage=storage, limits=LogLimits(segment_bytes=300))
     rig.log._cache.bytes_max = 0  # what is read comes from the files
     told: list[tuple[int, int]] = []
     rig.partition.on_damage = lambda first, end: told.append((first, end))
-    rig.publish(b"later", defer_ms=3_600_000)
-    rig.disk.sync()
+    rig.store(b"later", defer_ms=3_600_000)
     deferred = rig.log.last.log_id
-    while len(rig.log.pairs) < 3:
-        rig.publish(b"y" * 300)
-        rig.disk.sync()
-        rig.disk.work()
-        rig.disk.sync()
-    rig.cursors.seek("c", rig.cursors.pump)
-    rig.partition.commit_events()
+    fill(rig)
+    skip_to_end(rig)
     rig.disk.sync()
     bit = 8 * (rig.log.entry(deferred).position + rig.log.entry(deferred).size - 1)
     storage.flip("topic/0/00000000000000000000.segment", bit)
 
-    def keep_house() -> None:
-        rig.partition.keep_house(rig.partition.now())
-        rig.disk.sync()
-        rig.disk.work()
-
-    for _ in range(8):
-        keep_house()
+    keep_house(rig, 8)
     assert set(told) == {(deferred, deferred + 1)} and rig.log.start.log_id == 1
     storage.flip("topic/0/00000000000000000000.segment", bit)
-    for _ in range(8):
-        keep_house()
+    keep_house(rig, 8)
     assert rig.log.start.log_id > deferred
     consumer = rig.consume(10)
     rig.pass_time(3_601)
@@ -54,21 +62,15 @@ def test_a_deferred_message_that_can_not_be_read_keeps_its_files_and_is_told() -
 
 def test_publishers_do_not_wait_for_files_that_are_unlinked_and_the_end_does() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=300))
-    while len(rig.log.pairs) < 3:
-        rig.publish(b"y" * 300)
-        rig.disk.sync()
-        rig.disk.work()
-        rig.disk.sync()
+    fill(rig)
     first = "topic/0/00000000000000000000.segment"
-    rig.cursors.seek("c", rig.cursors.pump)
-    rig.partition.commit_events()
+    skip_to_end(rig)
     for _ in range(8):
         rig.disk.sync()
         rig.partition.keep_house(rig.partition.now())
         rig.loop.turn()
     assert rig.log.start.log_id > 1 and rig.storage.exists(first), "forgotten, and not unlinked yet"
-    outcome = rig.publish(b"meanwhile")
-    rig.disk.sync()
+    outcome = rig.store(b"meanwhile")
     assert outcome.answers == ["OK"]
     left = rig.loop.create_task(rig.partition.release("test"))
     rig.disk.work(removals=False)
@@ -85,8 +87,7 @@ def test_files_stay_until_what_replaces_them_is_on_the_disk() -> None:
         rig.publish(b"y" * 300)
         rig.turn()
         rig.disk.work()
-    rig.cursors.seek("c", rig.cursors.pump)
-    rig.partition.commit_events()
+    skip_to_end(rig)
     for _ in range(8):
         rig.turn()
         rig.partition.keep_house(rig.partition.now())
@@ -107,48 +108,29 @@ def test_files_that_can_not_be_unlinked_are_tried_again_and_end_nothing(operatio
     """A folder that takes no change for a while: the log has forgotten its files, and nobody else knows of them."""
     storage = SimStorage(random.Random(1))
     rig = Rig(storage=storage, limits=LogLimits(segment_bytes=300))
-    while len(rig.log.pairs) < 4:
-        rig.publish(b"y" * 300)
-        rig.disk.sync()
-        rig.disk.work()
-        rig.disk.sync()
-    rig.cursors.seek("c", rig.cursors.pump)
-    rig.partition.commit_events()
+    fill(rig, pairs=4)
+    skip_to_end(rig)
     storage.fail(operation, code=errno.EROFS, after=1, times=1000)
-
-    def keep_house(times: int) -> None:
-        for _ in range(times):
-            rig.disk.sync()
-            rig.partition.keep_house(rig.partition.now())
-            rig.disk.work()
-
-    keep_house(8)
+    keep_house(rig, 8)
     assert rig.log.start.log_id > 1 and not rig.partition.closed and not rig.failures
     storage.heal()
-    keep_house(8)
+    keep_house(rig, 8)
     first = "topic/0/00000000000000000000"
     assert storage.exists(f"{first}.dropping"), "not at once again"
     rig.pass_time(REMOVAL_RETRY_SECONDS)
-    keep_house(2)
+    keep_house(rig, 2)
     names = {name.partition(".")[0] for name in storage.list_dir("topic/0")}
     assert names == {f"{pair.first.position:020d}" for pair in rig.log.pairs}
-    outcome = rig.publish(b"more")
-    rig.disk.sync()
+    outcome = rig.store(b"more")
     assert outcome.answers == ["OK"]
 
 
 def deferred_and_old(rig: Rig, *sizes: int) -> None:
     """Deferred messages of these sizes, behind which the log has new files and nobody reads."""
     for size in sizes:
-        rig.publish(b"%08d" % size + b"z" * (size - 8), defer_ms=3_600_000)
-        rig.disk.sync()
-    while len(rig.log.pairs) < 3:
-        rig.publish(b"y" * (64 << 10))
-        rig.disk.sync()
-        rig.disk.work()
-        rig.disk.sync()
-    rig.cursors.seek("c", rig.cursors.pump)
-    rig.partition.commit_events()
+        rig.store(b"%08d" % size + b"z" * (size - 8), defer_ms=3_600_000)
+    fill(rig, b"y" * (64 << 10))
+    skip_to_end(rig)
     rig.disk.sync()
 
 
@@ -156,14 +138,10 @@ def test_what_is_carried_at_once_fits_a_message_between_nodes() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=64 << 20), waiting_bytes_max=1 << 30)
     sizes = [400_000] * 12
     for _ in range(150):
-        rig.publish(b"y" * 400_000)
-        rig.disk.sync()
+        rig.store(b"y" * 400_000)
     deferred_and_old(rig, *sizes)
     first = rig.log.end.log_id
-    for _ in range(20):
-        rig.partition.keep_house(rig.partition.now())
-        rig.disk.sync()
-        rig.disk.work()
+    keep_house(rig, 20)
     batches = [entry.size for entry in rig.log.entries(first, rig.log.end.log_id)]
     assert rig.log.start.log_id > 150, "all of it was carried"
     assert max(batches) < 2 << 20
@@ -177,10 +155,7 @@ def test_files_that_hold_little_but_deferred_messages_stay() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
     deferred_and_old(rig, *[60_000] * 20)
     before = rig.log.end.position
-    for _ in range(20):
-        rig.partition.keep_house(rig.partition.now())
-        rig.disk.sync()
-        rig.disk.work()
+    keep_house(rig, 20)
     assert rig.log.start.offset == 0 and rig.log.end.position == before
     consumer = rig.consume(100)
     rig.pass_time(3_601)
@@ -188,9 +163,7 @@ def test_files_that_hold_little_but_deferred_messages_stay() -> None:
         rig.fin(consumer, message_id)
     for _ in range(5):
         rig.pass_time(61)
-        rig.partition.keep_house(rig.partition.now())
-        rig.disk.sync()
-        rig.disk.work()
+        keep_house(rig)
     assert rig.log.start.offset >= 20
 
 
@@ -208,8 +181,7 @@ def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.Monkey
     monkeypatch.setattr(trimming, "CARRY_AT_ONCE", 2)
     rig = Rig(limits=LogLimits(segment_bytes=2 << 20), waiting_bytes_max=1 << 30)
     for _ in range(30):
-        rig.publish(b"y" * 60_000)
-        rig.disk.sync()
+        rig.store(b"y" * 60_000)
     deferred_and_old(rig, 1000, 1000, 1000)
     before = rig.log.end.position
     after = stalled(rig, 3)
@@ -230,17 +202,10 @@ def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.Monkey
 def test_what_nobody_reads_is_given_up_when_it_is_too_old() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=300))
     rig.partition.trimmer.abandoned = AbandonedPolicy(after_ns=60 * 10**9)
-    while len(rig.log.pairs) < 3:
-        rig.publish(b"y" * 300)
-        rig.disk.sync()
-        rig.disk.work()
-        rig.disk.sync()
+    fill(rig)
     for wait, start in ((59, 0), (2, 2)):
         rig.pass_time(wait)
-        for _ in range(5):
-            rig.partition.keep_house(rig.partition.now())
-            rig.disk.sync()
-            rig.disk.work()
+        keep_house(rig, 5)
         assert rig.log.start.offset == start
     assert rig.cursors.channels["c"].committed.abandoned == 2
 
@@ -251,26 +216,20 @@ def test_a_log_start_that_a_channel_held_back_is_asked_for_again() -> None:
     rig.channels("abandoned", "slow")
     rig.partition.trimmer.abandoned = AbandonedPolicy(over_bytes=1)
     consumer = rig.consume(1, "slow")
-    while len(rig.log.pairs) < 3:
-        rig.publish(b"y" * 300)
-        rig.disk.sync()
-        rig.disk.work()
-        rig.disk.sync()
+    fill(rig)
 
-    def keep_house(times: int) -> None:
-        for _ in range(times):
+    def pass_seconds(seconds: int) -> None:
+        for _ in range(seconds):
             rig.pass_time(1)
             rig.disk.sync()
-            rig.partition.keep_house(rig.partition.now())
-            rig.disk.sync()
-            rig.disk.work()
+            keep_house(rig)
 
-    keep_house(5)
+    pass_seconds(5)
     assert rig.cursors.channels["abandoned"].committed.abandoned == 2 and rig.log.start.offset == 0
     ends = rig.log.end.log_id
-    keep_house(5)
+    pass_seconds(5)
     assert rig.log.end.log_id == ends, "nothing is asked for that can not be"
     while consumer.in_flight:
         rig.fin(consumer, consumer.wire.messages[-1][0])
-    keep_house(5)
+    pass_seconds(5)
     assert rig.log.start.offset == 2
