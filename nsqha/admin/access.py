@@ -84,7 +84,7 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
 
     @staticmethod
     async def _check(view: View, context: Context, method: str) -> None:
-        peer = peer_grpc.identity_of(context.auth_context(), context.peer())
+        peer = peer_grpc.identity_of(context.auth_context(), peer_grpc.address_of(context))
         if may_administrate(view, peer):
             return
         log.warning("stranger_refused", "%s from %s: no administrator, and no node of this cluster", method, peer)

@@ -7,7 +7,7 @@ Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,8 +32,8 @@ from nsqha.election.rules import check_settings
 from nsqha.errors import Conflict, LogCorrupt, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
-from nsqha.server import peer_grpc, renewing, settings
-from nsqha.server.peers import kind_and_text
+from nsqha.server import front_door, peer_grpc, renewing, settings
+from nsqha.server.peers import ERROR_TRAILER, kind_and_text
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
@@ -80,7 +80,7 @@ async def refuse(context: Context, error: Exception) -> None:
     for kind, code in _STATUS:
         if isinstance(error, kind):
             # Another node that asked gets the error that it was.
-            told = ((peer_grpc.ERROR_TRAILER, kind_and_text(error)[0]),)
+            told = ((ERROR_TRAILER, kind_and_text(error)[0]),)
             await context.abort(code, _short(str(error)) or type(error).__name__, trailing_metadata=told)
     log.error("rpc_failed", "an administration call failed", error=error)
 
@@ -265,16 +265,17 @@ class AdminServer:
         self,
         broker: Broker,
         address: str,
-        peers: Sequence[peer_grpc.GrpcPeerServer] = (),
+        peers: peer_grpc.GrpcPeerServer | None = None,
         *,
         tls: CertificateFiles | None = None,
     ) -> None:
         self._broker = broker
         self._wanted = address
-        self._peers = tuple(peers)
+        self._peers = peers
         self._tls = tls
         self._others: GrpcOthers | None = None
         self._server: aio.Server | None = None
+        self._door: front_door.FrontDoor | None = None
         self.address = ""
 
     async def start(self) -> None:
@@ -286,23 +287,29 @@ class AdminServer:
         if cluster is not None:
             self._others = GrpcOthers(tls=self._tls)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker, self._others), server)
-        for peers in self._peers:
-            peers.add_to(server)
+        if self._peers is not None:
+            self._peers.add_to(server)
         names = [admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name]
-        names += [name for peers in self._peers for name in peers.service_names]
+        names += self._peers.service_names if self._peers is not None else ()
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         for service in ("", *names):
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        self.address = await renewing.listen(server, self._wanted, self._tls)
+        if self._peers is None:
+            self.address = await renewing.listen(server, self._wanted, self._tls)
+        else:
+            self._door = await front_door.serve(self._peers, server, self._wanted, self._tls)
+            self.address = self._door.address
         self._server = server
         log.info("listening", "gRPC: listening on %s", self.address, address="grpc")
 
     async def close(self) -> None:
-        for peers in self._peers:
-            peers.close()
+        if self._peers is not None:
+            self._peers.close()
         if self._server is not None:
             await self._server.stop(grace=0.5)
+        if self._door is not None:
+            await self._door.close()
         if self._others is not None:
             await self._others.close()

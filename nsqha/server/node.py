@@ -347,11 +347,11 @@ class Node:
         self._closers.append(http.close)
         # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
         service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
-        peers: list[Any] = []
+        peers: Any = None
         if broker.cluster is not None:
             joining = importlib.import_module("nsqha.server.joining")
-            peers.append(joining.peer_server(self.options))
-            checked = joining.MembersOnly(peers[0], broker.cluster.members.view)
+            peers = joining.peer_server(self.options)
+            checked = joining.MembersOnly(peers, broker.cluster.members.view)
             broker.cluster.serve(checked)
             doubt = importlib.import_module("nsqha.server.doubt")
             self._doubt = doubt.Doubt(broker, broker.cluster, broker.cluster.store, self.begins_again.set)

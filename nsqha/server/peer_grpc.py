@@ -2,9 +2,7 @@
 
 What grpc.aio leaves open is decided here:
 
-- Messages are serialised in `send` and parsed before `on_message`; gRPC sees bytes. At the end that accepted a stream
-  one task writes and one reads, so order is kept and one message per direction is in gRPC's hands besides what flow
-  control lets pass. The end that opened it is `nsqha.server.peer_http2`.
+- Streams are gRPC on the wire, and both their ends are ours (`nsqha.server.peer_http2`); calls are grpc.aio's.
 - A call is first given a connection and only then sent. What fails before is `Unavailable`; afterwards it is
   `OutcomeUnknown`, unless the other side itself said what happened: it names our error in a trailer (`nsqha-error`), so
   that gRPC's own UNAVAILABLE is never taken for an answer.
@@ -22,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import unquote
 
 import nsqha.grpc_env  # noqa: F401
 
@@ -34,30 +33,34 @@ from grpc import aio
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.server.dialling import Failures
-from nsqha.server.peer_http2 import Http2Stream
-from nsqha.server.peer_stream import StreamEnd, too_large
+from nsqha.server.peer_accepting import AcceptingEnd
+from nsqha.server.peer_calling import CallingEnd
+from nsqha.server.peer_stream import too_large
 from nsqha.server.peers import (
-    ADMINISTRATOR_URI,
+    ERROR_TRAILER,
     KEEPALIVE_SECONDS,
     MESSAGE_BYTES_MAX,
+    PERMISSION_DENIED,
     PING_TIMEOUT_SECONDS,
-    URI_PREFIX,
+    UNIMPLEMENTED,
     Accept,
     Answer,
     Message,
     Method,
     PeerIdentity,
     PeerStream,
+    Refused,
     StreamHandler,
     error_of,
     kind_and_text,
     methods_of,
     one_line,
+    status_of,
 )
 from nsqha.server.tls import ClusterTls, cluster_client_context
 
+NAMED = "nsqha "  # before the address of whoever came, in the name of a connection that was passed on to gRPC
 UNUSED_SECONDS = 600.0  # that a connection is kept for
-ERROR_TRAILER = "nsqha-error"
 
 log = Log("peers")
 
@@ -75,15 +78,7 @@ _CONNECTING = (
     ("grpc.enable_retries", 0),  # nothing is sent twice
     ("grpc.enable_http_proxy", 0),  # an http_proxy of the environment is not for traffic between nodes
 )
-_STATUS = {
-    "NotFound": grpc.StatusCode.NOT_FOUND,
-    "Conflict": grpc.StatusCode.ALREADY_EXISTS,
-    "Unavailable": grpc.StatusCode.UNAVAILABLE,
-    "OutcomeUnknown": grpc.StatusCode.UNKNOWN,
-    "LogCorrupt": grpc.StatusCode.DATA_LOSS,
-    "ValueError": grpc.StatusCode.INVALID_ARGUMENT,
-}
-_GONE = "the other side ended the stream, or is gone"
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def server_options(message_bytes: int = 0) -> list[tuple[str, int]]:
@@ -109,91 +104,6 @@ def client_options() -> list[tuple[str, int]]:
 
 def _sizes(message_bytes: int) -> list[tuple[str, int]]:
     return [("grpc.max_send_message_length", message_bytes), ("grpc.max_receive_message_length", message_bytes)]
-
-
-# ---- streams
-
-
-class _ServerStream(StreamEnd):
-    """The end that accepted it. It lives inside its RPC: a writer task, a reader task."""
-
-    def __init__(self, peer: PeerIdentity, method: Method, context: Any) -> None:
-        super().__init__(peer, method, method.reply, method.request)
-        self._context = context
-        self._room: asyncio.Future[None] | None = None  # the writer waits for something to write
-        self._over: asyncio.Future[tuple[str, str]] = self._loop.create_future()
-
-    def send(self, message: Message) -> None:
-        if not self.ended:
-            self._put(message)
-            if self._room is not None:
-                self._wake(self._room)
-
-    def pull(self, give: Callable[[], Message | None]) -> None:
-        if not self.ended:
-            self._give = give
-            if self._room is not None:
-                self._wake(self._room)
-
-    def _wake(self, room: asyncio.Future[None]) -> None:
-        self._room = None
-        room.set_result(None)
-
-    def _put(self, message: Message) -> None:
-        data = self._encoded(message)
-        if data is not None:
-            self._queue.append(data)
-
-    async def serve(self, handler: StreamHandler) -> tuple[str, str]:
-        """Until the stream ends; the kind and text to tell the other side, if it is still there."""
-        self._handler = handler
-        tasks = (self._loop.create_task(self._reading()), self._loop.create_task(self._writing()))
-        try:
-            return await self._over
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._end("Unavailable", _GONE)
-
-    async def _writing(self) -> None:
-        """Write what is queued or given, until the stream ends; a write that fails is the reader's to explain."""
-        queue = self._queue
-        try:
-            while not self.ended:
-                if queue:
-                    await self._context.write(queue[0])
-                    if queue:  # else the stream ended meanwhile
-                        queue.popleft()
-                elif (give := self._give) is not None:
-                    self._give = None
-                    if (message := give()) is not None and not self.ended:
-                        self._put(message)
-                else:
-                    self._room = self._loop.create_future()
-                    await self._room
-        except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
-            return
-        except Exception as error:
-            self._failed(error, "writing")
-
-    async def _reading(self) -> None:
-        """Hand over messages until the other side ends."""
-        try:
-            while not self.ended:
-                data = await self._context.read()
-                if data is aio.EOF or self.ended:
-                    break
-                self._arrived(data)
-                del data
-        except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
-            pass
-        except Exception as error:
-            self._failed(error, "reading")
-        self._end("Unavailable", _GONE)
-
-    def _tear_down(self, kind: str, why: str) -> None:
-        if not self._over.done():
-            self._over.set_result((kind, why))
 
 
 # ---- the side that calls
@@ -237,7 +147,7 @@ class GrpcPeers:
         self._context = cluster_client_context(tls) if tls else None
         self._options = client_options()
         self._links: dict[str, _Link] = {}
-        self._streams: set[Http2Stream] = set()
+        self._streams: set[CallingEnd] = set()
         self._failures = Failures()  # of their connections
         self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
         self._closed = False
@@ -245,7 +155,7 @@ class GrpcPeers:
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         chosen = self._method(method, streaming=True)
         self._check_open()
-        stream = Http2Stream(address, chosen, handler, self._context, self._failures)
+        stream = CallingEnd(address, chosen, handler, self._context, self._failures)
         self._streams.add(stream)
         stream.over.add_done_callback(lambda _: self._streams.discard(stream))
         return stream
@@ -350,16 +260,17 @@ def error_of_rpc(error: aio.AioRpcError, what: str) -> Exception:
 
 
 class GrpcPeerServer:
-    """Methods of this node, for a grpc.aio server that somebody else runs."""
+    """Methods of this node: calls for a grpc.aio server that somebody else runs, streams for its front door."""
 
     def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
         services = tuple(services)
         self._services = {service.full_name: methods_of((service,)) for service in services}
         self._methods = methods_of(services)
+        self._paths = {method.path: method for method in self._methods.values()}
         self._identities = tls is not None
         self._accepts: dict[str, Accept] = {}
         self._answers: dict[str, Answer] = {}
-        self._streams: set[_ServerStream] = set()
+        self._streams: set[AcceptingEnd] = set()
         self._closed = False
 
     @property
@@ -376,17 +287,21 @@ class GrpcPeerServer:
         self._answers[method] = answer
 
     def add_to(self, server: aio.Server) -> None:
-        """Add all methods; before the server starts."""
+        """Add all calls; before the server starts."""
         for name, methods in self._services.items():
             handlers = {
-                method.name: (
-                    grpc.stream_stream_rpc_method_handler(self._stream_rpc(method))
-                    if method.streaming
-                    else grpc.unary_unary_rpc_method_handler(self._call_rpc(method))
-                )
+                method.name: grpc.unary_unary_rpc_method_handler(self._call_rpc(method))
                 for method in methods.values()
+                if not method.streaming
             }
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+    def connection(self, address: str) -> AcceptingEnd:
+        """What reads a connection from `address` that is for one stream."""
+        end = AcceptingEnd(address, self._serve, tls=self._identities)
+        self._streams.add(end)
+        end.over.add_done_callback(lambda _: self._streams.discard(end))
+        return end
 
     def close(self) -> None:
         """End all streams and refuse new calls; the server itself is its owner's."""
@@ -394,35 +309,35 @@ class GrpcPeerServer:
         for stream in list(self._streams):
             stream.close("this node is stopping")
 
-    def _stream_rpc(self, method: Method) -> Callable[[Any, Any], Any]:
-        async def rpc(_: Any, context: Any) -> None:
-            peer = await self._identity(context, method)
-            stream = _ServerStream(peer, method, context)
-            try:
-                handler = self._registered(self._accepts, method)(stream)
-            except Exception as error:
-                await _abort(context, *self._refusal(error, method, context))
-                return
-            self._streams.add(stream)
-            try:
-                kind, why = await stream.serve(handler)
-            finally:
-                self._streams.discard(stream)
-            await _abort(context, kind, why)
-
-        return rpc
+    def _serve(self, end: AcceptingEnd, path: str) -> StreamHandler:
+        method = self._paths.get(path)
+        if method is None or not method.streaming:
+            raise Refused(f"no stream {path}", UNIMPLEMENTED)
+        address = end.peer.address
+        end.speak(method, self._checked(end.identity, method) if self._identities else end.peer)
+        try:
+            handler: StreamHandler = self._registered(self._accepts, method)(end)
+        except Exception as error:
+            self._log_bug(error, method, address)
+            raise
+        return handler
 
     def _call_rpc(self, method: Method) -> Callable[[bytes, Any], Any]:
         async def rpc(data: bytes, context: Any) -> bytes:
-            peer = await self._identity(context, method)
+            address = address_of(context)
             try:
+                peer = PeerIdentity(address)
+                if self._identities:
+                    peer = self._checked(identity_of(context.auth_context(), address), method)
                 answer = self._registered(self._answers, method)
                 reply = await answer(peer, _parsed(data, method))
                 encoded = method.encoded(reply, method.reply)
                 if why := too_large(len(encoded)):
                     raise OutcomeUnknown(why)
             except Exception as error:
-                await _abort(context, *self._refusal(error, method, context))
+                self._log_bug(error, method, address)
+                kind, why = kind_and_text(error)
+                await context.abort(_CODES[status_of(error)], why, trailing_metadata=((ERROR_TRAILER, kind),))
                 raise
             return encoded
 
@@ -435,36 +350,27 @@ class GrpcPeerServer:
             raise Unavailable(f"{method.name} is not served yet")
         return table[method.name]
 
-    async def _identity(self, context: Any, method: Method) -> PeerIdentity:
-        address = _address(context)
-        if not self._identities:
-            return PeerIdentity(address)
-        identity = identity_of(context.auth_context(), address)
-        if not (identity.node_uid or identity.names):
-            log.warning("peer_refused", "%s from %s: its certificate names no node", method.name, address)
-            why = f"{method.name} is for nodes only, and this certificate names none"
-            await _abort(context, Unavailable.__name__, why, grpc.StatusCode.PERMISSION_DENIED)
-        return identity
+    @staticmethod
+    def _checked(identity: PeerIdentity, method: Method) -> PeerIdentity:
+        if identity.node_uid or identity.names:
+            return identity
+        log.warning("peer_refused", "%s from %s: its certificate names no node", method.name, identity.address)
+        raise Refused(f"{method.name} is for nodes only, and this certificate names none", PERMISSION_DENIED)
 
     @staticmethod
-    def _refusal(error: Exception, method: Method, context: Any) -> tuple[str, str]:
+    def _log_bug(error: Exception, method: Method, address: str) -> None:
         if not isinstance(error, (NsqhaError, ValueError)):
-            log.error("peer_call_failed", "%s for %s failed", method.name, _address(context), error=error)
-        return kind_and_text(error)
+            log.error("peer_call_failed", "%s for %s failed", method.name, address, error=error)
 
 
 def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentity:
     """From gRPC's view of a verified certificate; not `verified` without one."""
     if properties.get("transport_security_type") != [b"ssl"]:
         return PeerIdentity(address)
-    names = tuple(name.decode("ascii", "replace") for name in properties.get("peer_dns", ()))
-    uris = [uri.decode("ascii", "replace") for uri in properties.get("peer_uri", ())]
-    uid = 0
-    for uri in uris:
-        digits = uri.removeprefix(URI_PREFIX)
-        if len(digits) == 16 and uri.startswith(URI_PREFIX) and set(digits) <= set("0123456789abcdef"):
-            uid = int(digits, 16)
-    return PeerIdentity(address, uid, names, verified=True, administrator=ADMINISTRATOR_URI in uris)
+    names, uris = (
+        [value.decode("ascii", "replace") for value in properties.get(key, ())] for key in ("peer_dns", "peer_uri")
+    )
+    return PeerIdentity.of_certificate(address, names, uris)
 
 
 def _parsed(data: bytes, method: Method) -> Message:
@@ -474,13 +380,7 @@ def _parsed(data: bytes, method: Method) -> Message:
         raise ValueError(f"{len(data)} bytes that are not a {method.request.__name__}") from None
 
 
-def _address(context: Any) -> str:
-    """`ipv4:10.0.0.7:51022` as an address."""
-    peer: str = context.peer()
-    return peer.removeprefix("ipv4:").removeprefix("ipv6:").replace("%5B", "[").replace("%5D", "]")
-
-
-async def _abort(context: Any, kind: str, why: str, code: grpc.StatusCode | None = None) -> None:
-    """End the RPC; it raises, always."""
-    code = code or _STATUS.get(kind, grpc.StatusCode.INTERNAL)
-    await context.abort(code, why, trailing_metadata=((ERROR_TRAILER, kind),))
+def address_of(context: Any) -> str:
+    """Who is on the other side of a call: as `nsqha.server.front_door` names its connection, or gRPC does."""
+    kind, _, peer = unquote(context.peer()).partition(":")
+    return peer.removeprefix(NAMED).partition(" ")[0] if kind == "unix-abstract" else peer

@@ -28,16 +28,23 @@ def too_large(size: int) -> str:
 class StreamEnd:
     """One end. It knows its handler, and what waits; how that travels is its subclasses' business."""
 
-    def __init__(self, peer: PeerIdentity, method: Method, out: type[Any], in_: type[Any]) -> None:
+    _method: Method
+    _out: type[Any]
+    _in: type[Any]
+
+    def __init__(self, peer: PeerIdentity) -> None:
         self.peer = peer
         self.ended = False
-        self._method = method
-        self._out = out
-        self._in = in_
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque()  # its first is being written
         self._give: Callable[[], Message | None] | None = None  # asked when the queue is empty
         self._handler: StreamHandler | None = None
+
+    def _speak(self, method: Method, out: type[Any], in_: type[Any]) -> None:
+        """This stream's method, before any message."""
+        self._method = method
+        self._out = out
+        self._in = in_
 
     @property
     def pending(self) -> int:

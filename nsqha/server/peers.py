@@ -72,6 +72,17 @@ class PeerIdentity:
     verified: bool = False  # it has a certificate of the cluster's CA
     administrator: bool = False  # as the certificate says
 
+    @classmethod
+    def of_certificate(cls, address: str, names: Iterable[str], uris: Iterable[str]) -> PeerIdentity:
+        """Who shows a certificate of the cluster's CA, by the names and URIs of its subjectAltName."""
+        uid, administrator = 0, False
+        for uri in uris:
+            digits = uri.removeprefix(URI_PREFIX)
+            if len(digits) == 16 and uri.startswith(URI_PREFIX) and set(digits) <= set("0123456789abcdef"):
+                uid = int(digits, 16)
+            administrator = administrator or uri == ADMINISTRATOR_URI
+        return cls(address, uid, tuple(names), verified=True, administrator=administrator)
+
     @property
     def name(self) -> str:
         """The certificate's first DNS name, or empty."""
@@ -198,6 +209,28 @@ def methods_of(services: Iterable[ServiceDescriptor]) -> dict[str, Method]:
 
 
 # ---- errors on their way to another node
+
+ERROR_TRAILER = "nsqha-error"
+"""Names our error, so that gRPC's own statuses are never taken for an answer."""
+
+STATUS = {"Unavailable": 14, "NotFound": 5, "Conflict": 6, "OutcomeUnknown": 2, "LogCorrupt": 15, "ValueError": 3}
+"""gRPC's number for our errors, for those who know it only."""
+
+PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL = 7, 12, 13
+
+
+class Refused(Unavailable):
+    """What this node's port says itself, with a status of gRPC's that no error of ours has."""
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def status_of(error: Exception) -> int:
+    """gRPC's status for an error of ours, or for a bug."""
+    return error.status if isinstance(error, Refused) else STATUS.get(kind_and_text(error)[0], INTERNAL)
+
 
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind

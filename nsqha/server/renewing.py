@@ -21,7 +21,10 @@ from nsqha.server.peers import Message, Peers, PeerStream, StreamHandler
 
 
 async def listen(server: grpc.aio.Server, wanted: str, files: CertificateFiles | None) -> str:
-    """Start a server at `wanted` (host:port), with TLS if there are files; where it listens. Unavailable."""
+    """Start a server at `wanted` (host:port, or a unix socket), with TLS if there are files. Unavailable.
+
+    Returns where it listens.
+    """
     try:
         if files is None:
             port = server.add_insecure_port(wanted)
@@ -30,7 +33,7 @@ async def listen(server: grpc.aio.Server, wanted: str, files: CertificateFiles |
     except RuntimeError as error:
         raise Unavailable(f"--grpc-address={wanted}: cannot listen: {error}") from None
     await server.start()
-    return f"{wanted.rpartition(':')[0]}:{port}"
+    return wanted if wanted.startswith("unix") else f"{wanted.rpartition(':')[0]}:{port}"
 
 
 def _server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:

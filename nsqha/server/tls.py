@@ -140,6 +140,10 @@ def _require_any_certificate(context: ssl.SSLContext) -> None:
 
 # ---- between nodes
 
+HTTP2_ALPN = "h2"
+STREAM_ALPN = "nsqha-node-stream"
+"""HTTP/2 that carries one gRPC stream between nodes. With it `nsqha.server.front_door` sees where it belongs."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClusterTls:
@@ -188,10 +192,22 @@ def load_cluster_tls(cert: str, key: str, ca: str) -> ClusterTls:
 
 
 def cluster_client_context(tls: ClusterTls) -> ssl.SSLContext:
-    """For connections to another node's port; its certificate must name the address that is dialled."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    """For streams to another node; its certificate must name the address that is dialled."""
+    context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), tls)
+    context.set_alpn_protocols([STREAM_ALPN, HTTP2_ALPN])
+    return context
+
+
+def cluster_stream_context(tls: ClusterTls) -> ssl.SSLContext:
+    """For streams from other nodes: they show a certificate of the cluster's CA."""
+    context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols([STREAM_ALPN])
+    return context
+
+
+def _cluster_context(context: ssl.SSLContext, tls: ClusterTls) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
     with ExitStack() as files:
         cert, key, ca = (files.enter_context(_file(content)) for content in (tls.certificate, tls.key, tls.ca))
         context.load_verify_locations(cafile=ca)

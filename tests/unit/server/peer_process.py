@@ -6,6 +6,7 @@ import asyncio
 
 from grpc import aio
 
+from nsqha.server import front_door
 from nsqha.server.peer_grpc import GrpcPeerServer, server_options
 from nsqha.server.peers import PeerStream
 from tests.unit.server.peer_rig import SERVICES, Recorder, reply
@@ -19,9 +20,8 @@ async def main() -> None:
     peers.on_stream("Push", accept)
     server = aio.server(options=server_options())
     peers.add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(port, flush=True)
+    door = await front_door.serve(peers, server, "127.0.0.1:0", None)
+    print(door.address.rpartition(":")[2], flush=True)
     await asyncio.Event().wait()
 
 

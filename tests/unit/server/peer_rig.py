@@ -12,9 +12,10 @@ import uvloop
 from grpc import aio
 
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server import front_door
+from nsqha.server.http2 import HEADERS, PREFACE, Headers
 from nsqha.server.peer_grpc import GrpcPeers, GrpcPeerServer, server_options
 from nsqha.server.peers import Message, PeerStream
-from nsqha.server.renewing import listen
 from tests.sim.net import Network
 
 SERVICES = (pb.DESCRIPTOR.services_by_name["Replication"],)
@@ -29,6 +30,17 @@ def push(number: int, size: int = 0) -> Message:
 
 def reply(number: int) -> Message:
     return pb.PushReply(hello=pb.PushHello(registration=number))
+
+
+def request_in(said: bytes) -> dict[str, str]:
+    """The headers that a caller said first."""
+    assert said.startswith(PREFACE)
+    said = said[len(PREFACE) :]
+    while True:
+        end = 9 + int.from_bytes(said[:3], "big")
+        if said[3] == HEADERS:
+            return Headers().read(said[9:end])
+        said = said[end:]
 
 
 class Recorder:
@@ -126,6 +138,7 @@ class GrpcWorld(World):
     def __init__(self, *, files: Any = None, caller_tls: Any = None) -> None:
         self._files = files
         self._caller_tls = caller_tls
+        self._bare: Any = None
 
     def runner(self) -> asyncio.Runner:
         return asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -134,13 +147,23 @@ class GrpcWorld(World):
         self.server = GrpcPeerServer(SERVICES, tls=self._files.tls if self._files else None)
         self.grpc = aio.server(options=server_options())
         self.server.add_to(self.grpc)
-        self.address = await listen(self.grpc, "127.0.0.1:0", self._files)
+        self.door = await front_door.serve(self.server, self.grpc, "127.0.0.1:0", self._files)
+        self.address = self.door.address
         self.peers = GrpcPeers(SERVICES, tls=self._caller_tls)
+
+    async def streams_only(self) -> str:
+        """A port of the same node that takes every connection for a stream, whoever's it is."""
+        loop = asyncio.get_running_loop()
+        self._bare = await loop.create_server(lambda: self.server.connection("somebody"), "127.0.0.1", 0)
+        return "127.0.0.1:{1}".format(*self._bare.sockets[0].getsockname())
 
     async def stop(self) -> None:
         await self.peers.close()
         self.server.close()
+        if self._bare is not None:
+            self._bare.close()
         await self.grpc.stop(0.5)
+        await self.door.close()
 
 
 class SimWorld(World):

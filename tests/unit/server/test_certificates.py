@@ -15,9 +15,9 @@ from grpc import aio
 from nsqha.errors import ConfigError, Unavailable
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server import peer_grpc
+from nsqha.server import front_door, peer_grpc
 from nsqha.server.certificates import CertificateFiles, ClientCertificate
-from nsqha.server.renewing import RenewingPeers, listen
+from nsqha.server.renewing import RenewingPeers
 from tests.certificates import Certificates
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder
 
@@ -97,7 +97,7 @@ def test_what_can_not_be_used_at_the_start_is_refused(rotated: Rotated) -> None:
         rotated.open()
 
 
-async def served(files: CertificateFiles) -> tuple[aio.Server, str, list[str]]:
+async def served(files: CertificateFiles) -> tuple[front_door.FrontDoor, aio.Server, list[str]]:
     """A server that answers Status and accepts Push; whom it has seen."""
     seen: list[str] = []
 
@@ -110,13 +110,14 @@ async def served(files: CertificateFiles) -> tuple[aio.Server, str, list[str]]:
     methods.on_stream("Push", Acceptor())
     server = aio.server(options=peer_grpc.server_options())
     methods.add_to(server)
-    return server, await listen(server, "127.0.0.1:0", files), seen
+    return await front_door.serve(methods, server, "127.0.0.1:0", files), server, seen
 
 
 def test_new_connections_have_the_newest_certificate_and_old_streams_stand(rotated: Rotated) -> None:
     async def main() -> None:
         files = rotated.open()
-        server, address, seen = await served(files)
+        door, server, seen = await served(files)
+        address = door.address
         peers = RenewingPeers(SERVICES, files)
         old, new = Recorder(), Recorder()
         stream = peers.stream(address, "Push", old)
@@ -136,6 +137,7 @@ def test_new_connections_have_the_newest_certificate_and_old_streams_stand(rotat
         assert not peers._older
         await peers.close()
         await server.stop(None)
+        await door.close()
 
     asyncio.run(main())
 
@@ -146,7 +148,8 @@ def test_who_is_trusted_no_more_can_not_connect(rotated: Rotated, tmp_path: Path
         (tmp_path / "other").mkdir()
         other.use("first", "ca", "newer")
         files = rotated.open()
-        server, address, _ = await served(files)
+        door, server, _ = await served(files)
+        address = door.address
         rotated.use("third", "newer")
         files.look()
         peers = RenewingPeers(SERVICES, other.open())
@@ -154,6 +157,7 @@ def test_who_is_trusted_no_more_can_not_connect(rotated: Rotated, tmp_path: Path
             await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
         await peers.close()
         await server.stop(None)
+        await door.close()
 
     asyncio.run(main())
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from nsqha.server import dialling, peer_http2
+from nsqha.server import dialling, peer_calling, peer_http2
+from nsqha.server.http2 import PING, PREFACE, SETTINGS, frame
+from nsqha.server.peer_calling import CallingEnd
 from nsqha.server.peer_grpc import GrpcPeers
-from nsqha.server.peer_http2 import PING, PREFACE, SETTINGS, Http2Stream, frame
 from nsqha.server.peers import methods_of
-from tests.unit.server.peer_rig import SERVICES, Recorder, push
+from tests.unit.server.peer_rig import SERVICES, Recorder, push, request_in
 
 METHOD = methods_of(SERVICES)["Push"]
 NONE_WITHIN = "no connection within"
@@ -73,15 +74,15 @@ def run(main: Callable[[Other], Awaitable[None]], loop: Callable[[], Any] = uvlo
         runner.run(whole())
 
 
-def made(address: str, handler: Recorder | None = None) -> Http2Stream:
-    return Http2Stream(address, METHOD, handler or Recorder())
+def made(address: str, handler: Recorder | None = None) -> CallingEnd:
+    return CallingEnd(address, METHOD, handler or Recorder())
 
 
 # ---- nobody there
 
 
 def test_who_takes_the_connection_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.2)
 
     async def main(other: Other) -> None:
         handler, began = Recorder(), time.monotonic()
@@ -124,7 +125,7 @@ def test_silence_is_noticed_as_long_after_the_last_word_as_is_said(monkeypatch: 
 def test_what_came_while_the_loop_stood_is_read_before_it_is_missed(
     monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    monkeypatch.setattr(peer_http2, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.2)
     monkeypatch.setattr(peer_http2, "KEEPALIVE_SECONDS", 0.2)
     monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
 
@@ -179,7 +180,7 @@ def names() -> Names:
 
 
 def test_a_slow_lookup_is_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.1)
 
     async def main(other: Other) -> None:
         other.says = frame(SETTINGS, 0, 0)
@@ -190,7 +191,7 @@ def test_a_slow_lookup_is_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> 
             made(address, handler)
         for handler in handlers:
             assert NONE_WITHIN in await handler.end()
-        monkeypatch.setattr(peer_http2, "CONNECT_SECONDS", 5.0)
+        monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 5.0)
         stream = made(address)
         await asyncio.sleep(0.05)
         assert names().asked == 1
@@ -222,7 +223,7 @@ def test_an_address_is_not_looked_up(host: str) -> None:
         stream.close()
         await stream.over
         assert not names().asked
-        assert address.encode() in (await other.everything())[0]
+        assert request_in((await other.everything())[0])[":authority"] == address
 
     run(main, Names)
 
@@ -347,7 +348,7 @@ def test_how_long_an_address_is_left_alone() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "too late", "closed"])
 def test_a_connection_that_comes_when_nobody_wants_it_any_more(how: str) -> None:
-    class Late(Http2Stream):
+    class Late(CallingEnd):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if how == "cancelled":
@@ -366,7 +367,7 @@ def test_a_connection_that_comes_when_nobody_wants_it_any_more(how: str) -> None
         await other.everything()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(peer_http2, "CONNECT_SECONDS", 0.2)
+        patched.setattr(peer_calling, "CONNECT_SECONDS", 0.2)
         run(main)
 
 

@@ -101,9 +101,10 @@ def test_an_accepted_stream_can_be_closed_while_its_peer_reads_nothing() -> None
     """The caller's task that reads is stopped: what the called side writes piles up before flow control."""
 
     async def scenario(world: World) -> None:
+        assert isinstance(world, GrpcWorld)
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
-        channel = aio.insecure_channel(world.address)
+        channel = aio.insecure_channel(await world.streams_only())
         call = channel.stream_stream(PUSH)()
         await call.write(push(1).SerializeToString())
         accepted = await acceptor.next()
@@ -181,11 +182,13 @@ def test_bytes_that_are_no_message_end_only_their_stream() -> None:
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
         world.server.on_call("Status", status)
-        async with aio.insecure_channel(world.address) as channel:
+        assert isinstance(world, GrpcWorld)
+        async with aio.insecure_channel(await world.streams_only()) as channel:
             call = channel.stream_stream(PUSH)()
             await call.write(b"\xff\xff\xff")
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "PushMessage" in await call.details()
+        async with aio.insecure_channel(world.address) as channel:
             with pytest.raises(aio.AioRpcError) as caught:
                 await channel.unary_unary(STATUS)(b"\xff\xff\xff")
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -454,7 +457,7 @@ def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> N
         peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
         peers.on_call("Status", status)
         peers.on_stream("Push", Acceptor())
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", [peers], tls=files(node))
+        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", peers, tls=files(node))
         await server.start()
         try:
             await scenario(server.address)
@@ -548,7 +551,7 @@ def test_a_server_that_closes_tells_its_streams() -> None:
         acceptor = Acceptor()
         served = peer_grpc.GrpcPeerServer(SERVICES)
         served.on_stream("Push", acceptor)
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", [served])
+        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", served)
         await server.start()
         peers = peer_grpc.GrpcPeers(SERVICES)
         handler = Recorder()

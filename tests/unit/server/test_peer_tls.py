@@ -16,9 +16,10 @@ import pytest
 import uvloop
 
 from nsqha.errors import ConfigError
-from nsqha.server import peer_http2, tls
+from nsqha.server import http2, peer_calling, peer_http2, tls
 from nsqha.server.certificates import CertificateFiles
-from nsqha.server.peer_http2 import INITIAL_WINDOW_SIZE, SETTINGS, WINDOW_UPDATE, Http2Stream, frame
+from nsqha.server.http2 import INITIAL_WINDOW_SIZE, SETTINGS, WINDOW_UPDATE, frame
+from nsqha.server.peer_calling import CallingEnd
 from nsqha.server.peers import methods_of
 from nsqha.server.renewing import RenewingPeers
 from tests.certificates import Certificates
@@ -140,11 +141,11 @@ def test_who_does_not_agree_to_http2_is_told_nothing(
         server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_context(certificates, *protocols))
         handler = Recorder()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = Http2Stream(address, METHOD, handler, tls.cluster_client_context(node))
+        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
         stream.send(push(1))
         if "h2" in protocols:
             reader = await accepted.get()
-            assert (await reader.readexactly(len(peer_http2.PREFACE))) == peer_http2.PREFACE
+            assert (await reader.readexactly(len(http2.PREFACE))) == http2.PREFACE
             stream.close()
         else:
             assert "HTTP/2" in await handler.end()
@@ -160,14 +161,14 @@ def test_who_does_not_agree_to_http2_is_told_nothing(
 
 @pytest.mark.parametrize("how", ["left alone", "closed"])
 def test_a_handshake_that_stalls(node: tls.ClusterTls, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(peer_http2, "CONNECT_SECONDS", 0.3 if how == "left alone" else 5.0)
+    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.3 if how == "left alone" else 5.0)
 
     async def main() -> None:
         accepted: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
         server = await asyncio.start_server(lambda reader, _: accepted.put_nowait(reader), "127.0.0.1", 0)
         handler, began = Recorder(), time.monotonic()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = Http2Stream(address, METHOD, handler, tls.cluster_client_context(node))
+        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
         reader = await accepted.get()
         assert (await reader.readexactly(1)) == b"\x16", "it began"
         if how == "closed":
@@ -197,7 +198,7 @@ def test_closing_does_not_wait_for_who_reads_nothing(
         server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_context(certificates, "h2"))
         handler = Recorder()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = Http2Stream(address, METHOD, handler, tls.cluster_client_context(node))
+        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
         reader, writer = await accepted.get()
         await asyncio.sleep(0.1)
         for number in range(20):
@@ -249,7 +250,7 @@ def test_a_large_message_fills_its_records(certificates: Certificates, node: tls
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
         handler = Recorder()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = Http2Stream(address, METHOD, handler, tls.cluster_client_context(node))
+        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
         while not stream._heard:
             await asyncio.sleep(0.01)
         stream.send(push(1, size=size))
