@@ -15,9 +15,22 @@ from nsqha.cursor.events import EpochStart
 from nsqha.errors import LogCorrupt, NotFound, Unavailable
 from nsqha.frames import HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
-from tests.unit.server.replica_rig import KEY, REGISTRATION, A, ReplicaRig, add, copy_of, log_of, pause, run, serving
+from tests.unit.server.replica_rig import (
+    KEY,
+    REGISTRATION,
+    A,
+    LeaderStream,
+    ReplicaRig,
+    add,
+    copy_of,
+    log_of,
+    pause,
+    run,
+    serving,
+)
 
 COMMITTED = 8
+SEGMENT, COMMITLOG = (f"data/topics/t-0000000000000051/0/{0:020}.{kind}" for kind in ("segment", "commitlog"))
 
 
 async def member(storage: MemStorage, leader: PartitionLog | None = None) -> tuple[int, PartitionLog]:
@@ -40,19 +53,26 @@ async def member(storage: MemStorage, leader: PartitionLog | None = None) -> tup
 def damage(storage: MemStorage, leader: PartitionLog, log_id: int) -> None:
     """A batch with its entry: of what is known to be durable a restart reads only entries."""
     entry = leader.entry(log_id)
-    segment = storage.open(f"data/topics/t-0000000000000051/0/{0:020}.segment")
-    segment.pwrite(b"\xff\xff", entry.position + 3)
-    commitlog = storage.open(f"data/topics/t-0000000000000051/0/{0:020}.commitlog")
-    commitlog.pwrite(b"\xff", 80 * log_id + 50)
+    storage.open(SEGMENT).pwrite(b"\xff\xff", entry.position + 3)
+    storage.open(COMMITLOG).pwrite(b"\xff", 80 * log_id + 50)
 
 
-async def back(storage: MemStorage, isr: dict[int, int], **meta: Any) -> ReplicaRig:
+async def back(storage: MemStorage, log_uid: int) -> ReplicaRig:
     """The node starts again; nobody leads, as all members have damage."""
     rig = ReplicaRig(storage)
-    record = rig.record(leader=A, epoch=1, isr={A: 5} | {rig.node: isr[0]}, **meta)
+    record = rig.record(leader=A, epoch=1, isr={A: 5, rig.node: log_uid})
     await rig.replicas.recover(record)
     await rig.settle(record)
     return rig
+
+
+async def damaged(*log_ids: int) -> tuple[ReplicaRig, PartitionLog, int]:
+    """The member is back with damage in these batches; the log of its leader, and the name that its own one had."""
+    storage = MemStorage()
+    log_uid, leader = await member(storage)
+    for log_id in log_ids:
+        damage(storage, leader, log_id)
+    return await back(storage, log_uid), leader, log_uid
 
 
 def has(log_: PartitionLog, *without: int) -> Callable[[str, Any], Any]:
@@ -75,32 +95,30 @@ async def house(rig: ReplicaRig, seconds: float = 3.0) -> None:
         await pause(0.5)
 
 
-def status(rig: ReplicaRig) -> Any:
-    request = pb.StatusRequest(cluster_id=9)
-    return rig.replicas.answers.status(None, request)  # type: ignore[arg-type]
+async def status(rig: ReplicaRig) -> Any:
+    """What its replica says of itself."""
+    reply = await rig.replicas.answers.status(None, pb.StatusRequest(cluster_id=9))  # type: ignore[arg-type]
+    return reply.replicas[0]
 
 
 def test_a_log_whose_damage_others_mend_goes_by_its_old_name_again() -> None:
     """So it can be elected, though no member of the ISR was without damage."""
 
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, leader = await member(storage)
-        damage(storage, leader, 5)
-        rig = await back(storage, {0: log_uid})
-        told = (await status(rig)).replicas[0]
+        rig, leader, log_uid = await damaged(5)
+        told = await status(rig)
         assert told.corrupt and told.log_uid != log_uid
         assert [(d.first, d.end, d.first_offset, d.end_offset) for d in told.damage] == [(5, 6, 4, 5)]
         rig.peers.serves = has(leader)
         await house(rig)
-        told = (await status(rig)).replicas[0]
+        told = await status(rig)
         assert not told.corrupt and told.log_uid == log_uid and not told.damage
         record = rig.journal.record(KEY)
         assert record is not None and record.log_uid == log_uid and record.local_durable == 10
         state: Any = rig.follower.state
         assert state is not None and rig.follower.log.read(leader.entry(5)) == leader.read(leader.entry(5))
         rig.journal.close()
-        again = await back(storage, {0: log_uid})
+        again = await back(rig.storage, log_uid)
         assert again.follower.log_uid == log_uid and not again.errors
 
     run(scenario)
@@ -114,15 +132,15 @@ def test_a_log_that_nobody_could_mend_before_its_node_started_again_has_its_old_
         log_uid, leader = await member(storage)
         damage(storage, leader, 5)
         for _ in range(2):
-            rig = await back(storage, {0: log_uid})
+            rig = await back(storage, log_uid)
             await house(rig)
-            told = (await status(rig)).replicas[0]
+            told = await status(rig)
             assert told.corrupt and told.log_uid != log_uid
             rig.journal.close()
-        rig = await back(storage, {0: log_uid})
+        rig = await back(storage, log_uid)
         rig.peers.serves = has(leader)
         await house(rig)
-        told = (await status(rig)).replicas[0]
+        told = await status(rig)
         assert not told.corrupt and told.log_uid == log_uid and not told.damage
 
     run(scenario)
@@ -132,12 +150,9 @@ def test_a_damaged_log_that_a_leader_took_on_has_lost_its_old_name_durably() -> 
     """From there on that log counts: it may cut, or have marked as lost, what the ISR counts on by that name."""
 
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, leader = await member(storage)
-        damage(storage, leader, 5)
-        rig = await back(storage, {0: log_uid})
+        rig, leader, log_uid = await damaged(5)
         assert (await rig.leader(A).open(1, leader, start=1)).behind
-        record = inspect(storage, "data").partitions[Key(*KEY)]
+        record = inspect(rig.storage, "data").partitions[Key(*KEY)]
         assert record.log_uid == rig.follower.log_uid != log_uid
 
     run(scenario)
@@ -153,28 +168,23 @@ def test_channels_that_can_not_be_read_at_a_start_are_mended_and_known_though_no
         for _ in range(8):
             add(leader, 1, b"m", durable=COMMITTED)
         log_uid, _ = await member(storage, leader)
-        segment = storage.open(f"data/topics/t-0000000000000051/0/{0:020}.segment")
-        segment.pwrite(b"\xff", 3)
-        rig = await back(storage, {0: log_uid})
-        assert rig.follower.state is None and (await status(rig)).replicas[0].corrupt
+        storage.open(SEGMENT).pwrite(b"\xff", 3)
+        rig = await back(storage, log_uid)
+        assert rig.follower.state is None and (await status(rig)).corrupt
         rig.peers.serves = has(leader)
         await house(rig)
         state: Any = rig.follower.state
-        assert state is not None and state.epoch == 1 and not (await status(rig)).replicas[0].corrupt
+        assert state is not None and state.epoch == 1 and not (await status(rig)).corrupt
 
     run(scenario)
 
 
 def test_a_log_of_which_a_part_stays_damaged_does_not_get_its_name_back() -> None:
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, leader = await member(storage)
-        damage(storage, leader, 5)
-        damage(storage, leader, 8)
-        rig = await back(storage, {0: log_uid})
+        rig, leader, log_uid = await damaged(5, 8)
         rig.peers.serves = has(leader, 8)
         await house(rig)
-        told = (await status(rig)).replicas[0]
+        told = await status(rig)
         assert told.corrupt and told.log_uid != log_uid and [(d.first, d.end) for d in told.damage] == [(8, 9)]
 
     run(scenario)
@@ -185,42 +195,37 @@ def test_a_log_that_lost_its_end_does_not_get_its_name_back() -> None:
         storage = MemStorage()
         log_uid, leader = await member(storage)
         damage(storage, leader, 5)
-        storage.open(f"data/topics/t-0000000000000051/0/{0:020}.commitlog").truncate(80 * 9)
-        rig = await back(storage, {0: log_uid})
+        storage.open(COMMITLOG).truncate(80 * 9)
+        rig = await back(storage, log_uid)
         rig.peers.serves = has(leader)
         await house(rig)
-        told = (await status(rig)).replicas[0]
+        told = await status(rig)
         assert told.corrupt and told.log_uid != log_uid and [(d.first, d.end) for d in told.damage] == [(9, 10)]
 
     run(scenario)
 
 
-async def elected(rig: ReplicaRig, *, accepted: bool, epoch: int = 2) -> None:
-    meta = {"damage_accepted": epoch} if accepted else {}
-    isr = {rig.node: rig.follower.log_uid}
-    await rig.settle(rig.record(leader=rig.node, epoch=epoch, isr=isr, registration=REGISTRATION, min_isr=1, **meta))
+async def elected(rig: ReplicaRig, log_uid: int = 0, *, epoch: int = 2, accepted: int = 0) -> None:
+    """`log_uid`: if it is not what the log is called now; `accepted`: the epoch for which an operator said so."""
+    isr = {rig.node: log_uid or rig.follower.log_uid}
+    meta = {"min_isr": 1, "damage_accepted": accepted}
+    await rig.settle(rig.record(leader=rig.node, epoch=epoch, isr=isr, registration=REGISTRATION, **meta))
     await pause(0.5)
 
 
 def test_it_leads_in_spite_of_damage_only_if_an_operator_said_so_for_this_epoch() -> None:
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, leader = await member(storage)
-        damage(storage, leader, 5)
-        rig = await back(storage, {0: log_uid})
-        await elected(rig, accepted=False)
+        rig, leader, _ = await damaged(5)
+        await elected(rig)
         assert KEY not in rig.replicas.leading and not rig.follower.log.entry(5).lost
-        isr = {rig.node: rig.follower.log_uid}
-        await rig.settle(
-            rig.record(leader=rig.node, epoch=3, isr=isr, registration=REGISTRATION, min_isr=1, damage_accepted=2)
-        )
+        await elected(rig, epoch=3, accepted=2)
         assert KEY not in rig.replicas.leading
-        await elected(rig, accepted=True, epoch=4)
+        await elected(rig, epoch=4, accepted=4)
         leadership = rig.replicas.leading[KEY]
         await pause(0.5)
         assert leadership.log.entry(5).lost and leadership.partition.serving and not rig.errors
         assert leadership.log.read(leadership.log.entry(6)) == leader.read(leader.entry(6))
-        told = (await status(rig)).replicas[0]
+        told = await status(rig)
         assert not told.corrupt and [(d.first, d.end) for d in told.damage] == [(5, 6)]
 
     run(scenario)
@@ -230,12 +235,8 @@ def test_one_that_was_elected_leads_once_it_is_mended() -> None:
     """The record stays as it is, and the next election is seconds away."""
 
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, leader = await member(storage)
-        damage(storage, leader, 5)
-        rig = await back(storage, {0: log_uid})
-        isr = {rig.node: log_uid}
-        await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION, min_isr=1))
+        rig, leader, log_uid = await damaged(5)
+        await elected(rig, log_uid)
         await house(rig)
         assert KEY not in rig.replicas.leading
         rig.peers.serves = has(leader)
@@ -248,13 +249,9 @@ def test_one_that_was_elected_leads_once_it_is_mended() -> None:
 
 def test_what_another_replica_has_is_not_given_up() -> None:
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, leader = await member(storage)
-        damage(storage, leader, 3)
-        damage(storage, leader, 5)
-        rig = await back(storage, {0: log_uid})
+        rig, leader, _ = await damaged(3, 5)
         rig.peers.serves = has(leader, 5)
-        await elected(rig, accepted=True)
+        await elected(rig, accepted=2)
         log_ = rig.replicas.leading[KEY].log
         assert log_.entry(5).lost and log_.read(log_.entry(3)) == leader.read(leader.entry(3))
 
@@ -263,11 +260,8 @@ def test_what_another_replica_has_is_not_given_up() -> None:
 
 def test_what_was_given_up_is_taken_when_somebody_comes_back_with_it() -> None:
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, leader = await member(storage)
-        damage(storage, leader, 5)
-        rig = await back(storage, {0: log_uid})
-        await elected(rig, accepted=True)
+        rig, leader, _ = await damaged(5)
+        await elected(rig, accepted=2)
         log_ = rig.replicas.leading[KEY].log
         assert log_.entry(5).lost
         assert await rig.replicas.giving_up.give_up(KEY) == [], "once is enough"
@@ -276,7 +270,7 @@ def test_what_was_given_up_is_taken_when_somebody_comes_back_with_it() -> None:
         rig.peers.serves = has(leader)
         await house(rig, 31)
         assert log_.entry(5) == leader.entry(5) and log_.read(log_.entry(5)) == leader.read(leader.entry(5))
-        assert not (await status(rig)).replicas[0].damage
+        assert not (await status(rig)).damage
 
     run(scenario)
 
@@ -311,15 +305,21 @@ def lost(log_: PartitionLog, log_id: int, *, entry_too: bool = False) -> Partiti
     return other
 
 
+async def asked(rig: ReplicaRig, leader: PartitionLog, serves: Callable[..., Any], seconds: float = 1) -> LeaderStream:
+    """A leader of epoch 1 opens a stream, and serves what it is asked for."""
+    rig.peers.serves = serves
+    stream = rig.leader(A)
+    stream.ask(1, leader)
+    await pause(seconds)
+    return stream
+
+
 def test_a_follower_gets_what_was_given_up_as_lost_and_goes_on_behind_it() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
         leader = lost(log_of(*[1] * 9), 5)
-        rig.peers.serves = leads(leader, 1)
-        stream = rig.leader(A)
-        stream.ask(1, leader)
-        await pause(1)
+        stream = await asked(rig, leader, leads(leader, 1))
         assert rig.follower.log.end == leader.end and rig.follower.log.entry(5).lost and not rig.follower.behind
         stream.push(1, log_of(*[1] * 10), 10, committed=11)
         await pause()
@@ -333,15 +333,9 @@ def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> No
     """It would be cut off with the rest behind its own damage: the last good copy."""
 
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, good = await member(storage)
-        damage(storage, good, 3)
-        rig = await back(storage, {0: log_uid})
+        rig, good, _ = await damaged(3)
         leader = lost(good, 5)
-        rig.peers.serves = leads(leader, 1)
-        stream = rig.leader(A)
-        stream.ask(1, leader)
-        await pause(1)
+        await asked(rig, leader, leads(leader, 1))
         log_ = rig.follower.log
         assert not rig.follower.behind and not list(rig.replicas.damage.known(KEY))
         assert [log_.read(log_.entry(n)) for n in range(1, 10)] == [good.read(good.entry(n)) for n in range(1, 10)]
@@ -358,22 +352,16 @@ def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_th
     it waits for this one."""
 
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, good = await member(storage)
-        damage(storage, good, log_id)
-        rig = await back(storage, {0: log_uid})
+        rig, good, _ = await damaged(log_id)
         before, past = rig.follower.log, rig.follower.log.past
         leader = lost(good, log_id, entry_too=entry_too)
-        rig.peers.serves = leads(leader, 1)
-        stream = rig.leader(A)
-        stream.ask(1, leader)
-        await pause(1)
+        await asked(rig, leader, leads(leader, 1))
         log_ = rig.follower.log
         assert log_ is before and log_.past is past, "nothing was cut"
         assert log_.entry(log_id) == leader.entry(log_id) and log_.entry(log_id).lost and not rig.follower.behind
         assert rig.replicas.trust.unsound_from(KEY) is None
         assert rig.replicas.damage.known(KEY) == [(log_id, log_id + 1)]
-        assert (await status(rig)).replicas[0].corrupt is False
+        assert (await status(rig)).corrupt is False
 
     run(scenario)
 
@@ -382,20 +370,14 @@ def test_a_replica_waits_where_its_leader_has_damage_too_and_nobody_has_decided(
     """The one may have what the other lacks behind it; nothing is cut."""
 
     async def scenario() -> None:
-        storage = MemStorage()
-        log_uid, good = await member(storage)
-        damage(storage, good, 3)
-        rig = await back(storage, {0: log_uid})
+        rig, good, _ = await damaged(3)
 
         def serves(method: str, request: Any) -> Any:
             if method == "Fetch" and request.first == 3:
                 raise LogCorrupt("damaged here, too")
             return leads(good, 1)(method, request)
 
-        rig.peers.serves = serves
-        stream = rig.leader(A)
-        stream.ask(1, good)
-        await pause(5)
+        await asked(rig, good, serves, 5)
         assert rig.follower.log.end == good.end and rig.follower.behind
 
     run(scenario)
