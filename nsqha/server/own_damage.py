@@ -1,12 +1,13 @@
 """What does not verify any more of a partition that has no other replica: it is written anew.
 
-    a reader, retention or the scrub --found--> noted --within a second or so, when the files are free--> rebuilt
-                                                  '<--later-- put off <--the disk refuses, or can not be read now--'
+    a reader, retention or the scrub --found--> noted --within a second or so, when the files are free--> rebuilt,
+                                                  |                                          or it verifies again
+                                                  '<--later-- put off <--the disk refuses, or it can not be read now
 
 What memory has still is written back. Entries are written anew as recovery does it for the end of a log: from the
 frames, which hold all but where batches end. What is proven by them, or holds together, is read again, and channels
-that stopped in front of it go on, as they do when all can be read again. What does not is marked as faulty. Frames that
-do not verify, and are not in memory, stay as they are: nobody has others.
+that stopped in front of it go on. What does not is marked as faulty. Frames that do not verify, and are not in memory,
+stay as they are: nobody has others. They are read again, less and less often: the disk may have been away for a moment.
 
 As soon as there is another replica all this is its business (`server.damage`): what is made up here would be written
 over what others could give.
@@ -19,8 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqha.commitlog.log import PartitionLog
+from nsqha.commitlog.lookup import LogReader
 from nsqha.commitlog.rebuild import Rebuild
 from nsqha.commitlog.verdict import Damage
+from nsqha.commitlog.verify import checks
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.nsqlog import Log
 from nsqha.ranges import RangeSet
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from nsqha.server.partition import Partition
 
 ENTRIES_AT_ONCE = 4096  # that are looked at, to find what does not verify
+LOOK_BYTES = 1 << 20  # that are read at a time, unless one batch is larger: publishes wait meanwhile
 RETRY_SECONDS = 30.0  # after the disk refused, twice as long each time
 RETRY_SECONDS_MAX = 3600.0
 
@@ -83,6 +87,8 @@ class OwnDamage:
             for later in self._put_off:
                 self._noted.add(*later)
             self._put_off = RangeSet()
+        self._noted.cut_below(self._partition.log.start.log_id)
+        self._noted.discard(self._partition.log.end.log_id, 1 << 63)
         while self._noted:
             first, end = next(iter(self._noted))
             until = min(end, first + ENTRIES_AT_ONCE)
@@ -92,8 +98,8 @@ class OwnDamage:
                 self._later(first, until, error)
                 continue
             if rebuild is None:
-                self._noted.discard(first, until)
-                self._look_again()
+                look = partial(_verified_part, self._partition.log.part_at(first), first, until)
+                self._partition.work_on_files(look, partial(self._looked_at, first, until))
             else:
                 self._partition.work_on_files(partial(_tried, rebuild), partial(self._rebuilt, rebuild))
             return
@@ -110,6 +116,18 @@ class OwnDamage:
                 self._tell_mended(done.first.log_id, done.end.log_id)
         for delivery in self._partition.deliveries.values():
             delivery.mended()
+
+    def _looked_at(self, first: int, until: int, found: tuple[int, bool] | OSError) -> None:
+        if isinstance(found, OSError):
+            self._later(first, until, found)
+            return
+        end, verifies = found
+        if verifies:
+            self._noted.discard(first, end)
+            self._tell_mended(first, end)
+        else:
+            self._put_off_until_later(first, end)
+        self._look_again()
 
     def _look_again(self) -> None:
         """Channels go on that stopped at what can be read now: the disk was away for a moment."""
@@ -131,13 +149,16 @@ class OwnDamage:
 
     def _later(self, first: int, until: int, error: Exception) -> None:
         """It can not be done now: others are not held up by it."""
+        self._put_off_until_later(first, until)
+        text = "%s: log ids [%d, %d) are damaged, and can not be mended now; later again: %s"
+        log.warning("rebuild_delayed", text, self._partition.log.directory, first, until, error)
+
+    def _put_off_until_later(self, first: int, until: int) -> None:
         if not self._put_off:
             self._again_at = self._now() + self._pause
             self._pause = min(2 * self._pause, RETRY_SECONDS_MAX)
         self._noted.discard(first, until)
         self._put_off.add(first, until)
-        text = "%s: log ids [%d, %d) are damaged, and can not be mended now; later again: %s"
-        log.warning("rebuild_delayed", text, self._partition.log.directory, first, until, error)
 
     def _now(self) -> float:
         return self._partition.now().mono
@@ -149,3 +170,23 @@ def _tried(rebuild: Rebuild) -> Damage | AppendFailed | None:
         return rebuild.run()
     except AppendFailed as error:
         return error
+
+
+def _verified_part(part: LogReader, first: int, until: int) -> tuple[int, bool] | OSError:
+    """In the disk thread: the end of what was looked at of [first, until), and whether all of that verifies."""
+    end, size, verifies = first, 0, True
+    try:
+        # From the batch before on, for its chain.
+        for checked in checks(part, max(first - 1, part.start.log_id), min(until, part.end.log_id)):
+            if checked.end.log_id <= first:
+                continue
+            end, size = checked.end.log_id, size + checked.size
+            if (problem := checked.problem) is not None:
+                verifies, size = False, size + problem.end.position - problem.first.position
+            if size >= LOOK_BYTES:
+                break
+    except OSError as error:  # too many open files and the like say nothing about the bytes
+        return error
+    finally:
+        part.close()
+    return end, verifies

@@ -12,6 +12,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.pairs import Pair
 from nsqha.commitlog.verdict import Damage
 from nsqha.commitlog.verify import verify
+from nsqha.server import own_damage
 from nsqha.server.own_damage import OwnDamage
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
@@ -254,3 +255,56 @@ def test_a_moment_in_which_nothing_could_be_read_stops_no_channel_for_good():
     rig.keep_house()
     rig.turn()
     assert consumer.wire.bodies == [b"%d" % n * 20 for n in range(8)] and rig.told == []
+
+
+def test_what_can_be_read_again_is_damaged_no_more():
+    storage = SimStorage()
+    rig = Alone(storage)
+    pair = rig.log._pairs[1]
+    first = pair.first.log_id
+    storage.spoil(pair.path(".segment"), 0)
+    consumer = rig.consume(100)
+    assert rig.partition.deliveries["c"].stuck is not None
+    rig.partition.on_damage(first, first + 2)
+    for _ in range(40):
+        rig.clock.advance(1.0)
+        rig.keep_house()
+    assert rig.mended == [] and rig.told == []
+    storage.unspoil(pair.path(".segment"))
+    for _ in range(61):
+        rig.clock.advance(1.0)
+        rig.keep_house()
+    rig.turn()
+    assert rig.mended == [(first, first + 2)] and rig.told == []
+    assert consumer.wire.bodies == [b"%d" % n * 20 for n in range(8)]
+
+
+def test_a_long_range_is_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch):
+    """Publishes wait while files are read."""
+    monkeypatch.setattr(own_damage, "LOOK_BYTES", 60)
+    rig = Alone()
+    first, end = rig.log.start.log_id, rig.log.end.log_id
+    pair = rig.log._pairs[1]
+    entry = rig.log.entry(pair.first.log_id)
+    pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
+    rig.partition.on_damage(first, end)
+    for _ in range(end - first):
+        rig.keep_house()
+    assert rig.mended == [(1, 3), (3, 5), (7, 8), (8, 10)] and entry.log_id == 5
+
+
+def test_a_lack_of_descriptors_says_nothing_of_a_range(caplog: pytest.LogCaptureFixture):
+    storage = SimStorage()
+    rig = Alone(storage)
+    pair = rig.log._pairs[1]
+    rig.log._using(pair)
+    _ = pair.commitlog, pair.segment
+    descriptors, storage.descriptors = storage.descriptors, 0
+    rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
+    for _ in range(3):
+        rig.keep_house()
+    assert delays(caplog) == 1 and rig.mended == [] and rig.partition.stopped is None and rig.failures == []
+    storage.descriptors = descriptors
+    rig.clock.advance(31.0)
+    rig.keep_house()
+    assert rig.mended == [(pair.first.log_id, pair.first.log_id + 1)]

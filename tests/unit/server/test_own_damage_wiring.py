@@ -118,6 +118,20 @@ def test_the_only_replica_of_a_cluster_is_rebuilt(finder: str) -> None:
     run(scenario)
 
 
+def test_what_was_away_for_a_moment_is_not_known_as_damage_any_more() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        partition = await leading_alone(rig)
+        bad = partition.log.end.log_id - 3
+        rig.replicas.damage.found(KEY, bad, bad + 1)
+        assert rig.replicas.damage.known(KEY) == [(bad, bad + 1)]
+        keep_house(rig)
+        await pause()
+        assert rig.replicas.damage.known(KEY) == [] and "Fetch" not in rig.peers.calls and rig.failures == []
+
+    run(scenario)
+
+
 def test_damage_found_while_there_were_others_is_rebuilt_when_there_are_none() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
