@@ -19,7 +19,7 @@ from nsqha.errors import LogCorrupt, NsqhaError, Poisoned
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.ranges import RangeSet
-from nsqha.server.repair import Repairer, is_lost
+from nsqha.server.repair import Repairer, lost_of
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -52,6 +52,7 @@ class Damage:
         self._trust = trust
         self._node = runtime.node
         self._nodes = runtime.nodes
+        self._disk = runtime.disk
         self._on_failure = runtime.on_failure
         self._bad: dict[PartitionKey, RangeSet] = {}  # log ids that are known not to verify
         runtime.opener.on_mended = self._mended_alone
@@ -191,10 +192,17 @@ class Damage:
         self, key: PartitionKey, log_: PartitionLog, leader: str, epoch: int, first: int, end: int
     ) -> None:
         await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
-        bad = self._bad.get(key, RangeSet())  # the partition may have gone meanwhile
-        for log_id in range(first, end):
-            if not is_lost(log_, log_id):
-                bad.discard(log_id, log_id + 1)
+        lost = await self._lost_of(log_, first, end)
+        bad = self._bad.get(key)
+        if bad is not None and self._replicas.log_of(key) is log_:  # else it has gone, or begun anew, meanwhile
+            at = first
+            for first_lost, end_lost in [*lost, (end, end)]:
+                bad.discard(at, first_lost)
+                at = end_lost
+
+    async def _lost_of(self, log_: PartitionLog, first: int, end: int) -> RangeSet:
+        snapshot = log_.snapshot()
+        return await self._disk.read(lambda: lost_of(snapshot, first, end))
 
     async def _follow_leader(self, key: PartitionKey, first: int, end: int) -> None:
         """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or
@@ -204,16 +212,18 @@ class Damage:
             return
         if follower.damage is not None and follower.damage[1] <= follower.committed:
             await self._replicas.look_behind_damage(follower)
-        leader = self._nodes().get(follower.port.leader)
-        if leader is not None and not all(is_lost(log_, log_id) for log_id in range(first, end)):
-            try:
-                await self._as_leader(key, log_, leader.grpc_address, follower.epoch, first, end)
-            except Poisoned as error:
-                self._on_failure(error)
-            except (NsqhaError, ValueError, OSError) as error:
-                log.info("not_mended", "%s: %s", log_.directory, error)
-            else:
-                follower.mended()
+        try:
+            if (await self._lost_of(log_, first, end)).total() == end - first or (port := follower.port) is None:
+                return
+            if (leader := self._nodes().get(port.leader)) is None:
+                return
+            await self._as_leader(key, log_, leader.grpc_address, follower.epoch, first, end)
+        except Poisoned as error:
+            self._on_failure(error)
+        except (NsqhaError, ValueError, OSError) as error:
+            log.info("not_mended", "%s: %s", log_.directory, error)
+        else:
+            follower.mended()
 
     def _only_here(self, key: PartitionKey) -> bool:
         """Whether no other node has a replica, or is to have one."""

@@ -28,10 +28,12 @@ from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.ranges import RangeSet
 
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
     from nsqha.commitlog.log import PartitionLog
+    from nsqha.commitlog.lookup import LogReader
     from nsqha.server.peers import Peers
 
 log = Log("repair")
@@ -40,6 +42,7 @@ Batches = list[tuple["Entry", bytes]]
 
 CALL_SECONDS = 10.0
 FETCH_BYTES = 4 << 20
+ENTRIES_AT_ONCE = 4096  # that are read, to find what was given up
 RETRY_SECONDS = 30.0
 RETRY_SECONDS_MAX = 3600.0  # of what was given up
 
@@ -253,6 +256,21 @@ def is_lost(log_: PartitionLog, log_id: int) -> bool:
         return log_.start.log_id <= log_id < log_.end.log_id and log_.entry(log_id).lost
     except (LogCorrupt, OSError):
         return False
+
+
+def lost_of(log_: LogReader, first: int, end: int) -> RangeSet:
+    """What of [first, end) was given up. Blocks, for a range of millions of batches for seconds: in a thread, with a
+    snapshot. OSError: nothing can be said now."""
+    lost = RangeSet()
+    log_id, end = max(first, log_.start.log_id), min(end, log_.end.log_id)
+    while log_id < end:
+        pair = log_.pair_of(log_id)
+        block_end = min(end, log_.end_of(pair).log_id, log_id + ENTRIES_AT_ONCE)
+        for entry in pair.read_entries(log_id, block_end - log_id):
+            if entry is not None and entry.lost:
+                lost.add(entry.log_id, entry.log_id + 1)
+        log_id = block_end
+    return lost
 
 
 def _holds(log_: PartitionLog, first: int, end: int) -> bool:

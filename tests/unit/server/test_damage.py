@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import random
 from typing import Any
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt, Place
+from nsqha.commitlog.storage import MemStorage
 from nsqha.cursor.checkpoint import write
 from nsqha.cursor.state import PartitionState
-from nsqha.frames import HAS_CHECKPOINT
+from nsqha.frames import HAS_CHECKPOINT, LOST
 from nsqha.ranges import RangeSet
+from nsqha.server.repair import is_lost, lost_of
+from tests.unit.commitlog.logs import add, new_log, roll
 from tests.unit.server.replica_rig import (
     KEY,
     A,
@@ -110,3 +115,75 @@ def test_a_partition_that_goes_while_its_leader_is_asked_is_no_failure() -> None
         assert damage.known(KEY) == []
 
     run(scenario)
+
+
+def test_what_is_left_of_a_range_as_its_leader_has_it_is_not_read_on_the_loop() -> None:
+    """It may be millions of batches."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+        stream = rig.leader(A)
+        await stream.open(2, log_of())
+        stream.push(2, log_of(1, 2, 2, 2, 2), 1)
+        await pause()
+        log_ = rig.follower.log
+        commitlog = rig.storage.open(f"{log_.directory}/{0:020}.commitlog")
+        for log_id in (2, 4):
+            entry = log_.entry(log_id)
+            commitlog.pwrite(entry._replace(flags=entry.flags | LOST).encode(), log_id * ENTRY_BYTES)
+        log_.entry = log_.entries = None  # type: ignore[assignment,method-assign]
+        damage = rig.replicas.damage
+        damage._bad[KEY] = RangeSet([(1, 6)])
+
+        async def mended(*asked: Any) -> None:
+            pass
+
+        damage._repairer.mend_as_leader = mended  # type: ignore[method-assign]
+        rig.disk.gate.clear()
+        for ask in (damage._as_leader(KEY, log_, "n1", 2, 1, 6), damage._follow_leader(KEY, 1, 6)):
+            rig.spawn(ask)
+        await pause()
+        assert damage.known(KEY) == [(1, 6)] and len(rig.tasks) == 2
+        rig.disk.gate.set()
+        await pause()
+        assert damage.known(KEY) == [(2, 3), (4, 5)] and not rig.errors and not rig.failures
+
+    run(scenario)
+
+
+def test_a_disk_that_lacks_descriptors_says_nothing_of_what_was_given_up() -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        stream, _ = await followed(rig)
+        stream.push(1, log_of(1, 1), 1)
+        await pause()
+        damage, log_ = rig.replicas.damage, rig.follower.log
+        damage._bad[KEY] = RangeSet([(1, 2)])
+
+        class NoFiles(MemStorage):
+            def open(self, *_: Any, **__: Any) -> Any:
+                raise OSError(errno.EMFILE, "too many open files")
+
+        log_._storage = NoFiles()
+        await damage._follow_leader(KEY, 1, 2)
+        assert damage.known(KEY) == [(1, 2)] and "Fetch" not in rig.peers.calls and not rig.failures
+
+    run(scenario)
+
+
+def test_what_was_given_up_is_found_in_all_pairs() -> None:
+    log_ = new_log(MemStorage())
+    lost = random.Random(1).sample(range(1, 25), 9)
+    for _ in range(24):
+        add(log_, b"m")
+        if log_.end.log_id % 7 == 0:
+            roll(log_)
+    for log_id in lost:
+        entry, pair = log_.entry(log_id), log_.pair_of(log_id)
+        pair.commitlog.pwrite(entry._replace(flags=entry.flags | LOST).encode(), pair.slot(log_id))
+    log_._shelf.clear()
+    for first in range(27):
+        for end in range(first, 27):
+            expected = RangeSet((n, n + 1) for n in range(first, end) if is_lost(log_, n))
+            assert lost_of(log_.snapshot(), first, end) == expected
