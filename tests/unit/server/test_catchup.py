@@ -17,7 +17,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.catchup import SLICE_COST
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
-from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, copy_of, log_of, pause, run, serving
+from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, copy_of, followed, log_of, pause, run, serving
 
 SMALL = LogLimits(segment_bytes=300)
 
@@ -188,10 +188,8 @@ def test_a_catch_up_that_is_given_up_behind_a_cut_of_what_was_applied_leaves_no_
 
     async def scenario() -> None:
         rig = ReplicaRig()
-        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        stream, _ = await followed(rig)
         mine = log_of(1, 1, 1)
-        stream = rig.leader(A)
-        await stream.open(1, log_of())
         stream.push(1, mine, 1, committed=4)
         await pause()
         state: Any = rig.follower.state
@@ -276,10 +274,7 @@ def test_a_member_with_committed_batches_never_begins_anew_behind_them() -> None
 
     async def scenario() -> None:
         rig = ReplicaRig()
-        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
-        mine = log_of()
-        stream = rig.leader(A)
-        await stream.open(1, mine)
+        stream, mine = await followed(rig)
         for _ in range(20):
             add(mine, 1, b"mine")
         stream.push(1, mine, 1, committed=21)
@@ -300,10 +295,8 @@ def test_a_member_with_committed_batches_never_begins_anew_behind_them() -> None
 def test_of_a_log_that_was_given_up_nothing_counts_as_committed_behind_the_cut() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        stream, _ = await followed(rig)
         mine = log_of(1, 1, 1)
-        stream = rig.leader(A)
-        await stream.open(1, log_of())
         rig.follower.damage = (1, 2)  # it applies nothing for the time being
         stream.push(1, mine, 1, committed=4)
         await pause()
@@ -338,10 +331,8 @@ def test_the_journal_forgets_a_cut_before_anything_is_appended_again() -> None:
 def test_a_member_never_cuts_what_is_committed() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+        stream, _ = await followed(rig)
         mine = log_of(1, 1, 1)
-        stream = rig.leader(A)
-        await stream.open(1, log_of())
         stream.push(1, mine, 1, committed=4)
         await pause()
         other = copy_of(mine, 2)

@@ -23,6 +23,7 @@ from tests.unit.server.replica_rig import (
     ReplicaRig,
     add,
     copy_of,
+    followed,
     log_of,
     pause,
     run,
@@ -36,10 +37,8 @@ SEGMENT, COMMITLOG = (f"data/topics/t-0000000000000051/0/{0:020}.{kind}" for kin
 async def member(storage: MemStorage, leader: PartitionLog | None = None) -> tuple[int, PartitionLog]:
     """A member of the ISR dies with nine batches; the name of its log, and that of its leader."""
     rig = ReplicaRig(storage)
-    await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
+    stream, _ = await followed(rig)
     leader = leader or log_of(*[1] * 9)
-    stream = rig.leader(A)
-    await stream.open(1, log_of())
     stream.push(1, leader, 1, committed=COMMITTED)
     await pause()
     log_uid = rig.follower.log_uid

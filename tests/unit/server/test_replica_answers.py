@@ -22,6 +22,7 @@ from tests.unit.server.replica_rig import (
     B,
     ReplicaRig,
     add,
+    followed,
     log_of,
     pause,
     run,
@@ -108,10 +109,8 @@ def test_what_was_read_for_a_leader_that_was_replaced_meanwhile_is_not_given() -
 def test_who_mends_is_given_what_is_here_by_anybody_and_told_what_is_committed() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
+        stream, _ = await followed(rig, 2)
         theirs = log_of(2, 2, 2)
-        stream = rig.leader(A)
-        await stream.open(2, log_of())
         stream.push(2, theirs, 1, committed=3)
         await pause()
         assert log_ids(await fetch(rig, 1, epoch=0)) == [1, 2], "as far as it is committed, if nothing is said"
@@ -135,9 +134,7 @@ def test_what_was_cut_while_it_was_read_is_not_passed_off_as_what_was_committed_
 
     async def scenario() -> None:
         rig = ReplicaRig()
-        await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
-        stream = rig.leader(A)
-        await stream.open(2, log_of())
+        stream, _ = await followed(rig, 2)
         stream.push(2, log_of(2, 2, 2), 1, committed=2)
         await pause()
         told = asyncio.Event()
