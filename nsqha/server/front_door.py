@@ -71,7 +71,7 @@ def is_stream(said: bytes, *, tls: bool) -> bool | None:
     """Whether a connection that said this so far is for a stream; None: it has to say more."""
     if not tls:
         return None if len(said) < len(MARK) and MARK.startswith(said) else said.startswith(MARK)
-    if said[:1] != bytes((HELLO,)):
+    if said and said[0] != HELLO:
         return False
     whole = RECORD + int.from_bytes(said[3:RECORD], "big")
     if len(said) < RECORD or len(said) < min(whole, RECORD_BYTES_MAX):
