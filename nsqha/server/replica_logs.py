@@ -4,16 +4,19 @@
                          what is damaged goes by a new one, and the journal keeps the old one until a leader takes it on
     never made           begun under the name that the record has for it: this process drew it, or an earlier life did,
                          which died before it made the log
+    recovery refuses     said once; whoever asks hears the same without the disk being read again, for longer each time:
+                         it reads two pairs to their end, and a leader asks once a second for as long as it leads
 
 Invariant: nothing is opened under a name that acknowledged messages are counted on by, unless it has them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqha import ids
-from nsqha.errors import NsqhaError
+from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.server.log_trust import good_name
@@ -27,13 +30,26 @@ if TYPE_CHECKING:
     from nsqha.server.replica_runtime import ReplicaRuntime
 
 
+AGAIN_SECONDS = 1.0  # after recovery refused a log; twice as long each time
+AGAIN_SECONDS_MAX = 600.0
+
 log = Log("replicas")
+
+
+@dataclass(slots=True)
+class Unusable:
+    """A log that recovery refuses."""
+
+    why: str
+    pause: float
+    again_at: float
 
 
 class ReplicaLogs:
     """Opens the logs of one node's replicas."""
 
     def __init__(self, runtime: ReplicaRuntime, damage: Damage, trust: LogTrust) -> None:
+        self._clock = runtime.clock
         self._node = runtime.node
         self._journal = runtime.journal
         self._journal_writer = runtime.journal_writer
@@ -42,6 +58,7 @@ class ReplicaLogs:
         self._damage = damage
         self._trust = trust
         self._drawn: set[int] = set()  # names of logs that are about to be made
+        self.unusable: dict[PartitionKey, Unusable] = {}
 
     def draw_log_uid(self) -> int:
         """A name for a log that is about to be made here, to be put into the record of a new partition."""
@@ -54,7 +71,27 @@ class ReplicaLogs:
         self._drawn.discard(log_uid)
 
     async def open(self, record: TopicRecord, number: int) -> tuple[OpenedLog, int]:
-        """Open the log, or begin an empty one; the epoch that is promised with it."""
+        """Open the log, or begin an empty one; the epoch that is promised with it. LogCorrupt: it was said why."""
+        key = (record.uid, number)
+        before = self.unusable.get(key)
+        if before is not None and self._clock.monotonic() < before.again_at:
+            raise LogCorrupt(before.why)
+        try:
+            opened = await self._open(record, number)
+        except LogCorrupt as error:
+            pause = AGAIN_SECONDS if before is None else min(2 * before.pause, AGAIN_SECONDS_MAX)
+            self.unusable[key] = Unusable(str(error), pause, self._clock.monotonic() + pause)
+            if before is None or before.why != str(error):
+                log.error("replica_unusable", "%s/%d: %s", record.name, number, error)
+            raise
+        self.unusable.pop(key, None)
+        return opened
+
+    def gone(self, key: PartitionKey) -> None:
+        """The replica is not here any more."""
+        self.unusable.pop(key, None)
+
+    async def _open(self, record: TopicRecord, number: int) -> tuple[OpenedLog, int]:
         key, meta = (record.uid, number), record.partitions[number]
         drawn = meta.isr.get(self._node, 0)
         if drawn in self._drawn or self._never_made(key, meta):

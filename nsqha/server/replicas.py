@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -135,11 +135,9 @@ class Replicas:
             else:
                 async with self.changing(key):
                     if not ids.is_ephemeral(topic.record.name):
-                        try:
-                            await self.make(topic, number)
-                        except LogCorrupt as error:
+                        with suppress(LogCorrupt):
                             # The others on this disk are not to blame; this replica is as if it were down.
-                            log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
+                            await self.make(topic, number)
 
     def registered(self, registration: int) -> None:
         """This process life has a new name."""
@@ -191,7 +189,8 @@ class Replicas:
             async with self.changing(key):
                 await self._settle(topic, number)
         except LogCorrupt as error:
-            log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
+            if key not in self.logs.unusable:
+                log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
             return
         except (NsqhaError, OSError) as error:  # a full disk has no room for a new log
             log.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
@@ -477,6 +476,7 @@ class Replicas:
         self._records.pop(key, None)
         self.damage.gone(key)
         self.trust.gone(key)
+        self.logs.gone(key)
         await self._disk.removed(lambda: self._opener.remove_partition(record, number))
         self._strays.discard(key)
 
@@ -495,6 +495,7 @@ class Replicas:
                 self._records.pop(key, None)
                 self.damage.gone(key)
                 self.trust.gone(key)
+                self.logs.gone(key)
 
     def retire(self) -> None:
         """The node shuts down soon: others are to lead what it leads."""

@@ -462,3 +462,57 @@ def test_a_partition_is_led_while_another_one_of_the_topic_can_not_be_settled() 
             assert list(rig.replicas.leading) == [(UID, 1)]
 
     run(scenario)
+
+
+def test_a_log_that_recovery_refuses_is_tried_again_less_and_less_often_and_told_once(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads millions of entries, and a leader asks once a second."""
+
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await followed(rig)
+        await rig.replicas.followers.pop(KEY).close()  # as if this process had begun now
+        record, tried = rig.record(leader=A, epoch=1, isr={A: 5}), []
+        clock: Any = rig.replicas.logs._clock
+
+        def refuses(*_: object) -> Any:
+            tried.append(clock.monotonic())
+            raise LogCorrupt("2000000 entries are missing")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.opener, "recover", refuses)
+            await rig.replicas.recover(record)
+            stream = rig.leader(A)
+            for second in range(2000):
+                clock.advance(1.0)
+                await rig.settle(record)
+                if second % 100 == 0:
+                    assert (await stream.open(1, log_of())).why == "2000000 entries are missing"
+            assert 10 < len(tried) < 15 and tried[1] - tried[0] == 1.0 and tried[-1] - tried[-2] >= 500.0
+            assert [r.getMessage() for r in caplog.records if "missing" in r.getMessage()] == [
+                "t/0: 2000000 entries are missing"
+            ]
+        clock.advance(600.0)
+        await rig.settle(record)
+        assert KEY in rig.replicas.followers and not rig.replicas.logs.unusable
+
+    run(scenario)
+
+
+def test_nothing_is_kept_of_a_log_that_could_not_be_opened_when_its_topic_is_deleted(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        rig = ReplicaRig()
+        await followed(rig)
+        await rig.replicas.followers.pop(KEY).close()
+
+        def refuses(*_: object) -> Any:
+            raise LogCorrupt("nothing can be read")
+
+        monkeypatch.setattr(rig.opener, "recover", refuses)
+        await rig.replicas.recover(rig.record(leader=A, epoch=1, isr={A: 5}))
+        assert rig.replicas.logs.unusable
+        await rig.replicas.drop(KEY[0], [KEY[1]])
+        assert not rig.replicas.logs.unusable
+
+    run(scenario)
