@@ -232,7 +232,10 @@ class FrontDoor:
 
 
 class _Side(asyncio.Protocol):
-    """One of two connections: what comes here goes out there, no faster than it is taken there."""
+    """One of two connections: what comes here goes out there, no faster than it is taken there.
+
+    With its end both end: HTTP/2 has no use for half a connection, and a stranger could keep one for ever.
+    """
 
     other: _Side
 
@@ -259,11 +262,6 @@ class _Side(asyncio.Protocol):
             self.other._transport.write(data)
         elif not self.other._lost:
             self._early += data
-
-    def eof_received(self) -> bool:
-        if self.other._transport is not None:
-            self.other._transport.write_eof()
-        return True
 
     def pause_writing(self) -> None:
         if self.other._transport is not None:

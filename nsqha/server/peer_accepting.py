@@ -157,9 +157,6 @@ class AcceptingEnd(Http2End):
             transport.write(frame(GOAWAY, 0, 0, LAST_AND_CODE.pack(0, PROTOCOL_ERROR) + why.encode()))
             self._hang_up(transport)
             return
-        if self._greeted and self._paused:
-            transport.abort()  # nobody reads
-            return
         status = self._status or STATUS.get(kind, INTERNAL)
         fields = (("grpc-status", str(status)), ("grpc-message", quote(why, safe=_PLAIN)), (ERROR_TRAILER, kind))
         transport.write(

@@ -392,6 +392,9 @@ def test_a_host_that_went_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_reads_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(peer_accepting, "PING_TIMEOUT_SECONDS", 0.2)
+
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
         caller.write(PREFACE, frame(SETTINGS, 0, 0, struct.pack(">HL", 4, 1 << 30)))
@@ -404,6 +407,8 @@ def test_who_reads_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0)
         stream.close("enough")
         assert await acceptor.accepted[0].end() == "enough"
+        while stream._transport is not None:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
 
     run(scenario)
 
