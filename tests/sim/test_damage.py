@@ -153,14 +153,15 @@ def test_nothing_is_given_up_that_somebody_has() -> None:
     """Though it was asked for in vain before, and nobody would ask again so soon."""
     with only_a_node_that_is_down_has_a_batch() as (cluster, has, given_up):
         damaged = [node for node in cluster.nodes if node is not has]
-        cluster.until(lambda: any(node.replicas and node.replicas.leading for node in damaged), 30.0, "one of them leads")
+        leads = lambda: any(node.replicas and node.replicas.leading for node in damaged)  # noqa: E731
+        cluster.until(leads, 30.0, "one of them leads")
         for node in damaged:
             cluster.net.partition(node.name, has.name)
         flip(cluster, has, 1, entry=False)  # else it would lead, for being whole
         has.start()
         cluster.run_for(15.0)
         assert given_up() == [False] * 2 and next(cluster.comparison.damage(), None) is not None
-        assert any(node.replicas and node.replicas.leading for node in damaged), "else nobody is asked to give up"
+        assert leads(), "else nobody is asked to give up"
         cluster.net.heal_all()
         assert cluster.operators is not None
         for _ in range(20):
