@@ -54,11 +54,6 @@ def id_base(partition: int, salt: int) -> int:
     return (partition << PARTITION_SHIFT) | (salt << SALT_SHIFT)
 
 
-def message_id(base: int, offset: int) -> bytes:
-    """The 16 bytes that a client sees."""
-    return b"%016x" % (base + offset)
-
-
 def parse_message_id(raw: bytes) -> int | None:
     """The number behind a wire id; None if it is not 16 lowercase hex digits."""
     return int(raw, 16) if _ID.fullmatch(raw) else None

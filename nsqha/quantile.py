@@ -68,9 +68,6 @@ class LatencyWindow:
             self._rotate(now)
         self._halves[1].add(value, times)
 
-    def result(self, now: float) -> Result:
-        return merged((self,), now)
-
     def _rotate(self, now: float) -> None:
         halves_passed = int((now - self._rotated_at) / self._half_seconds)
         self._rotated_at += halves_passed * self._half_seconds

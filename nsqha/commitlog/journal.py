@@ -172,11 +172,6 @@ class NodeJournal:
         """What was not synced may be gone: unclean stop, then another kernel boot; or poison. No recovery since."""
         return self._node.host_restarted
 
-    @property
-    def damaged(self) -> bool:
-        """Records were lost in the middle, and not every partition has a new log_uid yet."""
-        return not all(record.log_uid_trusted for record in self._records.values())
-
     def record(self, key: tuple[int, int]) -> PartitionRecord | None:
         """What is known of a partition, staged changes included; None if it was never heard of."""
         return self._records.get(Key(*key))

@@ -455,12 +455,3 @@ class LmdbCache:
 
     def _forget_pin(self) -> None:
         self._pin = None
-
-    def flush(self, now: float = 0.0) -> bool:
-        """Write everything now, blocking; whether all is written."""
-        taken = self.take(now, force=True)
-        if taken is None:
-            return self.failure is None and not self._writing
-        self.write(taken)
-        self.written(taken, now)
-        return taken.error is None

@@ -175,10 +175,6 @@ class EtcdStore:
 
     # Acceptance (nsqha.election.accepting)
 
-    def generation(self) -> int:
-        """How often an operator accepted the metadata after etcd was put back."""
-        return self._looked().accepted.record.generation
-
     def why_not(self) -> str:
         """Why nobody may decide by the metadata now; empty: nothing is known against it."""
         return self._looked().why_not

@@ -147,10 +147,6 @@ class EtcdClient:
         with self._lock:
             self._stale, self.foreign, self._cluster_id, self._revision = "", False, 0, 0
 
-    @property
-    def closed(self) -> bool:
-        return self._closed.is_set()
-
     def check(self) -> None:
         """StaleMetadata if any answer so far came from a foreign or older etcd."""
         if self._stale:

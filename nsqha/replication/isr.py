@@ -214,11 +214,6 @@ class IsrKeeper:
     # ---- what others ask
 
     @property
-    def recorded(self) -> Mapping[int, int]:
-        """Node -> log_uid, as the metadata was last known."""
-        return self.meta.isr
-
-    @property
     def effective(self) -> frozenset[int]:
         """Who must acknowledge: every set that may be in force."""
         return frozenset(self.meta.isr).union(() if self._proposal is None else self._proposal.meta.isr)

@@ -13,6 +13,7 @@ from nsqha.cursor.layered import LayeredDeferred
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import Tables
 from nsqha.cursor.state import ChannelState
+from tests.unit.cursor.cache_rig import flush
 from tests.unit.cursor.tiny_cache import EmptyLog
 
 FIRST: DueKey = (-(1 << 63), -1)
@@ -62,7 +63,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         match request.param:
             case "written":
                 touch()
-                assert cache.flush()
+                assert flush(cache)
             case "writing":
                 end()
                 begin()

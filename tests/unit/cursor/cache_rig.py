@@ -18,6 +18,16 @@ def load(cache: LmdbCache, log: TinyLog) -> tuple[Loaded, CountedLog]:
     return cache.load(KEY, counted, counted.read), counted
 
 
+def flush(cache: LmdbCache, now: float = 0.0) -> bool:
+    """Write everything now; whether all is written."""
+    taken = cache.take(now, force=True)
+    if taken is None:
+        return cache.failure is None
+    cache.write(taken)
+    cache.written(taken, now)
+    return taken.error is None
+
+
 class Rig:
     """A leader whose committed state is cached."""
 

@@ -14,7 +14,7 @@ from nsqha.cursor.layered import LayeredDeferred
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
 from nsqha.cursor.loading import CACHE, LOG_START
-from tests.unit.cursor.cache_rig import KEY, MAP, Rig, load, rig_with_deferred
+from tests.unit.cursor.cache_rig import KEY, MAP, Rig, flush, load, rig_with_deferred
 from tests.unit.cursor.judged import SMALL
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
@@ -22,7 +22,7 @@ from tests.unit.cursor.tiny_cache import CountedLog
 
 def test_a_restart_goes_on_where_the_cache_is(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     applied = rig.leader.log.log_id
     rig.leader.publish(1)
     rig.defer(1, 3)
@@ -39,7 +39,7 @@ def test_a_restart_goes_on_where_the_cache_is(path: str) -> None:
 
 def test_what_was_loaded_is_not_written_again(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.close()
     cache = LmdbCache.open(path, map_bytes=MAP)
     assert load(cache, rig.leader.log)[0].batches == 0
@@ -59,19 +59,19 @@ def test_nothing_is_written_when_nothing_changed(path: str) -> None:
     rig = rig_with_deferred(path)
     assert rig.cache.take(0.0) is not None
     rig = rig_with_deferred(path + "2")
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     assert rig.cache.take(1.0) is None and rig.cache.overlaid == 0
 
 
 def test_deleting_the_folder_loses_nothing(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.close()
     shutil.rmtree(path)
     cache = LmdbCache.open(path, map_bytes=MAP)
     loaded, _ = load(cache, rig.leader.log)
     assert loaded.source == LOG_START and len(loaded.state.channels["c"].deferred) == 20
-    assert cache.flush()
+    assert flush(cache)
     cache.close()
 
 
@@ -89,7 +89,7 @@ def test_partitions_do_not_see_each_other(path: str) -> None:
         leader.flush()
         cache.load(key, counted, counted.read)
         leaders.append((key, leader))
-    assert cache.flush()
+    assert flush(cache)
     cache.close()
     cache = LmdbCache.open(path, map_bytes=MAP)
     for key, leader in leaders:
@@ -109,7 +109,7 @@ def test_the_checkpoint_that_is_being_written_is_remembered(path: str) -> None:
     rig.leader.cursors.begin_checkpoint(rig.leader.cursors.state.snapshot())
     rig.leader.publish(1, force=True)
     assert rig.leader.cursors.state.partial is not None
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.close()
     rig.leader.flush()
     assert rig.leader.cursors.state.checkpoint.as_of
@@ -128,14 +128,14 @@ def test_loading_many_deferred_messages_keeps_few_in_memory(path: str, small_roo
     assert loaded.source == LOG_START and len(loaded.state.channels["c"].deferred) == 100
     assert cache.overlaid <= 3
     assert digest(loaded.state) == digest(rig.leader.cursors.state)
-    assert cache.flush()
+    assert flush(cache)
     assert digest(loaded.state) == digest(rig.leader.cursors.state)
     cache.close()
 
 
 def test_a_full_layer_asks_to_be_written(path: str, small_room: None) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     asked = []
     rig.cache.on_full = lambda: asked.append(rig.cache.pressing)
     rig.defer(1, 3)
@@ -151,7 +151,7 @@ def test_a_full_layer_asks_to_be_written(path: str, small_room: None) -> None:
 
 def test_rows_written_early_are_proven_with_the_next_whole_write(path: str, small_room: None) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush(100.0)
+    assert flush(rig.cache, 100.0)
     rig.defer(1, 3, 5, 7)
     taken = rig.cache.take(99.0)
     assert taken is not None and not taken.whole
@@ -160,7 +160,7 @@ def test_rows_written_early_are_proven_with_the_next_whole_write(path: str, smal
     assert rig.cache.overlaid == 0
     assert lmdb_proof.unproven(path), "the rows are not those of the head"
     assert rig.cache.take(99.0) is None
-    assert rig.cache.flush(200.0)
+    assert flush(rig.cache, 200.0)
     rig.assert_all_is_cached()
 
 
@@ -186,12 +186,12 @@ def rows_at_rest(cache: LmdbCache) -> int:
 
 def test_rows_of_an_emptied_channel_are_deleted_in_time(path: str, small_room: None) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush() and rows_at_rest(rig.cache) == 20
+    assert flush(rig.cache) and rows_at_rest(rig.cache) == 20
     rig.leader.cursors.empty("c")
     rig.leader.flush()
     assert len(rig.leader.cursors.state.channels["c"].deferred) == 0
     for _ in range(20):
-        assert rig.cache.flush()
+        assert flush(rig.cache)
     assert rows_at_rest(rig.cache) == 0
     assert rig.cache.take(1e9) is None
     rig.cache.close()
@@ -199,39 +199,39 @@ def test_rows_of_an_emptied_channel_are_deleted_in_time(path: str, small_room: N
 
 def test_a_deleted_topic_leaves_nothing(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.forget(KEY)
-    assert rig.cache.flush() and rig.cache.flush()
+    assert flush(rig.cache) and flush(rig.cache)
     assert rows_at_rest(rig.cache) == 0 and rig.cache.tables is not None and not rig.cache.tables.partitions()
     rig.cache.close()
 
 
 def test_what_no_partition_claims_is_swept(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.close()
     cache = LmdbCache.open(path, map_bytes=MAP)
     cache.sweep()
-    assert cache.flush() and rows_at_rest(cache) == 0
+    assert flush(cache) and rows_at_rest(cache) == 0
     cache.close()
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.sweep()
-    assert rig.cache.flush() and rows_at_rest(rig.cache) == 20
+    assert flush(rig.cache) and rows_at_rest(rig.cache) == 20
     rig.cache.close()
 
 
 def test_a_file_that_is_mostly_free_is_written_anew(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lmdb_tables, "SPARSE_BYTES", 40 << 10)
     rig = rig_with_deferred(path, 6000)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     big = os.path.getsize(f"{path}/data.mdb")
     rig.leader.cursors.empty("c")
     rig.leader.publish(1)
     rig.leader.deliver(rig.leader.cursors.channels["c"])
     rig.defer(6000)
     for _ in range(3):
-        assert rig.cache.flush()
+        assert flush(rig.cache)
     rig.cache.close()
     cache = LmdbCache.open(path, map_bytes=MAP)
     assert os.path.getsize(f"{path}/data.mdb") < big / 3
@@ -253,12 +253,12 @@ def test_what_the_cache_says_of_a_row_is_what_was_put(path: str) -> None:
 
 def test_of_a_log_in_use_a_snapshot_is_read_now_the_log_itself_later_and_nothing_that_is_stored(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     expected = encode(rig.leader.cursors.state)
     snapshot, log = CountedLog(rig.leader.log), CountedLog(rig.leader.log)
     loaded = rig.cache.load(KEY, snapshot, snapshot.read, later=(log, log.read))
     assert loaded.source == LOG_START and encode(loaded.state) == expected and not log.entries_read
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     read = snapshot.entries_read
     rig.cache.lost(TablesError("gone"))
     assert encode(loaded.state) == expected

@@ -13,7 +13,7 @@ from nsqha.cursor import lmdb_proof, lmdb_tables
 from nsqha.cursor.checkpoint import digest
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.loading import CACHE, LOG_START
-from tests.unit.cursor.cache_rig import MAP, load, rig_with_deferred
+from tests.unit.cursor.cache_rig import MAP, flush, load, rig_with_deferred
 from tests.unit.cursor.tiny import TinyLog
 
 SECTOR = 512
@@ -21,7 +21,7 @@ SECTOR = 512
 
 def test_the_proof_covers_every_byte(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.close()
     assert lmdb_proof.unproven(path) is None
     rng = random.Random(1)
@@ -45,7 +45,7 @@ def test_the_proof_covers_every_byte(path: str) -> None:
 
 def test_only_our_files_are_removed(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.cache.close()
     Path(path, "mine").write_text("keep")
     Path(path, "proof").write_bytes(b"garbage")
@@ -78,7 +78,7 @@ class Images:
             for offset in range(1, 12, 2):
                 rig.defer(offset)
                 self.states.append(self._files())
-                assert rig.cache.flush()
+                assert flush(rig.cache)
                 self.states.append(self._files())
         rig.cache.close()
         self.log = rig.leader.log
@@ -132,7 +132,7 @@ class Images:
             loaded, _ = load(cache, self.log)
             assert digest(loaded.state) == self.expected
             cache.sweep()
-            assert cache.flush()
+            assert flush(cache)
             assert digest(loaded.state) == self.expected
             return loaded.source
         finally:

@@ -14,14 +14,14 @@ from nsqha.cursor.checkpoint import digest
 from nsqha.cursor.deferred import MemoryDeferred
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
-from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, Rig, load, rig_with_deferred
+from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, Rig, flush, load, rig_with_deferred
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
 
 def test_a_write_that_fails_is_tried_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     real = lmdb_tables.Tables.write_rows
 
     def refuse(*args: object) -> None:
@@ -30,14 +30,14 @@ def test_a_write_that_fails_is_tried_again(path: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lmdb_tables.Tables, "write_rows", refuse)
     for offset in range(1, 20, 2):
         rig.defer(offset)
-        assert not rig.cache.flush()
+        assert not flush(rig.cache)
     assert rig.cache.delayed and rig.cache.overlaid == 10 and not rig.cache.overfull
     assert digest(rig.leader.cursors.state) == digest(TinyLog.rebuild(rig.leader.log))
     monkeypatch.setattr(lmdb_cache, "OVERLAY_ROWS_MAX", 5)
-    assert not rig.cache.flush() and rig.cache.overfull
+    assert not flush(rig.cache) and rig.cache.overfull
     assert rig.cache.take(lmdb_cache.RETRY_SECONDS - 0.1) is None
     monkeypatch.setattr(lmdb_tables.Tables, "write_rows", real)
-    assert rig.cache.flush(10.0) and rig.cache.flush(20.0)
+    assert flush(rig.cache, 10.0) and flush(rig.cache, 20.0)
     assert rig.cache.delayed is None and not rig.cache.overfull and rig.cache.overlaid == 0
     rig.assert_all_is_cached()
 
@@ -49,18 +49,18 @@ def test_a_disk_that_is_full_for_a_while(path: str) -> None:
     rig.leader.publish(30_000)
     rig.leader.deliver(channel)
     rig.defer(*range(2_000))
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(f"{path}/data.mdb") + 100_000, limits[1]))
     try:
         for first in range(2_000, 26_000, 8_000):
             rig.defer(*range(first, first + 8_000))
-            written = rig.cache.flush()
+            written = flush(rig.cache)
         assert not written and rig.cache.delayed and rig.cache.failure is None
         assert digest(rig.leader.cursors.state) == digest(TinyLog.rebuild(rig.leader.log))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert rig.cache.flush() and rig.cache.flush() and rig.cache.overlaid == 0
+    assert flush(rig.cache) and flush(rig.cache) and rig.cache.overlaid == 0
     rig.assert_all_is_cached()
 
 
@@ -75,7 +75,7 @@ def test_one_warning_when_writes_fail(
     monkeypatch.setattr(lmdb_tables.Tables, "sync", refuse)
     caplog.set_level(logging.WARNING, "nsqha")
     for _ in range(3):
-        assert not rig.cache.flush()
+        assert not flush(rig.cache)
     assert len(caplog.records) == 1 and "no space left" in caplog.text
     rig.cache.close()
 
@@ -92,7 +92,7 @@ def test_a_full_map_grows(path: str) -> None:
     leader.flush()
     pinned = leader.cursors.state.channels["c"].deferred.snapshot()
     for _ in range(5):
-        if cache.flush():
+        if flush(cache):
             break
     assert cache.delayed is None and cache.overlaid == 0
     assert len(list(pinned.items())) == 30_000
@@ -103,7 +103,7 @@ def test_a_full_map_grows(path: str) -> None:
 
 def test_a_map_does_not_grow_under_a_reader(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     pinned = rig.leader.cursors.state.channels["c"].deferred.snapshot()
     assert not rig.cache._grow()
     assert len(list(pinned.items())) == 20
@@ -129,7 +129,7 @@ def test_rows_that_can_not_be_read_any_more_come_from_the_log(
         rig.leader.deliver(rig.leader.cursors.channels["c"])
         rig.defer(1)
     else:
-        assert cache.flush()
+        assert flush(cache)
         rig.defer(1, 3)
         if when == "writing":
             taken = cache.take(0.0)
@@ -137,7 +137,7 @@ def test_rows_that_can_not_be_read_any_more_come_from_the_log(
             cache.write(taken)
             rig.defer(5)
         elif when == "written":
-            assert cache.flush()
+            assert flush(cache)
     state = rig.leader.cursors.state
     snapshot = state.channels["c"].deferred.snapshot()
     expected = digest(state)
@@ -162,7 +162,7 @@ def test_rows_that_can_not_be_read_any_more_come_from_the_log(
 
 def test_a_failure_while_loading_leads_to_the_log(path: str, monkeypatch: pytest.MonkeyPatch, small_room: None) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     rig.defer(1, 3, 5, 7)
     rig.cache.close()
     for failing in ("head", "by_offset", "highest", "get", "write_rows"):
@@ -199,7 +199,7 @@ def test_a_folder_that_can_not_be_used_is_done_without(path: str, caplog: pytest
 
 def test_a_second_user_of_the_folder_gets_a_cache_in_memory(path: str) -> None:
     rig = rig_with_deferred(path)
-    assert rig.cache.flush()
+    assert flush(rig.cache)
     other = LmdbCache.open(path, map_bytes=MAP)
     assert other.failure
     assert digest(load(other, rig.leader.log)[0].state) == digest(rig.leader.cursors.state)

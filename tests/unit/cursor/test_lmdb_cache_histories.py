@@ -14,7 +14,7 @@ from nsqha.cursor.lmdb_cache import LmdbCache, Taken
 from nsqha.cursor.lmdb_tables import TablesError
 from nsqha.cursor.loading import CACHE, CHECKPOINT, LOG_START
 from nsqha.cursor.state import NEEDS_LOOK
-from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog
+from tests.unit.cursor.cache_rig import KEY, MAP, CachedLog, flush
 from tests.unit.cursor.history import History
 from tests.unit.cursor.tiny import TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
@@ -66,7 +66,7 @@ class CachedHistory(History):
             if self.taken is not None:
                 self.cache.write(self.taken)
                 self.cache.written(self.taken, 0.0)
-            self.cache.flush()
+            flush(self.cache)
         self.cache.close()
         self.taken = None
         self.copies.append({name: Path(self.path, name).read_bytes() for name in os.listdir(self.path)})
@@ -150,7 +150,7 @@ def test_a_follower_that_restarts_and_whose_log_is_cut_is_where_the_log_is(
                 loaded.state.apply(entry, data)
                 at += 1
                 if rng.random() < 0.2:
-                    cache.flush()
+                    flush(cache)
             assert encode(loaded.state) == encode(CutLog(log, at).log.rebuild())
             cache.close()
             copies.append({name: Path(path, name).read_bytes() for name in os.listdir(path)})

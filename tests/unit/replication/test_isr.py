@@ -380,7 +380,7 @@ def test_an_old_copy_of_the_record_changes_nothing() -> None:
     rig, asked = expanding()
     rig.keeper.replied(Applied(newer(asked)), rig.now)
     assert rig.keeper.refreshed(replace(record((A,)), version=9), rig.now) == []
-    assert rig.keeper.recorded == {A: 100, B: 200, C: 300}
+    assert rig.keeper.meta.isr == {A: 100, B: 200, C: 300}
 
 
 def test_a_shrink_of_unknown_outcome_still_asks_who_would_leave() -> None:

@@ -103,7 +103,7 @@ class Tiny:
         node = self.nodes[uid]
         leading = node.leading
         assert leading is not None
-        if len(leading.keeper.recorded) < leading.keeper.meta.min_isr:
+        if len(leading.keeper.meta.isr) < leading.keeper.meta.min_isr:
             self.say(f"{node.name} refuses: not enough replicas")
             return
         self.values += 1
