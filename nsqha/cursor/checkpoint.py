@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from nsqha.cursor import events
@@ -38,12 +38,11 @@ from nsqha.cursor.state import (
     Applied,
     ChannelState,
     CheckpointMark,
-    EntryLike,
     PartitionState,
     Undo,
 )
 from nsqha.errors import LogCorrupt
-from nsqha.frames import CHECKPOINT, CONTROL_MIN, HAS_CHECKPOINT
+from nsqha.frames import CHECKPOINT, CONTROL_MIN
 from nsqha.frames import HEAD as FRAME_HEAD
 from nsqha.ranges import RangeSet
 
@@ -252,38 +251,6 @@ def _decode_channel(reader: Reader, state: PartitionState) -> ChannelState:
         abandoned=abandoned,
         ranges=RangeSet(),
     )
-
-
-# ---- rebuilding
-
-
-def rebuild(
-    entries: Callable[[], Iterable[EntryLike]],
-    read: Callable[[EntryLike], bytes],
-    new_deferred: NewDeferred | None = None,
-) -> PartitionState:
-    """The committed state that a log says, read twice: for the newest checkpoint, then for what came behind it.
-
-    LogCorrupt if the log begins in the middle and has no complete checkpoint, which retention never lets happen.
-    """
-    gathered = Gatherer()
-    first: EntryLike | None = None
-    for entry in entries():
-        first = first or entry
-        if entry.flags & HAS_CHECKPOINT:
-            for frame in checkpoint_frames(read(entry)):
-                gathered.feed(frame)
-    state = gathered.state(new_deferred)
-    if state is None:
-        if first is not None and first.position != 0:
-            raise LogCorrupt(f"the log begins at batch {first.log_id} and has no complete checkpoint")
-        state = PartitionState(new_deferred)
-    for entry in entries():
-        if entry.log_id > state.applied.log_id:
-            state.apply(entry, read(entry) if entry.flags else b"")
-    if first is not None:
-        state.start_at(first.first_offset, first.position)
-    return state
 
 
 def checkpoint_frames(data: bytes) -> Iterator[CheckpointFrame]:

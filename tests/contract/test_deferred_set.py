@@ -14,7 +14,7 @@ from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import Tables
 from nsqha.cursor.state import ChannelState
 from tests.unit.cursor.cache_rig import flush
-from tests.unit.cursor.tiny_cache import EmptyLog
+from tests.unit.cursor.tiny import TinyLog
 
 FIRST: DueKey = (-(1 << 63), -1)
 
@@ -37,7 +37,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         return
     monkeypatch.setattr(Tables, "sync", lambda tables: None)  # nothing here survives a restart
     cache = LmdbCache.open(str(tmp_path / "cursors.lmdb"), map_bytes=64 << 20)
-    state = cache.load((1, 0), EmptyLog(), lambda entry: b"").state
+    state = cache.load((1, 0), TinyLog(), lambda entry: b"").state
     held = state.new_deferred(7)
     assert isinstance(held, LayeredDeferred)
     state.channels["c"] = ChannelState("c", 7, 0, held)

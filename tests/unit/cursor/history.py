@@ -21,7 +21,7 @@ from nsqha.frames import HAS_EVENTS
 from tests.unit.cursor.judged import Step
 from tests.unit.cursor.life import OWNERS, Life
 from tests.unit.cursor.model import FINISHED, MAYBE, PENDING, ChannelModel, Snapshot, check
-from tests.unit.cursor.tiny import Info, Leader
+from tests.unit.cursor.tiny import Info, Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
 EPHEMERAL = "e#ephemeral"
@@ -334,11 +334,9 @@ class History(Life):
             check(checkpoint.encode(state) == self.encoded[committed - 1], f"the state as of {committed} differs")
 
     def _judge_rebuilt(self, log_id: int) -> None:
-        data = {entry.log_id: data for entry, data in self.log.batches}
-        entries = [entry for entry, _ in self.log.batches if entry.log_id <= log_id]
-        if not entries:
+        if log_id < self.log.start.log_id:
             return
-        state = checkpoint.rebuild(lambda: entries, lambda entry: data[entry.log_id])
+        state = TinyLog.rebuild(self.log, log_id + 1)  # without a cache
         check(checkpoint.encode(state) == self.encoded[log_id], f"the state rebuilt as of {log_id} differs")
 
     # ---- bad luck

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from nsqha.cursor import checkpoint, events
+from nsqha.cursor import checkpoint, events, loading
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.checkpoint import Gatherer
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
@@ -456,24 +456,17 @@ def half_a_checkpoint_counts() -> list[Patch]:
 
 @mutant("events between as_of and the end of the checkpoint count")
 def state_is_as_of_the_last_frame() -> list[Patch]:
-    state = Gatherer.state
+    newest = loading.newest_checkpoint
 
-    def rebuild(entries: Any, read: Any, new_deferred: Any = None) -> PartitionState:
-        gathered = Gatherer()
-        last = 0
-        for entry in entries():
-            if entry.flags & 4:
-                for frame in checkpoint.checkpoint_frames(read(entry)):
-                    if gathered.feed(frame):
-                        last = entry.log_id
-        found = state(gathered)
-        result = found if found is not None else PartitionState()
-        for entry in entries():
-            if entry.log_id > max(last, result.applied.log_id):
-                result.apply(entry, read(entry))
-        return result
+    def wrong(log: Any, read: Any, end_log_id: int, new_deferred: Any = None) -> PartitionState | None:
+        state = newest(log, read, end_log_id, new_deferred)
+        as_of = state.applied.log_id if state is not None else end_log_id
+        for entry in log.entries(as_of, end_log_id):
+            if any(frame.last and frame.as_of == as_of for frame in checkpoint.checkpoint_frames(read(entry))):
+                state.applied = state.applied._replace(log_id=entry.log_id)
+        return state
 
-    return [patch.object(checkpoint, "rebuild", rebuild), patch("tests.unit.cursor.tiny.rebuild", rebuild)]
+    return [patch.object(loading, "newest_checkpoint", wrong)]
 
 
 @mutant("none is written below an existing one, and the highest as_of wins")

@@ -5,19 +5,26 @@ Bodies are not looked at anywhere in the channel core, so a message's body is it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from nsqha import hot
 from nsqha.clock import ManualClock, Now, read
 from nsqha.cursor.channel import Channel, Redelivery
-from nsqha.cursor.checkpoint import rebuild
 from nsqha.cursor.events import Attributes, EpochStart
 from nsqha.cursor.limits import Limits
+from nsqha.cursor.loading import load
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import PartitionState
+from nsqha.cursor.state import EntryLike, PartitionState
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 
 ID_BASE = 5 << 30
+
+
+class Place(NamedTuple):
+    log_id: int
+    offset: int
+    position: int
 
 
 class Entry(NamedTuple):
@@ -59,9 +66,33 @@ class TinyLog:
         self.end_position += len(data)
         return entry
 
-    def rebuild(self) -> PartitionState:
-        data = {entry.log_id: data for entry, data in self.batches}
-        return rebuild(lambda: [entry for entry, _ in self.batches], lambda entry: data[entry.log_id])
+    @property
+    def start(self) -> Place:
+        if not self.batches:
+            return self.end
+        first = self.batches[0][0]
+        return Place(first.log_id, first.first_offset, first.position)
+
+    @property
+    def end(self) -> Place:
+        return Place(self.log_id + 1, self.end_offset, self.end_position)
+
+    def entry(self, log_id: int) -> Entry:
+        assert self.start.log_id <= log_id < self.end.log_id, "asked for an entry that is not there"
+        return self.batches[log_id - self.start.log_id][0]
+
+    def entries(self, first_log_id: int, end_log_id: int) -> Iterable[Entry]:
+        for log_id in range(max(first_log_id, self.start.log_id), min(end_log_id, self.end.log_id)):
+            yield self.entry(log_id)
+
+    def read(self, entry: EntryLike) -> bytes:
+        found, data = self.batches[entry.log_id - self.start.log_id]
+        assert found == entry
+        return data
+
+    def rebuild(self, end_log_id: int | None = None) -> PartitionState:
+        """The state that it says, without a cache."""
+        return load(self, self.read, end_log_id=end_log_id).state
 
     def frame_at(self, position: int) -> bytes:
         for entry, data in self.batches:

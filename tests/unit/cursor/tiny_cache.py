@@ -1,34 +1,15 @@
-"""Logs for tests of the cache."""
+"""A log for tests of the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from nsqha.cursor.state import EntryLike
-from tests.unit.cursor.tiny import Entry, TinyLog
-
-
-class Place(NamedTuple):
-    log_id: int
-    offset: int
-    position: int
-
-
-class EmptyLog:
-    """A log that nothing was written to."""
-
-    start = end = Place(1, 0, 0)
-
-    def entry(self, log_id: int) -> EntryLike:
-        raise AssertionError("there is no entry")
-
-    def entries(self, first_log_id: int, end_log_id: int) -> Iterable[EntryLike]:
-        return ()
+from tests.unit.cursor.tiny import Entry, Place, TinyLog
 
 
 class CountedLog:
-    """A TinyLog as a partition's log looks, which counts what is read."""
+    """A TinyLog that counts what is read of it."""
 
     def __init__(self, log: TinyLog) -> None:
         self.log = log
@@ -37,26 +18,21 @@ class CountedLog:
 
     @property
     def start(self) -> Place:
-        if not self.log.batches:
-            return Place(self.log.log_id + 1, self.log.end_offset, self.log.end_position)
-        first = self.log.batches[0][0]
-        return Place(first.log_id, first.first_offset, first.position)
+        return self.log.start
 
     @property
     def end(self) -> Place:
-        return Place(self.log.log_id + 1, self.log.end_offset, self.log.end_position)
+        return self.log.end
 
     def entry(self, log_id: int) -> Entry:
         self.entries_read += 1
-        assert self.start.log_id <= log_id < self.end.log_id, "asked for an entry that is not there"
-        return self.log.batches[log_id - self.start.log_id][0]
+        return self.log.entry(log_id)
 
     def entries(self, first_log_id: int, end_log_id: int) -> Iterable[Entry]:
-        for log_id in range(max(first_log_id, self.start.log_id), min(end_log_id, self.end.log_id)):
-            yield self.entry(log_id)
+        for entry in self.log.entries(first_log_id, end_log_id):
+            self.entries_read += 1
+            yield entry
 
     def read(self, entry: EntryLike) -> bytes:
         self.batches_read += 1
-        found, data = self.log.batches[entry.log_id - self.start.log_id]
-        assert found == entry
-        return data
+        return self.log.read(entry)
