@@ -279,7 +279,7 @@ class AdminServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Listen. Unavailable if the address can not be had."""
+        """Listen. Unavailable or ConfigError if the address can not be had."""
         cluster = self._broker.cluster
         gate = Gate(None if cluster is None else cluster.members.view)
         alone = 0 if self._peers else ALONE_BYTES_MAX

@@ -9,7 +9,9 @@ what each says first:
 Nothing is decided here about who may do what: both check certificates, and both have the same.
 What gRPC sees is a connection of this process, so that one is bound to a name that says who came (NAMED).
 
-A connection that says nothing costs its descriptor, and that for LOOK_SECONDS at most.
+A connection that says nothing costs its descriptor, and that for LOOK_SECONDS at most. What is passed on costs three,
+none of them of the last ones that the process has, which are for logs and for nodes (`listen`). Within this host gRPC's
+server can be reached without the front door, too, as it could be through it; only a name says little then.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import secrets
 import socket
 import ssl
 import sys
+from contextlib import suppress
 from typing import Protocol, cast
 
 import grpc.aio
@@ -33,10 +36,14 @@ from nsqha.server.peer_http2 import Http2End
 from nsqha.server.tls import STREAM_ALPN, cluster_stream_context
 
 LOOK_SECONDS = 10.0  # until it is clear where a connection belongs
-LOOKING_MAX = 256  # for that many at once; whoever says nothing longest goes first
-AGAIN_SECONDS = 0.005  # a first word that is not whole is looked at again
+LOOKING_MAX = 64  # for that many at once; whoever says nothing longest goes first
+ACCEPTED_MAX = 64  # in one turn of the loop
+AGAIN_SECONDS = 0.005  # a first word that is not whole is looked at again, and after twice that, up to
+AGAIN_SECONDS_MAX = 0.5
 TIRED_SECONDS = 1.0  # after connections could not be accepted
 HANDSHAKE_SECONDS = 10.0
+HANDSHAKES_MAX = 64  # at once; the one that takes longest goes first
+COMPLAINT_SECONDS = 10.0  # between one failed handshake that is told of, and the next
 
 MARK = OPENING[: len(PREFACE) + FRAME.size + SETTING.size]
 HELLO = 0x16  # the type of a TLS record with a handshake
@@ -93,10 +100,11 @@ class FrontDoor:
         self._loop = asyncio.get_running_loop()
         self._inside = ""
         self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._resting: asyncio.TimerHandle | None = None  # after connections could not be accepted
         self._looking: dict[socket.socket, asyncio.TimerHandle] = {}  # that long; the first came first
-        self._welcoming: set[asyncio.Task[None]] = set()
+        self._welcoming: dict[asyncio.Task[None], None] = {}  # the first came first
         self._passing: set[_Side] = set()
+        self._complaint = 0.0  # not before
 
     def open(self, wanted: str) -> None:
         """Listen at host:port, so that `address` is known. Who comes waits. ConfigError."""
@@ -107,46 +115,55 @@ class FrontDoor:
         """gRPC's server listens at `inside`."""
         assert self._socket is not None
         self._inside = inside
-        self._accepting = self._loop.create_task(self._accept(self._socket))
+        self._loop.add_reader(self._socket, self._accept, self._socket)
 
     async def close(self) -> None:
         """Take nobody, and end what passes. Streams are their owner's to end."""
-        tasks = [*self._welcoming, *([self._accepting] if self._accepting else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._resting is not None:
+            self._resting.cancel()
         if self._socket is not None:
+            self._loop.remove_reader(self._socket)
             self._socket.close()
+            self._socket = None
         for sock in list(self._looking):
             self._give_up(sock)
+        for task in self._welcoming:
+            task.cancel()
+        await asyncio.gather(*self._welcoming, return_exceptions=True)
         for side in list(self._passing):
             side.abort()
 
     # ---- who comes
 
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED_MAX):
             try:
-                sock, _ = await self._loop.sock_accept(listener)
+                sock, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
             except OSError as error:
                 log.warning("accept", "a connection could not be accepted: %s", error)
-                await asyncio.sleep(TIRED_SECONDS)
-                continue
+                self._loop.remove_reader(listener)
+                self._resting = self._loop.call_later(
+                    TIRED_SECONDS, self._loop.add_reader, listener, self._accept, listener
+                )
+                return
+            sock.setblocking(False)
             if len(self._looking) >= LOOKING_MAX:
                 self._give_up(next(iter(self._looking)))
             self._looking[sock] = self._loop.call_later(LOOK_SECONDS, self._give_up, sock)
-            self._wait_for_more(sock)
+            self._wait_for_more(sock, AGAIN_SECONDS)
 
-    def _wait_for_more(self, sock: socket.socket) -> None:
+    def _wait_for_more(self, sock: socket.socket, again: float) -> None:
         if sock in self._looking:
-            self._loop.add_reader(sock, self._look, sock)
+            self._loop.add_reader(sock, self._look, sock, again)
 
-    def _look(self, sock: socket.socket) -> None:
+    def _look(self, sock: socket.socket, again: float) -> None:
         self._loop.remove_reader(sock)
         try:
             said = sock.recv(RECORD_BYTES_MAX, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            self._wait_for_more(sock)
+            self._wait_for_more(sock, again)
             return
         except OSError:
             said = b""
@@ -156,12 +173,14 @@ class FrontDoor:
         stream = is_stream(said, tls=self._files is not None)
         if stream is None:
             # It stays readable, so waiting for the socket would be a busy loop.
-            self._loop.call_later(AGAIN_SECONDS, self._wait_for_more, sock)
+            self._loop.call_later(again, self._wait_for_more, sock, min(2 * again, AGAIN_SECONDS_MAX))
             return
         self._forget(sock)
+        if len(self._welcoming) >= HANDSHAKES_MAX:
+            next(iter(self._welcoming)).cancel()
         task = self._loop.create_task(self._welcome(sock, stream))
-        self._welcoming.add(task)
-        task.add_done_callback(self._welcoming.discard)
+        self._welcoming[task] = None
+        task.add_done_callback(self._welcoming.pop)
 
     def _give_up(self, sock: socket.socket) -> None:
         self._forget(sock)
@@ -174,18 +193,25 @@ class FrontDoor:
             self._loop.remove_reader(sock)
 
     async def _welcome(self, sock: socket.socket, stream: bool) -> None:
+        name = "?"
         try:
             name = listen.address_text(sock.getpeername())
             if stream:
                 await self._serve(sock, name)
+            elif listen.is_spare(sock.fileno()):
+                raise OSError("too few file descriptors are left")
             else:
                 await self._pass_on(sock, name)
-        except (OSError, TimeoutError) as error:  # ssl.SSLError is one
-            log.debug("connection", "a connection came to nothing: %s", error)
-            sock.close()
         except asyncio.CancelledError:
             sock.close()
             raise
+        except Exception as error:
+            sock.close()
+            if self._loop.time() >= self._complaint and not isinstance(error, ConnectionError):
+                self._complaint = self._loop.time() + COMPLAINT_SECONDS
+                log.warning(
+                    "connection", "a connection from %s came to nothing: %s", name, error or type(error).__name__
+                )
 
     async def _serve(self, sock: socket.socket, name: str) -> None:
         context = self._tls()
@@ -215,7 +241,8 @@ class FrontDoor:
             inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 inner.setblocking(False)
-                inner.bind(f"\0{NAMED}{name} {listen.address_text(sock.getsockname())}")
+                with suppress(OSError):  # somebody else has that name: it stays nameless
+                    inner.bind(f"\0{NAMED}{name} {listen.address_text(sock.getsockname())}")
                 await self._loop.sock_connect(inner, "\0" + self._inside.partition(":")[2])
                 await self._loop.create_unix_connection(lambda: within, sock=inner)
             except BaseException:

@@ -103,10 +103,13 @@ def raise_open_files_limit() -> None:
 
 def too_many_files(transport: asyncio.BaseTransport) -> bool:
     """Whether an accepted socket took one of the descriptors that are spared: the system gives the lowest one."""
-    sock, limit = transport.get_extra_info("socket"), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if sock is None or limit == resource.RLIM_INFINITY:
-        return False
-    return bool(sock.fileno() >= limit - min(SPARE_FILES, limit // 4))
+    sock = transport.get_extra_info("socket")
+    return sock is not None and is_spare(sock.fileno())
+
+
+def is_spare(descriptor: int) -> bool:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - min(SPARE_FILES, limit // 4)
 
 
 def reason(error: Exception) -> str:

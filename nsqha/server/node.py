@@ -281,7 +281,7 @@ class Node:
             for name, address in wanted.items():
                 if address:
                     sockets[name] = listen.listen(address, flag=f"{name}-address")
-            # gRPC binds by itself, later, and complains on stderr in words of its own.
+            # Bound later; where gRPC itself does that it complains on stderr in words of its own.
             listen.check_free(options.grpc_address, flag="grpc-address")
         except ConfigError:
             for sock in sockets.values():

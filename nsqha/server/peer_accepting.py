@@ -2,8 +2,8 @@
 
     connection -> preface, SETTINGS, HEADERS (which method) -> whoever serves it -> HEADERS, DATA ... -> trailers
 
-A connection carries one stream, and is closed with it. Until somebody serves the stream nothing of it is kept but
-headers of bounded size, and OPENING_SECONDS; every gRPC client that opens one stream on a connection is understood.
+A connection carries one stream, and is closed with it: every gRPC client that counts its streams from 1 is understood,
+and sees its second one refused. Until a method is named a connection may say OPENING_BYTES_MAX within OPENING_SECONDS.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nsqha.server.http2 import (
     END_STREAM,
     GOAWAY,
     HEADERS,
+    HEADERS_BYTES_MAX,
     INITIAL_WINDOW_SIZE,
     LAST_AND_CODE,
     MAX_CONCURRENT_STREAMS,
@@ -48,6 +49,7 @@ from nsqha.server.peers import (
 )
 
 OPENING_SECONDS = 10.0  # until it is said which method
+OPENING_BYTES_MAX = HEADERS_BYTES_MAX + (16 << 10)  # and how much may be said before
 NOBODY = -1
 
 _GREETING = ((":status", "200"), ("content-type", "application/grpc"))
@@ -63,6 +65,8 @@ class AcceptingEnd(Http2End):
         self._serve = serve
         self._data_of = NOBODY
         self._preface = PREFACE  # that is still to come
+        self._opening = 0  # bytes
+        self._full = False  # the socket takes nothing
         self._asked = False  # for a method: there is a stream
         self._greeted = False  # our HEADERS are out
         self._status = 0  # of gRPC, for one that is refused; 0: as the error says
@@ -88,6 +92,9 @@ class AcceptingEnd(Http2End):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self.ended:  # while it shook hands
+            self._transport.abort()
+            return
         mine = settings((MAX_CONCURRENT_STREAMS, 1), (INITIAL_WINDOW_SIZE, OUR_WINDOW_BYTES))
         self._transport.write(mine + frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(OUR_WINDOW_BYTES - WINDOW_BYTES)))
         self._timer = self._loop.call_later(OPENING_SECONDS, self._silent)
@@ -101,12 +108,20 @@ class AcceptingEnd(Http2End):
             self._preface = self._preface[len(came) :]
             data = data[len(came) :]
         super().data_received(data)
+        if not self._asked:
+            self._opening += len(data)
+            if self._opening > OPENING_BYTES_MAX:
+                self._end("Unavailable", f"no stream within {OPENING_BYTES_MAX} bytes")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._end("Unavailable", one_line(str(exc)) if exc else "the connection is lost")
 
+    def pause_writing(self) -> None:
+        self._full = self._paused = True
+
     def resume_writing(self) -> None:
+        self._full = False
         if self._greeted:
             super().resume_writing()
 
@@ -118,7 +133,7 @@ class AcceptingEnd(Http2End):
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == HEADERS and stream not in (0, STREAM):
             self._answer(frame(RST_STREAM, 0, stream, NUMBER.pack(REFUSED_STREAM)))
-        else:
+        elif kind != GOAWAY or LAST_AND_CODE.unpack_from(payload)[1] != NO_ERROR:  # it wants no more streams from here
             super()._control(kind, flags, stream, payload)
 
     def _headers_came(self, headers: dict[str, str], last: bool) -> None:
@@ -141,7 +156,7 @@ class AcceptingEnd(Http2End):
         self._transport.write(self._headers.frame(0, *_GREETING))
         self._greeted = True
         self._data_of = STREAM
-        self._paused = False
+        self._paused = self._full
         self._keep_alive()
         self._write_on()
         if last:
@@ -154,11 +169,15 @@ class AcceptingEnd(Http2End):
         if transport is None:
             return
         if not self._asked:
-            transport.write(frame(GOAWAY, 0, 0, LAST_AND_CODE.pack(0, PROTOCOL_ERROR) + why.encode()))
+            transport.write(frame(GOAWAY, 0, 0, LAST_AND_CODE.pack(0, PROTOCOL_ERROR) + why.encode(errors="replace")))
             self._hang_up(transport)
             return
         status = self._status or STATUS.get(kind, INTERNAL)
-        fields = (("grpc-status", str(status)), ("grpc-message", quote(why, safe=_PLAIN)), (ERROR_TRAILER, kind))
+        fields = (
+            ("grpc-status", str(status)),
+            ("grpc-message", quote(why, safe=_PLAIN, errors="replace")),
+            (ERROR_TRAILER, kind),
+        )
         transport.write(
             self._headers.frame(END_STREAM, *(() if self._greeted else _GREETING), *fields)
             + frame(RST_STREAM, 0, STREAM, NUMBER.pack(NO_ERROR))

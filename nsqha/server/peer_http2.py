@@ -34,6 +34,7 @@ from nsqha.server.http2 import (
     GOAWAY,
     HEAD,
     HEAD_BYTES,
+    HEADER_TABLE_SIZE,
     HEADERS,
     HEADERS_BYTES_MAX,
     INITIAL_WINDOW_SIZE,
@@ -42,6 +43,7 @@ from nsqha.server.http2 import (
     NUMBER,
     PADDED,
     PING,
+    PING_BYTES,
     PRIORITY,
     RST_STREAM,
     SETTING,
@@ -118,7 +120,7 @@ class Http2End(StreamEnd, asyncio.Protocol):
             self._timer = self._loop.call_later(KEEPALIVE_SECONDS - quiet + 0.001, self._keep_alive)
             return
         assert self._transport is not None
-        self._transport.write(frame(PING, 0, 0, bytes(8)))
+        self._transport.write(frame(PING, 0, 0, bytes(PING_BYTES)))
         self._expect(PING_TIMEOUT_SECONDS, self._loop.time())
 
     def _expected(self, since: float) -> None:
@@ -239,6 +241,7 @@ class Http2End(StreamEnd, asyncio.Protocol):
         try:
             while end - at >= FRAME.size and not self.ended:
                 high, low, kind, flags, stream = FRAME.unpack_from(data, at)
+                stream &= 0x7FFFFFFF
                 start, stop = at + FRAME.size, at + FRAME.size + (high << 16) + low
                 if stop - start > FRAME_BYTES:
                     raise ValueError("a frame that is too large")
@@ -308,6 +311,8 @@ class Http2End(StreamEnd, asyncio.Protocol):
 
     def _of_connection(self, kind: int, flags: int, payload: bytes) -> None:
         if kind == PING and not flags & ACK:
+            if len(payload) != PING_BYTES:
+                raise ValueError(f"a ping of {len(payload)} bytes")
             self._answer(frame(PING, ACK, 0, payload))
         elif kind == SETTINGS and not flags & ACK:
             for name, value in SETTING.iter_unpack(payload):
@@ -316,6 +321,8 @@ class Http2End(StreamEnd, asyncio.Protocol):
                         raise ValueError(f"a window of {value} bytes")
                     self._stream_window += value - self._stream_window_first
                     self._stream_window_first = value
+                elif name == HEADER_TABLE_SIZE:
+                    self._headers.keep(value)
                 elif name == MAX_FRAME_SIZE:
                     if not FRAME_BYTES <= value <= FRAME_BYTES_MAX:
                         raise ValueError(f"frames of {value} bytes")
@@ -356,7 +363,8 @@ class Http2End(StreamEnd, asyncio.Protocol):
         elif kind == DATA:
             raise ValueError("data before headers")
         if kind in (HEADERS, CONTINUATION) and flags & END_HEADERS:
-            self._headers_came(self._headers.read(self._block), self._block_ends_it)
+            block, self._block = self._block, b""
+            self._headers_came(self._headers.read(block), self._block_ends_it)
 
     def _headers_came(self, headers: dict[str, str], last: bool) -> None:
         """`last`: nothing comes after them."""

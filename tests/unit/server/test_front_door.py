@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import socket
@@ -411,6 +412,60 @@ def test_who_says_nothing_longest_goes_first(run: Callable[[Scenario], None], mo
     run(scenario)
 
 
+def test_the_last_descriptors_are_not_for_what_is_passed_on(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are for logs, and for other nodes."""
+    monkeypatch.setattr(front_door.listen, "is_spare", lambda descriptor: True)
+
+    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+        reader, writer = await dial(door)
+        writer.write(b"x")
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        reader, writer = await dial(door)
+        writer.write(OPENING)
+        await reader.readexactly(7)
+        writer.close()
+        assert not inside.came
+
+    run(scenario)
+
+
+def test_without_descriptors_it_rests_and_goes_on(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "TIRED_SECONDS", 0.05)
+
+    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+        failed = 0
+
+        class Failing:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(listener, name)
+
+            def accept(self) -> Any:
+                nonlocal failed
+                failed += 1
+                if failed < 3:
+                    raise OSError(errno.EMFILE, "Too many open files")
+                return listener.accept()
+
+        listener = door._socket
+        assert listener is not None
+        door._loop.remove_reader(listener)
+        monkeypatch.setattr(door, "_socket", Failing())
+        door.begin(door._inside)
+        reader, writer = await dial(door)
+        writer.write(OPENING)
+        await reader.readexactly(7)
+        writer.close()
+        assert failed >= 3
+
+    run(scenario)
+
+
 def test_who_comes_before_it_is_open_waits(run: Callable[[Scenario], None]) -> None:
     async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
         later = FrontDoor(streams, None)
@@ -445,7 +500,10 @@ def test_closing_ends_whoever_is_half_in(run: Callable[[Scenario], None]) -> Non
 
 
 def test_a_handshake_that_fails_or_stalls_leaves_nothing(
-    run: Callable[..., None], node: tls.ClusterTls, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., None],
+    node: tls.ClusterTls,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(front_door, "HANDSHAKE_SECONDS", 0.2)
 
@@ -467,6 +525,27 @@ def test_a_handshake_that_fails_or_stalls_leaves_nothing(
                 raise ConnectionResetError
         while streams.came.count("no connection") < 3:
             await asyncio.sleep(0.01)
+        assert caplog.text.count("came to nothing") == 1, "it is told of, and not each time"
+
+    run(scenario, SimpleNamespace(tls=node, generation=1))
+
+
+def test_handshakes_under_way_are_bounded(
+    run: Callable[..., None], node: tls.ClusterTls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "HANDSHAKES_MAX", 3)
+
+    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+        writers = []
+        for _ in range(10):
+            _, writer = await dial(door)
+            writer.write(hello(STREAM_ALPN))
+            writers.append(writer)
+        while streams.came.count("no connection") < 7:
+            await asyncio.sleep(0.01)
+        assert len(door._welcoming) == 3
+        for writer in writers:
+            writer.close()
 
     run(scenario, SimpleNamespace(tls=node, generation=1))
 

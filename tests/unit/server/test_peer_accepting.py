@@ -44,11 +44,15 @@ GRPC = (("te", "trailers"), ("content-type", "application/grpc"))
 # ---- gRPC's own client
 
 
-def with_grpc(acceptor: Callable[[PeerStream], StreamHandler], talk: Callable[[aio.Channel], Awaitable[None]]) -> None:
+def with_grpc(
+    acceptor: Callable[[PeerStream], StreamHandler],
+    talk: Callable[[aio.Channel], Awaitable[None]],
+    *options: tuple[str, int],
+) -> None:
     async def scenario(world: World) -> None:
         assert isinstance(world, GrpcWorld)
         world.server.on_stream("Push", acceptor)
-        async with aio.insecure_channel(await world.streams_only()) as channel:
+        async with aio.insecure_channel(await world.streams_only(), options=options) as channel:
             async with asyncio.timeout(20):
                 await talk(channel)
 
@@ -139,6 +143,18 @@ def test_a_second_stream_has_a_connection_of_its_own() -> None:
         second.cancel()
 
     with_grpc(echo, talk)
+
+
+@pytest.mark.parametrize("size", [0, 100, 65536])
+def test_what_a_client_remembers_of_headers_is_as_much_as_it_says(size: int) -> None:
+    async def talk(channel: aio.Channel) -> None:
+        call = channel.stream_stream(PUSH)()
+        await call.write(push(1).SerializeToString())
+        assert pb.PushReply.FromString(await call.read()).hello.registration == 1
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+    with_grpc(echo, talk, ("grpc.http2.hpack_table_size.decoder", size))
 
 
 # ---- frame by frame
@@ -279,6 +295,7 @@ def test_whoever_serves_it_may_speak_before_anything_came() -> None:
         (PREFACE + frame(HEADERS, END_HEADERS, STREAM, b"\xbe"), "headers"),
         (PREFACE + frame(HEADERS, 0, STREAM) + 5 * frame(CONTINUATION, 0, STREAM, bytes(16384)), "more than 65536"),
         (PREFACE + frame(SETTINGS, 0, 0, b"x"), "not HTTP/2"),
+        (PREFACE + frame(PING, 0, 0, bytes(16384)), "a ping of 16384 bytes"),
         (PREFACE + 2000 * frame(PING, 0, 0, bytes(8)), "does not read"),
         (PREFACE + 2000 * frame(SETTINGS, 0, 0), "does not read"),
         (PREFACE + 2000 * frame(HEADERS, END_HEADERS, STREAM + 2, b"\x83"), "does not read"),
@@ -317,6 +334,7 @@ def test_what_is_not_grpc_is_refused(fields: Any, method: str) -> None:
         (frame(DATA, 0, STREAM, b"\1\0\0\0\0"), "compressed"),
         (frame(DATA, 0, STREAM, b"\0\0\0\0\1\xff"), "PushMessage"),
         (frame(GOAWAY, 0, 0, struct.pack(">LL", 0, 2)), "GOAWAY code 2"),
+        (frame(PING, 0, 0, bytes(7)), "a ping of 7 bytes"),
     ],
 )
 def test_whatever_ends_it_is_told_to_both(frames: bytes, why: str) -> None:
@@ -349,6 +367,90 @@ def test_trailers_arrive_though_more_is_on_its_way() -> None:
         return Recorder(lambda _: stream.close("enough"))
 
     run(scenario, make)
+
+
+def test_a_caller_that_wants_no_more_streams_keeps_this_one() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request(), frame(GOAWAY, 0, 0, bytes(8)))
+        caller.write(frame(DATA, 0, STREAM | 1 << 31, body(push(4))))  # the highest bit has no meaning
+        assert await caller.messages(1) == [4]
+
+    run(scenario)
+
+
+def test_what_is_said_before_a_method_is_named_is_bounded() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, 12 * frame(0xEE, 0, 0, bytes(8000)))  # frames that nobody knows
+        assert b"no stream within" in (await caller.next(GOAWAY))[2]
+
+    run(scenario)
+
+
+def test_who_reads_nothing_from_the_start_on_is_asked_for_nothing() -> None:
+    """The socket was full before there was a stream."""
+    asked = 0
+
+    def give() -> Any:
+        nonlocal asked
+        asked += 1
+        accepted.pull(give)
+        return reply(1)
+
+    def make(stream: PeerStream) -> Recorder:
+        nonlocal accepted
+        accepted = stream
+        stream.pause_writing()  # type: ignore[attr-defined]
+        stream.pull(give)
+        return Recorder()
+
+    accepted: Any = None
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        await caller.fields()
+        await asyncio.sleep(0.05)
+        assert asked == 0
+        accepted.resume_writing()
+        await caller.messages(3)
+
+    run(scenario, make)
+
+
+def test_a_connection_that_comes_about_after_the_end_is_closed() -> None:
+    """All streams were ended while it shook hands."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        peers = GrpcPeerServer(SERVICES)
+        ends = []
+
+        def late() -> Any:
+            ends.append(peers.connection("somebody"))
+            peers.close()
+            return ends[0]
+
+        server = await loop.create_server(late, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+            await ends[0].over
+        writer.close()
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_the_end_is_told_though_its_reason_is_no_text() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        stream = (await acceptor.next()).stream
+        assert stream is not None
+        stream.close("cannot open /data/\udcff.log")
+        await caller.fields()
+        assert (await caller.fields())["grpc-message"] == "cannot open /data/?.log"
+
+    run(scenario)
 
 
 def test_other_streams_are_refused() -> None:
