@@ -47,10 +47,6 @@ class CollectorWatch:
         if self._observe not in gc.callbacks:
             gc.callbacks.append(self._observe)
 
-    def stop(self) -> None:
-        if self._observe in gc.callbacks:
-            gc.callbacks.remove(self._observe)
-
     def _observe(self, phase: str, info: dict[str, Any]) -> None:
         if info["generation"] < 2:
             return

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from nsqha import ids
 from nsqha.clock import Now
+from nsqha.cursor.flight import NOT_IN_FLIGHT
 from nsqha.server.delivery import Consumer, Leg
 from nsqha.wire import errors
 
@@ -52,7 +53,7 @@ class Verdicts:
 
     def _fin_one(self, consumer: Consumer, message_id: bytes) -> None:
         leg, offset = self._find(consumer, message_id)
-        why = leg.channel.fin(offset, leg.owner) if leg is not None else errors.NOT_IN_FLIGHT
+        why = leg.channel.fin(offset, leg.owner) if leg is not None else NOT_IN_FLIGHT
         if why is not None:
             self._reply(errors.fin_failed(message_id, why))
             return
@@ -73,7 +74,7 @@ class Verdicts:
         if leg is None:
             if consumer.remote is not None and consumer.remote.req(message_id, delay_ms):
                 return
-            self._reply(errors.req_failed(message_id, errors.NOT_IN_FLIGHT))
+            self._reply(errors.req_failed(message_id, NOT_IN_FLIGHT))
             return
         why = leg.channel.req(offset, leg.owner, delay_ms, self._now())
         if why is not None:
@@ -89,7 +90,7 @@ class Verdicts:
         if leg is None:
             if consumer.remote is not None and consumer.remote.touch(message_id):
                 return
-            self._reply(errors.touch_failed(message_id, errors.NOT_IN_FLIGHT))
+            self._reply(errors.touch_failed(message_id, NOT_IN_FLIGHT))
             return
         why = leg.channel.touch(offset, leg.owner, self._now(), consumer.msg_timeout)
         if why is not None:

@@ -57,7 +57,3 @@ class Loan:
         """What the leader holds since it was told `serial`."""
         if serial == self.serial:
             self.held = max(held, self.size)
-
-    def lost(self) -> None:
-        """The leader is another one, or gone: what it had in flight is nobody's."""
-        self.size = self.held = 0

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from nsqha.wire.encoder import error
 
-NOT_IN_FLIGHT = "ID not in flight"
-NOT_OWNER = "client does not own message"
-EXITING = "exiting"
-
 BAD_PROTOCOL = error(b"E_BAD_PROTOCOL")
 AUTH_DISABLED = error(b"E_AUTH_DISABLED AUTH disabled")
 AUTH_ALREADY_SET = error(b"E_INVALID AUTH already set")

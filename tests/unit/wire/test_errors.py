@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsqha.cursor.flight import NOT_IN_FLIGHT, NOT_OWNER
 from nsqha.wire import encoder, errors
 
 ID = b"0123456789abcdef"
@@ -13,13 +14,13 @@ ID = b"0123456789abcdef"
     ("frame", "text"),
     [
         (errors.BAD_PROTOCOL, b"E_BAD_PROTOCOL"),
-        (errors.fin_failed(ID, errors.NOT_IN_FLIGHT), b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"),
+        (errors.fin_failed(ID, NOT_IN_FLIGHT), b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"),
         (
-            errors.req_failed(ID, errors.NOT_OWNER),
+            errors.req_failed(ID, NOT_OWNER),
             b"E_REQ_FAILED REQ 0123456789abcdef failed client does not own message",
         ),
         (
-            errors.touch_failed(ID, errors.NOT_IN_FLIGHT),
+            errors.touch_failed(ID, NOT_IN_FLIGHT),
             b"E_TOUCH_FAILED TOUCH 0123456789abcdef failed ID not in flight",
         ),
         (errors.publish_failed("MPUB", "exiting"), b"E_MPUB_FAILED MPUB failed exiting"),
