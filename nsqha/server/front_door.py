@@ -9,9 +9,9 @@ what each says first:
 Nothing is decided here about who may do what: both check certificates, and both have the same.
 What gRPC sees is a connection of this process, so that one is bound to a name that says who came (NAMED).
 
-A connection that says nothing costs its descriptor, and that for LOOK_SECONDS at most. What is passed on costs three,
-none of them of the last ones that the process has, which are for logs and for nodes (`listen`). Within this host gRPC's
-server can be reached without the front door, too, as it could be through it; only a name says little then.
+A connection that says nothing costs its descriptor, and that for LOOK_SECONDS at most. What is passed on costs three;
+when the process has come to its last ones (`listen`) it is refused, and streams between nodes go on. Within this host
+gRPC's server can be reached without the front door, too, as it could be through it; only a name says little then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nsqha.server.tls import STREAM_ALPN, cluster_stream_context
 
 LOOK_SECONDS = 10.0  # until it is clear where a connection belongs
 LOOKING_MAX = 64  # for that many at once; whoever says nothing longest goes first
-ACCEPTED_MAX = 64  # in one turn of the loop
+ACCEPTED_MAX = 16  # in one turn of the loop
 AGAIN_SECONDS = 0.005  # a first word that is not whole is looked at again, and after twice that, up to
 AGAIN_SECONDS_MAX = 0.5
 TIRED_SECONDS = 1.0  # after connections could not be accepted
@@ -102,9 +102,11 @@ class FrontDoor:
         self._socket: socket.socket | None = None
         self._resting: asyncio.TimerHandle | None = None  # after connections could not be accepted
         self._looking: dict[socket.socket, asyncio.TimerHandle] = {}  # that long; the first came first
-        self._welcoming: dict[asyncio.Task[None], None] = {}  # the first came first
+        self._welcoming: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # those of them that go on; the first came first
         self._passing: set[_Side] = set()
         self._complaint = 0.0  # not before
+        self._untold = 0  # connections since
 
     def open(self, wanted: str) -> None:
         """Listen at host:port, so that `address` is known. Who comes waits. ConfigError."""
@@ -150,7 +152,7 @@ class FrontDoor:
                 return
             sock.setblocking(False)
             if len(self._looking) >= LOOKING_MAX:
-                self._give_up(next(iter(self._looking)))
+                self._make_room(next(iter(self._looking)))
             self._looking[sock] = self._loop.call_later(LOOK_SECONDS, self._give_up, sock)
             self._wait_for_more(sock, AGAIN_SECONDS)
 
@@ -176,11 +178,27 @@ class FrontDoor:
             self._loop.call_later(again, self._wait_for_more, sock, min(2 * again, AGAIN_SECONDS_MAX))
             return
         self._forget(sock)
-        if len(self._welcoming) >= HANDSHAKES_MAX:
-            next(iter(self._welcoming)).cancel()
         task = self._loop.create_task(self._welcome(sock, stream))
-        self._welcoming[task] = None
-        task.add_done_callback(self._welcoming.pop)
+        self._welcoming.add(task)
+        task.add_done_callback(lambda task: self._welcomed(task, sock))
+        if stream and self._files is not None:
+            if len(self._handshakes) >= HANDSHAKES_MAX:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            self._handshakes[task] = None
+
+    def _welcomed(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+        self._welcoming.discard(task)
+        self._handshakes.pop(task, None)
+        if task.cancelled():
+            sock.close()
+
+    def _make_room(self, oldest: socket.socket) -> None:
+        """Whoever says nothing longest goes; what it said just now counts."""
+        self._look(oldest, AGAIN_SECONDS_MAX)
+        if oldest in self._looking:
+            self._give_up(oldest)
 
     def _give_up(self, sock: socket.socket) -> None:
         self._forget(sock)
@@ -202,16 +220,19 @@ class FrontDoor:
                 raise OSError("too few file descriptors are left")
             else:
                 await self._pass_on(sock, name)
-        except asyncio.CancelledError:
-            sock.close()
-            raise
         except Exception as error:
             sock.close()
-            if self._loop.time() >= self._complaint and not isinstance(error, ConnectionError):
-                self._complaint = self._loop.time() + COMPLAINT_SECONDS
-                log.warning(
-                    "connection", "a connection from %s came to nothing: %s", name, error or type(error).__name__
-                )
+            self._complain(name, error)
+
+    def _complain(self, name: str, error: Exception) -> None:
+        if self._loop.time() < self._complaint:
+            self._untold += 1
+            return
+        self._complaint = self._loop.time() + COMPLAINT_SECONDS
+        what = str(error) or type(error).__name__
+        more = f"; {self._untold} more since the last word of it" if self._untold else ""
+        self._untold = 0
+        log.warning("connection", "a connection from %s came to nothing: %s%s", name, what, more)
 
     async def _serve(self, sock: socket.socket, name: str) -> None:
         context = self._tls()
@@ -237,24 +258,29 @@ class FrontDoor:
     async def _pass_on(self, sock: socket.socket, name: str) -> None:
         within, without = _Side(self._passing), _Side(self._passing)
         within.other, without.other = without, within
-        if HAS_NAMES:
-            inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                inner.setblocking(False)
-                with suppress(OSError):  # somebody else has that name: it stays nameless
-                    inner.bind(f"\0{NAMED}{name} {listen.address_text(sock.getsockname())}")
-                await self._loop.sock_connect(inner, "\0" + self._inside.partition(":")[2])
-                await self._loop.create_unix_connection(lambda: within, sock=inner)
-            except BaseException:
-                inner.close()
-                raise
-        else:
-            host, port = listen.split_host_port(self._inside)
-            await self._loop.create_connection(lambda: within, host, port)
         try:
+            if HAS_NAMES:
+                await self._connect_by_name(sock, name, within)
+            else:
+                await self._loop.create_connection(lambda: within, *listen.split_host_port(self._inside))
             await self._loop.connect_accepted_socket(lambda: without, sock)
         except BaseException:
-            within.abort()
+            # uvloop tells nobody of the end of what had not begun.
+            for side in (within, without):
+                side.abort()
+                self._passing.discard(side)
+            raise
+
+    async def _connect_by_name(self, sock: socket.socket, name: str, within: _Side) -> None:
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            inner.setblocking(False)
+            with suppress(OSError):  # somebody else has that name: it stays nameless
+                inner.bind(f"\0{NAMED}{name} {listen.address_text(sock.getsockname())}")
+            await self._loop.sock_connect(inner, "\0" + self._inside.partition(":")[2])
+            await self._loop.create_unix_connection(lambda: within, sock=inner)
+        except BaseException:
+            inner.close()
             raise
 
 

@@ -16,18 +16,16 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM = ACK = 0x1
 END_HEADERS, PADDED, PRIORITY = 0x4, 0x8, 0x20
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 3, 4, 5
+ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 2, 3, 4, 5
 NO_ERROR, PROTOCOL_ERROR, REFUSED_STREAM, CANCEL = 0, 1, 7, 8
 STREAM = 1  # the first one of a connection; it has no others
 HEAD_BYTES = 5  # before each message: whether it is compressed, and its size
 FRAME_BYTES = 16384  # that a frame may have unless its reader says otherwise; we do not. Nobody may say less, or more
 FRAME_BYTES_MAX = (1 << 24) - 1  # than that
-HEADERS_BYTES_MAX = 64 << 10
+HEADERS_BYTES_MAX = 16 << 10
 PING_BYTES = 8
 WINDOW_BYTES = 65535  # that may be sent unless the reader says otherwise
 WINDOW_BYTES_MAX = (1 << 31) - 1
-
-_TABLE_BYTES = 4096  # of headers that were said before, unless their reader says otherwise
 
 FRAME = struct.Struct(">BHBBL")  # the size in two parts, type, flags, stream
 FRAME_AND_HEAD = struct.Struct(">BHBBLBL")
@@ -58,11 +56,8 @@ class Headers:
 
     def __init__(self) -> None:
         self._encoder = hpack.Encoder()
+        self._encoder.header_table_size = 0  # two blocks repeat nothing, and no reader has to say how much it remembers
         self._decoder = hpack.Decoder(max_header_list_size=HEADERS_BYTES_MAX)
-
-    def keep(self, size: int) -> None:
-        """The other side remembers that many bytes of what was said."""
-        self._encoder.header_table_size = min(size, _TABLE_BYTES)
 
     def frame(self, flags: int, *fields: tuple[str, str]) -> bytes:
         """A HEADERS frame of the stream."""
@@ -73,4 +68,4 @@ class Headers:
         try:
             return {str(name): str(value) for name, value in self._decoder.decode(block)}
         except hpack.HPACKError as error:
-            raise ValueError(f"headers: {error}") from None
+            raise ValueError(f"headers: {type(error).__name__}") from None

@@ -63,12 +63,11 @@ class AcceptingEnd(Http2End):
         """`serve` is given the path that was asked for. It calls `speak` and says who handles the stream, or raises."""
         super().__init__(PeerIdentity(address), tls=tls)
         self._serve = serve
-        self._data_of = NOBODY
+        self._data_of = NOBODY  # STREAM once our HEADERS are out
         self._preface = PREFACE  # that is still to come
         self._opening = 0  # bytes
         self._full = False  # the socket takes nothing
         self._asked = False  # for a method: there is a stream
-        self._greeted = False  # our HEADERS are out
         self._status = 0  # of gRPC, for one that is refused; 0: as the error says
 
     def speak(self, method: Method, peer: PeerIdentity) -> None:
@@ -122,7 +121,7 @@ class AcceptingEnd(Http2End):
 
     def resume_writing(self) -> None:
         self._full = False
-        if self._greeted:
+        if self._data_of == STREAM:
             super().resume_writing()
 
     def _silent(self) -> None:
@@ -154,7 +153,6 @@ class AcceptingEnd(Http2End):
         assert self._transport is not None and self._timer is not None
         self._timer.cancel()
         self._transport.write(self._headers.frame(0, *_GREETING))
-        self._greeted = True
         self._data_of = STREAM
         self._paused = self._full
         self._keep_alive()
@@ -166,7 +164,7 @@ class AcceptingEnd(Http2End):
         if self._timer is not None:
             self._timer.cancel()
         transport = self._transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             return
         if not self._asked:
             transport.write(frame(GOAWAY, 0, 0, LAST_AND_CODE.pack(0, PROTOCOL_ERROR) + why.encode(errors="replace")))
@@ -179,7 +177,7 @@ class AcceptingEnd(Http2End):
             (ERROR_TRAILER, kind),
         )
         transport.write(
-            self._headers.frame(END_STREAM, *(() if self._greeted else _GREETING), *fields)
+            self._headers.frame(END_STREAM, *(_GREETING if self._data_of == NOBODY else ()), *fields)
             + frame(RST_STREAM, 0, STREAM, NUMBER.pack(NO_ERROR))
             + frame(GOAWAY, 0, 0, LAST_AND_CODE.pack(STREAM, NO_ERROR))
         )

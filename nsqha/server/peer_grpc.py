@@ -61,6 +61,8 @@ from nsqha.server.tls import ClusterTls, cluster_client_context
 
 NAMED = "nsqha "  # before the address of whoever came, in the name of a connection that was passed on to gRPC
 UNUSED_SECONDS = 600.0  # that a connection is kept for
+UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
+STOPPING = "this node is stopping"
 
 log = Log("peers")
 
@@ -223,7 +225,7 @@ class GrpcPeers:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable("this node is stopping")
+            raise Unavailable(STOPPING)
 
     def _left(self, link: _Link) -> None:
         link.users -= 1
@@ -271,6 +273,7 @@ class GrpcPeerServer:
         self._accepts: dict[str, Accept] = {}
         self._answers: dict[str, Answer] = {}
         self._streams: set[AcceptingEnd] = set()
+        self._unnamed: dict[AcceptingEnd, None] = {}  # those that have named no method yet; the first came first
         self._closed = False
 
     @property
@@ -300,16 +303,26 @@ class GrpcPeerServer:
         """What reads a connection from `address` that is for one stream."""
         end = AcceptingEnd(address, self._serve, tls=self._identities)
         self._streams.add(end)
-        end.over.add_done_callback(lambda _: self._streams.discard(end))
+        if len(self._unnamed) >= UNNAMED_MAX:
+            next(iter(self._unnamed)).close("too many connections that name no method")
+        self._unnamed[end] = None
+        end.over.add_done_callback(lambda _: self._gone(end))
+        if self._closed:
+            end.close(STOPPING)
         return end
+
+    def _gone(self, end: AcceptingEnd) -> None:
+        self._streams.discard(end)
+        self._unnamed.pop(end, None)
 
     def close(self) -> None:
         """End all streams and refuse new calls; the server itself is its owner's."""
         self._closed = True
         for stream in list(self._streams):
-            stream.close("this node is stopping")
+            stream.close(STOPPING)
 
     def _serve(self, end: AcceptingEnd, path: str) -> StreamHandler:
+        self._unnamed.pop(end, None)
         method = self._paths.get(path)
         if method is None or not method.streaming:
             raise Refused(f"no stream {path}", UNIMPLEMENTED)
@@ -345,7 +358,7 @@ class GrpcPeerServer:
 
     def _registered(self, table: dict[str, Any], method: Method) -> Any:
         if self._closed:
-            raise Unavailable("this node is stopping")
+            raise Unavailable(STOPPING)
         if method.name not in table:
             raise Unavailable(f"{method.name} is not served yet")
         return table[method.name]

@@ -34,7 +34,6 @@ from nsqha.server.http2 import (
     GOAWAY,
     HEAD,
     HEAD_BYTES,
-    HEADER_TABLE_SIZE,
     HEADERS,
     HEADERS_BYTES_MAX,
     INITIAL_WINDOW_SIZE,
@@ -321,8 +320,6 @@ class Http2End(StreamEnd, asyncio.Protocol):
                         raise ValueError(f"a window of {value} bytes")
                     self._stream_window += value - self._stream_window_first
                     self._stream_window_first = value
-                elif name == HEADER_TABLE_SIZE:
-                    self._headers.keep(value)
                 elif name == MAX_FRAME_SIZE:
                     if not FRAME_BYTES <= value <= FRAME_BYTES_MAX:
                         raise ValueError(f"frames of {value} bytes")

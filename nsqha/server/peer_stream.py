@@ -51,7 +51,7 @@ class StreamEnd:
         return len(self._queue)
 
     def close(self, why: str = "") -> None:
-        self._end("Unavailable", one_line(why) or CLOSED_HERE)
+        self._end("Unavailable", why or CLOSED_HERE)
 
     def _encoded(self, message: Message) -> bytes | None:
         """Its bytes; None: it is too large, and the stream has ended."""
@@ -90,6 +90,7 @@ class StreamEnd:
         """The stream is over; tell the other side, and the handler a moment later."""
         if self.ended:
             return
+        why = one_line(why)
         self.ended = True
         self._queue.clear()
         self._give = None

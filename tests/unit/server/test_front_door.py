@@ -405,9 +405,27 @@ def test_who_says_nothing_longest_goes_first(run: Callable[[Scenario], None], mo
         assert len(door._looking) == 3
         reader, writer = await dial(door)
         writer.write(OPENING)
-        await reader.readexactly(7), "nobody is kept out by that"
+        assert await reader.readexactly(7) == b"stream:", "nobody is kept out by that"
         for _, each in [*silent, (reader, writer)]:
             each.close()
+
+    run(scenario)
+
+
+def test_who_has_spoken_is_not_taken_for_silent(run: Callable[[Scenario], None]) -> None:
+    """Everybody comes again at once after the loop stood for a while."""
+
+    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+        host, port = door.address.split(":")
+        callers = []
+        for number in range(300):
+            caller = socket.create_connection((host, int(port)))
+            caller.sendall(OPENING if number % 4 else b"x")  # none of which is looked at before the last one came
+            callers.append(caller)
+        while len(streams.came) < 225 or len(inside.came) < 75:
+            await asyncio.sleep(0.01)
+        for caller in callers:
+            caller.close()
 
     run(scenario)
 
@@ -536,7 +554,7 @@ def test_handshakes_under_way_are_bounded(
     monkeypatch.setattr(front_door, "HANDSHAKES_MAX", 3)
 
     async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
-        writers = []
+        writers, callers = [], []
         for _ in range(10):
             _, writer = await dial(door)
             writer.write(hello(STREAM_ALPN))
@@ -544,6 +562,17 @@ def test_handshakes_under_way_are_bounded(
         while streams.came.count("no connection") < 7:
             await asyncio.sleep(0.01)
         assert len(door._welcoming) == 3
+        host, port = door.address.split(":")
+        for _ in range(12):  # at once
+            caller = socket.create_connection((host, int(port)))
+            caller.sendall(hello(STREAM_ALPN))
+            callers.append(caller)
+        await asyncio.sleep(0.05)
+        while door._looking or len(door._welcoming) > 3:
+            await asyncio.sleep(0.01)
+        assert len(door._handshakes) == 3
+        for caller in callers:
+            caller.close()
         for writer in writers:
             writer.close()
 

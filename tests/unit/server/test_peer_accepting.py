@@ -14,7 +14,7 @@ from grpc import aio
 
 from nsqha.errors import Conflict, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server import peer_accepting, peer_http2
+from nsqha.server import peer_accepting, peer_grpc, peer_http2
 from nsqha.server.http2 import (
     ACK,
     CONTINUATION,
@@ -293,7 +293,7 @@ def test_whoever_serves_it_may_speak_before_anything_came() -> None:
         (PREFACE + frame(0xEE, 0, 0, bytes(16385)), "too large"),
         (PREFACE + frame(HEADERS, END_HEADERS, STREAM, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "headers"),
         (PREFACE + frame(HEADERS, END_HEADERS, STREAM, b"\xbe"), "headers"),
-        (PREFACE + frame(HEADERS, 0, STREAM) + 5 * frame(CONTINUATION, 0, STREAM, bytes(16384)), "more than 65536"),
+        (PREFACE + frame(HEADERS, 0, STREAM) + 5 * frame(CONTINUATION, 0, STREAM, bytes(16384)), "more than 16384"),
         (PREFACE + frame(SETTINGS, 0, 0, b"x"), "not HTTP/2"),
         (PREFACE + frame(PING, 0, 0, bytes(16384)), "a ping of 16384 bytes"),
         (PREFACE + 2000 * frame(PING, 0, 0, bytes(8)), "does not read"),
@@ -472,6 +472,74 @@ def test_who_says_nothing_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
         caller.write(PREFACE, frame(SETTINGS, 0, 0))
         assert b"no stream within" in (await caller.next(GOAWAY))[2]
         await caller.reader.read()
+
+    run(scenario)
+
+
+def test_who_is_served_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_accepting, "OPENING_SECONDS", 0.05)
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        accepted = await acceptor.next()
+        await asyncio.sleep(0.15)
+        assert not accepted.closed
+        caller.write(frame(DATA, 0, STREAM, body(push(3))))
+        assert await caller.messages(1) == [3]
+
+    run(scenario)
+
+
+def test_connections_that_name_no_method_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_grpc, "UNNAMED_MAX", 2)
+
+    async def main() -> None:
+        peers = GrpcPeerServer(SERVICES)
+        peers.on_stream("Push", Acceptor())
+        server = await asyncio.get_running_loop().create_server(lambda: peers.connection("x"), "127.0.0.1", 0)
+        async with asyncio.timeout(10):
+            callers = [Caller(*await asyncio.open_connection(*server.sockets[0].getsockname())) for _ in range(2)]
+            for caller in callers:
+                caller.write(PREFACE)
+            callers[1].write(callers[1].request())
+            await callers[1].fields()
+            for _ in range(2):
+                callers.append(Caller(*await asyncio.open_connection(*server.sockets[0].getsockname())))
+            assert b"too many" in (await callers[0].next(GOAWAY))[2]
+            while len(peers._unnamed) != 2:
+                await asyncio.sleep(0.01)
+            assert len(peers._streams) == 3, "who has named one stays"
+            peers.close()
+            late = peers.connection("late")
+            await late.over
+            for caller in callers:
+                await caller.reader.read()
+                caller.writer.close()
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("what", ["close", "headers"])
+def test_settings_that_change_for_ever_cost_nothing_later(what: str) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        accepted = await acceptor.next()
+        sizes = [frame(SETTINGS, 0, 0, struct.pack(">HL", 1, size)) for size in (0, 4096)]
+        caller.write(*sizes * 500)
+        assert accepted.stream is not None
+        if what == "close":
+            caller.write(frame(PING, 0, 0, b"as far: "))
+            await caller.next(PING)
+            accepted.stream.close("enough")
+        else:
+            caller.write(frame(HEADERS, END_HEADERS, STREAM, b"\xff" * 16000))
+        kind, _, _, payload = await caller.frame()
+        while kind != GOAWAY:
+            assert len(payload) < 1000
+            kind, _, _, payload = await caller.frame()
+        assert len(accepted.closed[0]) < 600
 
     run(scenario)
 
