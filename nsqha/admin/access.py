@@ -8,6 +8,7 @@ Who asks is looked at when the request is there. So no method of the Admin servi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,13 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
                 return await handler.unary_unary(await read(data, context), context)
 
             return grpc.unary_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
+
+        if inspect.iscoroutinefunction(handler.unary_stream):
+
+            async def writes(data: bytes, context: Context) -> None:
+                await handler.unary_stream(await read(data, context), context)
+
+            return grpc.unary_stream_rpc_method_handler(writes, response_serializer=handler.response_serializer)
 
         async def answers(data: bytes, context: Context) -> AsyncIterator[Any]:
             async for message in handler.unary_stream(await read(data, context), context):

@@ -7,7 +7,7 @@ Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -255,6 +255,18 @@ def settings_of(message: Any) -> TopicSettings:
     return wanted
 
 
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # untyped
+    """gRPC's health protocol: that this process serves, as /ping says it; whether it has work to do is /readyz's."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    async def List(self, request: Any, context: Context) -> Any:  # the library has none
+        found = {name: await self.Check(health_pb2.HealthCheckRequest(service=name), context) for name in self.names}
+        return health_pb2.HealthListResponse(statuses=found)
+
+
 class AdminServer:
     """The gRPC listener of one node: administration, and `peers`, the services for other nodes.
 
@@ -291,9 +303,9 @@ class AdminServer:
             self._peers.add_to(server)
         names = [admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name]
         names += self._peers.service_names if self._peers is not None else ()
-        checks = health.aio.HealthServicer()
+        checks = _Health(("", *names))
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        for service in ("", *names):
+        for service in checks.names:
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         if self._peers is None:

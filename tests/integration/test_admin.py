@@ -414,8 +414,16 @@ def test_health_says_serving(channel: grpc.Channel) -> None:
     for service in ("", SERVICE):
         answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watched = stub.Watch(health_pb2.HealthCheckRequest(service=service))
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        watched.cancel()
     code, _ = code_of(lambda: stub.Check(health_pb2.HealthCheckRequest(service="nobody")))
     assert code is grpc.StatusCode.NOT_FOUND
+    watched = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"))
+    assert next(watched).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watched.cancel()
+    statuses = stub.List(health_pb2.HealthListRequest()).statuses
+    assert {name: each.status for name, each in statuses.items()} == {"": 1, SERVICE: 1}
 
 
 def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
