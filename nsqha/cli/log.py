@@ -210,9 +210,18 @@ def folders(data_dir: str, topic: str, partition: int | None) -> list[Folder]:
         names = {f.topic for f in found}
         what = f"topic {topic}" if topic not in names else f"partition {partition} of topic {topic}"
         raise NotFound(f"there is no {what} in {data_dir}{did_you_mean(topic, names - {topic})}")
+    inside = nodes_inside(data_dir)
     if not chosen:
-        raise NotFound(f"there are no logs in {data_dir}")
+        hint = f"; there are in its folders {', '.join(inside)}: name one of them" if inside else ""
+        raise NotFound(f"there are no logs in {data_dir}{hint}")
+    if inside:
+        say(f"not read: the logs of {', '.join(inside)} in {data_dir}; name one of these folders")
     return chosen
+
+
+def nodes_inside(data_dir: str) -> list[str]:
+    """Folders in it that are data folders themselves, as `nsqha dev --nodes 3` makes them."""
+    return sorted(name for name in os.listdir(data_dir) if os.path.isdir(os.path.join(data_dir, name, "topics")))
 
 
 @contextmanager

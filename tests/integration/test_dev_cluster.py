@@ -401,8 +401,7 @@ def test_the_cluster_commands_of_the_readme_show_what_it_says(tmp_path: Path) ->
     assert commands
     cluster = DevCluster(tmp_path)
     script = commands[1].replace(".venv/bin/nsqha", "nsqha").replace("127.0.0.1:4250", cluster.nodes[1]["tcp"])
-    # Another test's cluster may run next to this one; a reader has only one.
-    script = script.replace("$(pgrep -f 'node-name node-1')", str(cluster.nodes[0]["pid"]))
+    script = script.replace("PID_OF_NODE_1", str(cluster.nodes[0]["pid"]))
     outputs = []
     for line in script.splitlines():
         done = subprocess.run(

@@ -219,3 +219,13 @@ def test_whatever_is_there_is_told_in_lines(
         (found,) = (json.loads(line) for line in out.splitlines())
         assert found["end_offset"] == 80 and found["batches"] == len(whole) == len(told)
         assert found["start_offset"] == 0 or going
+
+
+def test_data_folders_inside_are_named_and_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for node in ("node-2", "node-1"):
+        build(tmp_path / node)
+    assert _status(["log", "verify", str(tmp_path)]) == exits.NOT_FOUND
+    assert "node-1, node-2: name one of them" in capsys.readouterr().err
+    build(tmp_path)
+    assert _status(["log", "verify", str(tmp_path)]) == 0
+    assert "not read: the logs of node-1, node-2" in capsys.readouterr().err
