@@ -253,6 +253,8 @@ class Damage:
 
 def damaged_range(log_: PartitionLog, first: int, end: int) -> DamagedRange:
     """The log ids [first, end) with their offsets, as far as these are known."""
+    if first < log_.start.log_id:  # retention went past it meanwhile
+        return DamagedRange(first, end, 0, 0)
     try:
         first_offset = log_.entry_before(first).end_offset if first <= log_.end.log_id else log_.end.offset
         end_offset = log_.entry_before(end).end_offset if end <= log_.end.log_id else 0

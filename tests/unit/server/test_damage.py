@@ -12,8 +12,9 @@ from nsqha.cursor.checkpoint import write
 from nsqha.cursor.state import PartitionState
 from nsqha.frames import HAS_CHECKPOINT, LOST
 from nsqha.ranges import RangeSet
+from nsqha.server.damage import damaged_range
 from nsqha.server.repair import is_lost, lost_of
-from tests.unit.commitlog.logs import add, new_log, roll
+from tests.unit.commitlog.logs import add, drop_pairs, new_log, roll
 from tests.unit.server.replica_rig import (
     KEY,
     A,
@@ -187,3 +188,16 @@ def test_what_was_given_up_is_found_in_all_pairs() -> None:
         for end in range(first, 27):
             expected = RangeSet((n, n + 1) for n in range(first, end) if is_lost(log_, n))
             assert lost_of(log_.snapshot(), first, end) == expected
+
+
+def test_a_range_that_retention_went_past_is_told_without_its_offsets() -> None:
+    """An operator gave it up, and before that was told the files were gone."""
+    log_ = new_log(MemStorage())
+    for _ in range(4):
+        add(log_, b"m" * 900)
+        roll(log_)
+    assert damaged_range(log_, 1, 3) == (1, 3, 0, 2)
+    drop_pairs(log_, log_.pair_of(3).first)
+    assert log_.start.log_id == 3
+    assert damaged_range(log_, 1, 3) == (1, 3, 0, 0)
+    assert damaged_range(log_, 3, 4) == (3, 4, 2, 3)
