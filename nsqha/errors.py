@@ -4,7 +4,9 @@
       ConfigError          a flag, file or folder that this program was started with; says what to change
       NotFound             a topic, channel, message or file that is not there
       Conflict             it exists already, or was changed meanwhile
+        WrongKind            a channel that is there is a reader's, or is not
       StaleMetadata        the metadata store is another one, or older, than this node has acted on; nothing was done
+      LimitReached         there are as many as there may be; nothing was done
       Unavailable          not now: shutting down, disk low, no leader; the request was NOT carried out
       OutcomeUnknown       the request may or may not have been carried out
       StorageError         the disk refused
@@ -35,8 +37,16 @@ class Conflict(NsqhaError):
     """It exists already, or somebody changed it meanwhile."""
 
 
+class WrongKind(Conflict):
+    """The channel is one for consumers where a reader's is asked for, or the other way round."""
+
+
 class StaleMetadata(NsqhaError):
     """The metadata store is not the one, or is older than, what this node has acted on: nobody decides by it."""
+
+
+class LimitReached(NsqhaError):
+    """There are as many as there may be; nothing was done."""
 
 
 class Unavailable(NsqhaError):

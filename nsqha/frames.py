@@ -26,6 +26,7 @@ CARRY: Final = 22
 LOG_START: Final = 23
 CHECKPOINT: Final = 24
 EPOCH_START: Final = 25
+HOLD: Final = 26
 
 # Flags of a commitlog entry: what a reader of the batch can not step over without looking.
 HAS_EVENTS: Final = 1

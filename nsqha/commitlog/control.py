@@ -17,6 +17,7 @@ from nsqha.frames import (
     EPHEMERAL,
     EPOCH_START,
     HEAD,
+    HOLD,
     LOG_START,
     MESSAGE,
     PROGRESS,
@@ -36,6 +37,7 @@ NAMES = {
     LOG_START: "log_start",
     CHECKPOINT: "checkpoint",
     EPOCH_START: "epoch_start",
+    HOLD: "hold",
 }
 
 

@@ -32,7 +32,7 @@ class ReadOnceFile(OsFile):
         # From the start of a page: the kernel keeps pages that the range covers only partly.
         first = position - position % PAGE_BYTES
         size = position + n - first
-        stays = _is_cached(self._fd, first, size)
+        stays = b"\0" not in cached_pages(self._fd, first, size)
         try:
             return super().pread(n, position)
         finally:
@@ -50,8 +50,8 @@ class ReadOnceStorage(OsStorage):
         return ReadOnceFile(path, fd)
 
 
-def _is_cached(fd: int, first: int, size: int) -> bool:
-    """Whether all pages of this part of a file are in the page cache; `first` is the start of a page."""
+def cached_pages(fd: int, first: int, size: int) -> bytes:
+    """One byte per page of this part of a file: 1 if it is in the page cache; `first` is the start of a page."""
     states = ctypes.create_string_buffer(-(-size // PAGE_BYTES))
     try:
         # Private and "writable" only because ctypes takes the address of nothing else; not a byte of it is touched.
@@ -61,8 +61,9 @@ def _is_cached(fd: int, first: int, size: int) -> bool:
             failed = bool(_libc.mincore(address, ctypes.c_size_t(size), states))
             del byte
     except (OSError, ValueError):
-        return False  # the file became shorter, or can not be mapped
-    return not failed and all(state & 1 for state in states.raw)
+        failed = True  # the file became shorter, or can not be mapped
+    return bytes(len(states)) if failed else states.raw.translate(_LOWEST_BIT)
 
 
+_LOWEST_BIT = bytes(state & 1 for state in range(256))  # the others are reserved
 _libc = ctypes.CDLL(None)

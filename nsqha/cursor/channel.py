@@ -49,7 +49,7 @@ class Channel(ChannelCursor):
 
     def __init__(self, committed: ChannelState, board: Board) -> None:
         super().__init__(committed, board)
-        self.paused = committed.paused
+        self.paused = committed.silent  # for good, if it is a reader's
         self.requeue_count = 0
         self.timeout_count = 0
         self.finished_count = 0

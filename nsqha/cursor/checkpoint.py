@@ -13,13 +13,14 @@ are many records, none crosses a frame. The last frame ends with BLAKE2b-128 of 
     HEAD      0  u8, version u8, log_id u64, epoch u64, chain u64, end_offset u64, end_position u64,
                  state_epoch u64, pump u64, paused u8, version u64, log start offset u64, position u64, log_id u64,
                  last checkpoint: as_of u64, size u64, end_log_id u64, end_position u64
-    CHANNEL   1  u8, uid u64, paused u8, floor u64, seek u64, abandoned u64, undo u8 (0 none, 1 without ranges, 2 with),
+    CHANNEL   1  u8, uid u64, flags u8, floor u64, seek u64, abandoned u64, undo u8 (0 none, 1 without ranges, 2 with),
                  undo floor u64, name
     RANGES    2  u8, n u32, [first u64, end u64]*n
     DEFERRED  3  u8, n u32, [offset u64, due_ns i64, attempts u16, position u64]*n
     ATTEMPTS  4  u8, n u32, [first u64, end u64, attempts u16]*n
     UNDO      5  u8, n u32, [first u64, end u64]*n
     LATER     6  u8, n u32, [offset u64, due_ns i64]*n          deliver-at times that the pump has not passed
+    HOLDS     7  u8, n u32, [id u64, offset u64, until_ns i64, since_ns i64]*n
 
 The records of equal states are equal bytes: `encode` and `digest` are how states are compared.
 """
@@ -33,7 +34,8 @@ from itertools import islice
 
 from nsqha.cursor import events
 from nsqha.cursor.deferred import Deferred, NewDeferred
-from nsqha.cursor.events import CheckpointFrame, Reader
+from nsqha.cursor.events import CHANNEL_PAUSED, CHANNEL_READER, CheckpointFrame, Reader
+from nsqha.cursor.holds import LiveHold
 from nsqha.cursor.state import (
     Applied,
     ChannelState,
@@ -48,7 +50,7 @@ from nsqha.ranges import RangeSet
 
 FORMAT = 1
 BODY_BYTES_MAX = 60 << 10  # a frame stays below 64 KB with its heads
-_ROWS = 2000  # of at most 26 bytes per record
+_ROWS = 2000  # of at most 26 bytes per record; holds are few
 _DIGEST = 16
 
 _HEAD = struct.Struct(">BBQQQQQQQBQQQQQQQQ")
@@ -58,7 +60,10 @@ _RANGE = struct.Struct(">QQ")
 _DEFERRED = struct.Struct(">QqHQ")
 _RUN = struct.Struct(">QQH")
 _LATER = struct.Struct(">Qq")
-_KIND_HEAD, _KIND_CHANNEL, _KIND_RANGES, _KIND_DEFERRED, _KIND_ATTEMPTS, _KIND_UNDO, _KIND_LATER = range(7)
+_HOLD = struct.Struct(">QQqq")
+(
+    _KIND_HEAD, _KIND_CHANNEL, _KIND_RANGES, _KIND_DEFERRED, _KIND_ATTEMPTS, _KIND_UNDO, _KIND_LATER, _KIND_HOLDS
+) = range(8)  # fmt: skip
 _NO_UNDO, _UNDO_FLOOR, _UNDO_RANGES = range(3)
 
 
@@ -86,6 +91,7 @@ def records(state: PartitionState) -> Iterator[bytes]:
     for name in sorted(state.channels):
         yield from _channel_records(state.channels[name])
     yield from _lists(_KIND_LATER, _LATER, state.later())
+    yield from _lists(_KIND_HOLDS, _HOLD, state.holds.rows())
 
 
 def _channel_records(channel: ChannelState) -> Iterator[bytes]:
@@ -96,7 +102,7 @@ def _channel_records(channel: ChannelState) -> Iterator[bytes]:
         _CHANNEL.pack(
             _KIND_CHANNEL,
             channel.uid,
-            channel.paused,
+            channel.paused * CHANNEL_PAUSED | channel.reader * CHANNEL_READER,
             channel.floor,
             channel.seek,
             channel.abandoned,
@@ -220,6 +226,9 @@ def _decode(reader: Reader, state: PartitionState) -> None:
         if kind == _KIND_LATER:
             for offset, due_ns in reader.rows(_LATER, count):
                 state.defer_later(offset, due_ns)
+        elif kind == _KIND_HOLDS:
+            for id_, *hold in reader.rows(_HOLD, count):
+                state.holds.put(id_, LiveHold(*hold))
         elif channel is None:
             raise ValueError(f"a record of kind {kind} before any channel")
         elif kind == _KIND_DEFERRED:
@@ -239,13 +248,14 @@ def _decode(reader: Reader, state: PartitionState) -> None:
 
 
 def _decode_channel(reader: Reader, state: PartitionState) -> ChannelState:
-    _, uid, paused, floor, seek, abandoned, undo, undo_floor, size = reader.take(_CHANNEL)
+    _, uid, flags, floor, seek, abandoned, undo, undo_floor, size = reader.take(_CHANNEL)
     return ChannelState(
         name=reader.raw(size).decode(),
         uid=uid,
         floor=floor,
         deferred=state.new_deferred(uid),
-        paused=bool(paused),
+        paused=bool(flags & CHANNEL_PAUSED),
+        reader=bool(flags & CHANNEL_READER),
         seek=seek,
         undo=None if undo == _NO_UNDO else Undo(undo_floor, () if undo == _UNDO_RANGES else None),
         abandoned=abandoned,

@@ -4,7 +4,7 @@ All integers are big endian and of fixed width, so that long lists are packed an
 UTF-8 behind a length byte. `[..]*n` is n repetitions.
 
     ATTRIBUTES   covers u32, deliver_at_ns i64 (0: none), headers u16, [key u16 + bytes, value u32 + bytes]*headers
-    CHANNELS     version u64, paused u8, n u32, [uid u64, paused u8, name]*n
+    CHANNELS     version u64, paused u8, n u32, [uid u64, flags u8 (1 paused, 2 a reader's), name]*n
     EPHEMERAL    uid u64, exists u8, name
     TOPIC_EMPTY  nothing
     PROGRESS     per channel until the payload ends:
@@ -14,10 +14,12 @@ UTF-8 behind a length byte. `[..]*n` is n repetitions.
                    [offset u64]*finished                 deferred until now, finished
                    [first u64, end u64, attempts u16]*attempts           flag 1: replaces what was known
     SEEK         uid u64, target u64, old floor u64, flags u8, ranges u32, [first u64, end u64]*ranges
+                   flags: 1 deferred messages are dropped, 2 the ranges are known, 4 undo, 8 never back
     CARRY        offset u64, the message's frame
     LOG_START    offset u64, position u64, n u32, [uid u64, first u64, end u64]*n
     CHECKPOINT   id u64, sequence u32, flags u8, as_of u64, body (see `checkpoint`)
     EPOCH_START  epoch u64, node u64
+    HOLD         id u64, offset u64, until_ns i64 (0: released)
 
 A frame other than a checkpoint's is at most 64 KB where its writer can choose (`progress` splits). Reading trusts
 nothing: a payload that does not fit is LogCorrupt, never a wrong event.
@@ -35,6 +37,7 @@ from nsqha.frames import control_frame
 
 FRAME_BYTES_MAX = 64 << 10
 TARGET_END = (1 << 63) - 1  # a seek to here means the pump
+CHANNEL_PAUSED, CHANNEL_READER = 1, 2  # flags of a channel
 
 Range = tuple[int, int]
 
@@ -51,6 +54,7 @@ _LOG_START = struct.Struct(">QQI")
 _ABANDONED = struct.Struct(">QQQ")
 _CHECKPOINT = struct.Struct(">QIBQ")
 _EPOCH_START = struct.Struct(">QQ")
+_HOLD = struct.Struct(">QQq")
 
 CARRY_HEAD = frames.HEAD.size + _U64.size  # from the start of a carry frame to the message's frame in it
 
@@ -77,6 +81,11 @@ class ChannelEntry:
     name: str
     uid: int
     paused: bool = False
+    reader: bool = False
+
+    @property
+    def flags(self) -> int:
+        return self.paused * CHANNEL_PAUSED | self.reader * CHANNEL_READER
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ class Channels:
         parts = [_CHANNELS.pack(self.version, self.paused, len(self.channels))]
         for channel in self.channels:
             name = channel.name.encode()
-            parts += (_CHANNEL.pack(channel.uid, channel.paused, len(name)), name)
+            parts += (_CHANNEL.pack(channel.uid, channel.flags, len(name)), name)
         return control_frame(frames.CHANNELS, b"".join(parts))
 
 
@@ -168,7 +177,7 @@ class Progress:
 class Seek:
     """Move a channel's cursor. `old_floor` and `old_ranges` are what an undo goes back to (ranges None: too many).
 
-    `undo`: the ranges that the last seek remembered come back with the floor.
+    `undo`: the ranges that the last seek remembered come back with the floor. `forward`: it never goes back.
     """
 
     uid: int
@@ -177,10 +186,11 @@ class Seek:
     old_ranges: tuple[Range, ...] | None = ()
     drop_deferred: bool = False
     undo: bool = False
+    forward: bool = False
 
     def encode(self) -> bytes:
         ranges = self.old_ranges or ()
-        flags = self.drop_deferred | (self.old_ranges is not None) << 1 | self.undo << 2
+        flags = self.drop_deferred | (self.old_ranges is not None) << 1 | self.undo << 2 | self.forward << 3
         head = _SEEK.pack(self.uid, self.target, self.old_floor, flags, len(ranges))
         return control_frame(frames.SEEK, head + pack_ranges(ranges))
 
@@ -245,6 +255,18 @@ class EpochStart:
         return control_frame(frames.EPOCH_START, _EPOCH_START.pack(self.epoch, self.node))
 
 
+@dataclass(frozen=True)
+class LogHold:
+    """A reader needs what follows `offset` until `until_ns`; 0: it needs nothing more."""
+
+    id: int
+    offset: int
+    until_ns: int
+
+    def encode(self) -> bytes:
+        return control_frame(frames.HOLD, _HOLD.pack(self.id, self.offset, self.until_ns))
+
+
 Event = (
     Attributes
     | Channels
@@ -256,6 +278,7 @@ Event = (
     | LogStart
     | CheckpointFrame
     | EpochStart
+    | LogHold
 )  # fmt: skip
 
 
@@ -356,8 +379,9 @@ def _channels(reader: Reader) -> Channels:
     version, paused, count = reader.take(_CHANNELS)
     channels = []
     for _ in range(count):
-        uid, channel_paused, size = reader.take(_CHANNEL)
-        channels.append(ChannelEntry(reader.raw(size).decode(), uid, bool(channel_paused)))
+        uid, flags, size = reader.take(_CHANNEL)
+        name = reader.raw(size).decode()
+        channels.append(ChannelEntry(name, uid, bool(flags & CHANNEL_PAUSED), bool(flags & CHANNEL_READER)))
     return Channels(version, bool(paused), tuple(channels))
 
 
@@ -388,7 +412,8 @@ def _progress(reader: Reader) -> Progress:
 def _seek(reader: Reader) -> Seek:
     uid, target, old_floor, flags, count = reader.take(_SEEK)
     ranges = reader.ranges(count)
-    return Seek(uid, target, old_floor, ranges if flags & 2 else None, bool(flags & 1), bool(flags & 4))
+    old_ranges = ranges if flags & 2 else None
+    return Seek(uid, target, old_floor, old_ranges, bool(flags & 1), bool(flags & 4), bool(flags & 8))
 
 
 def _carry(reader: Reader) -> Carry:
@@ -411,6 +436,11 @@ def _epoch_start(reader: Reader) -> EpochStart:
     return EpochStart(epoch, node)
 
 
+def _hold(reader: Reader) -> LogHold:
+    id_, offset, until_ns = reader.take(_HOLD)
+    return LogHold(id_, offset, until_ns)
+
+
 _DECODERS: Mapping[int, Callable[[Reader], Event]] = {
     frames.ATTRIBUTES: _attributes,
     frames.CHANNELS: _channels,
@@ -422,4 +452,5 @@ _DECODERS: Mapping[int, Callable[[Reader], Event]] = {
     frames.LOG_START: _log_start,
     frames.CHECKPOINT: _checkpoint,
     frames.EPOCH_START: _epoch_start,
+    frames.HOLD: _hold,
 }

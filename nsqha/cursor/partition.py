@@ -29,11 +29,12 @@ from nsqha.cursor import seek as seeks
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.cursor import Board
 from nsqha.cursor.deferred import Deferred
+from nsqha.cursor.holds import HOLDS_MAX, RELEASED, LiveHold
 from nsqha.cursor.limits import Limits
 from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.postponed import Change
 from nsqha.cursor.state import ChannelState, Effect, EntryLike, PartitionState
-from nsqha.errors import NotFound
+from nsqha.errors import LimitReached, NotFound
 
 
 class ChannelInfoLike(Protocol):
@@ -43,6 +44,8 @@ class ChannelInfoLike(Protocol):
     def uid(self) -> int: ...
     @property
     def paused(self) -> bool: ...
+    @property
+    def reader(self) -> bool: ...
 
 
 class ChannelListLike(Protocol):
@@ -70,9 +73,18 @@ class _SeekRequest:
     target: int
     drop_deferred: bool = False
     undo: bool = False
+    forward: bool = False
 
 
-_Queued = events.Channels | events.Ephemeral | events.TopicEmpty | events.Carry | events.LogStart | _SeekRequest
+_Queued = (
+    events.Channels
+    | events.Ephemeral
+    | events.TopicEmpty
+    | events.Carry
+    | events.LogStart
+    | events.LogHold
+    | _SeekRequest
+)  # fmt: skip
 
 
 class PartitionCursors:
@@ -149,7 +161,8 @@ class PartitionCursors:
             return False
         self._version = record.version
         channels = tuple(
-            events.ChannelEntry(name, info.uid, info.paused) for name, info in sorted(record.channels.items())
+            events.ChannelEntry(name, info.uid, info.paused, info.reader)
+            for name, info in sorted(record.channels.items())
         )
         self._queue.append(events.Channels(record.version, record.paused, channels))
         return True
@@ -181,6 +194,10 @@ class PartitionCursors:
         channel = self._channel(name)
         self._queue.append(_SeekRequest(channel, target))
         return seeks.plan(self.state, channel, target)
+
+    def advance(self, name: str, target: int) -> None:
+        """Move a channel's cursor forward to an offset; it stays if it is there, or beyond, when that is applied."""
+        self._queue.append(_SeekRequest(self._channel(name), target, forward=True))
 
     def empty(self, name: str) -> seeks.SeekPlan:
         """Drop everything a channel has: unread, in flight, waiting, deferred."""
@@ -264,7 +281,13 @@ class PartitionCursors:
 
     def _event(self, request: _Queued) -> events.Event:
         if isinstance(request, _SeekRequest):
-            return seeks.event(request.channel, request.target, drop_deferred=request.drop_deferred, undo=request.undo)
+            return seeks.event(
+                request.channel,
+                request.target,
+                drop_deferred=request.drop_deferred,
+                undo=request.undo,
+                forward=request.forward,
+            )
         return request
 
     # ---- checkpoints
@@ -303,9 +326,34 @@ class PartitionCursors:
 
     # ---- what the log may forget
 
-    def log_start_limit(self) -> int:
-        """No log start may name an offset above this."""
-        return self.state.log_start_limit()
+    def log_start_limit(self, now_ns: int = 0) -> int:
+        """No log start may name an offset above this at `now_ns`, the timestamp of a batch that would be written now;
+        0: as if no hold had come to its end.
+
+        It stays below what is held: events without messages may lie between the file border there and the one before,
+        and whoever holds reads them too."""
+        return min(self.state.log_start_limit(), self.state.holds.lowest(now_ns) - 1)
+
+    def kept_from(self, now_ns: int) -> int:
+        """No policy gives up an unread message from here on: who reads the log's files keeps it anyway."""
+        readers = [channel.floor for channel in self.state.channels.values() if channel.reader]
+        return min([self.state.holds.lowest(now_ns) - 1, *readers])
+
+    def holds(self, now_ns: int) -> dict[int, LiveHold]:
+        """The committed holds that are alive at `now_ns`, by id."""
+        return self.state.holds.live(now_ns)
+
+    def hold(self, id_: int, offset: int, until_ns: int, *, now_ns: int) -> None:
+        """Keep what follows `offset` from retention until `until_ns`, as far as `holds` allows; a known hold is
+        renewed. LimitReached: there are HOLDS_MAX others."""
+        ids = set(self.holds(now_ns)) | {event.id for event in self._queue if isinstance(event, events.LogHold)}
+        if id_ not in ids and len(ids) >= HOLDS_MAX:
+            raise LimitReached(f"{HOLDS_MAX} readers hold this partition already: release one, or wait for its end")
+        self._queue.append(events.LogHold(id_, offset, until_ns))
+
+    def release(self, id_: int) -> None:
+        """The hold ends."""
+        self._queue.append(events.LogHold(id_, 0, RELEASED))
 
     def to_carry(self, offset: int, position: int, limit: int | None = None) -> list[Deferred]:
         """The references whose frames lie below this log start, one per message: `carry` them first.
@@ -410,7 +458,7 @@ class PartitionCursors:
             case state.Listed():
                 for name, channel in self.channels.items():
                     if not channel.ephemeral:  # the pause of an ephemeral channel is in memory only
-                        channel.paused = self.state.channels[name].paused
+                        channel.paused = self.state.channels[name].silent
             case state.Progressed(committed):
                 # Not ours: another leader's, before our epoch began, when nothing was in flight yet.
                 if id(committed) not in own and (live := self._live_of(committed)) is not None:
@@ -424,9 +472,12 @@ class PartitionCursors:
             case state.Emptied(first, end):
                 for channel in self.channels.values():
                     channel.emptied(first, end)
+                    if channel.committed.reader:
+                        channel.reload()  # nobody reads on over what is finished
             case state.DeliverAt(refs):
                 for channel in self.channels.values():
-                    channel.deliver_at(refs)
+                    if not channel.committed.reader:
+                        channel.deliver_at(refs)
         return None
 
     def _live_of(self, committed: ChannelState) -> Channel | None:

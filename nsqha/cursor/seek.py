@@ -47,7 +47,9 @@ def plan(state: PartitionState, channel: Channel, target: int) -> SeekPlan:
     )
 
 
-def event(channel: Channel, target: int, *, drop_deferred: bool = False, undo: bool = False) -> Seek:
+def event(
+    channel: Channel, target: int, *, drop_deferred: bool = False, undo: bool = False, forward: bool = False
+) -> Seek:
     """The event, to be written right behind the channel's progress: it says where the cursor was."""
     if channel.ephemeral:
         channel.progress()  # it writes none otherwise
@@ -59,4 +61,5 @@ def event(channel: Channel, target: int, *, drop_deferred: bool = False, undo: b
         old_ranges=ranges if len(ranges) <= RANGES_MAX else None,
         drop_deferred=drop_deferred,
         undo=undo,
+        forward=forward,
     )

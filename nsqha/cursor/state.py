@@ -24,6 +24,12 @@ event. Until then it is remembered in `later`.
 Ephemeral channels are in the log by name only: they write no progress, hold nothing back and end with their leader's
 epoch. Their cursors live in the leader's memory (`channel`), so here their floor is where they began.
 
+A reader's channel is the place of somebody who takes the log as it lies in the files. It hands out nothing, so nothing
+is deferred in it; seeks alone move its floor, which holds the log start back as any durable channel's does, and no
+policy gives up what it has not read.
+
+A hold (`holds`) keeps the log start from passing what a batch reader needs, as long as batches' timestamps say.
+
 Invariants: floor <= pump; no range begins at or below the floor; log start <= pump and <= every durable floor.
 """
 
@@ -38,6 +44,7 @@ from typing import NamedTuple, Protocol
 from nsqha import frames, hot
 from nsqha.cursor import events
 from nsqha.cursor.deferred import Deferred, DeferredSet, MemoryDeferred, NewDeferred
+from nsqha.cursor.holds import Holds
 from nsqha.errors import LogCorrupt
 from nsqha.ids import is_ephemeral
 from nsqha.ranges import RangeSet
@@ -58,6 +65,8 @@ class EntryLike(Protocol):
     def count(self) -> int: ...
     @property
     def position(self) -> int: ...
+    @property
+    def timestamp_ns(self) -> int: ...
     @property
     def size(self) -> int: ...
     @property
@@ -103,6 +112,7 @@ class ChannelState:
     floor: int
     deferred: DeferredSet
     paused: bool = False
+    reader: bool = False
     seek: int = 0
     undo: Undo | None = None
     abandoned: int = 0  # messages that a policy gave up
@@ -112,6 +122,11 @@ class ChannelState:
     @property
     def ephemeral(self) -> bool:
         return is_ephemeral(self.name)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it hands out nothing."""
+        return self.paused or self.reader
 
     def finish(self, ranges: tuple[events.Range, ...]) -> None:
         """Add finished ranges, which are in order."""
@@ -242,6 +257,7 @@ class PartitionState:
         self.channels: dict[str, ChannelState] = {}
         self.log_start = (0, 0)  # offset, position
         self.log_start_log_id = 0  # of the event that said so
+        self.holds = Holds()
         self.checkpoint = CheckpointMark()
         # Messages at or above the pump that have a deliver-at time: offset -> due, as two parallel arrays.
         self._later: array[int] = array("q")
@@ -263,7 +279,7 @@ class PartitionState:
         return min(max(target, self.log_start[0]), self.pump)
 
     def log_start_limit(self) -> int:
-        """No log start may name an offset above this: somebody may still need what follows."""
+        """No log start may name an offset above this: a channel may still need what follows."""
         return min([self.pump, *(channel.floor for channel in self.channels.values() if not channel.ephemeral)])
 
     def later(self) -> list[tuple[int, int]]:
@@ -337,7 +353,9 @@ class PartitionState:
             case events.Carry(offset):
                 self._carry(offset, position + events.CARRY_HEAD)
             case events.LogStart():
-                self._log_start(event, entry.log_id, effects)
+                self._log_start(event, entry, effects)
+            case events.LogHold():
+                self.holds.apply(event, log_start=self.log_start[0], timestamp_ns=entry.timestamp_ns)
             case events.CheckpointFrame():
                 self._checkpoint_frame(event, entry, effects)
             case events.EpochStart(epoch):
@@ -353,7 +371,7 @@ class PartitionState:
         if self._later and self._later[0] < offset:
             refs = self._cut_later(offset)
             for channel in self.channels.values():
-                if not channel.ephemeral:
+                if not (channel.ephemeral or channel.reader):
                     for ref in refs:
                         channel.deferred.put(ref)
             effects.append(DeliverAt(refs))
@@ -388,7 +406,7 @@ class PartitionState:
                 self._delete(channel, effects)
         for name, new in wanted.items():
             if name not in self.channels:
-                self._create(name, new.uid, effects)
+                self._create(name, new.uid, effects, reader=new.reader)
             self.channels[name].paused = new.paused
         self.paused = event.paused
         effects.append(Listed(event.version))
@@ -399,8 +417,8 @@ class PartitionState:
         elif not exists and name in self.channels and self.channels[name].uid == uid:
             self._delete(self.channels[name], effects)
 
-    def _create(self, name: str, uid: int, effects: list[Effect]) -> None:
-        channel = ChannelState(name, uid, self.pump, self.new_deferred(uid))
+    def _create(self, name: str, uid: int, effects: list[Effect], *, reader: bool = False) -> None:
+        channel = ChannelState(name, uid, self.pump, self.new_deferred(uid), reader=reader)
         self.channels[name] = channel
         effects.append(Created(channel))
 
@@ -435,6 +453,8 @@ class PartitionState:
         channel = self.by_uid(event.uid)
         if channel is None or (event.undo and channel.undo is None):
             return
+        if event.forward and self.clamp(event.target) <= channel.floor:
+            return
         back = channel.undo
         channel.undo = Undo(event.old_floor, event.old_ranges)
         channel.seek = log_id
@@ -456,10 +476,11 @@ class PartitionState:
             if ref is not None:
                 channel.deferred.put(ref._replace(position=position))
 
-    def _log_start(self, event: events.LogStart, log_id: int, effects: list[Effect]) -> None:
+    def _log_start(self, event: events.LogStart, entry: EntryLike, effects: list[Effect]) -> None:
+        self.holds.expire(entry.timestamp_ns)
         for abandoned in event.abandoned:
             self._abandon(abandoned, effects)
-        offset = min(event.offset, self.log_start_limit())
+        offset = min(event.offset, self.log_start_limit(), self.holds.lowest(entry.timestamp_ns))
         position = event.position
         # A reference that was not carried keeps its frame, whatever the writer believed.
         for channel in self.channels.values():
@@ -469,7 +490,7 @@ class PartitionState:
                 else:
                     offset = min(offset, ref.offset)
         self.log_start = (max(self.log_start[0], offset), max(self.log_start[1], position))
-        self.log_start_log_id = log_id
+        self.log_start_log_id = entry.log_id
         effects.append(LogStartMoved(*self.log_start))
 
     def _abandon(self, abandoned: events.Abandoned, effects: list[Effect]) -> None:
@@ -480,7 +501,7 @@ class PartitionState:
                 self._cut_later(end)
             return
         channel = self.by_uid(abandoned.uid)
-        if channel is not None and channel.floor < min(end, self.pump):
+        if channel is not None and not channel.reader and channel.floor < min(end, self.pump):
             first, end = channel.floor, min(end, self.pump)
             channel.abandoned += end - first - channel.ranges.count_below(end)
             channel.raise_floor(end)
@@ -510,6 +531,7 @@ class PartitionState:
         copy = PartitionState(self.new_deferred)
         copy.__dict__.update(self.__dict__)
         copy._later, copy._later_due = self._later[:], self._later_due[:]
+        copy.holds = self.holds.copy()
         copy.channels = {
             name: replace(
                 channel,

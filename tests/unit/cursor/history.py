@@ -24,7 +24,7 @@ from tests.unit.cursor.model import FINISHED, MAYBE, PENDING, ChannelModel, Snap
 from tests.unit.cursor.tiny import Info, Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
-EPHEMERAL = "e#ephemeral"
+EPHEMERAL, READER = "e#ephemeral", "r"
 
 
 class History(Life):
@@ -71,6 +71,10 @@ class History(Life):
             self.write_checkpoint: 2,
             self.move_log_start: 3,
             self.unlink: 3,
+            self.hold_files: 2,
+            self.create_reader: 1,
+            self.move_reader: 3,
+            self.release_files: 1,
             self.rebuild: 2,
             self.cut: 1,
             self.follow: 1,
@@ -96,9 +100,10 @@ class History(Life):
     def _write_record(self) -> None:
         self.leader.record = self.record
         record = self.record
-        wanted = {name: (info.uid, info.paused) for name, info in record.channels.items()}
+        wanted = {name: (info.uid, info.paused) for name, info in record.channels.items() if not info.reader}
+        readers = {name: info.uid for name, info in record.channels.items() if info.reader}
         if self.leader.cursors.reconcile(record):
-            self._request(lambda: self.model.listed(wanted, record.paused))
+            self._request(lambda: self.model.listed(wanted, readers, record.paused))
         self.leader.flush()
 
     def create_channel(self) -> None:
@@ -106,6 +111,28 @@ class History(Life):
         if free:
             self.uids += 1
             self._reconcile(channels={**self.record.channels, self.rng.choice(free): Info(self.uids)})
+
+    def create_reader(self) -> None:
+        if READER not in self.record.channels:
+            self.uids += 1
+            self._reconcile(channels={**self.record.channels, READER: Info(self.uids, reader=True)})
+
+    def move_reader(self) -> None:
+        """A reader says how far it is, perhaps late; or begins somewhere else."""
+        cursors = self.leader.cursors
+        if READER not in self.model.readers or READER not in cursors.channels:
+            return
+        uid, back = self.model.readers[READER].uid, self.rng.random() < 0.3
+        target = self.rng.randint(0, self.log.end_offset + 2)
+        (cursors.seek if back else cursors.advance)(READER, target)
+
+        def moved() -> None:
+            reader = self.model.readers.get(READER)
+            if reader is not None and reader.uid == uid:
+                reader.moved(cursors.state.clamp(target), back=back)
+
+        self._request(moved)
+        self.leader.flush()
 
     def delete_channel(self) -> None:
         if self.record.channels:
@@ -248,7 +275,7 @@ class History(Life):
     def move_log_start(self) -> None:
         cursors = self.leader.cursors
         careless = self.rng.random() < 0.3  # a leader that did not look; applying must cap it
-        place = self._border(self.log.end_offset if careless else cursors.log_start_limit())
+        place = self._border(self.log.end_offset if careless else cursors.log_start_limit(self.now_ns))
         if place is None:
             return
         place_is_free = False
@@ -266,6 +293,25 @@ class History(Life):
             check(
                 start[0] >= place[0] and start[1] >= place[1], f"log start is {start}, nothing holds it below {place}"
             )
+
+    def hold_files(self) -> None:
+        """A batch reader holds what it is about to read, or goes on to."""
+        cursors, id_ = self.leader.cursors, self.rng.randint(1, 3)
+        offset = self.rng.randint(0, self.log.end_offset)
+        until_ns = self.now_ns + self.rng.choice([1, 60, 600]) * 1_000_000_000
+        cursors.hold(id_, offset, until_ns, now_ns=self.now_ns)
+
+        def held() -> None:
+            self.model.hold(id_, max(offset, cursors.log_start[0]), until_ns, self.leader.applied_ns)
+
+        self._request(held)
+        self.leader.flush()
+
+    def release_files(self) -> None:
+        id_ = self.rng.randint(1, 3)
+        self.leader.cursors.release(id_)
+        self._request(lambda: self.model.held.pop(id_, None))
+        self.leader.flush()
 
     def abandon(self) -> None:
         if (found := self.some_channel()) is None or found[1].ephemeral:
@@ -391,12 +437,13 @@ class History(Life):
         for name, info in self.record.channels.items():
             if info.paused:
                 self._reconcile(channels={**self.record.channels, name: info._replace(paused=False)})
-        for name, channel in self.leader.cursors.channels.items():
-            self._drain(channel, self.model.channels[name])
+        live = self.leader.cursors.channels
+        for name, model in self.model.channels.items():
+            self._drain(live[name], model)
         self.commit_all()
-        for name, channel in self.leader.cursors.channels.items():
-            if not channel.ephemeral:
-                self.judge_drained(channel, self.model.channels[name])
+        for name, model in self.model.channels.items():
+            if not model.ephemeral:
+                self.judge_drained(live[name], model)
         self.rebuild()
         again = Leader(self.log, clock=self.clock, limits=self.limits, ordered=self.ordered, epoch=self.epoch + 1)
         for channel in again.cursors.channels.values():

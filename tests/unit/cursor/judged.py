@@ -55,6 +55,7 @@ class Judged(Leader):
             entry, data = self.outstanding.pop(0)
             # A seek does not touch what is deferred: what was before the batch and was not finished by it, and what
             # the batch itself deferred before the seek.
+            self.applied_ns = entry.timestamp_ns
             before = {name: offsets_of(state) for name, state in self.cursors.state.channels.items()}
             self.effects += self.cursors.apply(entry, data, self.now)
             self.deferred = {
@@ -71,9 +72,18 @@ class Judged(Leader):
     def after_commit(self, entry: Entry) -> None:
         self.encoded[entry.log_id] = checkpoint.encode(self.cursors.state)
         state = self.cursors.state
+        self.model.judge_held(state.log_start[0], self.cursors.holds(entry.timestamp_ns), entry.timestamp_ns)
         check(state.pump == self.model.pump, f"the pump is at {state.pump}, nsqd's at {self.model.pump}")
-        check(state.channels.keys() == self.model.channels.keys(), "the channels differ")
-        for name, committed in state.channels.items():
+        known = self.model.channels.keys() | self.model.readers.keys()
+        check(state.channels.keys() == known, "the channels differ")
+        for name, reader in self.model.readers.items():
+            channel = state.channels[name]
+            check(channel.reader and channel.uid == reader.uid, f"{name} is not the reader's that was made")
+            check(channel.floor == reader.floor, f"the reader's floor is at {channel.floor}, not at {reader.floor}")
+            check(len(channel.deferred) == 0, "a message is deferred for a reader")
+            check(state.log_start[0] <= channel.floor, "log start is above a reader's floor")
+        for name in self.model.channels:
+            committed = state.channels[name]
             model = self.model.channels[name]
             check(committed.uid == model.uid, f"{name} has another uid")
             check(committed.paused == model.paused or model.ephemeral, f"pause of {name} differs")

@@ -45,6 +45,25 @@ class Snapshot:
 
 
 @dataclass
+class ReaderModel:
+    """A reader's channel: a place in the log, and what an emptied topic takes from it."""
+
+    uid: int
+    floor: int
+    emptied: set[int] = field(default_factory=set)
+
+    def moved(self, target: int, *, back: bool) -> None:
+        if back or target > self.floor:
+            self.floor = target
+            self.emptied.clear()
+
+    def topic_emptied(self, offsets: range) -> None:
+        self.emptied.update(offsets)
+        while self.floor in self.emptied:
+            self.floor += 1
+
+
+@dataclass
 class ChannelModel:
     name: str
     uid: int
@@ -166,7 +185,9 @@ class Model:
         self.pump = 0
         self.paused = False
         self.channels: dict[str, ChannelModel] = {}
+        self.readers: dict[str, ReaderModel] = {}
         self.deliver_at: dict[int, int] = {}
+        self.held: dict[int, tuple[int, int]] = {}  # hold -> offset, until when
 
     def published(self, count: int, deliver_at: int) -> None:
         for offset in range(self.end, self.end + count):
@@ -177,7 +198,7 @@ class Model:
 
     def _flow(self) -> None:
         """What the topic holds goes to every channel, as nsqd's message pump does."""
-        if self.paused or not self.channels:
+        if self.paused or not (self.channels or self.readers):
             return
         for channel in self.channels.values():
             for offset in range(self.pump, self.end):
@@ -186,8 +207,27 @@ class Model:
                     channel.due[offset] = Due(self.deliver_at[offset], long=True, certain=True)
         self.pump = self.end
 
-    def listed(self, record: dict[str, tuple[int, bool]], paused: bool) -> None:
+    # ---- who holds the files
+
+    def hold(self, id_: int, offset: int, until_ns: int, now_ns: int) -> None:
+        """A reader needs what follows `offset`; it goes on to need what it needed."""
+        offset_before, until_before = self.held.get(id_, (offset, 0))
+        self.held[id_] = (min(offset, offset_before) if until_before > now_ns else offset, until_ns)
+
+    def judge_held(self, log_start: int, holds: dict[int, tuple[int, int, int]], now_ns: int) -> None:
+        """What is held is there, and exactly that is held."""
+        mine = {id_: held for id_, held in self.held.items() if held[1] > now_ns}
+        check(mine == {id_: hold[:2] for id_, hold in holds.items()}, f"the holds are {holds}, not {mine}")
+        for offset, _ in mine.values():
+            check(log_start <= offset, f"log start {log_start} passed what is held from {offset} on")
+
+    # ---- the channels
+
+    def listed(self, record: dict[str, tuple[int, bool]], readers: dict[str, int], paused: bool) -> None:
         """The channel list is this now."""
+        self.readers = {name: reader for name, reader in self.readers.items() if readers.get(name) == reader.uid}
+        for name, uid in readers.items():
+            self.readers.setdefault(name, ReaderModel(uid, self.pump))
         for name, channel in list(self.channels.items()):
             if not channel.ephemeral and (name not in record or record[name][0] != channel.uid):
                 del self.channels[name]
@@ -213,4 +253,6 @@ class Model:
         for channel in self.channels.values():
             for offset in range(self.pump, self.end):
                 channel.status[offset] = FINISHED
+        for reader in self.readers.values():
+            reader.topic_emptied(range(self.pump, self.end))
         self.pump = self.end

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -31,34 +31,8 @@ from nsqha.cursor.state import ChannelState, PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.hot import WAITING
 from tests.unit.cursor.history import History
-
-Patch = Any
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`rule` is what is broken; `patches` break it."""
-
-    name: str
-    rule: str
-    patches: Callable[[], list[Patch]]
-    ordered: bool = False
-
-
-MUTANTS: list[Mutant] = []
-
-
-def mutant(rule: str, *, ordered: bool = False) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def add(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        MUTANTS.append(Mutant(patches.__name__, rule, patches, ordered))
-        return patches
-
-    return add
-
-
-def instead(owner: object, name: str, function: object) -> Patch:
-    return patch.object(owner, name, function)
-
+from tests.unit.cursor.mutant import Mutant, Patch, instead, mutant
+from tests.unit.cursor.mutants_of_readers import MUTANTS  # with those of that module
 
 # ---- cursors
 
@@ -148,9 +122,9 @@ def pump_ignores_channels() -> list[Patch]:
 def new_channel_starts_at_the_end() -> list[Patch]:
     create = PartitionState._create
 
-    def wrong(self: PartitionState, name: str, uid: int, effects: list[Any]) -> None:
+    def wrong(self: PartitionState, name: str, uid: int, effects: list[Any], **kind: bool) -> None:
         pump, self.pump = self.pump, self.applied.end_offset
-        create(self, name, uid, effects)
+        create(self, name, uid, effects, **kind)
         self.pump = pump
 
     return [instead(PartitionState, "_create", wrong)]
@@ -567,15 +541,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     survived = []
-    for mutant in MUTANTS:
-        if options.names and mutant.name not in options.names:
+    for broken_rule in MUTANTS:
+        if options.names and broken_rule.name not in options.names:
             continue
-        found = found_at(mutant, histories=options.histories, seconds=options.seconds)
-        print(f"{mutant.name:36} {'SURVIVED' if found is None else f'{found[0]:5}  {found[1][:90]}'}", flush=True)
+        found = found_at(broken_rule, histories=options.histories, seconds=options.seconds)
+        print(f"{broken_rule.name:36} {'SURVIVED' if found is None else f'{found[0]:5}  {found[1][:90]}'}", flush=True)
         if found is None:
-            survived.append(mutant)
-    for mutant in survived:
-        print(f"nobody noticed that this is broken: {mutant.rule}")
+            survived.append(broken_rule)
+    for broken_rule in survived:
+        print(f"nobody noticed that this is broken: {broken_rule.rule}")
     return 1 if survived else 0
 
 

@@ -20,6 +20,7 @@ from nsqha.cursor.events import (
     CheckpointFrame,
     Ephemeral,
     EpochStart,
+    LogHold,
     LogStart,
     Progress,
     Seek,
@@ -56,16 +57,17 @@ all_events = st.one_of(
         Channels,
         u64,
         st.booleans(),
-        st.lists(st.builds(ChannelEntry, names, u64, st.booleans()), max_size=4).map(tuple),
+        st.lists(st.builds(ChannelEntry, names, u64, st.booleans(), st.booleans()), max_size=4).map(tuple),
     ),
     st.builds(Ephemeral, names, u64, st.booleans()),
     st.just(TopicEmpty()),
     st.builds(Progress, st.lists(progress, max_size=3).map(tuple)),
-    st.builds(Seek, u64, u64, u64, st.one_of(st.none(), ranges), st.booleans(), st.booleans()),
+    st.builds(Seek, u64, u64, u64, st.one_of(st.none(), ranges), st.booleans(), st.booleans(), st.booleans()),
     st.builds(Carry, u64, st.binary(max_size=50)),
     st.builds(LogStart, u64, u64, st.lists(st.builds(Abandoned, u64, u64, u64), max_size=3).map(tuple)),
     st.builds(CheckpointFrame, u64, u32, u64, st.booleans(), st.binary(max_size=50)),
     st.builds(EpochStart, u64, u64),
+    st.builds(LogHold, u64, u64, i64),
 )
 
 

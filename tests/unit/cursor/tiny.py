@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     size: int
     chain: int
     flags: int
+    timestamp_ns: int = 0
 
     @property
     def end_offset(self) -> int:
@@ -55,11 +56,11 @@ class TinyLog:
         self.end_position = 0
         self.log_id = 0
 
-    def append(self, data: bytes, *, count: int, flags: int, epoch: int) -> Entry:
+    def append(self, data: bytes, *, count: int, flags: int, epoch: int, timestamp_ns: int = 0) -> Entry:
         self.log_id += 1
         chain = hash((self.log_id, epoch, data)) & 0xFFFF_FFFF
         entry = Entry(
-            self.log_id, epoch, self.end_offset, count, self.end_position, len(data), chain, flags
+            self.log_id, epoch, self.end_offset, count, self.end_position, len(data), chain, flags, timestamp_ns
         )  # fmt: skip
         self.batches.append((entry, data))
         self.end_offset += count
@@ -120,6 +121,7 @@ class TinyLog:
 class Info(NamedTuple):
     uid: int
     paused: bool = False
+    reader: bool = False
 
 
 class Record(NamedTuple):
@@ -182,8 +184,9 @@ class Leader:
 
     def _write(self, events: bytes, flags: int, frames: list[bytes], count: int) -> None:
         data = bytearray(events + b"".join(frames))
-        hot.stamp(data, len(events), ID_BASE + self.log.end_offset, self.clock.wall_ns())
-        entry = self.log.append(bytes(data), count=count, flags=flags, epoch=self.epoch)
+        now_ns = self.clock.wall_ns()
+        hot.stamp(data, len(events), ID_BASE + self.log.end_offset, now_ns)
+        entry = self.log.append(bytes(data), count=count, flags=flags, epoch=self.epoch, timestamp_ns=now_ns)
         self.outstanding.append((entry, bytes(data)))
         if not self.hold:
             self.commit()
@@ -199,9 +202,9 @@ class Leader:
         self.cursors.reconcile(self.record)
         self.flush()
 
-    def create(self, name: str, uid: int | None = None) -> Channel:
+    def create(self, name: str, uid: int | None = None, *, reader: bool = False) -> Channel:
         uid = uid if uid is not None else len(name) * 1000 + self.record.version + 1
-        channels = {**self.record.channels, name: Info(uid)}
+        channels = {**self.record.channels, name: Info(uid, reader=reader)}
         self.record = self.record._replace(version=self.record.version + 1, channels=channels)
         self._reconcile()
         return self.cursors.channels[name]

@@ -1,0 +1,121 @@
+"""Reader channels: places of those who take the log as it lies in the files."""
+
+from __future__ import annotations
+
+from nsqha.cursor import checkpoint
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.events import Abandoned
+from tests.unit.cursor.tiny import Leader, TinyLog
+
+
+def with_reader(count: int = 9) -> tuple[Leader, Channel]:
+    leader = Leader()
+    reader = leader.create("r", reader=True)
+    leader.publish(count)
+    return leader, reader
+
+
+def test_nothing_is_handed_out_and_depth_is_what_is_not_committed_yet():
+    leader, reader = with_reader()
+    assert leader.deliver(reader) == [] and leader.redeliver(reader) == []
+    assert reader.depth(leader.cursors.pump) == 9
+    leader.cursors.advance("r", 4)
+    leader.flush()
+    assert (reader.committed.floor, reader.next_read, reader.depth(leader.cursors.pump)) == (4, 4, 5)
+    assert not reader.has_final_news and reader.in_flight == 0
+
+
+def test_a_pause_and_its_end_change_nothing():
+    leader, reader = with_reader()
+    leader.pause("r")
+    leader.pause("r", paused=False)
+    assert leader.deliver(reader) == []
+    assert leader.restart().deliver(leader.cursors.channels["r"]) == []
+
+
+def test_an_advance_never_goes_back_and_a_seek_does():
+    leader, reader = with_reader()
+    for target, floor in ((5, 5), (3, 5), (5, 5), (7, 7)):
+        leader.cursors.advance("r", target)
+        leader.flush()
+        assert reader.committed.floor == floor
+    leader.cursors.seek("r", 2)
+    leader.flush()
+    assert reader.committed.floor == 2
+
+
+def test_advances_that_come_in_the_wrong_order_end_at_the_highest():
+    """Two leaders of a job, or one that asks twice: what is applied decides, not what was seen when asking."""
+    leader, reader = with_reader()
+    leader.cursors.advance("r", 6)
+    leader.cursors.advance("r", 4)
+    leader.flush()
+    assert reader.committed.floor == 6
+
+
+def test_a_place_beyond_the_pump_is_the_pump_and_one_below_the_log_start_the_log_start():
+    leader, reader = with_reader()
+    leader.cursors.advance("r", 99)
+    leader.flush()
+    assert reader.committed.floor == 9
+    leader.cursors.propose_log_start(3, leader.log.end_position)
+    leader.flush()
+    leader.cursors.seek("r", 0)
+    leader.flush()
+    assert reader.committed.floor == 3
+
+
+def test_empty_moves_it_to_the_end():
+    leader, reader = with_reader()
+    leader.cursors.empty("r")
+    leader.flush()
+    assert (reader.committed.floor, reader.depth(leader.cursors.pump)) == (9, 0)
+
+
+def test_messages_for_later_are_counted_and_not_deferred():
+    leader, reader = with_reader(0)
+    other = leader.create("a")
+    leader.publish(3, deliver_at=leader.now.wall_ns + 10**12)
+    leader.publish(1)
+    assert len(other.committed.deferred) == 3
+    assert len(reader.committed.deferred) == 0 and reader.deferred_count == 0
+    assert reader.depth(leader.cursors.pump) == 4
+
+
+def test_a_floor_holds_the_log_start_and_no_policy_passes_it():
+    leader, reader = with_reader()
+    leader.cursors.advance("r", 2)
+    leader.flush()
+    assert leader.cursors.log_start_limit() == 2
+    leader.cursors.propose_log_start(9, leader.log.end_position, (Abandoned(reader.uid, 0, 9),))
+    leader.flush()
+    assert (reader.committed.floor, reader.committed.abandoned, leader.cursors.log_start[0]) == (2, 0, 2)
+
+
+def test_what_a_topic_drops_for_all_channels_a_reader_does_not_wait_for():
+    leader, reader = with_reader()
+    leader.cursors.advance("r", 9)
+    leader.flush()
+    leader.pause_topic()
+    leader.publish(3)
+    leader.cursors.topic_empty()
+    leader.flush()
+    assert (reader.committed.floor, reader.floor, reader.depth(leader.cursors.pump)) == (12, 12, 0)
+    assert reader.oldest_unfinished(leader.cursors.pump) is None
+
+
+def test_the_kind_survives_whatever_the_state_is_made_from():
+    leader, _ = with_reader()
+    leader.create("a")
+    leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
+    leader.flush()
+    for state in (TinyLog.rebuild(leader.log), checkpoint.decode(checkpoint.encode(leader.cursors.state))):
+        assert {name: channel.reader for name, channel in state.channels.items()} == {"r": True, "a": False}
+
+
+def test_a_channel_of_the_same_name_and_another_kind_is_another_channel():
+    leader, reader = with_reader()
+    leader.delete("r")
+    again = leader.create("r", uid=reader.uid + 1)
+    leader.publish(1)
+    assert leader.deliver(again) == [9]
