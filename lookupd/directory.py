@@ -93,8 +93,11 @@ class Directory:
         return shown
 
     def channels(self, view: View, topic: str) -> set[str]:
+        """The channels that consumers may read. No reader's: a broker elsewhere that makes such a topic asks here, and
+        would make it for consumers."""
         found = view.topics.get(topic)
-        return set(found.record.channels.channels) if found is not None else set()
+        listed = found.record.channels.channels if found is not None else {}
+        return {name for name, info in listed.items() if not info.reader}
 
     def led(self, view: View) -> dict[int, dict[str, list[int]]]:
         """Node -> topic -> partitions that it leads; all nodes are there."""

@@ -180,6 +180,9 @@ class Options:
         "what OK means for new topics: always: on disk; interval, none: written, fsync later or never",
     )  # fmt: skip
     grpc_address: str = _flag(STRING, "127.0.0.1:0", "<addr>:<port> for administration over gRPC; port 0: a free one")
+    segments_address: str = _flag(
+        STRING, "127.0.0.1:0", "<addr>:<port> for readers of stored segments over HTTP; port 0: a free one; empty: none"
+    )
     etcd_endpoints: tuple[str, ...] = _flag(
         STRINGS, (), "<addr>:<port> of an etcd member (may be given several times); makes this node one of a cluster",
         name="etcd-endpoint",

@@ -3,24 +3,24 @@
 Health and reflection are for whoever gets as far as this port. Methods between nodes look after themselves
 (`nsqha.server.peer_grpc`).
 
-Who asks is looked at when the request is there. So no method of the Admin service takes a stream of them.
+Who asks is looked at when the request is there. So no method of these services takes a stream of them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from nsqha.nsqlog import Log
-from nsqha.pb.v1 import admin_pb2
+from nsqha.pb.v1 import admin_pb2, segments_pb2
 from nsqha.server import peer_grpc
-from nsqha.server.members import may_administrate
-from nsqha.server.peers import ADMINISTRATOR_URI
+from nsqha.server.members import may_administrate, may_read
+from nsqha.server.peers import ADMINISTRATOR_URI, READER_URI, PeerIdentity
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor
@@ -28,11 +28,27 @@ if TYPE_CHECKING:
     from nsqha.election.session import View
 
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-_PREFIX = f"/{_ADMIN.full_name}/"
+_SEGMENTS = segments_pb2.DESCRIPTOR.services_by_name["Segments"]
 
 log = Log("admin")
 
 Context = Any  # grpc.aio.ServicerContext, which has no usable types
+
+
+class Rule(NamedTuple):
+    """Who may call the methods of one service."""
+
+    prefix: str
+    may: Callable[[View, PeerIdentity], bool]
+    who: str  # for the one who is refused
+
+
+def _rules() -> list[Rule]:
+    administrator, reader = f"no administrator's ({ADMINISTRATOR_URI})", f"no reader's ({READER_URI})"
+    return [
+        Rule(f"/{_ADMIN.full_name}/", may_administrate, administrator),
+        Rule(f"/{_SEGMENTS.full_name}/", may_read, f"{reader}, {administrator}"),
+    ]
 
 
 def only_single_requests(service: ServiceDescriptor) -> None:
@@ -43,27 +59,31 @@ def only_single_requests(service: ServiceDescriptor) -> None:
 
 
 class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
-    """Ends calls of the Admin service with PERMISSION_DENIED unless the certificate is a member's or says that it is an
-    administrator's, and any call with INVALID_ARGUMENT whose request is no such message."""
+    """Ends calls of the Admin and Segments services with PERMISSION_DENIED unless the certificate is a member's or an
+    administrator's, for Segments also a reader's; and any call with INVALID_ARGUMENT whose request is no such message.
+    """
 
     def __init__(self, view: Callable[[], View] | None) -> None:
         """`view`: of the cluster, if there is one."""
-        only_single_requests(_ADMIN)
+        for service in (_ADMIN, _SEGMENTS):
+            only_single_requests(service)
         self._view = view
+        self._rules = _rules()
 
     async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         handler = await continuation(details)
         method: str = details.method
+        rule = next((rule for rule in self._rules if method.startswith(rule.prefix)), None)
         if handler is None:
             return None
         if handler.request_streaming or handler.request_deserializer is None:
-            if method.startswith(_PREFIX):
+            if rule is not None:
                 raise TypeError(f"{method}: nobody would look at who asks")
             return handler
 
         async def read(data: bytes, context: Context) -> Any:
-            if self._view is not None and method.startswith(_PREFIX):
-                await self._check(self._view(), context, method)
+            if self._view is not None and rule is not None:
+                await self._check(rule, self._view(), context, method)
             try:
                 return handler.request_deserializer(data)
             except DecodeError:
@@ -91,10 +111,10 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
         return grpc.unary_stream_rpc_method_handler(answers, response_serializer=handler.response_serializer)
 
     @staticmethod
-    async def _check(view: View, context: Context, method: str) -> None:
+    async def _check(rule: Rule, view: View, context: Context, method: str) -> None:
         peer = peer_grpc.identity_of(context.auth_context(), peer_grpc.address_of(context))
-        if may_administrate(view, peer):
+        if rule.may(view, peer):
             return
-        log.warning("stranger_refused", "%s from %s: no administrator, and no node of this cluster", method, peer)
-        why = f"the certificate of {peer} is no administrator's ({ADMINISTRATOR_URI}), and no node's of this cluster"
+        log.warning("stranger_refused", "%s from %s: %s, and no node's of this cluster", method, peer, rule.who)
+        why = f"the certificate of {peer} is {rule.who}, and no node's of this cluster"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)

@@ -21,6 +21,7 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
 from nsqha.election.session import called
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.pb.v1 import admin_pb2
+from nsqha.server.holding import live_holds, log_time
 from nsqha.server.snapshot import under_replicated
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Describer:
         state.first_timestamp_ns = timestamp_of(partition, log_.start.offset)
         state.last_timestamp_ns = last.timestamp_ns if last else 0
         state.message_count = partition.message_count
+        state.holds.extend(holds_of(partition))
         return state
 
     def _membership(self, record: TopicRecord, number: int, meta: PartitionMeta | None = None) -> Any:
@@ -309,6 +311,15 @@ def merged_topic(own: Any, parts: Sequence[Any], numbers: Sequence[int], missing
     return topic
 
 
+def holds_of(partition: Any) -> list[Any]:
+    """What batch readers keep of a partition that is led here."""
+    now_ns = log_time(partition)
+    return [
+        admin_pb2.LogHold(id=f"{id_:016x}", offset=hold.offset, left_ms=(hold.until_ns - now_ns) // 1_000_000)
+        for id_, hold in sorted(live_holds(partition).items())
+    ]
+
+
 def merged_channel(parts: Sequence[Any], numbers: Sequence[int], missing: Any, *, paused: bool | None = None) -> Any:
     """One channel of what the nodes tell of it, the first part being this node's if it has one.
 
@@ -320,6 +331,7 @@ def merged_channel(parts: Sequence[Any], numbers: Sequence[int], missing: Any, *
         name=parts[0].name,
         paused=any(part.paused for part in parts) if paused is None else paused,
         ephemeral=parts[0].ephemeral,
+        reader=any(part.reader for part in parts),
         consumers=sum(part.consumers for part in parts),
         oldest_unfinished_seconds=max((state.oldest_unfinished_seconds for state in states), default=0.0),
         partitions=states,
@@ -336,6 +348,7 @@ def channel_message(topic: str, stats: ChannelStats) -> Any:
         name=stats.channel_name,
         paused=stats.paused,
         ephemeral=ids.is_ephemeral(stats.channel_name),
+        reader=stats.reader,
         consumers=stats.client_count,
         partitions=[
             admin_pb2.ChannelPartition(

@@ -1,4 +1,4 @@
-"""The Admin services of the other nodes, for a node that was asked about what they lead.
+"""The Admin and Segments services of the other nodes, for a node that was asked about what they lead.
 
 One connection per address, made when it is first used. With cluster TLS it carries this node's newest certificate. An
 error of the other side comes back as the error that it was there; what nobody said is told apart as between nodes:
@@ -14,12 +14,14 @@ from typing import Any, Protocol
 from grpc import aio
 
 from nsqha.errors import Unavailable
-from nsqha.pb.v1 import admin_pb2_grpc
+from nsqha.pb.v1 import admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from nsqha.server import peer_grpc
 from nsqha.server.certificates import CertificateFiles
 
 ENDING_SECONDS = 60.0
 """What was asked before certificates were renewed has so long to end."""
+
+_SEGMENTS = frozenset(segments_pb2.DESCRIPTOR.services_by_name["Segments"].methods_by_name)
 
 
 class Others(Protocol):
@@ -77,7 +79,7 @@ class GrpcOthers:
             self._channels[address] = channel
         if not await peer_grpc.connected(channel, deadline):
             raise Unavailable(f"{rpc} at {address}: no connection; nothing was sent")
-        return admin_pb2_grpc.AdminStub(channel)
+        return segments_pb2_grpc.SegmentsStub(channel) if rpc in _SEGMENTS else admin_pb2_grpc.AdminStub(channel)
 
     def _renew(self) -> None:
         """With other certificates, other connections; what is under way on the old ones may end there."""

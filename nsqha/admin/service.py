@@ -1,4 +1,4 @@
-"""The Admin service: each RPC is one call of the broker, with our errors as gRPC status codes.
+"""The Admin service: each RPC is one call of the broker; and the gRPC listener of a node, with all its services.
 
 In a cluster a node answers for all of it: `Describer` asks all nodes, `WholeTopic` the leaders of a topic's partitions.
 
@@ -7,15 +7,13 @@ Health (`grpc.health.v1`) and reflection are on, so that grpcurl and probes work
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import nsqha.grpc_env
 
 # isort: split
-import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -24,70 +22,28 @@ import nsqha
 from nsqha import hot, ids
 from nsqha.admin import peeking, replay
 from nsqha.admin.access import Gate
+from nsqha.admin.answers import Context, answers, refuse
 from nsqha.admin.describe import SYNC, Describer
 from nsqha.admin.others import GrpcOthers, Others
+from nsqha.admin.segments import SegmentsService
 from nsqha.admin.whole_topic import WholeTopic
 from nsqha.election.model import TopicSettings
 from nsqha.election.rules import check_settings
-from nsqha.errors import Conflict, LogCorrupt, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha.errors import Conflict
 from nsqha.nsqlog import Log
-from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
+from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from nsqha.server import front_door, peer_grpc, renewing, settings
-from nsqha.server.peers import ERROR_TRAILER, kind_and_text
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
     from nsqha.server.certificates import CertificateFiles
-
-T = TypeVar("T")
+    from nsqha.server.segments.renewals import HoldRenewals
 
 log = Log("admin")
 
-TOLD_MAX = 500  # characters of an error; percent-encoded they may be twelve bytes each, and 8 KiB always pass
 ALONE_BYTES_MAX = 128 << 20  # of one request where no other node calls: more than the largest body
 
-_STATUS = (
-    (NotFound, grpc.StatusCode.NOT_FOUND),
-    (Conflict, grpc.StatusCode.ALREADY_EXISTS),
-    (Unavailable, grpc.StatusCode.UNAVAILABLE),
-    (OutcomeUnknown, grpc.StatusCode.UNKNOWN),
-    (LogCorrupt, grpc.StatusCode.DATA_LOSS),
-    (StorageError, grpc.StatusCode.INTERNAL),
-    (ValueError, grpc.StatusCode.INVALID_ARGUMENT),
-)
 _SYNC_NAME = {number: name for name, number in SYNC.items()}
-
-
-Context = Any  # grpc.aio.ServicerContext, which has no usable types
-
-
-def answers(method: Callable[[Any, Any], Awaitable[T]]) -> Callable[[Any, Any, Context], Awaitable[T]]:
-    """A unary RPC that raises our errors."""
-
-    @wraps(method)
-    async def rpc(self: Any, request: Any, context: Context) -> T:
-        try:
-            return await method(self, request)
-        except Exception as error:
-            await refuse(context, error)
-            raise
-
-    return rpc
-
-
-async def refuse(context: Context, error: Exception) -> None:
-    """End the call with the status that stands for `error`; return if none does: that is a bug of ours."""
-    for kind, code in _STATUS:
-        if isinstance(error, kind):
-            # Another node that asked gets the error that it was.
-            told = ((ERROR_TRAILER, kind_and_text(error)[0]),)
-            await context.abort(code, _short(str(error)) or type(error).__name__, trailing_metadata=told)
-    log.error("rpc_failed", "an administration call failed", error=error)
-
-
-def _short(text: str) -> str:
-    """What fits the end of a call: a header that is too long for the caller ends the whole connection."""
-    return text if len(text) <= TOLD_MAX else f"{text[:TOLD_MAX]}..."
 
 
 def _named(topic: str, channel: str | None = None) -> None:
@@ -191,9 +147,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @answers
     async def CreateChannel(self, request: Any) -> Any:
         _named(request.topic, request.channel)
-        if self._broker.channels.has(request.topic, request.channel):
+        channels = self._broker.channels
+        if channels.has(request.topic, request.channel):
             raise Conflict(f"channel {request.channel} of topic {request.topic} exists already")
-        await self._broker.channels.create(request.topic, request.channel)
+        await (channels.ensure_reader if request.reader else channels.create)(request.topic, request.channel)
         wanted = admin_pb2.DescribeChannelRequest(topic=request.topic, channel=request.channel)
         return admin_pb2.CreateChannelResponse(channel=(await self._describer.channel(wanted)).channel)
 
@@ -288,7 +245,9 @@ class AdminServer:
         self._others: GrpcOthers | None = None
         self._server: aio.Server | None = None
         self._door: front_door.FrontDoor | None = None
+        self._segments: SegmentsService | None = None
         self.address = ""
+        self.renewals: HoldRenewals  # of holds, by whoever serves bytes; from `start` on
 
     async def start(self) -> None:
         """Listen. Unavailable or ConfigError if the address can not be had."""
@@ -299,9 +258,15 @@ class AdminServer:
         if cluster is not None:
             self._others = GrpcOthers(tls=self._tls)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(self._broker, self._others), server)
+        segments = self._segments = SegmentsService(self._broker, self._others)
+        segments_pb2_grpc.add_SegmentsServicer_to_server(segments, server)
+        self.renewals = segments.renewals
         if self._peers is not None:
             self._peers.add_to(server)
-        names = [admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name]
+        names = [
+            admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+            segments_pb2.DESCRIPTOR.services_by_name["Segments"].full_name,
+        ]
         names += self._peers.service_names if self._peers is not None else ()
         checks = _Health(("", *names))
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -325,3 +290,5 @@ class AdminServer:
             await self._door.close()
         if self._others is not None:
             await self._others.close()
+        if self._segments is not None:
+            self._segments.close()

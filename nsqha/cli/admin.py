@@ -56,9 +56,18 @@ class Admin:
 
     def call(self, rpc: str, **fields: Any) -> Any:
         """One answer."""
-        request = getattr(self.messages, f"{rpc}Request")(**fields)
+        return self._call(self._stub, self.messages, rpc, fields)
+
+    def call_segments(self, rpc: str, **fields: Any) -> Any:
+        """One answer of the Segments service, which is at the same address."""
+        from nsqha.pb.v1 import segments_pb2, segments_pb2_grpc
+
+        return self._call(segments_pb2_grpc.SegmentsStub(self._channel), segments_pb2, rpc, fields)
+
+    def _call(self, stub: Any, messages: Any, rpc: str, fields: dict[str, Any]) -> Any:
+        request = getattr(messages, f"{rpc}Request")(**fields)
         try:
-            return getattr(self._stub, rpc)(request, timeout=self._timeout_s)
+            return getattr(stub, rpc)(request, timeout=self._timeout_s)
         except self._grpc.RpcError as error:
             raise self._exit(error, rpc, fields) from None
 

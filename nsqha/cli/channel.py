@@ -18,7 +18,7 @@ SHAPE = (
     '"oldest_unfinished_seconds", "partitions": [{"partition", "floor", "next_read", "finished_above_floor", '
     '"uncommitted_progress", "stuck", "depth", "in_flight", "deferred", "oldest_unfinished_seconds", "message_count", '
     '"finished", "requeued", "timed_out", "leader_epoch", "error"}], "message_count", "finished", "requeued", '
-    '"timed_out"}'
+    '"timed_out", "reader"}'
 )
 HEADERS = ("CHANNEL", "DEPTH", "IN FLIGHT", "DEFERRED", "CONSUMERS", "OLDEST", "STATE")
 
@@ -61,10 +61,12 @@ def _add_changes(verbs: Any) -> None:
         "create",
         run_create,
         "create a channel (subscribing to one creates it too)",
-        ("nsqha channel create orders audit",),
+        ("nsqha channel create orders audit", "nsqha channel create orders spark --reader"),
         shape=SHAPE,
         statuses=(*USUAL, exits.CONFLICT),
     )
+    reader = "for a reader of the log's files, such as nsqha spark: it delivers nothing, keeps files and shows lag"
+    verb.add_argument("--reader", action="store_true", help=reader)
 
     for word, what in (("pause", "deliver nothing until it is unpaused"), ("unpause", "go on after a pause")):
         examples = (f"nsqha channel {word} orders billing",)
@@ -134,8 +136,19 @@ def run_show(args: argparse.Namespace) -> int:
         print_json(record(channel))
         return exits.OK
     table(HEADERS, [row(channel)])
+    if channel.reader:
+        age = show_duration(channel.oldest_unfinished_seconds)
+        lag = f"{channel.depth:,} messages behind, the oldest {age} old" if channel.depth else "not behind"
+        print(f"\na reader's channel: {lag}; it keeps them from retention\n")
+        _print_places(args, channel)
+        return exits.OK
     counts = f"{channel.message_count:,} messages, {channel.finished:,} finished, {channel.requeued:,} requeued"
     print(f"\nsince the leaders began: {counts}, {channel.timed_out:,} timed out\n")
+    _print_places(args, channel)
+    return exits.OK
+
+
+def _print_places(args: argparse.Namespace, channel: Any) -> None:
     places = [
         (p.partition, p.floor, p.next_read, p.finished_above_floor, p.uncommitted_progress, p.depth)
         for p in channel.partitions
@@ -145,12 +158,11 @@ def run_show(args: argparse.Namespace) -> int:
     for p in channel.partitions:
         if p.error:
             say(f"{args.parser.prog}: partition {p.partition}: {p.error}")
-    return exits.OK
 
 
 def run_create(args: argparse.Namespace) -> int:
     with Admin.of(args) as admin:
-        channel = admin.call("CreateChannel", topic=args.topic, channel=args.channel).channel
+        channel = admin.call("CreateChannel", topic=args.topic, channel=args.channel, reader=args.reader).channel
     return done(args, record(channel) | ({} if args.json else {"channel": args.channel}), "created")
 
 
@@ -192,9 +204,11 @@ def row(channel: Any) -> tuple[Cell, ...]:
 
 
 def state_of(channel: Any) -> str:
-    """What keeps a channel from delivering, in a word."""
+    """What keeps a channel from delivering, in a few words."""
     if any(partition.stuck for partition in channel.partitions):
         return "stopped by damage: nsqha log skip"
     if any(partition.error for partition in channel.partitions):
         return "not all of it is known"
+    if channel.reader:
+        return "a reader's"
     return "paused" if channel.paused else ""

@@ -13,7 +13,7 @@ from nsqha.cli.parser import add_json, add_verb
 from nsqha.cli.verbs import VERBS
 
 LOOPBACK = "127.0.0.1"
-PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "grpc": 4152}
+PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "grpc": 4152, "segments": 4154}
 ETCD_PORT = 2379
 NODES_MAX = 15
 SYNC = ("always", "interval", "none")
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> None:
             "nsqha dev --nodes 3",
             "nsqha dev --nodes 3 --restart --json",
         ),
-        shape='{"nodes": [{"pid", "tcp", "http", "grpc", "data", "start": [argv]}], '
+        shape='{"nodes": [{"pid", "tcp", "http", "grpc", "segments", "data", "start": [argv]}], '
         '"lookupd": [{"pid", "tcp", "http"}]}  once it serves, and nothing else; '
         'of a cluster also "etcd": {"pid", "endpoint"}',
         statuses=(exits.FAILED, exits.USAGE),

@@ -236,6 +236,7 @@ def description(cluster: DevCluster) -> dict[str, Any]:
                 "tcp": node.tcp,
                 "http": node.http,
                 "grpc": node.grpc,
+                "segments": node.segments,
                 "data": str(node.data),
                 "start": list(node.argv),
             }

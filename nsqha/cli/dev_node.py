@@ -80,6 +80,7 @@ def options_of(args: argparse.Namespace, ports: dict[str, int], lookupd_tcp_addr
         f"--tcp-address={LOOPBACK}:{ports['tcp']}",
         f"--http-address={LOOPBACK}:{ports['http']}",
         f"--grpc-address={LOOPBACK}:{ports['grpc']}",
+        f"--segments-address={LOOPBACK}:{ports['segments']}",
         f"--broadcast-address={LOOPBACK}",
         f"--lookupd-tcp-address={lookupd_tcp_address}",
         f"--data-path={os.path.abspath(args.data_dir)}",
@@ -110,6 +111,7 @@ def description(node: Node, lookupd: Lookupd, args: argparse.Namespace) -> dict[
         ("tcp", addresses.tcp),
         ("http", addresses.http),
         ("grpc", addresses.grpc),
+        ("segments", addresses.segments),
         ("lookupd-tcp", lookupd.tcp_address),
         ("lookupd-http", lookupd.http_address),
     ):
@@ -121,6 +123,7 @@ def description(node: Node, lookupd: Lookupd, args: argparse.Namespace) -> dict[
                 "tcp": addresses.tcp,
                 "http": addresses.http,
                 "grpc": addresses.grpc,
+                "segments": addresses.segments,
                 "data": node.options.data_path,
                 "start": start,
             }
@@ -139,7 +142,8 @@ def summary(node: Node, lookupd: Lookupd, sync: str, taken: list[str]) -> list[s
     replaced = f"ports taken, others are used instead: {', '.join(taken)}"
     return [
         f"nsqha {__version__} serves · hot functions: {speed}",
-        f"  nsqd     tcp {addresses.tcp}   http http://{addresses.http}   grpc {addresses.grpc}",
+        f"  nsqd     tcp {addresses.tcp}   http http://{addresses.http}   grpc {addresses.grpc}   "
+        f"segments {addresses.segments}",
         f"  lookupd  tcp {lookupd.tcp_address}   http http://{lookupd.http_address}",
         f"  data     {node.options.data_path} ({free:.0f} GB free)",
         f"  OK means {OK_MEANS[sync]}",

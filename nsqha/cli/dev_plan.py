@@ -35,6 +35,7 @@ class NodePlan:
     tcp: str
     http: str
     grpc: str
+    segments: str
     data: Path
     argv: tuple[str, ...]
 
@@ -114,11 +115,12 @@ def make_plan(
     ports: Ports,
     program: Sequence[str] = (),
 ) -> Plan:
-    """`wanted` has a port for each of tcp, http, grpc, lookupd-tcp, lookupd-http and etcd; `etcd` is its program."""
+    """`wanted` has a port for each of tcp, http, grpc, segments, lookupd-tcp, lookupd-http, etcd; `etcd` is a path."""
     nsqha = (sys.executable, "-m", "nsqha")
     # In this order: when a port is taken, the first nodes keep the usual ones.
     chosen = [
-        {kind: _node_port(ports, wanted[kind], kind, n) for kind in ("tcp", "http", "grpc")} for n in range(nodes)
+        {kind: _node_port(ports, wanted[kind], kind, n) for kind in ("tcp", "http", "grpc", "segments")}
+        for n in range(nodes)
     ]
     lookupd_tcp = _at(ports.take(wanted["lookupd-tcp"], "lookupd-tcp"))
     lookupd_http = _at(ports.take(wanted["lookupd-http"], "lookupd-http"))
@@ -145,14 +147,14 @@ def _node(
     nsqha: tuple[str, ...], folder: Path, number: int, chosen: Mapping[str, int], endpoint: str, sync: str
 ) -> NodePlan:
     name = f"node-{number}"
-    tcp, http, grpc = (_at(chosen[kind]) for kind in ("tcp", "http", "grpc"))
+    tcp, http, grpc, segments = (_at(chosen[kind]) for kind in ("tcp", "http", "grpc", "segments"))
     data = folder / name
     argv = (
         *nsqha, "broker", "--tcp-address", tcp, "--http-address", http, "--grpc-address", grpc,
-        "--data-path", str(data), "--etcd-endpoint", endpoint, "--node-name", name,
+        "--segments-address", segments, "--data-path", str(data), "--etcd-endpoint", endpoint, "--node-name", name,
         "--broadcast-address", LOOPBACK, "--sync", sync, "--max-req-timeout", MAX_DELAY,
     )  # fmt: skip
-    return NodePlan(name, tcp, http, grpc, data, argv)
+    return NodePlan(name, tcp, http, grpc, segments, data, argv)
 
 
 def _etcd(program: str, folder: Path, endpoint: str, peer: str, sync: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any
 
 from nsqha.cli import exits
@@ -104,21 +104,25 @@ def confirm(question: str, *, yes: bool) -> None:
 class Progress:
     """One line on stderr that shows how far, how fast and how long still; silent where stderr is no terminal."""
 
-    def __init__(self, what: str, out: IO[str] | None = None) -> None:
+    def __init__(
+        self, what: str, out: IO[str] | None = None, line: Callable[[str, int, int, float], str] | None = None
+    ) -> None:
+        """`line` says how far it is of what is not bytes, as `progress_line` does."""
         self._what = what
+        self._line = line or progress_line
         self._out = out if out is not None else sys.stderr
         self._live = self._out.isatty()
         self._written = False
         self._started = self._shown = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """So many of so many bytes."""
+        """So many of so many bytes, or of what `line` shows."""
         now = time.monotonic()
         if not self._live or (now - self._shown < PROGRESS_SECONDS and done < total):
             return
         self._shown = now
         self._written = True
-        self._out.write(f"\r\x1b[K{progress_line(self._what, done, total, now - self._started)}")
+        self._out.write(f"\r\x1b[K{self._line(self._what, done, total, now - self._started)}")
         self._out.flush()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`nsqha topic`: list, show, create, delete, pause, unpause, empty, set."""
+"""`nsqha topic`: list, show, create, delete, pause, unpause, empty, set, release."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SHAPE = (
     '"abandoned_after_ms", "ordered", "replicas", "min_isr"}, "partitions": [{"partition", "log_start_offset", '
     '"log_end_offset", "high_watermark", "pump_offset", "leader_epoch", "bytes", "first_timestamp_ns", '
     '"last_timestamp_ns", "leader", "leader_name", "replicas": [{"node", "name", "alive", "in_sync"}], "min_isr", '
-    '"under_replicated", "error", "message_count"}], "channels": [name], "message_count"}'
+    '"under_replicated", "error", "message_count", "holds": [{"id", "offset", "left_ms"}]}], "channels": [name], '
+    '"message_count"}'
 )
 REPLICAS_MAX = 15
 LOOK_SECONDS = 0.1
@@ -37,6 +38,7 @@ def add_parser(commands: Any) -> None:
     _add_create(verbs)
     _add_set(verbs)
     _add_pause_empty_delete(verbs)
+    _add_release(verbs)
 
 
 def _add_looks(verbs: Any) -> None:
@@ -141,6 +143,21 @@ def _add_pause_empty_delete(verbs: Any) -> None:
         statuses=(*USUAL, exits.NOT_CONFIRMED),
     )
     add_yes(verb)
+    add_json(verb)
+
+
+def _add_release(verbs: Any) -> None:
+    verb = _of_topic(
+        verbs,
+        "release",
+        run_release,
+        "end the hold of a batch reader, so that retention may go on",
+        ("nsqha topic release orders 00c0ffee00c0ffee",),
+        shape='{"topic", "hold", "partitions"}',
+        description="End the hold of a batch reader, so that retention may go on: also in other topics that the same "
+        "reader holds. `nsqha topic show` has its id. A reader that still works fails with what retention takes then.",
+    )
+    verb.add_argument("hold", metavar="HOLD_ID", type=hold_id)
     add_json(verb)
 
 
@@ -312,6 +329,19 @@ def run_delete(args: argparse.Namespace) -> int:
     return done(args, {"topic": args.topic, "deleted": True}, "deleted")
 
 
+def run_release(args: argparse.Namespace) -> int:
+    with Admin.of(args) as admin:
+        topic = admin.call("DescribeTopic", topic=args.topic).topic
+        if not any(hold.id == args.hold for partition in topic.partitions for hold in partition.holds):
+            raise exits.Exit(exits.NOT_FOUND, f"topic {args.topic} has no hold {args.hold}: it ended, or was released")
+        count_ = admin.call_segments("ReleaseHold", hold_id=args.hold).partitions
+    if args.json:
+        print_json({"topic": args.topic, "hold": args.hold, "partitions": count_})
+    else:
+        say(f"released {args.hold} in {show_count(count_, 'partition')}")
+    return exits.OK
+
+
 def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
     """A change was made: JSON for scripts, a word for people."""
     if args.json:
@@ -383,6 +413,11 @@ def _print(topic: Any, node: Any) -> None:
         print()
         headers = ("PARTITION", "LEADER", "EPOCH", "IN SYNC", "MISSING", "LOG END", "COMMITTED", "MIN ISR", "STATE")
         table(headers, [_replicas_row(p) for p in topic.partitions])
+    if any(p.holds for p in topic.partitions):
+        holds = [(p.partition, hold) for p in topic.partitions for hold in p.holds]
+        held = [(number, hold.id, hold.offset, show_duration(hold.left_ms / 1000)) for number, hold in holds]
+        print()
+        table(("PARTITION", "HELD BY", "FROM OFFSET", "FOR"), held)
 
 
 def _owed(topic: Any) -> str:
@@ -453,6 +488,13 @@ def replicas(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text[:9]) <= REPLICAS_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {REPLICAS_MAX}, or default")
     return int(text)
+
+
+def hold_id(text: str) -> str:
+    """The id of a hold, as `nsqha topic show` prints it."""
+    if not re.fullmatch(r"[0-9a-f]{16}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the id of a hold: 16 hex digits, see nsqha topic show")
+    return text
 
 
 def span(text: str) -> int:

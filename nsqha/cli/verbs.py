@@ -15,6 +15,7 @@ VERBS = {
     "sub": "print the messages of a channel and finish them",
     "tail": "print what is published from now on",
     "stats": "show the node, its topics and its channels",
+    "spark": "jobs that read the log in parallel: archive, backfill, verify and compact a lake, replay, lag",
     "log": "dump and verify log files, offline; let channels go on behind damage",
     "completion": "print a script that completes words in a shell",
 }

@@ -83,6 +83,7 @@ class ChannelInfo(Record):
 
     uid: int
     paused: bool = False
+    reader: bool = False  # it hands out nothing; who reads the log's files keeps a place there
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ class ChannelList(Record):
     paused: bool = False  # the topic
     channels: Mapping[str, ChannelInfo] = field(default_factory=dict)
 
-    def with_channel(self, name: str, uid: int) -> ChannelList:
+    def with_channel(self, name: str, uid: int, *, reader: bool = False) -> ChannelList:
         if not valid_name(name) or is_ephemeral(name):
             raise ValueError(f"{name!r} is not a name for a durable channel")
         if name in self.channels:
             raise Conflict(f"channel {name} exists already")
-        return self._next(channels={**self.channels, name: ChannelInfo(uid)})
+        return self._next(channels={**self.channels, name: ChannelInfo(uid, reader=reader)})
 
     def without_channel(self, name: str) -> ChannelList:
         self._existing(name)
@@ -220,6 +221,7 @@ class NodeInfo(Record):
     tcp_address: str = ""
     http_address: str = ""
     grpc_address: str = ""
+    segments_address: str = ""  # empty: it serves none
     boot_id: str = ""
     registration: int = 0  # one process life; set by the store, never used again
     feature_level: int = FEATURE_LEVEL

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
     from nsqha.server.auth import AuthClient
     from nsqha.server.cluster import Cluster
+    from nsqha.server.segments.byte_server import ByteServer
     from nsqha.server.stats import BrokerStats
 
 HOUSEKEEPING_SECONDS = 1.0
@@ -102,6 +103,8 @@ class Broker:
         self.measures = opener.measures
         self.budget = opener.budget
         self.grpc_address = ""
+        self.segments_address = ""
+        self.segments: ByteServer | None = None  # once it serves
         self._numbers = 0
         self._clean = True  # unless a partition could not be closed
         self._housekeeping: asyncio.TimerHandle | None = None

@@ -23,7 +23,7 @@ from nsqha import ids
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import ChannelList
-from nsqha.errors import NotFound, NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.errors import NotFound, NsqhaError, OutcomeUnknown, Unavailable, WrongKind
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.server.changes import Changes
@@ -44,21 +44,42 @@ log = Log("channels")
 Change = Callable[[ChannelList], ChannelList]
 
 
+def wrong_kind(topic: str, channel: str, *, reader: bool) -> WrongKind:
+    """Why a channel that is there, and is a reader's or not, does not do."""
+    if reader:
+        what = "is a reader's: it is moved by nsqha spark, not by consumers"
+    else:
+        what = "is one for consumers: a reader needs a channel of its own"
+    return WrongKind(f"channel {channel} of topic {topic} {what}")
+
+
 async def add_channel(
-    change: Callable[[Topic, Change], Awaitable[None]], rng: random.Random, topic: Topic, channel: str
+    change: Callable[[Topic, Change], Awaitable[None]],
+    rng: random.Random,
+    topic: Topic,
+    channel: str,
+    *,
+    reader: bool = False,
 ) -> None:
     """Into the record, by `change`; an #ephemeral one, which has no place there, into the logs that are led here.
 
-    The logs of the others follow by `Topic.reconcile`."""
+    The logs of the others follow by `Topic.reconcile`. WrongKind: it is there, and of the other kind."""
     if ids.is_ephemeral(channel):
         for partition in topic.led:
             if partition.serving:  # another leader's epoch may have only begun; it is asked again
                 partition.cursors.create_ephemeral(channel, ids.new_uid(rng))
         return
     uid = ids.new_uid(rng)
-    await change(
-        topic, lambda channels: channels if channel in channels.channels else channels.with_channel(channel, uid)
-    )
+
+    def added(channels: ChannelList) -> ChannelList:
+        there = channels.channels.get(channel)
+        if there is None:
+            return channels.with_channel(channel, uid, reader=reader)
+        if there.reader != reader:
+            raise wrong_kind(topic.name, channel, reader=there.reader)
+        return channels
+
+    await change(topic, added)
 
 
 class Channels:
@@ -98,20 +119,37 @@ class Channels:
         if not await self.ensure(self._topics.topic(topic), channel):
             raise Unavailable("deleted topic/channel")
 
-    async def ensure(self, topic: Topic, channel: str) -> bool:
-        """Make the channel if it is not there; False if its topic is being deleted."""
+    async def ensure_reader(self, topic: str, channel: str) -> None:
+        """Make a reader's channel if it is not there. WrongKind: it is one for consumers. ValueError: in an #ephemeral
+        topic, or of an #ephemeral name, there can be none. NotFound, Unavailable."""
+        found = self._topics.topic(topic)
+        if found.ephemeral or ids.is_ephemeral(channel):
+            raise ValueError(f"channel {channel} of topic {topic}: what is #ephemeral keeps nothing for a reader")
+        if not await self.ensure(found, channel, reader=True):
+            raise Unavailable("deleted topic/channel")
+
+    async def ensure(self, topic: Topic, channel: str, *, reader: bool = False) -> bool:
+        """Make the channel if it is not there; False if its topic is being deleted. WrongKind: one of the other kind
+        is there."""
+        self._check_kind(topic, channel, reader)
         if not self._has(topic, channel):
-            await self._changes.once((topic.record.uid, channel), lambda: self._create(topic, channel))
+            await self._changes.once((topic.record.uid, channel), lambda: self._create(topic, channel, reader))
+            self._check_kind(topic, channel, reader)  # somebody else may have made it
         return not topic.deleting
+
+    def _check_kind(self, topic: Topic, channel: str, reader: bool) -> None:
+        there = topic.is_reader(channel)
+        if there not in (None, reader):
+            raise wrong_kind(topic.name, channel, reader=there)
 
     def _has(self, topic: Topic, channel: str) -> bool:
         return topic.serves(channel) if self.reconciler is None else topic.knows(channel)
 
-    async def _create(self, topic: Topic, channel: str) -> None:
+    async def _create(self, topic: Topic, channel: str, reader: bool) -> None:
         async with self._changes.of(topic.name):
             if topic.deleting or self._has(topic, channel):
                 return
-            await add_channel(self._change, self._rng, topic, channel)
+            await add_channel(self._change, self._rng, topic, channel, reader=reader)
             await self._all_follow(topic)
             log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
         self._topics.announce(topic.name)
@@ -228,6 +266,51 @@ class Channels:
             plan, floor=before.floor, target=committed.floor, exact=before.ranges is not None, clamped=clamped
         )
 
+    # ---- moved by readers
+
+    async def commit_reader(
+        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool
+    ) -> dict[int, int | NsqhaError]:
+        """A reader has read up to these offsets (partition -> next offset): the floors in those that are led here, or
+        why one was not moved. `back`: floors may go down too. The channel is made if it is not there; asking again does
+        no harm. Errors as of `ensure_reader`."""
+        if self._topics.topic(topic).is_reader(channel) is None:
+            await self.ensure_reader(topic, channel)
+        return await self._changes.whole(self._commit_reader(topic, channel, offsets, back))
+
+    async def _commit_reader(
+        self, topic: str, channel: str, offsets: Mapping[int, int], back: bool
+    ) -> dict[int, int | NsqhaError]:
+        async with self._changes.of(topic):
+            found = self._existing(topic, channel)
+            self._check_kind(found, channel, True)
+            moving = [p for p in found.led if p.number in offsets]
+            moves = [self._move_reader(found, p, channel, offsets[p.number], back) for p in moving]
+            floors = await asyncio.gather(*moves)
+        return dict(zip((p.number for p in moving), floors, strict=True))
+
+    async def _move_reader(
+        self, topic: Topic, partition: Partition, channel: str, target: int, back: bool
+    ) -> int | NsqhaError:
+        cursors = partition.cursors
+        try:
+            if not partition.serving:
+                raise Unavailable(partition.begins)
+            if channel not in cursors.channels:  # its log does not follow the record yet
+                cursors.reconcile(topic.record.channels)
+                await partition.commit_events()
+            moved = cursors.channels.get(channel)
+            if moved is not None and moved.committed.reader:
+                floor, goal = moved.committed.floor, cursors.state.clamp(target)
+                if goal > floor or (back and goal < floor):
+                    (cursors.seek if back else cursors.advance)(channel, target)
+                    await partition.commit_events()
+        except NsqhaError as error:
+            return error
+        if moved is None or cursors.channels.get(channel) is not moved:
+            return NotFound(f"channel {channel} was deleted meanwhile")
+        return moved.committed.floor if moved.committed.reader else wrong_kind(topic.name, channel, reader=False)
+
     # ---- all leaders have what the record says
 
     async def _change(self, topic: Topic, change: Change) -> None:
@@ -282,13 +365,15 @@ class Channels:
         return self._topics.take(fresh)
 
     async def ensure_here(self, topic: Topic, channel: str) -> None:
-        """A client of another node reads a channel of what is led here. NotFound: the record does not have it."""
+        """A client of another node reads a channel of what is led here. NotFound: the record does not have it.
+        WrongKind: nobody reads it, it is a reader's."""
         if ids.is_ephemeral(channel):
             await self.ensure(topic, channel)
         elif not topic.knows(channel):
             topic = await self._read_again(topic.name, topic.record.uid)
             if channel not in topic.record.channels.channels:
                 raise NotFound("deleted topic/channel")
+        self._check_kind(topic, channel, False)
 
     async def led_elsewhere(self, name: str, uid: int) -> dict[int, str]:
         """Who leads partitions of a topic on other nodes, by a linearizable read: number -> address, without those

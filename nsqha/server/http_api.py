@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from nsqha import NSQ_VERSION, hot
-from nsqha.errors import AppendFailed, NotFound, OutcomeUnknown, StorageError, Unavailable
+from nsqha.errors import AppendFailed, Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
 from nsqha.server import http_debug, http_envelope
@@ -340,6 +340,8 @@ async def _done(change: Awaitable[T], broker: BrokerApi, not_found: str = "TOPIC
         if broker.exiting:
             raise ApiError(503, "EXITING") from error
         raise ApiError(503, "UNAVAILABLE", detail=str(error)) from error
+    except Conflict as error:
+        raise ApiError(409, "CONFLICT", detail=str(error)) from error
     except OutcomeUnknown as error:
         raise ApiError(504, "OUTCOME_UNKNOWN", detail=str(error)) from error
     except StorageError as error:

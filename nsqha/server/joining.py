@@ -99,13 +99,12 @@ def peer_server(options: Options) -> GrpcPeerServer:
     return GrpcPeerServer(SERVICES, tls=tls.cluster_tls(options))
 
 
-def node_info(options: Options, node_uid: int, boot_id: str, *, tcp: int, http: int, grpc: str) -> NodeInfo:
-    """What this node says of itself; `tcp` and `http` are ports, `grpc` an address."""
+def node_info(
+    options: Options, node_uid: int, boot_id: str, *, tcp: int, http: int, grpc: str, segments: str
+) -> NodeInfo:
+    """What this node says of itself; `tcp` and `http` are ports, `grpc` and `segments` addresses."""
     name = options.broadcast_address
     tcp, http = options.broadcast_tcp_port or tcp, options.broadcast_http_port or http
-    grpc_host, _, grpc_port = grpc.rpartition(":")
-    if grpc_host in ("0.0.0.0", "[::]", ""):
-        grpc_host = name
     return NodeInfo(
         node_uid,
         name=options.node_name or f"{name}:{tcp}",
@@ -116,7 +115,14 @@ def node_info(options: Options, node_uid: int, boot_id: str, *, tcp: int, http: 
         broadcast_address=name,
         tcp_address=f"{name}:{tcp}",
         http_address=f"{name}:{http}",
-        grpc_address=f"{grpc_host}:{grpc_port}",
+        grpc_address=_reachable(grpc, name),
+        segments_address=_reachable(segments, name),
         boot_id=boot_id,
         version=NSQ_VERSION,
     )
+
+
+def _reachable(address: str, name: str) -> str:
+    """An address of ours as others dial it; `name` stands for all interfaces. Empty stays empty."""
+    host, _, port = address.rpartition(":")
+    return f"{name}:{port}" if address and host in ("0.0.0.0", "[::]", "") else address

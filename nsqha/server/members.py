@@ -2,7 +2,8 @@
 
     a node of this cluster                   everything, as itself: a hello that claims to be another one is refused
     a lookup daemon: a DNS name, no uid      what changes nothing and shows no message: MAY_ASK
-    an administrator: ADMINISTRATOR_URI      administration
+    an administrator: ADMINISTRATOR_URI      administration, segments
+    a reader: READER_URI                     segments
     anybody else                             nothing, even with a certificate of the cluster's CA
 
 A node belongs to the cluster if it is registered, or if a record names it: one that has lost its lease still catches
@@ -83,6 +84,13 @@ def may_call(view: View, peer: PeerIdentity, method: str) -> bool:
 def may_administrate(view: View, peer: PeerIdentity) -> bool:
     """Administrators, and nodes, which pass on what administrators ask."""
     return not peer.verified or peer.administrator or is_member(view, peer)
+
+
+def may_read(view: View | None, peer: PeerIdentity) -> bool:
+    """Whether segments are for this peer: readers, administrators, and nodes of the cluster, if there is one."""
+    if not peer.verified or peer.reader or peer.administrator:
+        return True
+    return view is not None and is_member(view, peer)
 
 
 class MembersOnly:

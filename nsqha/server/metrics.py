@@ -52,6 +52,7 @@ class _Snapshot(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from _process(self._stats)
         yield from _storage(self._stats)
+        yield from _segments(self._stats)
         yield from _publishing(self._stats)
         yield from _partitions(self._stats)
         yield from _cluster(self._stats)
@@ -136,6 +137,18 @@ def _storage(stats: BrokerStats) -> Iterator[Metric]:
     )
 
 
+def _segments(stats: BrokerStats) -> Iterator[Metric]:
+    segments = stats.node.segments
+    yield _counters("segments_sent_bytes", "Bytes of the log sent to readers of segments.", (), [((), segments.bytes)])
+    yield _counters(
+        "segments_requests",
+        "Requests of readers of segments, by HTTP status.",
+        ("status",),
+        [((status,), count) for status, count in segments.requests],
+    )
+    yield _gauge("segments_connections", "Open connections of readers of segments.", segments.connections)
+
+
 def _publishing(stats: BrokerStats) -> Iterator[Metric]:
     node, topics = stats.node, stats.topics
     yield _counters(
@@ -176,6 +189,12 @@ def _partitions(stats: BrokerStats) -> Iterator[Metric]:
     yield family("segments", "Segment files.", "segments")
     yield family("waiting_bytes", "Publishes that are not written yet.", "waiting_bytes")
     yield family("unsynced_messages", "Messages written and not yet fdatasync'ed.", "unsynced_messages")
+    yield _gauges(
+        "segment_holds",
+        "Holds of batch readers, which keep the partition's files from retention.",
+        _PARTITION,
+        [(labels, p.holds) for labels, p in rows],
+    )
     yield _gauges(
         "partition_sync_mode",
         "1 for what OK means: always, interval or none.",

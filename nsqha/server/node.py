@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from nsqha.server.certificates import CertificateFiles
     from nsqha.server.cluster import Cluster
     from nsqha.server.doubt import Doubt
+    from nsqha.server.segments.renewals import HoldRenewals
 
 MS = 1_000_000
 LEAVE_SECONDS_MAX = 5.0  # a stop waits so long for others to take over what this node leads
@@ -59,6 +60,7 @@ class Addresses:
     http: str
     https: str
     grpc: str
+    segments: str
 
 
 def limits_of(options: Options) -> Limits:
@@ -122,7 +124,7 @@ class Node:
         self._certificates: CertificateFiles | None = None
         self._closers: list[Any] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        self.addresses = Addresses("", "", "", "")
+        self.addresses = Addresses("", "", "", "", "")
 
     @property
     def broker(self) -> Broker:
@@ -174,7 +176,8 @@ class Node:
         broker.on_failure = self._failed
         if cluster is not None:
             cluster.on_fatal = self._failed
-        broker.ports = Ports(**{name: listen.bound_port(sock) for name, sock in sockets.items()})
+        ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name != "segments"}
+        broker.ports = Ports(**ports)
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
@@ -220,8 +223,10 @@ class Node:
         """Everything is served: now the others may know."""
         joining = importlib.import_module("nsqha.server.joining")
         uid, ports = broker.journal.identity.node_uid, broker.ports
-        grpc = self.addresses.grpc
-        info = joining.node_info(self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc)
+        grpc, segments = self.addresses.grpc, self.addresses.segments
+        info = joining.node_info(
+            self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc, segments=segments
+        )
         await cluster.join(info)
         assert self._doubt is not None
         self._tasks.append(broker.loop.create_task(self._doubt.run()))
@@ -273,7 +278,9 @@ class Node:
 
     def _listen(self) -> dict[str, socket.socket]:
         options = self.options
-        wanted = {"tcp": options.tcp_address, "http": options.http_address}
+        wanted = {"tcp": options.tcp_address, "http": options.http_address, "segments": options.segments_address}
+        if options.segments_address and not listen.is_tcp(options.segments_address):
+            raise ConfigError(f"--segments-address={options.segments_address}: it is not host:port")
         if options.tls_cert and options.https_address:
             wanted["https"] = options.https_address
         sockets: dict[str, socket.socket] = {}
@@ -360,8 +367,19 @@ class Node:
         await admin.start()
         self._closers.append(admin.close)
         broker.grpc_address = admin.address
+        if "segments" in sockets:
+            await self._serve_segments(broker, sockets["segments"], admin.renewals)
         bound = {name: listen.bound_address(sock) for name, sock in sockets.items()}
-        self.addresses = Addresses(bound.get("tcp", ""), bound.get("http", ""), bound.get("https", ""), admin.address)
+        self.addresses = Addresses(
+            bound.get("tcp", ""), bound.get("http", ""), bound.get("https", ""), admin.address, broker.segments_address
+        )
+
+    async def _serve_segments(self, broker: Broker, sock: socket.socket, renewals: HoldRenewals) -> None:
+        byte_server = await asyncio.to_thread(importlib.import_module, "nsqha.server.segments.byte_server")
+        server = byte_server.ByteServer.of(broker, sock, self._certificates, renewals.read)
+        server.start()
+        self._closers.append(server.close)
+        broker.segments, broker.segments_address = server, server.address
 
     def _fail(self, error: BaseException) -> None:
         self.broker.fail(error)

@@ -30,6 +30,7 @@ from nsqha.errors import (
     AppendFailed,
     ConfigError,
     Conflict,
+    LimitReached,
     LogCorrupt,
     NotFound,
     NsqhaError,
@@ -37,6 +38,7 @@ from nsqha.errors import (
     Poisoned,
     StorageError,
     Unavailable,
+    WrongKind,
 )
 
 Message = Any
@@ -46,6 +48,8 @@ URI_PREFIX = "nsqha:node/"
 """Before the node uid, 16 lowercase hex digits, in a certificate's subjectAltName."""
 ADMINISTRATOR_URI = "nsqha:administrator"
 """In the subjectAltName of an administrator's certificate."""
+READER_URI = "nsqha:reader"
+"""In the subjectAltName of a certificate that may read segments and do nothing else."""
 
 MESSAGE_BYTES_MAX = (1 << 31) - 1
 """Of one message between nodes: gRPC's own limit, whatever a node lets its clients send.
@@ -71,17 +75,19 @@ class PeerIdentity:
     names: tuple[str, ...] = ()  # DNS names of the certificate
     verified: bool = False  # it has a certificate of the cluster's CA
     administrator: bool = False  # as the certificate says
+    reader: bool = False  # the same
 
     @classmethod
     def of_certificate(cls, address: str, names: Iterable[str], uris: Iterable[str]) -> PeerIdentity:
         """Who shows a certificate of the cluster's CA, by the names and URIs of its subjectAltName."""
-        uid, administrator = 0, False
+        uid, administrator, reader = 0, False, False
         for uri in uris:
             digits = uri.removeprefix(URI_PREFIX)
             if len(digits) == 16 and uri.startswith(URI_PREFIX) and set(digits) <= set("0123456789abcdef"):
                 uid = int(digits, 16)
             administrator = administrator or uri == ADMINISTRATOR_URI
-        return cls(address, uid, tuple(names), verified=True, administrator=administrator)
+            reader = reader or uri == READER_URI
+        return cls(address, uid, tuple(names), verified=True, administrator=administrator, reader=reader)
 
     @property
     def name(self) -> str:
@@ -213,7 +219,10 @@ def methods_of(services: Iterable[ServiceDescriptor]) -> dict[str, Method]:
 ERROR_TRAILER = "nsqha-error"
 """Names our error, so that gRPC's own statuses are never taken for an answer."""
 
-STATUS = {"Unavailable": 14, "NotFound": 5, "Conflict": 6, "OutcomeUnknown": 2, "LogCorrupt": 15, "ValueError": 3}
+STATUS = {
+    "Unavailable": 14, "NotFound": 5, "Conflict": 6, "LimitReached": 8, "OutcomeUnknown": 2, "LogCorrupt": 15,
+    "ValueError": 3, "WrongKind": 9,
+}  # fmt: skip
 """gRPC's number for our errors, for those who know it only."""
 
 PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL = 7, 12, 13
@@ -238,6 +247,7 @@ _KINDS: dict[str, type[Exception]] = {
         AppendFailed,
         ConfigError,
         Conflict,
+        LimitReached,
         LogCorrupt,
         NotFound,
         OutcomeUnknown,
@@ -245,6 +255,7 @@ _KINDS: dict[str, type[Exception]] = {
         StorageError,
         Unavailable,
         ValueError,
+        WrongKind,
     )
 }
 

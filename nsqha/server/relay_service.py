@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from nsqha import ids
 from nsqha.clock import Now
-from nsqha.errors import NotFound, NsqhaError, Unavailable
+from nsqha.errors import NotFound, NsqhaError, Unavailable, WrongKind
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import routing_pb2
 from nsqha.server.delivery import Consumer
@@ -43,7 +43,8 @@ class Channels(Protocol):
     """What the leader does about channels that it does not have yet."""
 
     async def ensure_here(self, topic: Topic, channel: str) -> None:
-        """Bring the logs led here in line with what is wanted. NotFound: the record has no such channel."""
+        """Bring the logs led here in line with what is wanted. NotFound: the record has no such channel.
+        WrongKind: it is a reader's."""
 
     async def leave(self, topic: str, channel: str) -> None:
         """Nobody may be left who reads it."""
@@ -347,7 +348,7 @@ class RelayService:
         while not consumer.legs and not consumer.wire.closed:
             try:
                 await self._channels.ensure_here(topic, consumer.channel)
-            except NotFound as error:
+            except (NotFound, WrongKind) as error:
                 stream.close_subscription(consumer.number, gone=True, why=str(error))
                 return
             except NsqhaError as error:

@@ -15,6 +15,7 @@ from nsqha.clock import Now
 from nsqha.election.health import below_min_isr, in_sync
 from nsqha.errors import LogCorrupt
 from nsqha.quantile import NOTHING, merged
+from nsqha.server.holding import live_holds
 from nsqha.server.stats import (
     BrokerStats,
     ChannelStats,
@@ -26,6 +27,7 @@ from nsqha.server.stats import (
     PartitionStats,
     PushLag,
     ScrubStats,
+    SegmentStats,
     TopicStats,
 )
 from nsqha.server.tls import describe
@@ -67,6 +69,8 @@ def node_stats(broker: Broker) -> NodeStats:
         sync=broker.options.sync,
         data_path=broker.options.data_path,
         grpc_address=broker.grpc_address,
+        segments_address=broker.segments_address,
+        segments=SegmentStats() if broker.segments is None else broker.segments.figures,
         connections=len(broker.connections),
         connections_total=broker.connections_total,
         disk_free_bytes=broker.space.free_bytes,
@@ -185,6 +189,7 @@ def partition_stats(partition: Partition, topic: Topic, cluster: Cluster | None 
         segments=len(log.pairs),
         waiting_bytes=partition.waiting_bytes,
         unsynced_messages=partition.unsynced_messages,
+        holds=len(live_holds(partition)),
         **members,
     )
 
@@ -198,7 +203,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         if delivery is None:
             continue
         channel = delivery.channel
-        paused = channel.paused
+        paused = channel.committed.paused if channel.committed.reader else channel.paused
         if delivery.latency is not None:
             windows.append(delivery.latency)
         cursors.append(
@@ -236,6 +241,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
         client_count=len(consumers),
         clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
         paused=paused,
+        reader=bool(topic.is_reader(name)),
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         cursors=tuple(cursors),
     )

@@ -94,6 +94,7 @@ class ChannelStats:
     client_count: int = 0
     clients: tuple[ClientStats, ...] = ()
     paused: bool = False
+    reader: bool = False  # it hands out nothing; `depth` is how far its reader is behind
     e2e_processing_latency: Result = NOTHING
     cursors: tuple[CursorStats, ...] = ()
 
@@ -118,6 +119,7 @@ class PartitionStats:
     min_isr: int = 1
     under_replicated: bool = False  # fewer in-sync replicas than there are to be
     below_min_isr: bool = False  # ... and than min_isr: nothing is acknowledged
+    holds: int = 0  # of batch readers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,15 @@ class ClusterStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStats:
+    """Readers of stored segments."""
+
+    bytes: int = 0  # that they were sent since the start
+    requests: tuple[tuple[str, int], ...] = ()  # since the start, by HTTP status
+    connections: int = 0  # now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
     """What concerns the whole process."""
 
@@ -191,6 +202,8 @@ class NodeStats:
     sync: str = "always"  # default for new topics
     data_path: str = ""
     grpc_address: str = ""
+    segments_address: str = ""
+    segments: SegmentStats = SegmentStats()
     connections: int = 0
     connections_total: int = 0
     disk_free_bytes: int = 0
@@ -377,6 +390,7 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
         "sync": node.sync,
         "data_path": node.data_path,
         "grpc_address": node.grpc_address,
+        "segments_address": node.segments_address,
         "connections": node.connections,
         "disk_free_bytes": node.disk_free_bytes,
         "disk_total_bytes": node.disk_total_bytes,
@@ -401,6 +415,7 @@ def _extra_json(stats: BrokerStats, topics: Sequence[TopicStats]) -> dict[str, A
                     {
                         "channel_name": c.channel_name,
                         "finish_count": c.finish_count,
+                        "reader": c.reader,
                         "cursors": [_fields(k) for k in c.cursors],
                     }
                     for c in topic.channels

@@ -17,8 +17,9 @@ in its subjectAltName
   DNS name that its metadata record has as broadcast address. A URI, if there is one, decides alone.
 
 A lookup daemon's has its DNS name; it may ask, but speaks for no node. An administrator's says so
-(`URI:nsqha:administrator`), and can not append, promise an epoch or read a log. Any other certificate of this CA, such
-as one with an IP address only, is refused everything. The CA is for this cluster only. Identities are compared in
+(`URI:nsqha:administrator`), and can not append or promise an epoch. A reader's (`URI:nsqha:reader`) may read segments,
+which administrators and nodes may too, and nothing else. Any other certificate of this CA, such as one with an IP
+address only, is refused everything. The CA is for this cluster only. Identities are compared in
 `nsqha.server.peers.PeerIdentity`, what they may do is in `nsqha.server.members`, files that are replaced are noticed by
 `nsqha.server.certificates`.
 """
@@ -203,6 +204,14 @@ def cluster_stream_context(tls: ClusterTls) -> ssl.SSLContext:
     context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols([STREAM_ALPN])
+    return context
+
+
+def cluster_reader_context(tls: ClusterTls) -> ssl.SSLContext:
+    """For readers of segments over HTTPS: they show a certificate of the cluster's CA, too."""
+    context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 

@@ -83,6 +83,18 @@ class Topic:
     def has_channel(self, name: str) -> bool:
         return name in self.record.channels.channels or any(name in p.cursors.channels for p in self.led)
 
+    def is_reader(self, name: str) -> bool | None:
+        """Whether the channel is one of those that readers of the log's files keep; None: it is not there."""
+        listed = self.record.channels.channels.get(name)
+        if listed is not None:
+            return listed.reader
+        logged = [p.cursors.channels[name].committed for p in self.led if name in p.cursors.channels]
+        return any(channel.reader for channel in logged) if logged else None
+
+    def announced(self) -> list[str]:
+        """The channels that others hear of. No reader's: whoever makes one from hearsay makes it for consumers."""
+        return [name for name in self.channel_names() if not self.is_reader(name)]
+
     def serves(self, name: str) -> bool:
         """Whether consumers of this channel can be attached: every partition has it, and it is to stay."""
         return name not in self.leaving and all(p.serving and name in p.deliveries for p in self.led)
@@ -220,6 +232,8 @@ class Topic:
         delivery = partition.deliveries.get(consumer.channel)
         mine = consumer.only is None or consumer.only == partition.number
         stays = consumer.channel not in self.leaving
+        if delivery is not None and delivery.channel.committed.reader:
+            return
         if mine and stays and delivery is not None and partition.serving and partition.number not in consumer.legs:
             delivery.attach(consumer)
             delivery.wake()

@@ -210,13 +210,13 @@ class Topics(Mapping[str, Topic]):
 
     def registrations(self) -> dict[str, list[str]]:
         """All topics that clients find here, with their channels, for the lookup daemons."""
-        return {name: topic.channel_names() for name, topic in self._topics.items() if topic.led}
+        return {name: topic.announced() for name, topic in self._topics.items() if topic.led}
 
     def announce(self, name: str) -> None:
         """The topic, its channels, or whether a part of it is led here may have changed: the lookup daemons hear."""
         topic = self._topics.get(name)
         if self.registrar is not None:
-            self.registrar.changed(name, topic.channel_names() if topic is not None and topic.led else None)
+            self.registrar.changed(name, topic.announced() if topic is not None and topic.led else None)
 
     def of_uid(self, name: str, uid: int) -> Topic | None:
         """The topic, if this life of it is here."""

@@ -5,9 +5,11 @@ Four steps, each waiting for the one before to be committed, looked at once a se
     retention wants a start -> deferred messages below it are carried -> a log_start event -> a checkpoint above the
     files -> everything of that durable here -> the file pairs are unlinked
 
-Retention never passes the lowest committed floor of a channel nor the pump, except where the topic has an explicit
-policy for abandoned channels: those without a consumer whose oldest unread message is too old, or who hold back too
-many bytes. What such a channel loses is named in the event, counted and logged.
+Retention never passes the live hold of a batch reader, nor the lowest committed floor of a channel nor the pump. Only
+an explicit policy of the topic lets it pass abandoned channels: those without a consumer whose oldest unread message is
+too old, or who hold back too many bytes. What such a channel loses is named in the event, counted and logged; what a
+hold or a reader's channel keeps anyway it does not lose, and a reader's channel never counts as abandoned. Holds are
+judged by the timestamp that a batch would have now, so that nothing is proposed which they would cap.
 
 A batch that can not be read and has to be, because a deferred message is in it, is told to whoever repairs; the files
 stay until then.
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 from nsqha.clock import Now
 from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.lookup import PairInfo
-from nsqha.commitlog.retention import CARRY_SHARE, Retention, log_start, roll_due, wanted_start
+from nsqha.commitlog.retention import CARRY_SHARE, Retention, log_start, roll_due
 from nsqha.cursor.events import Abandoned
 from nsqha.nsqlog import Log
 
@@ -72,25 +74,23 @@ class Trimmer:
         if partition.log.forgotten_files:
             partition.drop_files(None)
         if len(pairs) == 1:
-            if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0]):
+            if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0], now):
                 partition.roll()
             return
         self._unlink(partition, pairs)
         given_up = self._give_up(partition, pairs, now)
-        limit = max([partition.cursors.log_start_limit(), *(a.end for a in given_up)]) if given_up else None
-        start = log_start(
-            pairs,
-            self.retention,
-            now.wall_ns,
-            limit_offset=partition.cursors.log_start_limit() if limit is None else limit,
-        )
+        limit = max([self._limit(partition, now), *(a.end for a in given_up)])
+        start = log_start(pairs, self.retention, now.wall_ns, limit_offset=limit)
         state = partition.cursors.state
         moves = start.offset > state.log_start[0] or start.position > state.log_start[1]
         if moves and self._asked != state.log_start_log_id:
             self._propose(partition, pairs, start, given_up, now)
 
-    def _all_read(self, partition: Partition, pair: PairInfo) -> bool:
-        return partition.cursors.log_start_limit() >= pair.end.offset
+    def _limit(self, partition: Partition, now: Now) -> int:
+        return partition.cursors.log_start_limit(partition.log.next_timestamp(now.wall_ns))
+
+    def _all_read(self, partition: Partition, pair: PairInfo, now: Now) -> bool:
+        return self._limit(partition, now) >= pair.end.offset
 
     def _propose(
         self, partition: Partition, pairs: list[PairInfo], start: Place, given_up: list[Abandoned], now: Now
@@ -153,7 +153,8 @@ class Trimmer:
         policy = self.abandoned
         if policy.after_ns is None and policy.over_bytes is None:
             return []
-        wanted = wanted_start(pairs, self.retention, now.wall_ns)
+        kept_from = partition.cursors.kept_from(partition.log.next_timestamp(now.wall_ns))
+        wanted = log_start(pairs, self.retention, now.wall_ns, limit_offset=kept_from)
         found = []
         for name, channel in partition.cursors.channels.items():
             delivery = partition.deliveries.get(name)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,16 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with Cluster.running(tmp_path_factory.mktemp("cluster"), **options) as cluster:
         yield cluster
         cluster.check_replicas()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Spark session for all tests of this process; it starts in some seconds."""
+    pytest.importorskip("pyspark")
+    from tests.integration.spark_session import running_session
+
+    with running_session(tmp_path_factory.mktemp("spark")) as session:
+        yield session
 
 
 topics = count(1)

@@ -15,7 +15,7 @@ from nsqha.cli.admin import Admin
 from nsqha.cli.v2client import Publisher
 
 BIN = Path(sys.executable).parent
-ANY_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "grpc", "lookupd-tcp", "lookupd-http")]
+ANY_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "grpc", "segments", "lookupd-tcp", "lookupd-http")]
 
 
 _libc = ctypes.CDLL(None)
@@ -37,7 +37,7 @@ class DevNode:
         assert self.process.stdout is not None
         self.description = json.loads(self.process.stdout.readline())
         node = self.description["nodes"][0]
-        self.tcp, self.http, self.grpc = node["tcp"], node["http"], node["grpc"]
+        self.tcp, self.http, self.grpc, self.segments = (node[name] for name in ("tcp", "http", "grpc", "segments"))
 
     @property
     def environment(self) -> dict[str, str]:

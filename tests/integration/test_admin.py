@@ -17,7 +17,7 @@ from nsqha.pb.v1 import admin_pb2 as pb
 from nsqha.pb.v1 import admin_pb2_grpc
 from tests.integration.devnode import DevNode
 
-SERVICE = "nsqha.v1.Admin"
+SERVICE, SEGMENTS = "nsqha.v1.Admin", "nsqha.v1.Segments"
 
 
 @pytest.fixture(scope="module")
@@ -423,7 +423,7 @@ def test_health_says_serving(channel: grpc.Channel) -> None:
     assert next(watched).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     watched.cancel()
     statuses = stub.List(health_pb2.HealthListRequest()).statuses
-    assert {name: each.status for name, each in statuses.items()} == {"": 1, SERVICE: 1}
+    assert {name: each.status for name, each in statuses.items()} == {"": 1, SERVICE: 1, SEGMENTS: 1}
 
 
 def test_reflection_lists_the_services(channel: grpc.Channel) -> None:

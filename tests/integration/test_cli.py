@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli import build_parser
+from nsqha.cli.admin import Admin
 from nsqha.cli.parser import Parser
 from tests.integration.devnode import BIN, DevNode
 
@@ -98,6 +99,9 @@ def test_every_verb_has_examples_and_statuses() -> None:
 @pytest.mark.parametrize(("verb", "example"), EXAMPLES, ids=[example for _, example in EXAMPLES])
 def test_every_example_runs(node: DevNode, verb: Parser, example: str) -> None:
     node.publish("orders", *[f"order {n}" for n in range(10)])
+    if verb.prog == "nsqha topic release":
+        with Admin(node.grpc, 10) as admin:
+            admin.call_segments("Snapshot", topics=["orders"], hold_ms=60_000, hold_id="00c0ffee00c0ffee")
     environment = node.environment | {"HOME": str(node.folder)}
     if ends_by_itself(example):
         done = subprocess.run(

@@ -94,7 +94,7 @@ def test_json_is_one_line_and_nothing_else(tmp_path: Path, taken: int) -> None:
     described = json.loads(process.stdout.readline())
     assert set(described) == {"nodes", "lookupd"}
     node, lookupd = described["nodes"][0], described["lookupd"][0]
-    assert set(node) == {"pid", "tcp", "http", "grpc", "data", "start"}
+    assert set(node) == {"pid", "tcp", "http", "grpc", "segments", "data", "start"}
     assert set(lookupd) == {"pid", "tcp", "http"}
     assert node["pid"] == process.pid
     assert urllib.request.urlopen(f"http://{node['http']}/ping").read() == b"OK"

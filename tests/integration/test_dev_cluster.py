@@ -117,7 +117,7 @@ def test_one_line_says_where_everything_is(shared: DevCluster) -> None:
     assert set(shared.description) == {"nodes", "lookupd", "etcd"}
     assert len(shared.nodes) == NODES
     for number, node in enumerate(shared.nodes, 1):
-        assert set(node) == {"pid", "tcp", "http", "grpc", "data", "start"}
+        assert set(node) == {"pid", "tcp", "http", "grpc", "segments", "data", "start"}
         assert node["data"] == str(shared.folder / f"node-{number}")
         python, *rest = node["start"][:4]
         # One environment has several names for it; the script was installed with one of them.
@@ -385,6 +385,7 @@ def test_a_node_that_was_alone_is_imported_with_its_messages_and_channels(tmp_pa
     assert run(command).returncode == 3
     start = [*cluster.nodes[0]["start"], "--data-path", str(tmp_path / "data"), "--node-name", "joined"]
     start += ["--tcp-address", alone.tcp, "--http-address", alone.http, "--grpc-address", alone.grpc]
+    start += ["--segments-address", alone.segments]
     joined = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
     eventually(lambda: partition(cluster, "imported")["leader"] == "joined")
     eventually(lambda: get(f"{alone.http}/ping") == b"OK")

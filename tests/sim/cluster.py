@@ -28,6 +28,7 @@ from nsqha.errors import NsqhaError
 from nsqha.options import Options
 from nsqha.pb.v1 import admin_pb2, replication_pb2, routing_pb2
 from nsqha.server.peers import Method
+from tests.sim.batch_readers import BatchReaders
 from tests.sim.clients import History, Publisher, Reader
 from tests.sim.comparison import Comparison
 from tests.sim.invariants import ErrorLog, Oracle, Violation
@@ -106,6 +107,7 @@ class SimCluster:
         self.channels = CHANNELS[: plan.channels]
         self.doomed = DOOMED if "delete_topic" in plan.operations else None
         self.operators: Operators | None = None
+        self.batch_readers: BatchReaders | None = None
         self.comparison = Comparison(self)
         self.flips: list[tuple[SimNode, str, int, int]] = []  # node, path, byte, what it was
         self._leaderless: dict[tuple[int, int], float] = {}  # until when it may be
@@ -160,6 +162,8 @@ class SimCluster:
         machine = self.machines.get(loop.name)
         if isinstance(machine, SimNode) and machine.loop is loop:
             self.oracle.look(machine)
+            if self.batch_readers is not None:
+                self.batch_readers.look(machine)
         if self.oracle.violations:
             raise Violation(self.oracle.violations[0])
 
@@ -266,6 +270,8 @@ class SimCluster:
             self._publisher("px", self.doomed, 4 * plan.pause_seconds)
             self._reader(self.doomed, 0, CHANNEL)
         self.operators = Operators(self, self.new_rng())
+        if plan.batch_readers:
+            self.batch_readers = BatchReaders(self, self.new_rng())
 
     def grown(self, topic: str, number: int) -> None:
         """A topic has one more partition: somebody reads it."""

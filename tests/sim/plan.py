@@ -89,6 +89,7 @@ class Plan:
     seconds: float = 15.0
     faults: dict[str, float] = field(default_factory=dict)  # kind -> how often a second
     operations: dict[str, float] = field(default_factory=dict)
+    batch_readers: float = 0.0  # holds on log starts, a second
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -118,6 +119,8 @@ class Plan:
         _keep_promises(plan)
         if "bit_flip" in plan.faults:  # of a source of its own: it came later than all else
             plan.losses = random.Random(f"losses {seed}").choice((0, 0, 0, 1, 1, 3))
+        if plan.retention_seconds < 1.0:  # likewise; else nothing would go anyway
+            plan.batch_readers = random.Random(f"batch readers {seed}").choice((0.0, 0.3, 1.0, 3.0))
         return plan
 
 

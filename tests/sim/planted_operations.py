@@ -8,6 +8,8 @@ from unittest.mock import patch
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import Storage
+from nsqha.cursor.events import EpochStart
+from nsqha.cursor.holds import NEVER_PASSED, Holds
 from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import LogStartMoved, PartitionState
@@ -16,7 +18,7 @@ from nsqha.errors import NsqhaError
 from nsqha.server.channels import Channels
 from nsqha.server.opening import PartitionOpener
 from nsqha.server.partition import Partition
-from tests.sim.planting import in_order, long_delays, mutant, topics_go
+from tests.sim.planting import batch_readers, in_order, long_delays, mutant, topics_go
 
 # ---- operators
 
@@ -138,6 +140,27 @@ def removal_not_synced() -> Iterator[None]:
         yield
 
 
+@mutant(batch_readers)
+def log_start_passes_holds() -> Iterator[None]:
+    """Retention takes what a batch reader holds."""
+    with patch.object(Holds, "lowest", lambda self, timestamp_ns: NEVER_PASSED):
+        yield
+
+
+@mutant(batch_readers)
+def holds_end_with_their_leader() -> Iterator[None]:
+    """A new leader begins without any."""
+
+    def apply_event(self: PartitionState, event: Any, *rest: Any) -> None:
+        original(self, event, *rest)
+        if isinstance(event, EpochStart):
+            self.holds = Holds()
+
+    original = PartitionState._apply_event
+    with patch.object(PartitionState, "_apply_event", apply_event):
+        yield
+
+
 # ---- order and delays
 
 
@@ -156,10 +179,10 @@ def ordered_before_the_fin_is_committed() -> Iterator[None]:
 def deferred_not_carried() -> Iterator[None]:
     """The log start passes what is deferred. Whoever applies it would keep the frame all the same: that goes too."""
 
-    def log_start(self: PartitionState, event: Any, log_id: int, effects: Any) -> None:
+    def log_start(self: PartitionState, event: Any, entry: Any, effects: Any) -> None:
         offset = min(event.offset, self.log_start_limit())
         self.log_start = (max(self.log_start[0], offset), max(self.log_start[1], event.position))
-        self.log_start_log_id = log_id
+        self.log_start_log_id = entry.log_id
         effects.append(LogStartMoved(*self.log_start))
 
     with (

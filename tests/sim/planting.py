@@ -40,6 +40,10 @@ def long_delays(plan: Plan) -> bool:
     return plan.delay_seconds > plan.retention_seconds
 
 
+def batch_readers(plan: Plan) -> bool:
+    return plan.batch_readers > 0
+
+
 def damage(plan: Plan) -> bool:
     return "bit_flip" in plan.faults
 

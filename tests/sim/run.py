@@ -81,6 +81,8 @@ def _run_seed(seed: int, tell: bool, longer: float) -> Life:
             misfortune.stop()
             assert cluster.operators is not None
             cluster.operators.stop()
+            if cluster.batch_readers is not None:
+                cluster.batch_readers.stop()
             cluster.end_well()
         except Violation as violation:
             life.violation = str(violation)

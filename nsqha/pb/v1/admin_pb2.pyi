@@ -292,6 +292,7 @@ class PartitionState(_message.Message):
     UNDER_REPLICATED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     log_start_offset: _builtins.int
     log_end_offset: _builtins.int
@@ -315,6 +316,10 @@ class PartitionState(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]:
         """the preferred leader first"""
 
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogHold]:
+        """what batch readers keep from retention"""
+
     def __init__(
         self,
         *,
@@ -334,14 +339,45 @@ class PartitionState(_message.Message):
         under_replicated: _builtins.bool = ...,
         error: _builtins.str = ...,
         message_count: _builtins.int = ...,
+        holds: _abc.Iterable[Global___LogHold] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "first_timestamp_ns", b"first_timestamp_ns", "high_watermark", b"high_watermark", "last_timestamp_ns", b"last_timestamp_ns", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_name", b"leader_name", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "message_count", b"message_count", "min_isr", b"min_isr", "partition", b"partition", "pump_offset", b"pump_offset", "replicas", b"replicas", "under_replicated", b"under_replicated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "first_timestamp_ns", b"first_timestamp_ns", "high_watermark", b"high_watermark", "holds", b"holds", "last_timestamp_ns", b"last_timestamp_ns", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_name", b"leader_name", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "message_count", b"message_count", "min_isr", b"min_isr", "partition", b"partition", "pump_offset", b"pump_offset", "replicas", b"replicas", "under_replicated", b"under_replicated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartitionState: _TypeAlias = PartitionState  # noqa: Y015
+
+@_typing.final
+class LogHold(_message.Message):
+    """A batch reader's lease on a partition's log start (Segments.Snapshot makes it)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LEFT_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """16 hex digits; one hold may be in many partitions"""
+    offset: _builtins.int
+    """retention keeps what follows"""
+    left_ms: _builtins.int
+    """until it ends, as far as nobody renews it"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        left_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "left_ms", b"left_ms", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogHold: _TypeAlias = LogHold  # noqa: Y015
 
 @_typing.final
 class Replica(_message.Message):
@@ -736,6 +772,7 @@ class Channel(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     REQUEUED_FIELD_NUMBER: _builtins.int
     TIMED_OUT_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     name: _builtins.str
     paused: _builtins.bool
@@ -750,6 +787,8 @@ class Channel(_message.Message):
     finished: _builtins.int
     requeued: _builtins.int
     timed_out: _builtins.int
+    reader: _builtins.bool
+    """it hands out nothing: who reads the log's files keeps a place there, and `depth` is the lag"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelPartition]: ...
     def __init__(
@@ -769,10 +808,11 @@ class Channel(_message.Message):
         finished: _builtins.int = ...,
         requeued: _builtins.int = ...,
         timed_out: _builtins.int = ...,
+        reader: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "deferred", b"deferred", "depth", b"depth", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "requeued", b"requeued", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "deferred", b"deferred", "depth", b"depth", "ephemeral", b"ephemeral", "finished", b"finished", "in_flight", b"in_flight", "message_count", b"message_count", "name", b"name", "oldest_unfinished_seconds", b"oldest_unfinished_seconds", "partitions", b"partitions", "paused", b"paused", "reader", b"reader", "requeued", b"requeued", "timed_out", b"timed_out", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -951,17 +991,21 @@ class CreateChannelRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
+    reader: _builtins.bool
+    """for a reader of the log's files, not for consumers"""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         channel: _builtins.str = ...,
+        reader: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "reader", b"reader", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,7 +35,7 @@ CHANNELS = st.builds(
     ChannelList,
     version=st.integers(0, 1 << 60),
     paused=st.booleans(),
-    channels=st.dictionaries(NAMES, st.builds(ChannelInfo, UIDS, st.booleans()), max_size=3),
+    channels=st.dictionaries(NAMES, st.builds(ChannelInfo, UIDS, st.booleans(), st.booleans()), max_size=3),
 )
 PARTITION = st.builds(
     PartitionMeta,
@@ -96,7 +96,7 @@ def test_the_form_is_stable() -> None:
             "replicas": None,
             "min_isr": None,
         },
-        "channels": {"version": 3, "paused": True, "channels": {"a": {"uid": 9, "paused": True}}},
+        "channels": {"version": 3, "paused": True, "channels": {"a": {"uid": 9, "paused": True, "reader": False}}},
         "partitions": {
             str(n): {
                 "leader": 7,

@@ -216,6 +216,9 @@ def test_channels_and_topics_are_changed_in_the_metadata() -> None:
         found = s.world.store.topic("t")
         assert found is not None and list(found.record.channels.channels) == ["c"]
         assert (await s.get("/channels?topic=t"))["channels"] == ["c", "e#ephemeral"]
+        with_reader = replace(found.record, channels=found.record.channels.with_channel("r", 9, reader=True))
+        s.world.store.replace("t", found.version, with_reader)
+        assert (await s.get("/channels?topic=t"))["channels"] == ["c", "e#ephemeral"], "nobody makes it from hearsay"
         assert await s.post("/channel/delete?topic=t&channel=c") == 200
         assert await s.post("/channel/delete?topic=t&channel=c") == 404
         assert await s.post("/topic/delete?topic=t") == 200

@@ -20,6 +20,7 @@ from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versione
 from nsqha.errors import NotFound
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.budget import PublishBudget
+from nsqha.server.channels import wrong_kind
 from nsqha.server.delivery import Consumer, Delivery
 from nsqha.server.measures import Measures
 from nsqha.server.partition import Partition, PartitionRuntime
@@ -189,6 +190,8 @@ class RelayNode:
         elif channel not in topic.record.channels.channels:
             raise NotFound("deleted topic/channel")
         await topic.reconcile()
+        if topic.is_reader(channel):
+            raise wrong_kind(topic.name, channel, reader=True)
 
     async def leave(self, topic: str, channel: str) -> None:
         found = self.topics[topic]

@@ -220,6 +220,20 @@ def test_a_channel_that_the_leader_has_not_heard_of_is_read_from_the_record():
     RelayNodes().run(story)
 
 
+def test_a_client_whose_node_does_not_know_yet_that_a_channel_is_a_readers_is_closed_by_the_leader():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2)
+        await until(lambda: nodes[2].topic.led[0].serving)
+        channels = nodes.store.channels(2, "c").with_channel("r", 200, reader=True)
+        object.__setattr__(nodes.store.record, "channels", channels)
+        client = nodes[1].subscribe("r", rdy=10)
+        await until(lambda: client.closed)
+        nodes[2].publish(b"a")
+        assert nodes[2].topic.led[0].cursors.channels["r"].committed.reader and not client.bodies
+
+    RelayNodes().run(story)
+
+
 def test_an_ephemeral_channel_lives_as_long_as_it_has_a_client_anywhere():
     async def story(nodes: Any) -> None:
         client = await nodes.relayed("e#ephemeral", rdy=10)

@@ -120,7 +120,8 @@ def record(*channels: str, version: int = 1, **fields: Any) -> Versioned[TopicRe
     return Versioned(replace(TopicRecord("t", 7, 3, channels=known), **fields), version)
 
 
-LED: Any = SimpleNamespace(serving=False, cursors=SimpleNamespace(channels={"mine#ephemeral": None}))
+MINE = SimpleNamespace(committed=SimpleNamespace(reader=False))
+LED: Any = SimpleNamespace(serving=False, cursors=SimpleNamespace(channels={"mine#ephemeral": MINE}))
 
 
 # ---- deleted topics

@@ -1,0 +1,366 @@
+"""The Segments service: snapshots of what is committed, holds, and reader channels, for the whole cluster.
+
+    any node --topics, per leader--> leaders: `server.segments.pins` --> one PartitionSnapshot for each partition
+    hold: committed at each leader before its partition is pinned
+
+A request goes to each leader once, for all of what it leads; what nobody answers for is asked again while leaders
+change, for LEADER_SECONDS, and then says why in its own `error`. Bytes are not here (docs/segments.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import re2
+
+from nsqha import ids
+from nsqha.admin.answers import answers
+from nsqha.admin.others import Others
+from nsqha.admin.whole_topic import WholeTopic, serving, topic_of
+from nsqha.cursor.holds import HOLD_MS_MAX
+from nsqha.errors import LimitReached, NotFound, NsqhaError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import admin_pb2, segments_pb2, segments_pb2_grpc
+from nsqha.server import holding
+from nsqha.server.segments.pins import Wanted, pin
+from nsqha.server.segments.renewals import HoldRenewals
+
+if TYPE_CHECKING:
+    from nsqha.server.broker import Broker
+    from nsqha.server.partition import Partition
+    from nsqha.server.topic import Topic
+
+LEADER_SECONDS = 2.0  # for leaders to be found, while they are elected
+AGAIN_SECONDS = 0.05
+CALL_SECONDS = 30.0  # to another node: borders are looked for in its files
+RENEW_SECONDS = 5.0
+TIMES_MAX = 16
+RANGES_MAX = 20_000
+PINS_AT_ONCE = 16  # partitions whose holds are committed side by side
+SNAPSHOTS_MAX = 32  # that are worked on at once
+HOLD_SECONDS = 5.0  # for a hold to be committed: a partition that commits nothing keeps nobody from the others
+
+log = Log("segments")
+
+Key = tuple[str, int]
+
+
+class SegmentsService(segments_pb2_grpc.SegmentsServicer):
+    """Readers of the log ask any node."""
+
+    def __init__(self, broker: Broker, others: Others | None, rng: random.Random | None = None) -> None:
+        """`others`: how to ask other nodes; None for a node that is alone."""
+        self._broker = broker
+        self._others = others
+        self._rng = rng or random.SystemRandom()
+        self._whole = WholeTopic(broker.cluster, others)
+        # Borders are looked for in files, thousands of them if need be: apart from all other reads, and one at a time.
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="segment borders")
+        self._snapshots = 0
+        self.renewals = HoldRenewals(broker, self._renew_elsewhere)
+
+    def close(self) -> None:
+        """The node stops."""
+        self._files.shutdown(wait=False, cancel_futures=True)
+
+    # ---- snapshots
+
+    @answers
+    async def Snapshot(self, request: Any) -> Any:
+        if self._snapshots >= SNAPSHOTS_MAX:
+            raise LimitReached(f"{SNAPSHOTS_MAX} snapshots are being made here: ask again, or ask another node")
+        self._snapshots += 1
+        try:
+            return await self._snapshot(request)
+        finally:
+            self._snapshots -= 1
+
+    async def _snapshot(self, request: Any) -> Any:
+        topics = self._topics(request)
+        _check(request)
+        hold = _hold_id(request.hold_id) if request.hold_id else self._rng.getrandbits(64) or 1
+        message = segments_pb2.SnapshotRequest()
+        message.CopyFrom(request)
+        if request.hold_ms:
+            message.hold_id = f"{hold:016x}"
+        snapshot = _Snapshot(self._broker, message, self._files)
+        if request.HasField("here"):
+            found = await snapshot.here(topics)
+            response = segments_pb2.SnapshotResponse(partitions=found.values())
+        else:
+            response = await _Everywhere(self._broker, self._others).answer(snapshot, topics)
+        response.hold_id = message.hold_id
+        response.cluster_id = f"{self._broker.journal.identity.cluster_id:016x}"
+        if request.hold_ms:
+            response.hold_until_ns = self._broker.clock.wall_ns() + request.hold_ms * 1_000_000
+        return response
+
+    def _topics(self, request: Any) -> list[Topic]:
+        """The topics that a request names. NotFound, ValueError."""
+        topics = self._broker.topics
+        if bool(request.topics) == bool(request.pattern):
+            raise ValueError("name topics, or give a pattern for their names; one of the two")
+        if request.pattern:
+            try:
+                pattern = re2.compile(request.pattern)
+            except re2.error as error:
+                raise ValueError(f"pattern {request.pattern!r} is no regular expression (RE2): {error}") from None
+            names = [n for n in topics.topic_names() if pattern.fullmatch(n) and not ids.is_ephemeral(n)]
+            return [topic for n in names if (topic := topics.get(n)) is not None and not topic.deleting]
+        found = []
+        for name in dict.fromkeys(request.topics):
+            if ids.is_ephemeral(name):
+                raise ValueError(f"topic {name}: #ephemeral topics keep nothing that could be read later")
+            try:
+                found.append(topics.topic(name))
+            except NotFound:
+                if not request.HasField("here"):
+                    raise
+        return found
+
+    # ---- holds
+
+    @answers
+    async def RenewHold(self, request: Any) -> Any:
+        hold = _hold_id(request.hold_id)
+        partitions, until_ns = await self.renewals.renew_here(hold)
+        if not request.HasField("here"):
+            for reply in await self._ask_others("RenewHold", request):
+                partitions += reply.partitions
+                until_ns = min([end for end in (until_ns, reply.until_ns) if end], default=0)
+            if not partitions:
+                raise NotFound(f"nothing is held by {request.hold_id}: its time is over, or it was released")
+        return segments_pb2.RenewHoldResponse(partitions=partitions, until_ns=until_ns)
+
+    @answers
+    async def ReleaseHold(self, request: Any) -> Any:
+        partitions = await self.renewals.release_here(_hold_id(request.hold_id))
+        if not request.HasField("here"):
+            partitions += sum(reply.partitions for reply in await self._ask_others("ReleaseHold", request))
+            if not partitions:
+                raise NotFound(f"nothing is held by {request.hold_id}: its time is over, or it was released before")
+        return segments_pb2.ReleaseHoldResponse(partitions=partitions)
+
+    async def _renew_elsewhere(self, hold: int) -> None:
+        await self._ask_others("RenewHold", segments_pb2.RenewHoldRequest(hold_id=f"{hold:016x}"))
+
+    async def _ask_others(self, rpc: str, request: Any) -> list[Any]:
+        """What every other node that is alive answers. Unavailable, if one does not."""
+        cluster = self._broker.cluster
+        if cluster is None or self._others is None:
+            return []
+        message = type(request)(hold_id=request.hold_id, here=admin_pb2.Here())
+        nodes = [info for uid, info in cluster.nodes().items() if uid != cluster.node and info.grpc_address]
+        calls = [self._others.call(info.grpc_address, rpc, message, seconds=RENEW_SECONDS) for info in nodes]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        lost = [
+            f"{info.name}: {reply}" for info, reply in zip(nodes, replies, strict=True) if isinstance(reply, Exception)
+        ]
+        if lost:
+            raise Unavailable(f"not every node could be asked: {'; '.join(lost)}; ask again")
+        return list(replies)
+
+    # ---- reader channels
+
+    @answers
+    async def CommitReader(self, request: Any) -> Any:
+        if not ids.valid_name(request.channel) or ids.is_ephemeral(request.channel):
+            raise ValueError(f"{request.channel!r} is not a name for a reader channel")
+        topic = topic_of(self._broker, request)
+        there = topic.record.partitions
+        wrong = [n for n in request.offsets if n not in there]
+        if wrong:
+            raise NotFound(f"topic {topic.name} has no partition {wrong[0]}, only {len(there)}")
+        channels = self._broker.channels
+        if not request.HasField("here"):
+            await channels.ensure_reader(request.topic, request.channel)
+
+        async def here(numbers: list[int]) -> dict[int, Any]:
+            wanted = {p.number: request.offsets[p.number] for p in serving(topic, numbers)}
+            done = await channels.commit_reader(request.topic, request.channel, wanted, back=request.back)
+            return {number: _floor(number, outcome) for number, outcome in done.items()}
+
+        def failed(number: int, why: str) -> Any:
+            return segments_pb2.CommittedFloor(partition=number, error=why, not_led=request.HasField("here"))
+
+        floors = await self._whole.answers(
+            topic,
+            "CommitReader",
+            request,
+            sorted(request.offsets),
+            here=here,
+            read=lambda reply: {floor.partition: floor for floor in reply.floors if not floor.not_led},
+            failed=failed,
+        )
+        return segments_pb2.CommitReaderResponse(floors=[floors[n] for n in sorted(floors)])
+
+
+def _floor(number: int, outcome: int | NsqhaError) -> Any:
+    if isinstance(outcome, NsqhaError):
+        return segments_pb2.CommittedFloor(partition=number, error=str(outcome) or type(outcome).__name__)
+    return segments_pb2.CommittedFloor(partition=number, offset=outcome)
+
+
+def _check(request: Any) -> None:
+    if request.hold_ms > HOLD_MS_MAX:
+        raise ValueError(f"hold_ms is {request.hold_ms}; it can be at most {HOLD_MS_MAX}, and is renewed by reading")
+    if len(request.timestamps_ns) > TIMES_MAX:
+        raise ValueError(f"{len(request.timestamps_ns)} timestamps; at most {TIMES_MAX} at once")
+    if len(request.ranges) > RANGES_MAX:
+        raise ValueError(f"{len(request.ranges)} ranges; at most {RANGES_MAX} at once")
+    for one in request.ranges:
+        if one.first > one.end:
+            raise ValueError(f"range [{one.first}, {one.end}) of {one.topic}/{one.partition} is reversed")
+
+
+def _hold_id(text: str) -> int:
+    if len(text) != 16 or not set(text) <= set("0123456789abcdef") or not int(text, 16):
+        raise ValueError(f"{text!r} is not the id of a hold: 16 lowercase hex digits")
+    return int(text, 16)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """One request, as it is carried out for what this node leads."""
+
+    broker: Broker
+    request: Any  # with a hold's id, if one is wanted
+    files: Executor
+
+    async def here(self, topics: Iterable[Topic], wanted: Collection[Key] | None = None) -> dict[Key, Any]:
+        """The pins of what is led here and serves; of `wanted` only, if given."""
+        turns = asyncio.Semaphore(PINS_AT_ONCE)
+        ranges = self.ranges()
+
+        async def one(topic: Topic, partition: Partition) -> Any:
+            async with turns:
+                return await self._pin(topic, partition, ranges)
+
+        led = [
+            (topic, partition)
+            for topic in topics
+            for partition in topic.led
+            if partition.serving and (wanted is None or (topic.name, partition.number) in wanted)
+        ]
+        if ranges is not None:
+            led = [(topic, partition) for topic, partition in led if (topic.name, partition.number) in ranges]
+        pins = await asyncio.gather(*[one(topic, partition) for topic, partition in led])
+        return {(topic.name, p.number): pinned for (topic, p), pinned in zip(led, pins, strict=True) if pinned}
+
+    def ranges(self) -> Mapping[Key, list[tuple[int, int]]] | None:
+        """By partition; None: whole ones are asked for."""
+        if not self.request.ranges:
+            return None
+        found: dict[Key, list[tuple[int, int]]] = {}
+        for one in self.request.ranges:
+            found.setdefault((one.topic, one.partition), []).append((one.first, one.end))
+        return found
+
+    async def _pin(
+        self, topic: Topic, partition: Partition, ranges: Mapping[Key, list[tuple[int, int]]] | None
+    ) -> Any | None:
+        request, key = self.request, (topic.name, partition.number)
+        mine = None if ranges is None else ranges[key]
+        wanted = Wanted(request.timestamps_ns, request.cut_points, mine, request.channel)
+        try:
+            if request.hold_ms:
+                first = 0 if mine is None else min(first for first, _ in mine)
+                await asyncio.wait_for(
+                    holding.hold(partition, int(request.hold_id, 16), first, request.hold_ms), HOLD_SECONDS
+                )
+            return await pin(self.broker, topic, partition, wanted, self.files)
+        except TimeoutError:
+            waits = partition.leader.waits_for or "its leader commits nothing"
+            why = f"it could not be held: {waits}; a snapshot without hold_ms is answered"
+            return _without(topic, partition.number, why)
+        except Unavailable:
+            return None  # it is not led here any more, or not yet
+        except NsqhaError as error:
+            return _without(topic, partition.number, str(error) or type(error).__name__)
+
+
+@dataclass(frozen=True)
+class _Everywhere:
+    """A snapshot of all leaders."""
+
+    broker: Broker
+    others: Others | None
+
+    async def answer(self, snapshot: _Snapshot, topics: list[Topic]) -> Any:
+        wanted = [(t.name, n) for t in topics for n in sorted(t.record.partitions)]
+        ranges = snapshot.ranges()
+        if ranges is not None:
+            for name, number in ranges.keys() - set(wanted):
+                raise NotFound(f"there is no partition {number} of topic {name} among those asked for")
+            wanted = [key for key in wanted if key in ranges]
+        named = {topic.name: topic for topic in topics}
+        found: dict[Key, Any] = {}
+        why: dict[Key, str] = {}
+        loop = self.broker.loop
+        deadline = loop.time() + LEADER_SECONDS
+        while missing := [key for key in wanted if key not in found]:
+            found.update(await snapshot.here(topics, set(missing)))
+            missing = [key for key in missing if key not in found]
+            asked: dict[str, list[Key]] = {}
+            for key in missing:
+                address, why[key] = self._leader(*key)
+                if address:
+                    asked.setdefault(address, []).append(key)
+            calls = [self._ask(address, snapshot.request, keys, named, why) for address, keys in asked.items()]
+            for part in await asyncio.gather(*calls):
+                found.update(part)
+            if len(found) == len(wanted):
+                break
+            if loop.time() >= deadline:
+                for name, number in missing:
+                    if (name, number) not in found:
+                        found[name, number] = _without(named[name], number, why[name, number])
+                break
+            await asyncio.sleep(AGAIN_SECONDS)
+        return segments_pb2.SnapshotResponse(partitions=[found[key] for key in sorted(wanted)])
+
+    def _leader(self, name: str, number: int) -> tuple[str, str]:
+        """Where a partition is led, and what is to be said if that node does not answer for it."""
+        cluster = self.broker.cluster
+        if cluster is None:
+            return "", "it has only begun, or is closed"
+        leader = cluster.leader(name, number)
+        if leader is None:
+            return "", "no node leads it at the moment"
+        if leader.node == cluster.node:
+            return "", "this node has only begun to lead it"
+        return leader.address, f"{leader.address}, which is known as its leader, does not lead it, or not yet"
+
+    async def _ask(
+        self, address: str, request: Any, keys: list[Key], named: Mapping[str, Topic], why: dict[Key, str]
+    ) -> dict[Key, Any]:
+        assert self.others is not None, "this node is alone"
+        message = segments_pb2.SnapshotRequest()
+        message.CopyFrom(request)
+        message.pattern = ""
+        del message.topics[:], message.ranges[:]
+        message.topics.extend(dict.fromkeys(name for name, _ in keys))
+        wanted = set(keys)
+        message.ranges.extend(one for one in request.ranges if (one.topic, one.partition) in wanted)
+        message.here.SetInParent()
+        try:
+            reply = await self.others.call(address, "Snapshot", message, seconds=CALL_SECONDS)
+        except (NsqhaError, ValueError) as error:
+            why.update(dict.fromkeys(keys, str(error)))
+            return {}
+        return {
+            (found.topic, found.partition): found
+            for found in reply.partitions
+            if (found.topic, found.partition) in wanted and found.topic_uid == named[found.topic].record.uid
+        }
+
+
+def _without(topic: Topic, number: int, why: str) -> Any:
+    """A partition that nothing can be said of."""
+    uid = topic.record.uid
+    return segments_pb2.PartitionSnapshot(topic=topic.name, topic_uid=uid, partition=number, error=why)

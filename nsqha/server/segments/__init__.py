@@ -1,0 +1,10 @@
+"""The segment service: the log for readers that take it as it lies in the files (docs/segments.md).
+
+Downwards:
+
+    byte_server    bytes over HTTP/1.1: connections, threads, what strangers may not do
+    sending        one answer on its way: sendfile, TLS, the page cache as it was
+    ranges         what a request asks for, which files have it, and what of them is sent
+    renewals       reading puts the end of a hold off
+    pins           what is committed, partition by partition, for `nsqha.admin.segments`, which is control over gRPC
+"""

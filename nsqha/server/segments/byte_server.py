@@ -1,0 +1,515 @@
+"""Bytes of the log over HTTP/1.1, in threads of their own: docs/segments.md has the protocol.
+
+    listener --watcher thread--> connection, a thread each (CONNECTIONS_MAX)
+        TLS handshake -> request head -> look-up on the loop -> chain, entries, frames -> next request
+
+The loop is asked once per request, for values that nobody changes any more (`ranges.found`); files are opened and read
+in the connection's thread, and a refusal there is the reader's business.
+
+Strangers: there are CONNECTIONS_MAX connections. One more takes the place of the one that has waited longest for a
+request, or gets 503. The watcher shuts down what is past its time: a head that does not come, a reader that takes
+nothing. Sockets block without a time of their own, so that one rule covers handshakes, heads, TLS and sendfile. A
+request head has HEAD_BYTES_MAX, requests have no body, and nothing is allocated by what a request says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import LineTooLong
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
+
+from nsqha.nsqlog import Log
+from nsqha.server import listen
+from nsqha.server.members import may_read
+from nsqha.server.peers import READER_URI, PeerIdentity
+from nsqha.server.segments.ranges import Answer, Ask, Found, Refusal, chain_at, check_chain, found, planned
+from nsqha.server.segments.sending import Ended, Sender, opened, read_once
+from nsqha.server.stats import SegmentStats
+from nsqha.server.tls import cluster_reader_context
+
+if TYPE_CHECKING:
+    from nsqha.server.broker import Broker
+    from nsqha.server.certificates import CertificateFiles
+
+WATCH_SECONDS = 0.5
+PROGRESS_SECONDS = 5  # a reader that takes nothing for so long is looked at
+LOOK_UP_SECONDS = 5.0
+SAY_SECONDS = 10.0  # between two log lines about strangers
+STOP_SECONDS = 1.0
+RETRY_AFTER_SECONDS = 2
+HEAD_BYTES_MAX = 8 << 10
+
+log = Log("segments")
+
+LookUp = Callable[[Ask, PeerIdentity], Found]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one node lends to readers, and how long it waits for them."""
+
+    connections: int = 64
+    head_seconds: float = 10.0  # for the TLS handshake, and for a request's head from its first byte on
+    idle_seconds: float = 30.0  # between two requests
+    stalled_seconds: float = 60.0  # a reader that takes nothing
+    answer_seconds: float = 900.0  # for all of an answer: whoever takes a byte a minute goes, too
+
+
+class ByteServer:
+    """Owner of the listener, the watcher and the connections."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        look_up: LookUp,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        certificates: CertificateFiles | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """`sock` listens already. `look_up` is called on the loop and may raise Refusal."""
+        self.limits = limits or Limits()
+        self.address = listen.bound_address(sock)
+        self._listener = sock
+        self._look_up = look_up
+        self._loop = loop
+        self._certificates = certificates
+        self._context: tuple[int, ssl.SSLContext] | None = None  # of which generation of the files
+        self._lock = threading.Lock()
+        self._connections: set[Connection] = set()
+        self._parting: list[tuple[float, socket.socket]] = []
+        self._bytes = 0
+        self._requests: Counter[str] = Counter()
+        self._said = float("-inf")
+        self._stopping = False
+        self._wake, self._woken = socket.socketpair()
+        self._watcher = threading.Thread(target=self._watch, name="segments", daemon=True)
+
+    @classmethod
+    def of(
+        cls,
+        broker: Broker,
+        sock: socket.socket,
+        certificates: CertificateFiles | None,
+        renewed: Callable[[int], None] = lambda hold: None,
+    ) -> ByteServer:
+        """Of a node. `renewed` is called on the loop with the hold of each request that is answered."""
+
+        def look_up(ask: Ask, peer: PeerIdentity) -> Found:
+            if not may_read(None if broker.cluster is None else broker.cluster.members.view(), peer):
+                raise Refusal(403, f"the certificate of {peer} is no reader's ({READER_URI}) or administrator's")
+            where = found(broker, ask)
+            if ask.hold:
+                renewed(ask.hold)
+            return where
+
+        return cls(sock, look_up, broker.loop, certificates=certificates)
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._watcher.start()
+        log.info("segments_listening", "segments: listening on %s", self.address, address="segments")
+
+    async def close(self) -> None:
+        """Close the listener and all connections; no thread is left that is not waiting for a disk."""
+        self._stopping = True
+        self._wake.send(b"x")
+        await asyncio.to_thread(self._join)
+
+    def _join(self) -> None:
+        until = time.monotonic() + STOP_SECONDS
+        self._watcher.join(STOP_SECONDS)
+        for connection in self._now():
+            connection.thread.join(max(0.0, until - time.monotonic()))
+        self._wake.close()
+        self._woken.close()
+
+    @property
+    def figures(self) -> SegmentStats:
+        """From any thread."""
+        with self._lock:
+            requests = tuple(sorted(self._requests.items()))
+            return SegmentStats(bytes=self._bytes, requests=requests, connections=len(self._connections))
+
+    # ---- what connections ask for, in their threads
+
+    def where(self, ask: Ask, peer: PeerIdentity) -> Found:
+        """`look_up`, on the loop. Refusal."""
+        future: Future[Found] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._look_up(ask, peer))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(run)
+            return future.result(LOOK_UP_SECONDS)
+        except (FutureTimeout, RuntimeError):
+            future.cancel()
+            raise busy("this node is too busy, or stops; take another replica") from None
+
+    def context(self) -> ssl.SSLContext | None:
+        """For the next handshake, with the newest certificates; None: no TLS."""
+        files = self._certificates
+        if files is None:
+            return None
+        with self._lock:
+            if self._context is None or self._context[0] != files.generation:
+                self._context = (files.generation, cluster_reader_context(files.tls))
+            return self._context[1]
+
+    def served(self, n: int) -> None:
+        """So many bytes have left."""
+        with self._lock:
+            self._bytes += n
+
+    def answered(self, status: int) -> None:
+        """One request has its answer."""
+        with self._lock:
+            self._requests[str(status)] += 1
+
+    def stranger(self, who: str, why: str) -> None:
+        """Say it, unless something like it was said just now."""
+        now = time.monotonic()
+        with self._lock:
+            silent = now < self._said + SAY_SECONDS
+            self._said = self._said if silent else now
+        if not silent:
+            log.warning("reader_refused", "%s: %s", who, why)
+
+    def ended(self, connection: Connection) -> None:
+        """Its thread is at its end."""
+        with self._lock:
+            self._connections.discard(connection)
+
+    # ---- the watcher
+
+    def _now(self) -> list[Connection]:
+        with self._lock:
+            return list(self._connections)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while not self._stopping:
+            ready = poll.poll(WATCH_SECONDS * 1000)
+            try:
+                if any(fd == self._listener.fileno() for fd, _ in ready) and not self._stopping:
+                    self._accept()
+            except (OSError, RuntimeError) as error:  # no descriptor, or no thread, is to be had: look again later
+                self.stranger("a reader", f"can not be accepted: {listen.reason(error)}")
+                poll.unregister(self._listener)
+                poll.poll(WATCH_SECONDS * 1000)
+                poll.register(self._listener, select.POLLIN)
+            now = time.monotonic()
+            for connection in self._now():
+                if now > connection.deadline:
+                    connection.shut()
+            self._part(now)
+        self._listener.close()
+        for connection in self._now():
+            connection.shut()
+        self._part(float("inf"))
+
+    def _accept(self) -> None:
+        try:
+            sock, name = self._listener.accept()
+        except BlockingIOError:
+            return  # it has gone again
+        address = listen.address_text(name)
+        there = self._now()
+        if listen.is_spare(sock.fileno()):
+            self._refuse(sock, address, "this node has no file descriptors to spare")
+            return
+        if len(there) >= self.limits.connections:
+            waiting = [connection for connection in there if connection.waiting_since is not None]
+            if not waiting or len(there) >= 2 * self.limits.connections:
+                self._refuse(sock, address, f"{len(there)} readers are connected, and all are being served")
+                return
+            min(waiting, key=lambda connection: connection.waiting_since or 0.0).shut()
+        connection = Connection(self, sock, address)
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            connection.thread.start()
+        except RuntimeError:
+            self.ended(connection)
+            sock.close()
+            raise
+
+    def _refuse(self, sock: socket.socket, address: str, why: str) -> None:
+        """503, and a moment to read it: closing at once would take it back."""
+        self.stranger(address, why)
+        self.answered(503)
+        sock.setblocking(False)
+        with suppress(OSError):
+            if self._certificates is None:
+                text = f"{why}\n".encode()
+                head = f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_AFTER_SECONDS}\r\n"
+                head += f"Content-Type: text/plain\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+                sock.send(head.encode() + text)
+                sock.shutdown(socket.SHUT_WR)
+                if len(self._parting) < self.limits.connections:
+                    self._parting.append((time.monotonic() + STOP_SECONDS, sock))
+                    return
+        sock.close()
+
+    def _part(self, now: float) -> None:
+        for until, sock in [*self._parting]:
+            if now > until:
+                with suppress(OSError):
+                    sock.recv(HEAD_BYTES_MAX)
+                sock.close()
+                self._parting.remove((until, sock))
+
+
+def busy(why: str) -> Refusal:
+    """Later, or elsewhere."""
+    return Refusal(503, why, {"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+
+@dataclass(eq=False)
+class Connection:
+    """One reader, and the thread that serves it."""
+
+    server: ByteServer
+    sock: socket.socket
+    address: str
+    deadline: float = field(init=False)  # monotonic; the watcher shuts it down after that
+    ends_at: float = field(init=False)  # the same, of the whole answer
+    waiting_since: float | None = field(init=False)  # for a handshake or a request; None: it is being served
+    peer: PeerIdentity = field(init=False)
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer = PeerIdentity(self.address)
+        self.thread = threading.Thread(target=self._run, name=f"segments-{self.address}", daemon=True)
+        self._closing = threading.Lock()
+        self.waits(self.server.limits.head_seconds)
+
+    def waits(self, seconds: float) -> None:
+        """For a handshake or a request, and so long."""
+        self.waiting_since = time.monotonic()
+        self.deadline = self.waiting_since + seconds
+
+    def answers(self) -> None:
+        """A request is there."""
+        self.waiting_since = None
+        self.ends_at = time.monotonic() + self.server.limits.answer_seconds
+        self.progress()
+
+    def progress(self) -> None:
+        """The reader has taken something."""
+        self.deadline = min(time.monotonic() + self.server.limits.stalled_seconds, self.ends_at)
+
+    def shut(self) -> None:
+        """Its thread wakes up, and finds no connection. From another thread."""
+        with self._closing, suppress(OSError):
+            # Not SSLSocket's: that forgets its TLS first, and what its thread writes next would leave in clear.
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        try:
+            with self._serving():
+                _Handler(self)
+        except (OSError, Ended, ValueError) as error:  # ValueError: closed meanwhile
+            log.debug("reader_gone", "%s: %s", self.address, error)
+        except Exception as error:
+            log.error("reader_failed", "%s", self.address, error=error)
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        try:
+            sock = self.sock
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                # A reader that does something else for a while has not vanished.
+                stalled_ms = int(self.server.limits.stalled_seconds * 1000)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stalled_ms)
+            context = self.server.context()
+            if context is None:
+                # So that a sendfile of which the reader takes a little counts as progress.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", PROGRESS_SECONDS, 0))
+            else:
+                self._shake_hands(context)
+            yield
+        finally:
+            with self._closing:
+                self.sock.close()
+            self.server.ended(self)
+
+    def _shake_hands(self, context: ssl.SSLContext) -> None:
+        secured = context.wrap_socket(self.sock, server_side=True, do_handshake_on_connect=False)
+        self.sock = secured
+        try:
+            secured.do_handshake()
+        except OSError as error:
+            self.server.stranger(self.address, f"TLS: {getattr(error, 'reason', None) or error}")
+            raise
+        named = (secured.getpeercert() or {}).get("subjectAltName", ())
+        of = {kind: [str(entry[1]) for entry in named if entry[0] == kind] for kind in ("DNS", "URI")}
+        self.peer = PeerIdentity.of_certificate(self.address, of["DNS"], of["URI"])
+
+
+class _Head:
+    """What a reader sends, line by line, HEAD_BYTES_MAX a request."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = 0
+
+    def wait(self) -> bool:
+        """Until something comes; False: nothing will."""
+        self._left = HEAD_BYTES_MAX
+        return bool(self._file.peek(1))
+
+    def readline(self, limit: int = -1) -> bytes:
+        """LineTooLong: the head is."""
+        line: bytes = self._file.readline(self._left)
+        self._left -= len(line)
+        if self._left <= 0:
+            raise LineTooLong("request head")
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """HTTP/1.1 of one connection."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "nsqha"
+    sys_version = ""
+    error_message_format = "%(message)s\n"
+    error_content_type = "text/plain; charset=utf-8"
+
+    def __init__(self, connection: Connection) -> None:
+        self._of = connection
+        self._server = connection.server
+        self._limits = connection.server.limits
+        self._first = True
+        tls = isinstance(connection.sock, ssl.SSLSocket)
+        self._sender = Sender(connection.sock, tls=tls, progress=connection.progress)
+        super().__init__(connection.sock, connection.address, connection.server)  # type: ignore[arg-type]
+
+    def setup(self) -> None:
+        super().setup()
+        self._head = _Head(self.rfile)
+        self.rfile = self._head  # type: ignore[assignment]
+
+    def handle_one_request(self) -> None:
+        """One request; `close_connection` says whether it was the last one."""
+        connection = self._of
+        self.close_connection = True
+        connection.waits(self._limits.head_seconds if self._first else self._limits.idle_seconds)
+        self._first = False
+        if not self._head.wait():
+            return
+        connection.waits(self._limits.head_seconds)
+        self.requestline, self.request_version, self.command = "", self.protocol_version, ""
+        try:
+            self.raw_requestline = self._head.readline()
+        except LineTooLong:
+            self.send_error(414, "the request line is too long")
+            return
+        if not self.parse_request():
+            return
+        connection.answers()
+        if self.request_version == "HTTP/0.9" or self.command != "GET":
+            self.close_connection = True
+            self.send_error(405, "GET is served, by HTTP/1.1")
+        elif self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
+            self.close_connection = True
+            self.send_error(400, "a request has no body")
+        else:
+            self._get()
+
+    def _get(self) -> None:
+        try:
+            ask = Ask.parse(self.path)
+            where = self._server.where(ask, self._of.peer)
+            self._answer(ask, where)
+        except Refusal as refusal:
+            self._refuse(refusal)
+
+    def _answer(self, ask: Ask, where: Found) -> None:
+        with ExitStack() as files:
+            try:
+                check_chain(self._chain(ask, where), ask)
+                with opened(where.pair.commitlog) as commitlog:
+                    answer = planned(where, ask, partial(read_once, commitlog))
+                segment = files.enter_context(opened(where.pair.segment))
+            except FileNotFoundError:
+                self._server.where(ask, self._of.peer)  # which says so if they have just been unlinked
+                raise busy("files of this replica are being exchanged, or missing; take another replica") from None
+            except OSError as error:
+                raise busy(f"the files can not be read: {listen.reason(error)}") from None
+            self._send(answer, segment)
+
+    def _chain(self, ask: Ask, where: Found) -> int:
+        if where.at_chain is not None:
+            return where.at_chain
+        with opened(where.at.commitlog) as commitlog:
+            return chain_at(where, ask, partial(read_once, commitlog))
+
+    def _send(self, answer: Answer, fd: int) -> None:
+        if answer.pieces and sum(answer.pieces[-1]) > os.fstat(fd).st_size:
+            raise Refusal(409, f"the segment of this replica ends before log id {answer.end}; take another replica")
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(answer.size))
+        self.send_header("Nsqha-First", str(answer.first))
+        self.send_header("Nsqha-End", str(answer.end))
+        self.end_headers()
+        self._server.answered(200)
+        self._sender.write(answer.entries)
+        self._sender.send(fd, answer.pieces)
+        self._server.served(answer.size)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if refusal.status == 403:
+            self._server.stranger(self._of.address, refusal.why)
+        self.close_connection = self.close_connection or refusal.status in (403, 503)
+        self.send_error(refusal.status, refusal.why, headers=dict(refusal.headers))
+
+    def send_error(
+        self, code: int, message: str | None = None, explain: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        """One line of text. The base class calls this too, for heads that it can not read."""
+        text = f"{message or explain or 'refused'}\n".encode("utf-8", "replace")
+        if headers is None:
+            self.close_connection = True
+        self.request_version = self.protocol_version  # of a head that can not be read it is 0.9, which has no heads
+        self._server.answered(code)
+        self.send_response(code)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.send_header("Content-Type", self.error_content_type)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are counted, not logged."""

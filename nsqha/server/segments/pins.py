@@ -1,0 +1,126 @@
+"""What a leader says of its partitions to readers of the log: what is committed now, and where it may be divided.
+
+    applied state + log start ----on the loop---> ends, identity, floors, replicas
+    files of the log ------------in a thread----> borders, times
+
+Only what is committed and applied is named: (epoch, log_id, chain) of the last such entry stand for the whole log up to
+it, whoever leads later. A hold, where one is asked for, is committed first: what is pinned behind it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nsqha.commitlog.cuts import Cut, cut_at, cut_points, ranges_cut
+from nsqha.commitlog.entry import Place
+from nsqha.pb.v1 import segments_pb2
+from nsqha.server.listen import split_host_port
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.lookup import LogReader
+    from nsqha.server.broker import Broker
+    from nsqha.server.partition import Partition
+    from nsqha.server.topic import Topic
+
+WILDCARDS = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a snapshot asks of each partition beside its ends."""
+
+    timestamps_ns: Sequence[int] = ()
+    cut_points: bool = False
+    ranges: Sequence[tuple[int, int]] | None = None  # of this partition; None: all of it
+    channel: str = ""
+
+
+async def pin(broker: Broker, topic: Topic, partition: Partition, wanted: Wanted, files: Executor) -> Any:
+    """One `PartitionSnapshot` of a partition that is led here and serves; `files` reads its commitlog. LogCorrupt: that
+    can not be read."""
+    state, log = partition.cursors.state, partition.log
+    applied = state.applied
+    end = Place(applied.log_id + 1, applied.end_offset, applied.end_position)
+    start = _start(log, partition.cursors.log_start, end)
+    answer = segments_pb2.PartitionSnapshot(
+        topic=topic.name,
+        topic_uid=topic.record.uid,
+        partition=partition.number,
+        id_base=partition.id_base,
+        epoch=applied.epoch,
+        chain=applied.chain,
+        replicas=replicas(broker, topic, partition.number),
+    )
+    if wanted.channel and wanted.channel in partition.cursors.channels:
+        answer.channel_floor = partition.cursors.channels[wanted.channel].committed.floor
+    part = log.snapshot()
+    await broker.loop.run_in_executor(files, _read, part, start, end, wanted, answer)
+    return answer
+
+
+def _start(log: LogReader, log_start: tuple[int, int], end: Place) -> Place:
+    """Where the log starts for readers: files below may still be there, and are about to go."""
+    for pair in log.pairs:
+        if pair.first.position >= log_start[1]:
+            return min(pair.first, end)
+    return end
+
+
+def _read(log: LogReader, start: Place, end: Place, wanted: Wanted, answer: Any) -> None:
+    """In a thread: what the files say."""
+    try:
+        _set(answer.start, cut_at(log, start, end))
+        _set(answer.end, cut_at(log, end, end))
+        for timestamp_ns in wanted.timestamps_ns:
+            entry = log.entry_for_time(timestamp_ns)
+            offset = end.offset if entry is None else entry.first_offset
+            answer.offsets_for_times.append(min(max(offset, start.offset), end.offset))
+        if wanted.cut_points:
+            whole = wanted.ranges is None
+            cuts = cut_points(log, start, end) if whole else ranges_cut(log, start, end, wanted.ranges or ())
+            for cut in cuts:
+                _set(answer.cuts.add(), cut)
+    finally:
+        log.close()
+
+
+def _set(message: Any, cut: Cut) -> None:
+    message.offset, message.log_id, message.position, message.timestamp_ns = cut
+
+
+def replicas(broker: Broker, topic: Topic, number: int) -> list[Any]:
+    """Who serves the bytes of a partition: its replicas that are alive, the in-sync ones first."""
+    if broker.cluster is None:
+        address = reachable(broker.segments_address, broker.options.broadcast_address)
+        uid = broker.journal.identity.node_uid
+        return [segments_pb2.SegmentReplica(node=uid, address=address, leader=True, in_sync=True)] if address else []
+    cluster = broker.cluster
+    leadership = cluster.replicas.leading.get((topic.record.uid, number))
+    meta = topic.record.partitions[number] if leadership is None else leadership.meta
+    nodes = cluster.nodes()
+    found = [
+        segments_pb2.SegmentReplica(
+            node=uid,
+            name=nodes[uid].name,
+            address=nodes[uid].segments_address,
+            host=nodes[uid].host,
+            leader=uid == cluster.node,
+            in_sync=uid in meta.isr,
+        )
+        for uid in dict.fromkeys((*meta.replicas, *meta.isr))
+        if uid in nodes and nodes[uid].segments_address
+    ]
+    return sorted(found, key=lambda replica: not replica.in_sync)
+
+
+def reachable(address: str, name: str) -> str:
+    """An address that listens on all interfaces, as others dial it."""
+    if not address:
+        return ""
+    host, port = split_host_port(address)
+    return f"{name}:{port}" if host in WILDCARDS else address
+
+

@@ -1,0 +1,169 @@
+"""One answer on its way to a reader: parts of a file through a socket, and the page cache as it was.
+
+    cached, no TLS      sendfile: the bytes never come up into the process
+    cached, TLS         read into a buffer, encrypted, sent
+    not cached          the same, read around the page cache (O_DIRECT): half the CPU of reading through it and
+                        dropping again
+
+What is to leave no trace can not leave by sendfile: a page stays cached while a socket refers to it, and it does until
+the reader has taken it. Nothing is read ahead or beyond the answer: it would pass for cached by others the next time.
+
+Sockets block. Whoever owns the connection ends a send that stands still by shutting the socket down (`Progress`).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from nsqha.commitlog.readonce import PAGE_BYTES, cached_pages
+
+SENDFILE_BYTES = 1 << 20  # at a time: the GIL is taken once for each
+BUFFER_BYTES = 512 << 10  # of each connection that needs one; read at a time
+TLS_BYTES = 64 << 10  # handed to TLS at a time: a reader has to take so many within the time for a block
+
+Progress = Callable[[], None]
+
+_RUNS = re.compile(rb"\x00+|\x01+")
+
+
+class Ended(Exception):
+    """The file is shorter than it was: the log was cut. What has left of the answer can not be completed."""
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A file that is read here. OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead of its own
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_once(fd: int, n: int, position: int) -> bytes:
+    """Bytes of an `opened` file, fewer only at its end, and the page cache as it was."""
+    parts = []
+    with _Direct(fd) as direct:
+        for cached, first, end in _runs(fd, position, min(position + n, os.fstat(fd).st_size)):
+            if cached:
+                parts.append(os.pread(fd, end - first, first))
+                continue
+            skip = first % PAGE_BYTES
+            size = end - first + skip
+            with mmap.mmap(-1, size + -size % PAGE_BYTES) as memory, memoryview(memory) as view:
+                parts.append(bytes(view[skip : min(direct.read(view, first - skip), size)]))
+    return b"".join(parts)
+
+
+class Sender:
+    """Sends parts of files to one connection."""
+
+    def __init__(self, sock: socket.socket, *, tls: bool, progress: Progress) -> None:
+        """`progress` is called whenever the reader has taken something."""
+        self._sock = sock
+        self._tls = tls
+        self._progress = progress
+        self._buffer: memoryview | None = None
+
+    def send(self, fd: int, pieces: tuple[tuple[int, int], ...]) -> None:
+        """These pieces (address, bytes) of an `opened` file, back to back. OSError: the reader has gone; Ended."""
+        with _Direct(fd) as direct:
+            for position, size in pieces:
+                for cached, first, end in _runs(fd, position, position + size):
+                    if not cached:
+                        self._copy(direct.read, first, end)
+                    elif self._tls:
+                        self._copy(lambda buffer, at: os.preadv(fd, [buffer], at), first, end)
+                    else:
+                        self._sendfile(fd, first, end)
+
+    def _sendfile(self, fd: int, position: int, end: int) -> None:
+        out = self._sock.fileno()
+        while position < end:
+            try:
+                n = os.sendfile(out, fd, position, min(SENDFILE_BYTES, end - position))
+            except BlockingIOError:
+                continue  # nothing within the socket's own time: whoever owns the connection decides
+            if not n:
+                raise Ended
+            position += n
+            self._progress()
+
+    def _copy(self, read: Callable[[memoryview, int], int], position: int, end: int) -> None:
+        if self._buffer is None:
+            self._buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # which begins with a page
+        while position < end:
+            skip = position % PAGE_BYTES
+            size = min(BUFFER_BYTES, end - position + skip)
+            n = read(self._buffer[: size + -size % PAGE_BYTES], position - skip) - skip
+            if n <= 0:
+                raise Ended
+            n = min(n, end - position)
+            self._write(self._buffer[skip : skip + n])
+            position += n
+
+    def write(self, data: bytes) -> None:
+        """All of it. OSError."""
+        self._write(memoryview(data))
+
+    def _write(self, data: memoryview) -> None:
+        size = TLS_BYTES if self._tls else SENDFILE_BYTES
+        while data:
+            try:
+                n = self._sock.send(data[:size])
+            except BlockingIOError:
+                continue
+            data = data[n:]
+            self._progress()
+
+
+class _Direct:
+    """Reads around the page cache; where the file system does not do that, through it, and drops what was read."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._direct: int | None = None
+        self._tried = False
+
+    def __enter__(self) -> _Direct:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._direct is not None:
+            os.close(self._direct)
+
+    def read(self, buffer: memoryview, position: int) -> int:
+        """Bytes into the whole buffer, which has whole pages, from the start of a page."""
+        if not self._tried:
+            self._tried = True
+            with suppress(OSError):
+                self._direct = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_DIRECT)
+        if self._direct is not None:
+            try:
+                return os.preadv(self._direct, [buffer], position)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                os.close(self._direct)
+                self._direct = None
+        try:
+            return os.preadv(self._fd, [buffer], position)
+        finally:
+            os.posix_fadvise(self._fd, position, len(buffer), os.POSIX_FADV_DONTNEED)
+
+
+def _runs(fd: int, position: int, end: int) -> Iterator[tuple[bool, int, int]]:
+    """(whether it was cached, first, end) of the parts of a piece, as they are before any of it is read."""
+    if position >= end:
+        return
+    first = position - position % PAGE_BYTES
+    for run in _RUNS.finditer(cached_pages(fd, first, end - first)):
+        start, stop = first + run.start() * PAGE_BYTES, first + run.end() * PAGE_BYTES
+        yield run[0][0] == 1, max(start, position), min(stop, end)

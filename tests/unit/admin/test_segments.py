@@ -1,0 +1,176 @@
+"""A snapshot of the whole cluster: each leader is asked once, what nobody answers for says why; who renews holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha.admin import segments
+from nsqha.admin.segments import SegmentsService
+from nsqha.pb.v1 import segments_pb2 as pb
+from nsqha.server.segments.pins import reachable
+from nsqha.server.segments.renewals import LOOK_SECONDS, HoldRenewals
+from tests.unit.admin.leaders_rig import UID, FakeLeaders, FakeOthers, info, topic_of
+
+
+class Refused(Exception):
+    """What a context was told."""
+
+
+class Context:
+    async def abort(self, code: Any, text: str, trailing_metadata: Any = ()) -> None:
+        raise Refused(f"{code.name}: {text}")
+
+
+def pinned(*numbers: int, end: int = 7, uid: int = UID) -> Callable[[str, Any], Any]:
+    """A node that leads these partitions."""
+
+    def answer(rpc: str, request: Any) -> Any:
+        response = pb.SnapshotResponse()
+        for number in numbers:
+            pin = response.partitions.add(topic="t", topic_uid=uid, partition=number)
+            pin.end.offset = end
+        return response
+
+    return answer
+
+
+def snapshot(others: FakeOthers, leaders: dict[int, int], partitions: int = 3, **fields: Any) -> dict[int, Any]:
+    """What node 1, which leads nothing, answers."""
+    topic = topic_of([], partitions)
+    cluster: Any = FakeLeaders(1, leaders)
+    cluster.nodes = lambda: {n: info(n) for n in (1, 2, 3)}
+
+    async def story() -> Any:
+        topics: Any = SimpleNamespace(topic=lambda name: topic)
+        clock = SimpleNamespace(wall_ns=lambda: 1)
+        journal = SimpleNamespace(identity=SimpleNamespace(cluster_id=0xC1, node_uid=1))
+        loop = asyncio.get_running_loop()
+        broker: Any = SimpleNamespace(topics=topics, cluster=cluster, loop=loop, clock=clock, journal=journal)
+        service = SegmentsService(broker, others)
+        try:
+            return await service.Snapshot(pb.SnapshotRequest(topics=["t"], **fields), Context())
+        finally:
+            service.close()
+
+    reply = asyncio.run(story())
+    assert reply.cluster_id == "00000000000000c1"
+    return {pin.partition: pin for pin in reply.partitions}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "LEADER_SECONDS", 0.1)
+    monkeypatch.setattr(segments, "AGAIN_SECONDS", 0.005)
+
+
+def test_each_leader_is_asked_once_for_all_that_it_leads() -> None:
+    others = FakeOthers(n2=pinned(0, 2), n3=pinned(1))
+    assert {n: pin.end.offset for n, pin in snapshot(others, {0: 2, 1: 3, 2: 2}).items()} == {0: 7, 1: 7, 2: 7}
+    assert sorted((address, rpc) for address, rpc, _ in others.calls) == [("n2", "Snapshot"), ("n3", "Snapshot")]
+
+
+def test_a_partition_that_nobody_answers_for_says_why_and_keeps_no_other_back() -> None:
+    found = snapshot(FakeOthers(n2=pinned(0)), {0: 2, 1: 3})
+    assert found[0].end.offset == 7
+    assert not found[0].error
+    assert "n3 is not there" in found[1].error
+    assert "no node leads it" in found[2].error
+    assert found[1].topic_uid == UID
+
+
+def test_a_leader_that_comes_late_is_waited_for() -> None:
+    answers = iter([pb.SnapshotResponse(), pinned(0)("", None)])
+    others = FakeOthers(n2=lambda rpc, request: next(answers))
+    assert snapshot(others, {0: 2}, partitions=1)[0].end.offset == 7
+
+
+def test_another_life_of_the_topic_is_no_answer() -> None:
+    found = snapshot(FakeOthers(n2=pinned(0, uid=UID + 1)), {0: 2}, partitions=1)
+    assert "does not lead it" in found[0].error
+
+
+def test_with_ranges_only_their_partitions_are_asked_for() -> None:
+    seen: list[Any] = []
+
+    def answer(rpc: str, request: Any) -> Any:
+        seen.append(request)
+        return pinned(1)(rpc, request)
+
+    asked = [pb.OffsetRange(topic="t", partition=1, first=3, end=5)]
+    assert list(snapshot(FakeOthers(n2=answer), {0: 2, 1: 2}, ranges=asked)) == [1]
+    assert [one.first for one in seen[0].ranges] == [3]
+    assert not seen[0].pattern
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"hold_ms": 7 * 3_600_000}, "hold_ms is 25200000; it can be at most"),
+        ({"hold_id": "abc", "hold_ms": 1}, "not the id of a hold"),
+        ({"timestamps_ns": range(17)}, "17 timestamps; at most 16"),
+        ({"ranges": [pb.OffsetRange(topic="t", partition=1, first=3, end=2)]}, "[3, 2) of t/1 is reversed"),
+        ({"ranges": [pb.OffsetRange(topic="t", partition=9, first=3, end=4)]}, "no partition 9 of topic t"),
+        ({"pattern": "x"}, "one of the two"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anybody_is_asked(fields: dict[str, Any], text: str) -> None:
+    others = FakeOthers()
+    with pytest.raises(Refused) as caught:
+        snapshot(others, {0: 2}, **fields)
+    assert text in str(caught.value)
+    assert not others.calls
+
+
+# ---- holds
+
+
+class Held:
+    """A broker that leads partitions with some holds, and a loop whose time stands still."""
+
+    def __init__(self, *holds: int) -> None:
+        self.now = 100.0
+        self.spawned: list[Awaitable[None]] = []
+        cursors = SimpleNamespace(state=SimpleNamespace(holds=dict.fromkeys(holds, "held")))
+        topic = SimpleNamespace(led=[SimpleNamespace(cursors=cursors)])
+        self.topics = {"t": topic}
+        self.cluster = None
+        self.loop = SimpleNamespace(time=lambda: self.now)
+
+    def spawn(self, work: Any) -> None:
+        work.close()
+        self.spawned.append(work)
+
+
+async def nobody(hold: int) -> None:
+    raise AssertionError
+
+
+def test_a_hold_is_looked_at_once_in_a_while_however_often_it_is_named() -> None:
+    broker: Any = Held(0xAB)
+    renewals = HoldRenewals(broker, nobody)
+    for _ in range(5):
+        renewals.read(0xAB)
+    assert len(broker.spawned) == 1
+    broker.now += LOOK_SECONDS
+    renewals.read(0xAB)
+    assert len(broker.spawned) == 2
+
+
+def test_nobody_is_asked_about_a_hold_that_a_reader_made_up() -> None:
+    broker: Any = Held(0xAB)
+    renewals = HoldRenewals(broker, nobody)
+    for n in range(1, 20):
+        renewals.read(n)
+    assert not broker.spawned
+
+
+def test_an_address_on_all_interfaces_is_dialled_by_the_nodes_name() -> None:
+    assert reachable("0.0.0.0:4154", "broker-1") == "broker-1:4154"
+    assert reachable("[::]:4154", "broker-1") == "broker-1:4154"
+    assert reachable("127.0.0.1:4154", "broker-1") == "127.0.0.1:4154"
+    assert reachable("", "broker-1") == ""
