@@ -10,7 +10,7 @@ HOT := $(wildcard nsqha/hot/*.pyx nsqha/hot/*.pxd nsqha/hot/*.h)
 # would compile all modules for itself.
 COMPILE := $(BIN)/python -m compileall -q nsqha lookupd tests
 
-.PHONY: dev install test lint fmt types proto bench crash crash-cluster jepsen mutants sim sim-mutants spec clean
+.PHONY: dev install test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen mutants sim sim-mutants spec clean
 
 # A cluster needs an etcd beside it.
 dev: install $(if $(findstring --nodes,$(ARGS)),$(VENV)/.etcd)  ## broker and lookup in one process, nothing to configure
@@ -43,7 +43,11 @@ $(VENV)/.dev: $(VENV)/.runtime pyproject.toml
 # and these take longest.
 test: $(VENV)/.dev  ## everything that must pass; about ten minutes
 	@$(COMPILE)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/spark $(ARGS)
+
+# Whole Spark jobs, standalone clusters, kills: minutes each. Needs Java 17.
+test-spark: $(VENV)/.dev  ## the slow tests of the Spark side; VERSION=4.1 for another PySpark
+	@$(BIN)/python -m pytest tests/spark $(ARGS)
 
 KILLS ?= 200
 SYNC ?= always
@@ -53,12 +57,20 @@ crash: $(VENV)/.dev  ## kill -9 under load, KILLS times (about three seconds eac
 crash-cluster: $(VENV)/.dev  ## faults in a cluster, KILLS of them (about ten seconds each): failover times, losses; SYNC, SEED, ARGS="--only rolling"
 	@$(BIN)/python -m tests.jepsen.cluster_crash --kills $(KILLS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+SPARK_KILLS ?= 50
+crash-spark: $(VENV)/.dev  ## kills of brokers and executors under publishing and archiving; SPARK_KILLS, SEED
+	@$(BIN)/python -m tests.jepsen.spark_crash --kills $(SPARK_KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 SECONDS ?= 120
 jepsen: $(VENV)/.dev  ## random faults in a cluster under load, SECONDS long; SYNC, SEED
 	@$(BIN)/python -m tests.jepsen.swarm --seconds $(SECONDS) --sync $(SYNC) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: $(VENV)/.dev  ## CPU per message and latencies; ARGS="--peer 'nsqd'", --quick, -k mpub
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-spark: $(VENV)/.dev  ## Spark jobs over the log, CPU per GB, against bounds; ARGS="--rounds 5 -k noop"
+	@$(BIN)/python -m benchmarks.spark_scan
+	@$(BIN)/python -m benchmarks.spark $(ARGS)
 
 mutants: $(VENV)/.dev  ## every rule of the channel core, switched off on purpose, must be noticed
 	@$(BIN)/python -m tests.unit.cursor.mutants $(ARGS)

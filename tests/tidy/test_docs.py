@@ -35,8 +35,10 @@ def exists(name: str) -> bool:
     """Whether `package.module`, `package.Class` or `package.module.Class`, perhaps with a method, is there."""
     package, *rest = name.split(".")
     folder = ROOT / package if package == "lookupd" else ROOT / "nsqha" / package
-    modules = list(folder.glob("*.py"))
-    if (module := folder / f"{rest[0]}.py").exists():
+    while rest and (folder / rest[0]).is_dir():  # a room of the package
+        folder, rest = folder / rest[0], rest[1:]
+    modules = list(folder.rglob("*.py"))
+    if rest and (module := folder / f"{rest[0]}.py").exists():
         modules, rest = [module], rest[1:]
     return not rest or any(".".join(rest) in definitions(path) for path in modules)
 

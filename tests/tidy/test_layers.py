@@ -41,7 +41,11 @@ LAYERS = {
     "nsqha.cli": 4,
     "nsqha.__main__": 4,
     "lookupd.__main__": 4,
+    "pyspark_nsqha": 4,
 }
+FOR_SPARK = ("nsqha.commitlog", "nsqha.pb")
+"""What pyspark_nsqha may import beside itself and L0: it runs in workers, beside no broker."""
+SPARKS_CALLERS = ("pyspark_nsqha", "nsqha.cli")
 SHELL_ONLY = {"asyncio", "uvloop", "grpc", "aiohttp", "socket", "ssl", "selectors", "threading", "concurrent"}
 IMPURE = SHELL_ONLY | {"os", "time", "lmdb", "etcd3", "random", "fcntl"}
 # Module -> what it alone may import although its layer may not, and why.
@@ -66,7 +70,7 @@ ALLOWED = {
 
 def modules() -> list[tuple[str, Path]]:
     found = []
-    for package in ("nsqha", "lookupd"):
+    for package in ("nsqha", "lookupd", "pyspark_nsqha"):
         for path in sorted((ROOT / package).rglob("*.py")):
             if "pb" in path.relative_to(ROOT).parts:
                 continue
@@ -100,10 +104,28 @@ def imports(path: Path, module: str) -> set[str]:
 def test_imports_only_go_down(module: str, path: Path) -> None:
     mine = layer(module)
     for name in imports(path, module):
-        if name.split(".")[0] in ("nsqha", "lookupd"):
+        if name.split(".")[0] in ("nsqha", "lookupd", "pyspark_nsqha"):
             assert layer(name) <= mine, f"{module} (L{mine}) imports {name} (L{layer(name)})"
     if module.startswith("nsqha.") and mine <= 2:
         assert not any(name.split(".")[0] == "lookupd" for name in imports(path, module))
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_the_spark_side_and_the_broker_share_the_format_only(module: str, path: Path) -> None:
+    found = imports(path, module)
+    if not module.startswith(SPARKS_CALLERS):
+        assert not any(name.split(".")[0] == "pyspark_nsqha" for name in found)
+    if module.startswith("pyspark_nsqha"):
+        brokers = {name for name in found if name.split(".")[0] in ("nsqha", "lookupd")}
+        assert not {name for name in brokers if layer(name) > 0 and not name.startswith(FOR_SPARK)}
+
+
+def test_what_spark_imports_in_every_application_is_light() -> None:
+    """Whoever has pyspark_nsqha installed pays for its import in each application that looks up a data source."""
+    tree = ast.parse((ROOT / "pyspark_nsqha" / "__init__.py").read_text())
+    found = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert found == {"__future__", "typing", "pyspark.sql.datasource"}
+    assert not [node for node in tree.body if isinstance(node, ast.Import)]
 
 
 @pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")

@@ -12,6 +12,7 @@ from tests.tidy.test_layers import ROOT, imports, modules
 
 LINES_MAX = 600
 MODULES = modules()
+OURS = ("nsqha", "lookupd", "pyspark_nsqha")
 STARTED = {"nsqha.__main__", "lookupd.__main__", "nsqha.cli.nsqd", *(f"nsqha.cli.{verb}" for verb in VERBS)}
 
 
@@ -26,10 +27,10 @@ def test_private_names_stay_in_their_module(module: str, path: Path) -> None:
     ours = [
         node
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("nsqha", "lookupd")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS
     ]
     names = [alias.name for node in ours for alias in node.names]
-    allowed = ("__version__", "_hot", "_hot_py", "_publishing_py")
+    allowed = ("__version__", "__file__", "_hot", "_hot_py", "_publishing_py")
     assert not [name for name in names if name.startswith("_") and name not in allowed]
 
 

@@ -1,0 +1,69 @@
+"""The columns of a row: names, Spark types, Arrow types, in the order in which rows have them.
+
+Those that Kafka's source has come first, under its names. `key` and `headers` are null as long as NSQ's protocol has
+nothing to fill them with. `_corrupt` is there only if it is asked for: the frames of a batch that does not verify.
+
+Arrow is imported where it is needed: names and DDL are asked for before anybody knows whether it is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",  # of the batch, in microseconds
+    "timestampType": "int",  # 0 as in Kafka: the time at which it was created
+    "timestamp_ns": "bigint",
+    "id": "string",  # 16 hex digits, as consumers see it
+    "attempts": "int",
+    "leader_epoch": "bigint",
+    "deliver_at": "timestamp",  # of a deferred publish; else null
+    "headers": "array<struct<key:string,value:binary>>",
+    "_corrupt": "binary",
+}
+CORRUPT = "_corrupt"
+KNOWN = tuple(_TYPES)
+DEFAULT = tuple(name for name in KNOWN if name != CORRUPT)
+
+
+def check(columns: Iterable[str]) -> tuple[str, ...]:
+    """The names as they came. ValueError names what is not a column, or is there twice."""
+    names = tuple(columns)
+    unknown = [name for name in names if name not in _TYPES]
+    if unknown:
+        raise ValueError(f"columns: no column {', '.join(map(repr, unknown))}; there are {', '.join(KNOWN)}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"columns: {', '.join(map(repr, twice))} named twice; name each column once")
+    if not names:
+        raise ValueError(f"columns: none is named; there are {', '.join(KNOWN)}")
+    return names
+
+
+def ddl(columns: Iterable[str] = DEFAULT) -> str:
+    """The schema as Spark's DDL; ValueError as `check`."""
+    return ", ".join(f"`{name}` {_TYPES[name]}" for name in check(columns))
+
+
+def arrow_schema(columns: Iterable[str] = DEFAULT) -> Any:
+    """The pyarrow.Schema that Spark expects of record batches with these columns; ValueError as `check`.
+
+    It has to be equal to what Spark makes of the DDL, down to the names inside of lists.
+    """
+    import pyarrow as pa
+
+    types = {
+        "binary": pa.binary(),
+        "string": pa.string(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        _TYPES["headers"]: pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    }
+    return pa.schema([(name, types[_TYPES[name]]) for name in check(columns)])

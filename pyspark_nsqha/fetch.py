@@ -1,0 +1,459 @@
+"""Bytes of the log for one task: whole batches from whichever replica serves them (docs/segments.md).
+
+    Split -> GET [first, end) -> entries of 80 bytes, frames -> Run, Run, .. -> GET what is left -> ..
+
+One answer ends where a file of the log ends, so a split takes some requests. Runs are cut out of an answer while it
+comes in: about `run_bytes` each, always whole batches; where these end is computed with numpy, for a whole answer at
+once. Frames of all runs go into the same memory, which stays in the processor's cache: a run is good until the next one
+is asked for.
+
+A replica on this host goes first, then followers, in an order that differs from split to split so that all are used.
+It is kept until it fails: it is away, behind, busy, or somebody says that its bytes do not verify (`retry_other`). Then
+the next one goes on behind the last run. After `retries` more rounds over all of them: ReadFailed, or Gone if all say
+so. Rounds in which one of them is only busy do not count for as long as `timeout_seconds`.
+
+Nothing that comes is verified here but its size: what the entries announce is what the head announces is what comes.
+Memory is taken for bytes that are there, not for announced ones. A connection is kept for the next task of the process.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pyspark_nsqha.model import ENTRY_BYTES, Gone, ReadFailed, Replica, Run, Split
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from pyspark_nsqha.options import Tls
+
+RUN_BYTES: Final = 2 << 20
+GROW_BYTES: Final = 16 << 20  # memory ahead of what has come
+ENTRIES_BYTES_MAX: Final = 16 << 20  # of one answer; the broker sends less
+WHY_CHARACTERS_MAX: Final = 300
+IDLE_MAX: Final = 4  # connections that are kept
+IDLE_SECONDS: Final = 20.0  # less than a broker keeps one
+PAUSE_SECONDS: Final = 0.5  # after the first round over all replicas, then twice as long each
+PAUSE_SECONDS_MAX: Final = 5.0
+
+_UNREADABLE: Final = (1 << 29) | (1 << 31)  # LOST, FAULTY: such entries come without frames
+
+
+class Runs(Protocol):
+    """The runs of one split, in order, once. What there is of a run is good until the next one is asked for."""
+
+    def __iter__(self) -> Iterator[Run]: ...
+    def __next__(self) -> Run: ...
+
+    def retry_other(self, why: str) -> bool:
+        """The last run does not verify. True: the next one begins where it began, and comes from another replica if
+        there is one. False: that was tried; the run stays as it is, and the next one follows it."""
+
+    def close(self) -> None:
+        """No more runs are wanted."""
+
+
+def runs(
+    split: Split,
+    *,
+    run_bytes: int = RUN_BYTES,
+    tls: Tls | None = None,
+    timeout_seconds: float = 30.0,
+    retries: int = 3,
+    host: str = "",
+) -> Runs:
+    """What `split` names, from its replicas or from its files. `host` is the label of this machine (default: its name).
+
+    The iterator raises ReadFailed if no replica serves what is left, Gone if none has it any more."""
+    if split.path:
+        from pyspark_nsqha.files import FileRuns
+
+        return FileRuns(split, run_bytes=run_bytes)
+    return Fetch(split, run_bytes=run_bytes, tls=tls, timeout_seconds=timeout_seconds, retries=retries, host=host)
+
+
+def in_order(split: Split, host: str) -> tuple[Replica, ...]:
+    """Replicas as this split tries them."""
+    n = len(split.replicas)
+    if not n:
+        return ()
+    turn = zlib.crc32(f"{split.identity.topic}/{split.identity.partition}/{split.first_log_id}".encode()) % n
+    rotated = split.replicas[turn:] + split.replicas[:turn]
+    return tuple(sorted(rotated, key=lambda replica: (replica.host != host, replica.leader)))
+
+
+class _Refused(Exception):
+    """Why this replica does not go on."""
+
+    def __init__(
+        self, why: str, *, gone: tuple[int, int | None] | None = None, busy: bool = False, absent: bool = False
+    ) -> None:
+        super().__init__(why)
+        self.gone = gone  # (log id, offset) where its log starts
+        self.busy = busy
+        self.absent = absent  # it is no replica
+
+
+class Fetch:
+    """Runs over HTTP."""
+
+    def __init__(
+        self, split: Split, *, run_bytes: int, tls: Tls | None, timeout_seconds: float, retries: int, host: str
+    ) -> None:
+        self._split = split
+        self._run_bytes = run_bytes
+        self._tls = tls
+        self._timeout = timeout_seconds
+        self._retries = retries
+        self._replicas = in_order(split, host or socket.gethostname())
+        self._turn = 0  # of which replica, counted on and on
+        self._next = split.first_log_id
+        self._last: Run | None = None
+        self._rejected = 0  # runs that began at the last one's log id
+        self._refusals: dict[str, _Refused] = {}  # since the last run that was good, by address
+        self._failures = 0  # the same, counted
+        self._rounds = 0  # over all replicas, since the same
+        self._since = 0.0  # of the first of them
+        self._answer: _Answer | None = None
+        self._frames = Frames()
+
+    def __iter__(self) -> Iterator[Run]:
+        return self
+
+    def __next__(self) -> Run:
+        if self._last is not None:
+            self._last = None
+            self._rejected = self._failures = self._rounds = 0
+            self._refusals.clear()
+        while self._next < self._split.end_log_id:
+            if not self._replicas:
+                raise ReadFailed(f"{self._what()}: the snapshot names no replica; is any node of it alive?")
+            try:
+                if self._answer is None:
+                    self._answer = self._ask()
+                run = self._answer.next_run(self._frames, self._run_bytes)
+            except _Refused as refused:
+                self._failed(refused)
+                continue
+            self._next += len(run.entries) // ENTRY_BYTES
+            if self._answer.ended:
+                _keep(self._answer.release())
+                self._answer = None
+            self._last = run
+            return run
+        self.close()
+        raise StopIteration
+
+    def retry_other(self, why: str) -> bool:
+        """See `Runs`."""
+        run = self._last
+        if run is None or self._rejected + 1 >= max(2, len(self._replicas)):
+            return False
+        self._rejected += 1
+        self._last = None
+        self._next = run.first_log_id
+        self._count(_Refused(why))
+        return True
+
+    def close(self) -> None:
+        """See `Runs`."""
+        if self._answer is not None:
+            self._answer.release().close()
+            self._answer = None
+
+    # ---- replicas
+
+    @property
+    def _replica(self) -> Replica:
+        return self._replicas[self._turn % len(self._replicas)]
+
+    def _failed(self, refused: _Refused) -> None:
+        """The next replica's turn; ReadFailed if all had enough of them."""
+        self._count(refused)
+        n = len(self._replicas)
+        if self._failures % n:
+            return
+        starts = [refusal.gone for refusal in self._refusals.values() if refusal.gone is not None]
+        if len(starts) == len({replica.address for replica in self._replicas}):
+            raise self._gone(starts)
+        now = monotonic()
+        self._since = self._since if self._rounds else now
+        busy = any(refusal.busy for refusal in self._refusals.values())
+        if not self._rounds or not busy or now > self._since + self._timeout:
+            self._rounds += 1
+        if self._rounds > self._retries:
+            if all(refusal.absent for refusal in self._refusals.values()):
+                raise ReadFailed(
+                    f"{self._what()}: no node has it any more: the topic was deleted or made anew since load(), or its "
+                    "replicas moved; load it again",
+                    planned=self._planned,
+                )
+            told = "; ".join(f"{address}: {refusal}" for address, refusal in self._refusals.items())
+            raise ReadFailed(f"{self._what()} can not be read from any replica: {told}", planned=self._planned)
+        sleep(min(PAUSE_SECONDS * 2 ** (self._rounds - 1), PAUSE_SECONDS_MAX))
+
+    def _count(self, refused: _Refused) -> None:
+        self.close()
+        self._refusals[self._replica.address] = refused
+        self._failures += 1
+        self._turn += 1
+
+    @property
+    def _planned(self) -> tuple[int, int]:
+        return self._split.first, self._split.end
+
+    def _gone(self, starts: Sequence[tuple[int, int | None]]) -> Gone:
+        split = self._split
+        log_id, offset = min(starts)
+        available = None if offset is None else (min(max(offset, split.first), split.end), split.end)
+        there = "" if available is None else f", there is [{available[0]}, {available[1]})"
+        return Gone(
+            f"{self._what()} is gone: retention was faster, the log starts at log id {log_id}{there}; read from there, "
+            "or keep it by a hold (holdMs) or a reader channel (commitChannel)",
+            planned=self._planned,
+            available=available,
+        )
+
+    def _what(self) -> str:
+        split = self._split
+        return (
+            f"{split.identity.topic}/{split.identity.partition} offsets [{split.first}, {split.end}), from log id "
+            f"{self._next}"
+        )
+
+    # ---- one request
+
+    def _ask(self) -> _Answer:
+        """What the replica whose turn it is answers to what is still wanted. _Refused."""
+        split = self._split
+        target = (
+            f"/segments/{split.identity.topic_uid:016x}/{split.identity.partition}?first={self._next}"
+            f"&end={split.end_log_id}&at={split.at_log_id}&chain={split.chain:016x}"
+        )
+        if split.hold_id:
+            target += f"&hold={split.hold_id}"
+        address = self._replica.address
+        try:
+            used = _kept(address, self._tls)
+            if used is not None:
+                try:
+                    return self._request(used, target)
+                except (ConnectionError, http.client.HTTPException):
+                    used.close()  # the broker had closed it: that says nothing about the broker
+            return self._request(_connect(address, self._tls, self._timeout), target)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _Refused(_words(error)) from None
+
+    def _request(self, connection: _Connection, target: str) -> _Answer:
+        try:
+            connection.http.request("GET", target)
+            response = connection.http.getresponse()
+            if response.status != 200:
+                raise _refusal(response)
+            return _Answer(connection, response, self._next, self._split.end_log_id)
+        except BaseException:
+            connection.close()
+            raise
+
+
+class _Answer:
+    """One answer with status 200, while it comes in."""
+
+    def __init__(self, connection: _Connection, response: http.client.HTTPResponse, first: int, end: int) -> None:
+        """_Refused if its head or its entries do not fit together."""
+        self._connection = connection
+        self._response = response
+        self._log_id = first
+        length = _header(response, "Content-Length")
+        head_end = _header(response, "Nsqha-End")
+        if _header(response, "Nsqha-First") != first or not first < head_end <= end:
+            raise _Refused(f"it sent [{response.headers.get('Nsqha-First')}, {head_end}) instead of [{first}, {end})")
+        size = (head_end - first) * ENTRY_BYTES
+        if size > min(length, ENTRIES_BYTES_MAX):
+            raise _Refused(f"it announced {size} bytes of entries in an answer of {length}")
+        self._entries = memoryview(bytearray(size))
+        self._fill(self._entries)
+        self._borders = borders_of(self._entries)
+        self._index = 0  # of the next batch
+        announced = int(self._borders[-1])
+        if size + announced != length:
+            raise _Refused(f"its entries announce {announced} bytes of frames, its head {length - size}")
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it has been taken."""
+        return self._index == len(self._borders) - 1
+
+    def next_run(self, frames: Frames, run_bytes: int) -> Run:
+        """The next batches; `frames` grows as their bytes come. _Refused: they do not."""
+        first, end = self._index, run_end(self._borders, self._index, run_bytes)
+        size = int(self._borders[end] - self._borders[first])
+        have = 0
+        while have < size:
+            room = frames.room(have, size)
+            self._fill(room)
+            have += len(room)
+        entries = self._entries[first * ENTRY_BYTES : end * ENTRY_BYTES]
+        self._index = end
+        return Run(self._log_id + first, entries, frames.view[:size])
+
+    def _fill(self, view: memoryview) -> None:
+        try:
+            while view:
+                n = self._response.readinto(view)
+                if not n:
+                    raise _Refused("it broke off in an answer")
+                view = view[n:]
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _Refused(_words(error)) from None
+
+    def release(self) -> _Connection:
+        """The connection, for another request if all was taken."""
+        return self._connection
+
+
+class Frames:
+    """Memory for the frames of one run, used again for the next."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(RUN_BYTES))
+
+    def room(self, have: int, size: int) -> memoryview:
+        """Where bytes from `have` on go, of a run of `size`: all, or as much as what has come makes believable."""
+        if have == len(self.view):
+            # Not the old memory, longer: whoever still looks at the last run would be in the way.
+            larger = memoryview(bytearray(min(size, 2 * have + GROW_BYTES)))
+            larger[:have] = self.view
+            self.view = larger
+        return self.view[have : min(size, len(self.view))]
+
+
+def borders_of(entries: memoryview | bytes) -> npt.NDArray[np.int64]:
+    """Where each batch's frames begin in what follows these entries, and where the last ones end."""
+    import numpy as np
+
+    table = np.frombuffer(entries, np.uint8).reshape(-1, ENTRY_BYTES)
+    sizes = np.ascontiguousarray(table[:, 44:48]).view(">u4").ravel().astype(np.int64)
+    flags = np.ascontiguousarray(table[:, 52:56]).view(">u4").ravel()
+    borders = np.zeros(len(table) + 1, np.int64)
+    np.cumsum(np.where(flags & _UNREADABLE, 0, sizes), out=borders[1:])
+    return borders
+
+
+def run_end(borders: npt.NDArray[np.int64], first: int, run_bytes: int) -> int:
+    """The batch before which a run that begins with `first` ends: at `run_bytes`, and with one batch at least."""
+    end = int(borders.searchsorted(borders[first] + run_bytes, "right")) - 1
+    return min(max(end, first + 1), len(borders) - 1)
+
+
+def _header(response: http.client.HTTPResponse, name: str) -> int:
+    text = response.headers.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise _Refused(f"its answer has no {name}: that is no segment service")
+    return int(text)
+
+
+def _refusal(response: http.client.HTTPResponse) -> _Refused:
+    text = " ".join(response.read(4 * WHY_CHARACTERS_MAX).decode("utf-8", "replace").split())[:WHY_CHARACTERS_MAX]
+    gone = None
+    if response.status == 410:
+        offset = response.headers.get("Nsqha-Start-Offset", "")
+        gone = _header(response, "Nsqha-Log-Start"), int(offset) if offset.isdecimal() else None
+    status = response.status
+    return _Refused(f"{status} {text or response.reason}", gone=gone, busy=status == 503, absent=status == 404)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer in time"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}; with cluster TLS readers need tlsCa, tlsCert and tlsKey"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:WHY_CHARACTERS_MAX]
+
+
+# ---- connections
+
+
+class _Connection:
+    """One connection to a broker, and when it was last of use."""
+
+    def __init__(self, http_: http.client.HTTPConnection, key: tuple[str, Any]) -> None:
+        self.http = http_
+        self.key = key
+        self.since = 0.0
+
+    def close(self) -> None:
+        self.http.close()
+
+
+def _connect(address: str, tls: Tls | None, timeout: float) -> _Connection:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{address!r} is not host:port")
+    if tls is None:
+        plain = http.client.HTTPConnection(host, int(port), timeout=timeout)
+        return _Connection(plain, (address, None))
+    return _Connection(
+        http.client.HTTPSConnection(host, int(port), timeout=timeout, context=_context(tls)), (address, tls)
+    )
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cafile=tls.ca)
+    if tls.cert:
+        context.load_cert_chain(tls.cert, tls.key or None)
+    return context
+
+
+_idle: list[_Connection] = []
+_idle_lock = threading.Lock()
+
+
+def _kept(address: str, tls: Tls | None) -> _Connection | None:
+    """A connection that an earlier answer left, if the broker has it still, as far as is known."""
+    now = monotonic()
+    with _idle_lock:
+        for connection in [*_idle]:
+            if now - connection.since > IDLE_SECONDS:
+                _idle.remove(connection)
+                connection.close()
+        for connection in _idle:
+            if connection.key == (address, tls):
+                _idle.remove(connection)
+                return connection
+    return None
+
+
+def _keep(connection: _Connection) -> None:
+    connection.since = monotonic()
+    with _idle_lock:
+        _idle.append(connection)
+        surplus = _idle.pop(0) if len(_idle) > IDLE_MAX else None
+    if surplus is not None:
+        surplus.close()
+
+
+def _forget_kept() -> None:
+    """In a child process: connections belong to the parent."""
+    global _idle_lock
+    _idle_lock = threading.Lock()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_forget_kept)

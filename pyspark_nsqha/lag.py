@@ -1,0 +1,192 @@
+"""How far readers of the log are behind: their channels' floors, a lake's end, and what is committed.
+
+    log          |...........................................|
+                start        floor            lake's end    end
+    channel                    |<-------- messages ---------->|
+
+A reader channel's floor is the offset of the next message to read; all below is done, so the lag in messages is exact.
+Bytes are those that the messages take in the log; the age is that of the first unread one, by the broker's clock.
+
+Floors are asked for first and the end afterwards, so a lag is never too small: what is published meanwhile is in it.
+Everything is gRPC: no Spark session and no Java is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nsqha.ids import is_ephemeral
+from pyspark_nsqha.lake.manifest import Life, State
+
+Ask = Callable[..., Any]
+"""One RPC by its name, with the fields of its request; its answer."""
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """One partition, for one channel."""
+
+    partition: int
+    start: int  # of the log
+    end: int  # what is committed ends here
+    floor: int | None = None  # None: there is no channel, or nobody told
+    messages: int = 0
+    bytes: int = 0
+    oldest_seconds: float = 0.0  # age of the first unread message; 0: there is none
+    lake_end: int | None = None  # of what is in the lake without a hole; None: no lake was asked for
+    lake_messages: int = 0  # kept by the log and not in the lake
+    error: str = ""  # figures are missing, and why
+
+
+@dataclass(frozen=True)
+class Lag:
+    """One reader channel of one topic; or, where `channel` is empty, only what a lake lacks of the topic."""
+
+    topic: str
+    channel: str
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def messages(self) -> int:
+        return sum(one.messages for one in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.partitions)
+
+    @property
+    def oldest_seconds(self) -> float:
+        return max((one.oldest_seconds for one in self.partitions), default=0.0)
+
+    @property
+    def lake_messages(self) -> int | None:
+        """None if no lake was asked for."""
+        if all(one.lake_end is None for one in self.partitions):
+            return None
+        return sum(one.lake_messages for one in self.partitions)
+
+    @property
+    def errors(self) -> list[str]:
+        return [f"{self.topic}/{one.partition}: {one.error}" for one in self.partitions if one.error]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Messages per second between two looks."""
+
+    read: float
+    published: float
+
+    def seconds_left(self, messages: int) -> float | None:
+        """Until nothing is unread, if both stay as they are; None: never."""
+        gain = self.read - self.published
+        return 0.0 if not messages else messages / gain if gain > 0 else None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a lag may be; None: anything."""
+
+    messages: int | None = None
+    seconds: float | None = None
+
+    def exceeded(self, lag: Lag) -> bool:
+        """By what is unread, or where there is no channel, by what the lake lacks."""
+        messages = lag.messages if lag.channel else lag.lake_messages or 0
+        return (self.messages is not None and messages > self.messages) or (
+            self.seconds is not None and lag.oldest_seconds > self.seconds
+        )
+
+
+def look(
+    ask: Ask,
+    ask_segments: Ask,
+    *,
+    topics: Collection[str] = (),
+    pattern: str = "",
+    channel: str = "",
+    lake: State | None = None,
+) -> list[Lag]:
+    """The lag of every reader channel of these topics, or of `channel` alone, by topic and channel.
+
+    With a lake, a topic without such a channel is there, too. Without topics and pattern all topics are looked at.
+    """
+    listed = ask("ListChannels", topic=next(iter(topics)) if len(topics) == 1 else "")
+    readers = sorted(
+        (one for one in listed.channels if one.reader and not is_ephemeral(one.topic) and channel in ("", one.name)),
+        key=lambda one: (one.topic, one.name),
+    )
+    asked = {"topics": list(topics)} if topics else {"pattern": pattern or ".*"}
+    committed: dict[str, list[Any]] = {}
+    for one in ask_segments("Snapshot", **asked).partitions:
+        if not is_ephemeral(one.topic):
+            committed.setdefault(one.topic, []).append(one)
+    found = []
+    for topic, ends in sorted(committed.items()):
+        mine = [one for one in readers if one.topic == topic]
+        for reader in mine:
+            plan = ask("Seek", topic=topic, channel=reader.name, target={"end": True}, plan_only=True)
+            found.append(Lag(topic, reader.name, _partitions(ends, reader, plan, lake)))
+        if not mine and lake is not None:
+            found.append(Lag(topic, "", _partitions(ends, None, None, lake)))
+    return found
+
+
+def _partitions(ends: Sequence[Any], reader: Any, plan: Any, lake: State | None) -> tuple[PartitionLag, ...]:
+    told = {one.partition: one for one in reader.partitions} if reader is not None else {}
+    planned = {one.partition: one for one in plan.partitions} if plan is not None else {}
+    return tuple(_partition(one, told.get(one.partition), planned.get(one.partition), reader, lake) for one in ends)
+
+
+def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: State | None) -> PartitionLag:
+    """`end` from the snapshot, `told` from the channel, `planned` from the seek to the end that is not made."""
+    number, start, committed = int(end.partition), int(end.start.offset), int(end.end.offset)
+    if end.error:
+        return PartitionLag(number, start, committed, error=str(end.error))
+    lake_end = lake_messages = None
+    if lake is not None:
+        life = Life(str(end.topic), int(end.topic_uid), number)
+        lake_end = lake.covered_from(life, start)
+        lake_messages = max(committed - lake_end, 0)
+    lag = PartitionLag(number, start, committed, lake_end=lake_end, lake_messages=lake_messages or 0)
+    if reader is None:
+        return lag
+    error = "nobody told where the channel is" if told is None else str(told.error)
+    if not error and planned is not None:
+        error = str(planned.error)
+    if error or told is None:
+        return PartitionLag(number, start, committed, lake_end=lake_end, lake_messages=lake_messages or 0, error=error)
+    floor = int(told.floor)
+    messages = max(committed - floor, 0)
+    return PartitionLag(
+        number,
+        start,
+        committed,
+        floor,
+        messages,
+        _bytes(planned, messages),
+        float(told.oldest_unfinished_seconds) if messages else 0.0,
+        lake_end,
+        lake_messages or 0,
+    )
+
+
+def _bytes(planned: Any, messages: int) -> int:
+    """Of so many messages, by a plan that was made at another moment and so may skip a few more or less."""
+    skipped = -int(planned.messages) if planned is not None else 0
+    if not messages or skipped <= 0:
+        return 0
+    return int(planned.bytes) * messages // skipped
+
+
+def rates(before: Lag, now: Lag, seconds: float) -> Rates:
+    """How fast floors and ends rose; partitions that one of the looks lacks are left out."""
+    earlier = {one.partition: one for one in before.partitions if one.floor is not None}
+    read = published = 0
+    for one in now.partitions:
+        if one.floor is not None and (old := earlier.get(one.partition)) is not None:
+            read += max(one.floor - (old.floor or 0), 0)
+            published += max(one.end - old.end, 0)
+    return Rates(read / seconds, published / seconds) if seconds > 0 else Rates(0.0, 0.0)

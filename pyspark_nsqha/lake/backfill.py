@@ -1,0 +1,97 @@
+"""A backfill: a range of time goes into the lake, once. No channel is made and none is moved.
+
+    [from, until) --Snapshot with these times, and a hold--> offsets per partition --> rounds --> hold released
+
+All messages of a batch have one timestamp, and timestamps never fall, so a time is a border between two batches. What
+the lake has already is passed over: a backfill that was killed goes on where it was, and one over the range of an
+archive adds nothing. What lies in the range and is in neither is recorded as missing where the lake knows both sides of
+it, else it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from pyspark_nsqha.lake.archive import HOLD_MS, Log, divided, release
+from pyspark_nsqha.lake.manifest import RETENTION, LakeFile, Missing, Range, State, without
+from pyspark_nsqha.lake.plan import life_of
+from pyspark_nsqha.lake.rounds import DataLoss, Rounds, Totals, Wanted
+from pyspark_nsqha.model import Pin
+from pyspark_nsqha.snapshot import Asked, Snapshot
+
+
+def backfill(
+    log: Log,
+    rounds: Rounds,
+    *,
+    topics: tuple[str, ...] = (),
+    pattern: str = "",
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    strict: bool = False,
+    progress: Callable[[Totals, int], None] = lambda totals, left: None,
+    warn: Callable[[str], None] = lambda line: None,
+) -> Totals:
+    """Messages whose batch has a time in [since, until); None: from the start, to the end of what is committed now.
+
+    ReadFailed, StoreFailed, DataLoss, Overlap, BadManifest; each says what to do.
+    """
+    times = tuple(at for at in (since_ns, until_ns) if at is not None)
+    rounds.step("snapshot")
+    found = log.snapshot(Asked(topics, pattern, times_ns=tuple(sorted(set(times))), hold_ms=HOLD_MS))
+    try:
+        rounds.step("state")
+        state = rounds.commits.state()
+        wanted = [_wanted(pin, found, state, since_ns, until_ns) for pin in found.pins]
+        for pin in found.pins:
+            if why := _too_late(pin, state, since_ns, until_ns):
+                if strict:
+                    raise DataLoss(f"{why}; without --strict the rest is written")
+                warn(why)
+        parts = [replace(one, hold_id=found.hold_id) for one in divided(log, wanted, state)]
+        totals = rounds.carry_out(parts, progress=progress)
+    finally:
+        release(log, found.hold_id)
+    for gap in totals.missing:
+        warn(f"{gap.life}: offsets [{gap.first}, {gap.end}) are missing: {gap.reason}")
+    return totals
+
+
+def _wanted(pin: Pin, found: Snapshot, state: State, since_ns: int | None, until_ns: int | None) -> Wanted:
+    """The range of one partition, and what is known to be gone of it."""
+    times = found.times.get((pin.identity.topic, pin.identity.partition), {})
+    first = pin.start.offset if since_ns is None else times[since_ns]
+    end = pin.end.offset if until_ns is None else times[until_ns]
+    life = life_of(pin)
+    gone = [
+        Missing(*life, *hole, RETENTION)
+        for hole, left_ns, right_ns in _holes(pin, state.files.get(life, ()), state)
+        if (until_ns is None or left_ns < until_ns) and (since_ns is None or right_ns >= since_ns)
+    ]
+    return Wanted(pin, Range(first, max(first, end)), tuple(gone))
+
+
+def _holes(pin: Pin, files: Sequence[LakeFile], state: State) -> Iterator[tuple[Range, int, int]]:
+    """Ranges below the log start that the lake does not have although it has something before them; with the times of
+    the messages on both sides."""
+    if not files:
+        return
+    covered = state.covered(life_of(pin))
+    for hole in without(Range(covered[0].first, pin.start.offset), covered):
+        left = max((file.last_timestamp_ns for file in files if file.end <= hole.first), default=0)
+        right = min((file.first_timestamp_ns for file in files if file.first >= hole.end), default=0)
+        yield hole, left, right if hole.end < pin.start.offset else pin.start.timestamp_ns
+
+
+def _too_late(pin: Pin, state: State, since_ns: int | None, until_ns: int | None) -> str:
+    """What is to be said of messages before everything that log and lake have; empty if there can be none."""
+    life = life_of(pin)
+    covered = state.covered(life)
+    first = min([pin.start.offset, *(one.first for one in covered)])
+    at_ns = pin.start.timestamp_ns
+    if files := state.files.get(life):
+        at_ns = min(at_ns, files[0].first_timestamp_ns)
+    if not first or (since_ns is not None and since_ns >= at_ns) or (until_ns is not None and until_ns <= 0):
+        return ""
+    return f"{life}: log and lake begin at offset {first}: what was before is gone, perhaps some of this range"

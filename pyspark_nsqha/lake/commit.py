@@ -1,0 +1,103 @@
+"""Commits: what makes a file count. One protocol, two implementations: manifests here, Iceberg in `iceberg`.
+
+    state() ---> plan, write files ---> append(state, addition) ---> the next state
+                                             |
+                                             Moved: somebody else committed since `state`; read it and plan anew
+
+A manifest is created exclusively under the next sequence, so of two archivers one succeeds, and there is no hole in the
+sequence. Every BASE_EVERY commits all that was committed is written once more as a base, which spares readers the
+manifests before. A base is made of them alone: one that is missing or half written costs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from pyspark_nsqha.lake import manifest, names
+from pyspark_nsqha.lake.manifest import Addition, BadManifest, State
+from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
+
+BASE_EVERY = 64
+
+
+class Moved(Exception):
+    """Somebody else has committed meanwhile."""
+
+
+class Commits(Protocol):
+    """Where a lake's commits are."""
+
+    def state(self) -> State:
+        """What is committed now. BadManifest or StoreFailed if that can not be read."""
+
+    def append(self, state: State, addition: Addition, *, run: str) -> State:
+        """Commit on top of `state`, durably. Moved, Overlap or StoreFailed; then nothing was committed."""
+
+
+class ManifestCommits:
+    """Manifests beside the data."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._last = State()
+        self._of_table = False
+
+    def state(self) -> State:
+        deltas, bases = self._sequences()
+        newest = max(deltas | bases, default=0)
+        at = self._last
+        if at.sequence > newest:
+            lost = f"manifests up to {at.sequence} of {self.store.uri} were there, now they end at {newest}"
+            raise BadManifest(f"{lost}: restore them from a copy of the lake")
+        for sequence in sorted(bases, reverse=True):
+            if sequence <= at.sequence:
+                break
+            base = self._read(names.base(sequence), sequence)
+            at = State().with_added(base, sequence)
+            break
+        for sequence in range(at.sequence + 1, newest + 1):
+            if sequence not in deltas:
+                gone = f"{names.manifest(sequence)} is not in {self.store.uri}, but later ones are"
+                raise BadManifest(f"{gone}: restore it from a copy of the lake")
+            at = at.with_added(self._read(names.manifest(sequence), sequence), sequence)
+        self._last = at
+        return at
+
+    def append(self, state: State, addition: Addition, *, run: str) -> State:
+        if self._of_table:
+            raise StoreFailed(f"the commits of {self.store.uri} are those of a table: use --format iceberg")
+        sequence = state.sequence + 1
+        after = state.with_added(addition, sequence)
+        raw = manifest.encode(sequence, addition, written_ns=time.time_ns(), run=run)
+        try:
+            self.store.create(names.manifest(sequence), raw, run=run)
+        except Exists:
+            raise Moved(f"{names.manifest(sequence)} was committed by somebody else") from None
+        self._last = after
+        if sequence % BASE_EVERY == 0:
+            self._write_base(after, run)
+        return after
+
+    def _write_base(self, state: State, run: str) -> None:
+        """It spares readers work, and is never what a commit depends on."""
+        raw = manifest.encode(state.sequence, state.addition(), written_ns=time.time_ns(), run=run)
+        try:
+            self.store.write(names.base(state.sequence), raw, run=run)
+        except StoreFailed:
+            pass
+
+    def _sequences(self) -> tuple[set[int], set[int]]:
+        """Those of manifests, and those of bases."""
+        found: tuple[set[int], set[int]] = set(), set()
+        for file in self.store.list(names.MANIFEST):
+            self._of_table = self._of_table or file.path == names.OF_TABLE
+            if (parsed := names.parse_manifest(file.path)) is not None:
+                found[parsed[1]].add(parsed[0])
+        return found
+
+    def _read(self, path: str, sequence: int) -> Addition:
+        there, _, addition = manifest.decode(self.store.read(path), path)
+        if there != sequence:
+            raise BadManifest(f"{path} says that it is number {there}: restore it from a copy of the lake")
+        return addition

@@ -1,0 +1,200 @@
+"""Commits to an Iceberg table, by pyiceberg: readers of the table see what was committed, and see it once.
+
+    manifest/<sequence>.<run>.staged     what is to be committed, whole
+    table snapshot                       add_files; summary: nsqha.sequence, nsqha.staged, nsqha.ranges
+    manifest/<sequence>.json             as in a lake without a table
+
+The table decides: the snapshot is committed on top of the one that was read, by the catalog's compare-and-set, and only
+if the newest sequence in the table's history is the one that the addition was planned on. pyiceberg's own retries would
+put the same files on top of whatever came between, so they are switched off in the table. A manifest follows each
+snapshot; one that a crash left out is written when the state is read next, from the staged file that the summary names.
+So what reads manifests (verify, history) needs no catalog, and snapshots may expire.
+
+The table is partitioned by identity(topic) and day(timestamp). Its catalog and credentials are pyiceberg's: a name in
+.pyiceberg.yaml or in PYICEBERG_CATALOG__<NAME>__.. of the environment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark_nsqha.lake import manifest, names
+from pyspark_nsqha.lake.commit import ManifestCommits, Moved
+from pyspark_nsqha.lake.manifest import Addition, BadManifest, State
+from pyspark_nsqha.lake.parquet import SCHEMA
+from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
+
+TABLE = "nsqha.messages"
+SEQUENCE, STAGED, RANGES = "nsqha.sequence", "nsqha.staged", "nsqha.ranges"
+RETRIES = "commit.retry.num-retries"
+TRIES = 10  # against others who change the table and are no archivers
+
+
+class IcebergCommits:
+    """Snapshots of a table, and manifests behind them."""
+
+    def __init__(
+        self, store: Store, catalog: str = "default", table: str = TABLE, properties: Mapping[str, str] | None = None
+    ) -> None:
+        self.store = store
+        self._manifests = ManifestCommits(store)
+        self._name = table
+        self._catalog_name = catalog
+        self._properties = dict(properties or {})
+        self._opened: Any = None
+
+    def state(self) -> State:
+        state = self._manifests.state()
+        found = self._summaries()
+        newest = max(found, default=0)
+        if newest < state.sequence and self._sequence() < state.sequence:
+            raise BadManifest(
+                f"table {self._name} is at commit {newest}, the manifests of {self.store.uri} at {state.sequence}: it "
+                "was rolled back or made anew; archive to another lake, or roll it forward"
+            )
+        for sequence in range(state.sequence + 1, newest + 1):
+            if sequence not in found:
+                raise BadManifest(
+                    f"table {self._name} has no snapshot of commit {sequence}, but later ones: it expired"
+                )
+            state = self._follow(state, found[sequence], sequence)
+        return state
+
+    def append(self, state: State, addition: Addition, *, run: str) -> State:
+        sequence = state.sequence + 1
+        after = state.with_added(addition, sequence)
+        staged = f"{names.MANIFEST}/{sequence:020d}.{run}.staged"
+        raw = manifest.encode(sequence, addition, written_ns=time.time_ns(), run=run)
+        self.store.write(staged, raw, run=run)
+        if sequence == 1:
+            self.store.write(names.OF_TABLE, self._name.encode(), run=run)
+        summary = {SEQUENCE: str(sequence), STAGED: staged, RANGES: _ranges(addition)}
+        self._commit(addition, summary, sequence)
+        self._create(sequence, raw, run)
+        self.store.remove(staged)
+        return after
+
+    def _commit(self, addition: Addition, summary: dict[str, str], sequence: int) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        paths = [self._uri(file.path) for file in addition.files]
+        for _ in range(TRIES):
+            table = self._table()
+            if self._sequence() != sequence - 1:
+                raise Moved(f"table {self._name} has a newer commit than {sequence - 1}")
+            try:
+                with table.transaction() as transaction:
+                    transaction.set_properties({SEQUENCE: str(sequence)})
+                    transaction.add_files(paths, snapshot_properties=summary)
+                return
+            except CommitFailedException:
+                continue
+            except (OSError, ValueError) as error:
+                raise StoreFailed(f"table {self._name} does not take the files: {_line(error)}") from None
+        raise StoreFailed(f"table {self._name} was changed {TRIES} times meanwhile; try again")
+
+    def _follow(self, state: State, summary: Mapping[str, str], sequence: int) -> State:
+        """The state behind a snapshot whose manifest is not there yet: it is written."""
+        staged = summary[STAGED]
+        try:
+            raw = self.store.read(staged)
+        except FileNotFoundError:
+            raise BadManifest(
+                f"{staged} is gone, and table {self._name} has a snapshot of it: restore it from a copy of the lake"
+            ) from None
+        there, run, addition = manifest.decode(raw, staged)
+        if there != sequence:
+            raise BadManifest(f"{staged} says that it is number {there}: restore it from a copy of the lake")
+        after = state.with_added(addition, sequence)
+        self._create(sequence, raw, run)
+        self.store.remove(staged)
+        return after
+
+    def _create(self, sequence: int, raw: bytes, run: str) -> None:
+        """The manifest; whoever else writes it writes the same."""
+        try:
+            self.store.create(names.manifest(sequence), raw, run=run)
+        except Exists:
+            pass
+
+    # ---- the table
+
+    def _uri(self, path: str) -> str:
+        uri = self.store.uri if "://" in self.store.uri else f"file://{self.store.uri}"
+        return f"{uri.rstrip('/')}/{path}"
+
+    def _sequence(self) -> int:
+        """Of the newest commit, as the table's properties say; they are changed with each snapshot."""
+        return int(self._table().properties.get(SEQUENCE, "0"))
+
+    def _summaries(self) -> dict[int, Mapping[str, str]]:
+        """Of our snapshots that are in the table's present history, by sequence."""
+        found: dict[int, Mapping[str, str]] = {}
+        table = self._table()
+        snapshot = table.current_snapshot()
+        while snapshot is not None:
+            about = dict(snapshot.summary.additional_properties) if snapshot.summary is not None else {}
+            if SEQUENCE in about:
+                found[int(about[SEQUENCE])] = about
+            parent = snapshot.parent_snapshot_id
+            snapshot = table.snapshot_by_id(parent) if parent is not None else None
+        return found
+
+    def _table(self) -> Any:
+        """As it is now; made if it is not there. StoreFailed."""
+        try:
+            if self._opened is None:
+                self._opened = self._open()
+            self._opened.refresh()
+            return self._opened
+        except StoreFailed:
+            raise
+        except Exception as error:  # each catalog raises its own
+            raise StoreFailed(f"catalog {self._catalog_name}, table {self._name}: {_line(error)}") from None
+
+    def _open(self) -> Any:
+        try:
+            from pyiceberg.catalog import load_catalog
+            from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+        except ImportError:
+            raise StoreFailed("--format iceberg needs pyiceberg: pip install 'nsqha[iceberg]'") from None
+        catalog = load_catalog(self._catalog_name, **self._properties)
+        try:
+            table = catalog.load_table(self._name)
+        except NoSuchTableError:
+            catalog.create_namespace_if_not_exists(self._name.rpartition(".")[0])
+            try:
+                table = _made(catalog, self._name)
+            except TableAlreadyExistsError:
+                table = catalog.load_table(self._name)
+        if table.properties.get(RETRIES) != "0":
+            with table.transaction() as transaction:
+                transaction.set_properties({RETRIES: "0"})
+        missing = sorted(set(SCHEMA.names) - {field.name for field in table.schema().fields})
+        if missing:
+            raise StoreFailed(f"table {self._name} has no column {', '.join(missing)}: it is not one of nsqha's")
+        return table
+
+
+def _made(catalog: Any, name: str) -> Any:
+    """A new table: the columns of a file, by topic and day."""
+    from pyiceberg.transforms import DayTransform, IdentityTransform
+
+    with (
+        catalog.create_table_transaction(name, SCHEMA, properties={RETRIES: "0"}) as transaction,
+        transaction.update_spec() as spec,
+    ):
+        spec.add_field("topic", IdentityTransform(), "topic")
+        spec.add_field("timestamp", DayTransform(), "timestamp_day")
+    return catalog.load_table(name)
+
+
+def _ranges(addition: Addition) -> str:
+    """What was added, for people and other programs: topic/partition:first-end of uid, with commas."""
+    return ",".join(f"{file.life}:{file.first}-{file.end}@{file.topic_uid:016x}" for file in addition.files)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

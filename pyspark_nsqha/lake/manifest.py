@@ -1,0 +1,314 @@
+"""What a manifest says, and what all manifests of a lake say together.
+
+    {"crc": "<crc32 of the canonical JSON of what follows>",
+     "manifest": {"format": 1, "sequence": 7, "written_ns": .., "run": "..",
+                  "files": [LakeFile..], "missing": [Missing..], "replaced": [path..]}}
+
+A file stands for the messages [first, end) of one partition, all of them: where some could not be read, the file ends
+before them, a `Missing` says why, and the next file begins behind them. Nothing overlaps, and nothing is taken back:
+files that are replaced are in one that has all of their messages.
+
+    batches      .. | b 41 | b 42 | b 43 | b 44 | ..
+    log ids            [first_log_id .. end_log_id)
+    chains     chain_before               chain        of b 40 and of b 43
+
+(log id, chain) names the whole log up to there, and a file's entries were checked from the one chain to the other when
+it was written. So files whose chains meet are one unbroken piece of one log, whoever led it.
+
+Numbers that are names (uids, chains, checksums) are hex digits.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from pyspark_nsqha.lake import names
+from pyspark_nsqha.model import Identity
+
+FORMAT = 1
+RETENTION, UNREADABLE = "retention", "unreadable"
+_HEX = {"topic_uid": 16, "chain": 16, "chain_before": 16, "crc": 8, "file_crc": 8}
+
+
+class BadManifest(Exception):
+    """A manifest does not say what it was written to say; the message names it."""
+
+
+class Overlap(Exception):
+    """Messages were about to be committed that the lake has already."""
+
+
+class Life(NamedTuple):
+    """One life of one partition."""
+
+    topic: str
+    topic_uid: int
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """One Parquet file."""
+
+    topic: str
+    topic_uid: int
+    partition: int
+    day: str
+    first: int
+    end: int
+    rows: int
+    bytes: int  # of the file
+    first_timestamp_ns: int
+    last_timestamp_ns: int
+    id_base: int
+    first_log_id: int
+    end_log_id: int
+    epoch: int  # of the last entry
+    chain: int  # of the last entry
+    flags: int  # of the last entry: behind one that recovery wrote the chain is not expected to fit
+    chain_before: int | None  # of the entry before the first; None where nobody knew it
+    crc: int  # of the values, by row groups (lake.parquet)
+    file_crc: int  # crc32 of the file
+    merged: bool = False  # of several files
+
+    @property
+    def life(self) -> Life:
+        return Life(self.topic, self.topic_uid, self.partition)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.topic, self.topic_uid, self.partition, self.id_base)
+
+    @property
+    def path(self) -> str:
+        """Below the lake."""
+        return names.DataName(
+            self.topic, self.day, self.topic_uid, self.partition, self.first, self.end, self.merged
+        ).path
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Messages [first, end) that were not there to be archived."""
+
+    topic: str
+    topic_uid: int
+    partition: int
+    first: int
+    end: int
+    reason: str
+
+    @property
+    def life(self) -> Life:
+        return Life(self.topic, self.topic_uid, self.partition)
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What one commit adds."""
+
+    files: tuple[LakeFile, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    replaced: tuple[str, ...] = ()  # paths of files that these stand for from now on
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.missing)
+
+
+class Range(NamedTuple):
+    """Offsets [first, end)."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class State:
+    """What is in the lake as of a commit. Files and gaps of each life ascend."""
+
+    sequence: int = 0
+    files: dict[Life, tuple[LakeFile, ...]] = field(default_factory=dict)
+    missing: dict[Life, tuple[Missing, ...]] = field(default_factory=dict)
+
+    def with_added(self, addition: Addition, sequence: int) -> State:
+        """The state behind a commit. Overlap if a message would be told of twice, as there or as missing, or if one
+        would go."""
+        files, missing = dict(self.files), dict(self.missing)
+        if addition.replaced:
+            self._take_out(addition, files)
+        for life, new_files in _by_life(addition.files).items():
+            files[life] = tuple(sorted((*files.get(life, ()), *new_files), key=_first))
+        for life, new_gaps in _by_life(addition.missing).items():
+            missing[life] = tuple(sorted((*missing.get(life, ()), *new_gaps), key=_first))
+        for life in {*_by_life(addition.files), *_by_life(addition.missing)}:
+            told: list[LakeFile | Missing] = [*files.get(life, ()), *missing.get(life, ())]
+            for a, b in pairwise(sorted(told, key=_first)):
+                if b.first < a.end:
+                    raise Overlap(f"{life}: [{a.first}, {a.end}) and [{b.first}, {b.end}) overlap")
+        return State(sequence, files, missing)
+
+    def _take_out(self, addition: Addition, files: dict[Life, tuple[LakeFile, ...]]) -> None:
+        """Files that others stand for. Overlap if these do not have the same messages."""
+        out = set(addition.replaced)
+        for life in _by_life(addition.files):
+            gone = [file for file in files.get(life, ()) if file.path in out]
+            out -= {file.path for file in gone}
+            mine = [file for file in addition.files if file.life == life]
+            if not all(_covers(mine, file) for file in gone) or not all(_covers(gone, file) for file in mine):
+                raise Overlap(f"{life}: files were to be replaced by others that do not have the same messages")
+            files[life] = tuple(file for file in files.get(life, ()) if file not in gone)
+        if out:
+            raise Overlap(f"{min(out)} was to be replaced, and is not in the lake any more")
+
+    def _replaced(self, addition: Addition) -> dict[Life, set[str]]:
+        """The paths that an addition replaces, by life. Overlap."""
+        wanted = set(addition.replaced)
+        if not wanted:
+            return {}
+        old = [file for files in self.files.values() for file in files if file.path in wanted]
+        if gone := wanted - {file.path for file in old}:
+            raise Overlap(f"{min(gone)} was to be replaced, and is not there any more")
+        new = _by_life(addition.files)
+        found = _by_life(old)
+        for life, files in found.items():
+            had, has = (joined(Range(f.first, f.end) for f in some) for some in (files, new.get(life, ())))
+            if had != has:
+                raise Overlap(f"{life}: {had} was to be replaced by {has}")
+        return {life: {file.path for file in files} for life, files in found.items()}
+
+    def covered(self, life: Life) -> list[Range]:
+        """What need not be written any more: ascending, joined where it meets."""
+        files = [Range(file.first, file.end) for file in self.files.get(life, ())]
+        return joined([*files, *(Range(gap.first, gap.end) for gap in self.missing.get(life, ()))])
+
+    def covered_from(self, life: Life, offset: int) -> int:
+        """The end of what is covered without a hole from `offset` on; `offset` if nothing is."""
+        for first, end in self.covered(life):
+            if first <= offset < end:
+                return end
+        return offset
+
+    def end(self, life: Life) -> int | None:
+        """Behind the last message of this life; None if there is none."""
+        covered = self.covered(life)
+        return covered[-1].end if covered else None
+
+    def addition(self) -> Addition:
+        """All of it as one commit."""
+        return Addition(
+            tuple(file for files in self.files.values() for file in files),
+            tuple(gap for gaps in self.missing.values() for gap in gaps),
+        )
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """The union, ascending, in as few ranges as possible."""
+    found: list[Range] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1].end:
+            found[-1] = Range(found[-1].first, max(found[-1].end, end))
+        elif first < end:
+            found.append(Range(first, end))
+    return found
+
+
+def without(whole: Range, taken: Iterable[Range]) -> Iterator[Range]:
+    """What is left of `whole`; `taken` is joined."""
+    at = whole.first
+    for first, end in taken:
+        if first > at and at < whole.end:
+            yield Range(at, min(first, whole.end))
+        at = max(at, end)
+    if at < whole.end:
+        yield Range(at, whole.end)
+
+
+def _by_life(items: Iterable[Any]) -> dict[Life, list[Any]]:
+    found: dict[Life, list[Any]] = {}
+    for item in items:
+        found.setdefault(item.life, []).append(item)
+    return found
+
+
+def _first(row: LakeFile | Missing) -> int:
+    return row.first
+
+
+def _covers(files: Iterable[LakeFile], one: LakeFile) -> bool:
+    """Whether these have all messages of one."""
+    return not list(without(Range(one.first, one.end), joined(Range(file.first, file.end) for file in files)))
+
+
+# ---- as JSON
+
+
+def encode(sequence: int, addition: Addition, *, written_ns: int, run: str) -> bytes:
+    """The bytes of a manifest."""
+    content = {
+        "format": FORMAT,
+        "sequence": sequence,
+        "written_ns": written_ns,
+        "run": run,
+        "files": [record(file) for file in addition.files],
+        "missing": [record(gap) for gap in addition.missing],
+        "replaced": list(addition.replaced),
+    }
+    return json.dumps({"crc": _crc(content), "manifest": content}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(raw: bytes, path: str) -> tuple[int, str, Addition]:
+    """Sequence, run and what was added. BadManifest names `path`."""
+    try:
+        outer = json.loads(raw)
+        content = outer["manifest"]
+        if outer["crc"] != _crc(content):
+            raise BadManifest(f"{path} does not verify (its checksum is wrong): restore it from a copy of the lake")
+        if content["format"] != FORMAT:
+            raise BadManifest(f"{path} has format {content['format']}; this program reads {FORMAT}: use a newer one")
+        files = tuple(_read(LakeFile, row) for row in content["files"])
+        missing = tuple(_read(Missing, row) for row in content["missing"])
+        replaced = tuple(map(str, content["replaced"]))
+        return int(content["sequence"]), str(content["run"]), Addition(files, missing, replaced)
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise BadManifest(f"{path} is no manifest ({why}): restore it from a copy of the lake") from None
+
+
+def record(row: LakeFile | Missing) -> dict[str, Any]:
+    """A row as JSON has it."""
+    shown = asdict(row)
+    return {
+        name: f"{value:0{_HEX[name]}x}" if name in _HEX and value is not None else value
+        for name, value in shown.items()
+    }
+
+
+def _read(kind: type[Any], row: dict[str, Any]) -> Any:
+    values = {}
+    for one in fields(kind):
+        value = row[one.name]
+        if one.name in _HEX and value is not None:
+            value = int(value, 16)
+        text = one.name in ("topic", "day", "reason")
+        kind_of = str if text else bool if one.name == "merged" else int
+        if not isinstance(value, kind_of) and not (value is None and one.name == "chain_before"):
+            raise TypeError(f"{one.name} is {value!r}")
+        values[one.name] = value
+    found = kind(**values)
+    if not 0 <= found.first < found.end:
+        raise ValueError(f"[{found.first}, {found.end}) is no range")
+    if kind is LakeFile and (found.rows != found.end - found.first or names.parse_data(found.path) is None):
+        raise ValueError(f"{found.path} with {found.rows} rows is no file of a lake")
+    return found
+
+
+def _crc(content: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True, separators=(',', ':')).encode()):08x}"

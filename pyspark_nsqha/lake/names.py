@@ -1,0 +1,105 @@
+"""How the files of a lake are called.
+
+    <lake>/data/topic=<topic>/day=<UTC day>/<topic uid>-<partition>-<first>-<end>.parquet
+    <lake>/data/../..-<end>.merged.parquet     several files of a day in one: `compact` made it
+    <lake>/manifest/<sequence>.json            what one commit added
+    <lake>/manifest/<sequence>.base.json       all that was committed up to there
+    <lake>/manifest/table                      commits are an Iceberg table's; its name
+    <lake>/plan/<run>-<sequence>.json          what a run was about to commit behind that sequence
+    <lake>/replaced/<run>.json                 files that were merged into others, and when
+    <lake>/tmp/<run>-..                        what is being written
+
+Topic uids are 16 hex digits, partitions 5 digits, offsets and sequences 20: names sort as their numbers do. The name of
+a data file is all of what it holds, so whoever writes these messages again writes the same file.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+DATA, MANIFEST, PLAN, REPLACED, TEMPORARY = "data", "manifest", "plan", "replaced", "tmp"
+OF_TABLE = f"{MANIFEST}/table"
+DAY_NS = 24 * 3600 * 10**9
+_DATA = re.compile(
+    r"data/topic=([.a-zA-Z0-9_-]{1,64})/day=(\d{4}-\d\d-\d\d)/([0-9a-f]{16})-(\d{5})-(\d{20})-(\d{20})(\.merged)?\.parquet"
+)
+_MANIFEST = re.compile(r"(?:manifest/)?(\d{20})(\.base)?\.json")
+
+
+class DataName(NamedTuple):
+    """What the name of a data file says."""
+
+    topic: str
+    day: str
+    topic_uid: int
+    partition: int
+    first: int
+    end: int
+    merged: bool = False
+
+    @property
+    def path(self) -> str:
+        """Below the lake."""
+        ours = f"{self.topic_uid:016x}-{self.partition:05d}-{self.first:020d}-{self.end:020d}"
+        return f"{day_folder(self.topic, self.day)}/{ours}{'.merged' if self.merged else ''}.parquet"
+
+
+def parse_data(path: str) -> DataName | None:
+    """None if no data file is called so."""
+    found = _DATA.fullmatch(path)
+    if found is None:
+        return None
+    topic, day, uid, partition, first, end, merged = found.groups()
+    return DataName(topic, day, int(uid, 16), int(partition), int(first), int(end), merged is not None)
+
+
+def day_folder(topic: str, day: str) -> str:
+    return f"{DATA}/topic={topic}/day={day}"
+
+
+def day_of(timestamp_ns: int) -> str:
+    """The UTC day, as 2026-11-23."""
+    return datetime.fromtimestamp(timestamp_ns // 10**9, UTC).strftime("%Y-%m-%d")
+
+
+def day_start(day: str) -> int:
+    """Its first nanosecond since 1970. ValueError if it is no day."""
+    return int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp()) * 10**9
+
+
+def days_between(first_ns: int, last_ns: int) -> list[str]:
+    """The UTC days that two times lie in, and those between."""
+    first, last = first_ns // DAY_NS, last_ns // DAY_NS
+    return [day_of(day * DAY_NS) for day in range(first, last + 1)]
+
+
+def manifest(sequence: int) -> str:
+    return f"{MANIFEST}/{sequence:020d}.json"
+
+
+def base(sequence: int) -> str:
+    return f"{MANIFEST}/{sequence:020d}.base.json"
+
+
+def parse_manifest(name: str) -> tuple[int, bool] | None:
+    """The sequence, and whether it is a base; None if no manifest is called so."""
+    found = _MANIFEST.fullmatch(name)
+    return (int(found[1]), found[2] is not None) if found else None
+
+
+def plan(run: str, sequence: int) -> str:
+    return f"{PLAN}/{run}-{sequence:020d}.json"
+
+
+def run_of_plan(path: str) -> str:
+    return path.rpartition("/")[2].rpartition("-")[0]
+
+
+def run_of_temporary(path: str) -> str:
+    return path.rpartition("/")[2].partition("-")[0]
+
+
+def replaced(run: str) -> str:
+    return f"{REPLACED}/{run}.json"

@@ -1,0 +1,302 @@
+"""Rounds: plan, write, commit, until what is wanted is in the lake.
+
+    state -> tidy -> pieces -> plan written down -> tasks write files -> checked -> commit -> floors -> tidy ..
+      ^                                                                   | Moved: somebody else committed
+      +-------------------------------------------------------------------+
+
+A crash between any two of these steps leaves a lake that the next run completes: what was committed is there once; what
+was written and not committed is written again, at the same borders, over the same names. Nothing is committed that was
+not checked: each partition's pieces follow each other without a hole, are chained to each other and to what the lake
+has, and their files are where the driver sees them.
+
+A store that refuses fails the round, and nothing of it is committed. A partition that cannot be read is left out from
+there on; the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from nsqha.commitlog.entry import BROKEN_CHAIN, decode, genesis, next_chain
+from pyspark_nsqha.lake import names, plan
+from pyspark_nsqha.lake.commit import Commits, Moved
+from pyspark_nsqha.lake.manifest import Addition, LakeFile, Life, Missing, Range, State, without
+from pyspark_nsqha.lake.plan import Piece, Planned
+from pyspark_nsqha.lake.store import Store, StoreFailed
+from pyspark_nsqha.lake.task import Outcome
+from pyspark_nsqha.model import Pin, Split
+
+MOVED_MAX = 100  # times that somebody else is first; then something is wrong
+STALE_NS = 3600 * 10**9  # age of what is being written by nobody that a plan names
+
+Write = Callable[[Sequence[Split], str], list[Outcome]]
+"""Runs `task.write_piece` for each split, somewhere, under the name of a run; outcomes in the same order."""
+Step = Callable[[str], None]
+"""Is told the name of each step before it is taken."""
+
+
+class DataLoss(Exception):
+    """Messages are missing, and that was not to be accepted; nothing of the round was committed."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One partition that is to be in the lake: all of it, or a range; and what is known to be gone already."""
+
+    pin: Pin
+    range: Range | None = None
+    gone: tuple[Missing, ...] = ()
+    hold_id: str = ""
+
+    @property
+    def life(self) -> Life:
+        return plan.life_of(self.pin)
+
+
+@dataclass
+class Totals:
+    """What was done."""
+
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0  # of files
+    log_bytes: int = 0
+    missing: list[Missing] = field(default_factory=list)
+    failed: dict[Life, str] = field(default_factory=dict)
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How rounds are made."""
+
+    run: str  # a name that no other run has
+    split_bytes: int = plan.SPLIT_BYTES
+    round_bytes: int = plan.ROUND_BYTES
+    strict: bool = False
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+class Rounds:
+    """Writes what is wanted into one lake."""
+
+    def __init__(
+        self, commits: Commits, store: Store, write: Write, settings: Settings, *, step: Step = _nothing
+    ) -> None:
+        self.commits = commits
+        self.store = store
+        self._write = write
+        self._settings = settings
+        self.step = step
+
+    def carry_out(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        committed: Callable[[State], None] = _nothing,
+        progress: Callable[[Totals, int], None] = lambda totals, left: None,
+    ) -> Totals:
+        """Until nothing is left to do. `committed` is called behind each commit, `progress` with the bytes left.
+
+        StoreFailed, DataLoss, Overlap or BadManifest: what was committed before stays.
+        """
+        totals, moved = Totals(), 0
+        while moved < MOVED_MAX:
+            self.step("state")
+            state = self.commits.state()
+            self.step("tidy")
+            earlier = self.tidy(state)
+            todo = [piece for one in wanted for piece in self._pieces(one, state, earlier, totals)]
+            gone = [gap for one in wanted for gap in _not_told(one.gone, state)]
+            progress(totals, sum(piece.log_bytes for piece in todo))
+            if not todo and not gone:
+                return totals
+            part = next(plan.rounds(todo, self._settings.round_bytes), [])
+            self._write_down(part, earlier, state)
+            try:
+                addition = self._written(part, gone, state, totals)
+                if not addition:
+                    continue  # every partition of this round has failed, and is left out from here on
+                self.step("commit")
+                after = self.commits.append(state, addition, run=self._settings.run)
+            except Moved:
+                moved += 1
+                continue
+            _count(totals, addition, part)
+            self.step("committed")
+            committed(after)
+        raise StoreFailed(f"somebody else committed to {self.store.uri} {MOVED_MAX} times meanwhile; try again")
+
+    def tidy(self, state: State) -> list[Planned]:
+        """Remove what can never count any more; the borders that others, or this run before, planned and did not
+        reach."""
+        found: list[Planned] = []
+        finished: set[str] = set()
+        for file in list(self.store.list(names.PLAN)):
+            try:
+                planned = plan.decode(self.store.read(file.path))
+            except FileNotFoundError:
+                continue
+            for one in planned:
+                for path in plan.dead_files(one, self._data_files(one), state):
+                    self.store.remove(path)
+            if still := plan.still_open(planned, state):
+                found += still
+            else:
+                self.store.remove(file.path)
+                finished.add(names.run_of_plan(file.path))
+        now = time.time_ns()
+        for file in list(self.store.list(names.TEMPORARY)):
+            if names.run_of_temporary(file.path) in finished or now - file.modified_ns > STALE_NS:
+                self.store.remove(file.path)
+        return found
+
+    def _data_files(self, planned: Planned) -> list[str]:
+        folders = {names.day_folder(planned.life.topic, day) for day in planned.days}
+        return [file.path for folder in sorted(folders) for file in self.store.list(folder)]
+
+    def _pieces(self, one: Wanted, state: State, earlier: Iterable[Planned], totals: Totals) -> list[Piece]:
+        if one.life in totals.failed:
+            return []
+        return plan.pieces(
+            one.pin,
+            state,
+            wanted=one.range,
+            earlier=earlier,
+            split_bytes=self._settings.split_bytes,
+            hold_id=one.hold_id,
+        )
+
+    def _write_down(self, part: list[Piece], earlier: Sequence[Planned], state: State) -> None:
+        """The plan of this round, but for what is in a plan already."""
+        known = {(one.life, one.range) for one in earlier}
+        new = [piece.planned for piece in part if (piece.life, piece.planned.range) not in known]
+        if new:
+            self.step("plan")
+            run = self._settings.run
+            self.store.write(names.plan(run, state.sequence), plan.encode(new), run=run)
+
+    def _written(self, part: list[Piece], gone: list[Missing], state: State, totals: Totals) -> Addition:
+        """What this round adds, checked. Partitions that failed are told in `totals`."""
+        self.step("write")
+        outcomes = self._write([piece.split for piece in part], self._settings.run) if part else []
+        self.step("check")
+        refused = [outcome.failed for outcome in outcomes if outcome.store_failed]
+        if refused:
+            raise StoreFailed(f"{refused[0]}; nothing of this round was committed")
+        good: list[Outcome] = []
+        for piece, outcome in zip(part, outcomes, strict=True):
+            if piece.life in totals.failed:
+                continue
+            before = _before(piece, good, state)
+            why = outcome.failed or not_a_piece(outcome) or broken_link(before, outcome)
+            if why:
+                totals.failed[piece.life] = why
+                continue
+            good.append(linked(outcome, before))
+        files = tuple(file for outcome in good for file in outcome.addition.files)
+        missing = (*gone, *(gap for outcome in good for gap in outcome.addition.missing))
+        if missing and self._settings.strict:
+            gap = missing[0]
+            raise DataLoss(
+                f"{gap.life}: offsets [{gap.first}, {gap.end}) are missing ({gap.reason}); nothing of this round was "
+                "committed; without --strict they are recorded as missing, and the rest is archived"
+            )
+        self._check_visible(files, state)
+        return Addition(files, missing)
+
+    def _check_visible(self, files: Iterable[LakeFile], state: State) -> None:
+        """What tasks wrote on their machines is what the driver sees from here. Moved: others have removed it, because
+        they have committed the same messages."""
+        sizes: dict[str, int] = {}
+        folders: set[str] = set()
+        for file in files:
+            folder = names.day_folder(file.topic, file.day)
+            if folder not in folders:
+                folders.add(folder)
+                sizes.update((found.path, found.size) for found in self.store.list(folder))
+            if sizes.get(file.path) != file.bytes:
+                if self.commits.state().sequence != state.sequence:
+                    raise Moved(f"{file.path} has been removed")
+                raise StoreFailed(
+                    f"{file.path} was written, but {self.store.uri} does not show it here as it is there: is it the "
+                    "same folder on every machine? nothing of this round was committed"
+                )
+
+
+def _not_told(gone: Iterable[Missing], state: State) -> list[Missing]:
+    """Gaps of which the lake says nothing yet."""
+    return [
+        Missing(*gap.life, *left, gap.reason)
+        for gap in gone
+        for left in without(Range(gap.first, gap.end), state.covered(gap.life))
+    ]
+
+
+def _count(totals: Totals, addition: Addition, part: Iterable[Piece]) -> None:
+    totals.rounds += 1
+    totals.files += len(addition.files)
+    totals.rows += sum(file.rows for file in addition.files)
+    totals.bytes += sum(file.bytes for file in addition.files)
+    totals.log_bytes += sum(piece.log_bytes for piece in part if piece.life not in totals.failed)
+    totals.missing += addition.missing
+
+
+def _before(piece: Piece, good: Iterable[Outcome], state: State) -> LakeFile | None:
+    """The file that ends where a piece begins: of this round, or of the lake."""
+    of_round = (file for outcome in good for file in outcome.addition.files)
+    for file in (*of_round, *state.files.get(piece.life, ())):
+        if file.life == piece.life and file.end == piece.planned.first:
+            return file
+    return None
+
+
+def not_a_piece(outcome: Outcome) -> str:
+    """Why files and gaps of an outcome are not exactly its split; empty if they are."""
+    addition = outcome.addition
+    told = sorted(
+        [(file.first, file.end) for file in addition.files] + [(gap.first, gap.end) for gap in addition.missing]
+    )
+    at = outcome.split.first
+    for first, end in told:
+        if first != at:
+            break
+        at = end
+    else:
+        if at == outcome.split.end:
+            return ""
+    where = f"{outcome.split.identity.topic}/{outcome.split.identity.partition}"
+    return f"{where}: a task wrote {told} of [{outcome.split.first}, {outcome.split.end}): its nsqha is another version"
+
+
+def broken_link(before: LakeFile | None, outcome: Outcome) -> str:
+    """Why the first entry of a piece does not follow the file before it; empty if it does, or nobody can know."""
+    entry = decode(outcome.first_entry) if outcome.first_entry else None
+    if before is None or entry is None or entry.log_id != before.end_log_id or before.flags & BROKEN_CHAIN:
+        return ""
+    if next_chain(before.chain, entry) == entry.chain:
+        return ""
+    return (
+        f"{before.life}: log id {entry.log_id}, offset {before.end}, does not follow what the lake has up to there: "
+        "the log was cut and written anew (an unclean election, a restored backup); archive to another lake"
+    )
+
+
+def linked(outcome: Outcome, before: LakeFile | None) -> Outcome:
+    """With what its first file is chained to, where it follows another one."""
+    files = outcome.addition.files
+    if not files:
+        return outcome
+    if files[0].first_log_id == 1:
+        chain = genesis(files[0].topic_uid, files[0].partition).chain
+    elif before is not None and files[0].first_log_id == before.end_log_id:
+        chain = before.chain
+    else:
+        return outcome
+    chained = (replace(files[0], chain_before=chain), *files[1:])
+    return replace(outcome, addition=replace(outcome.addition, files=chained))

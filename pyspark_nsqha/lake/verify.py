@@ -1,0 +1,262 @@
+"""Proof that the lake is the log.
+
+    ranges    files of a life follow each other without hole and overlap              from the manifests
+    files     are there, as large as they were, their footers say the same            a listing, the ends of files
+    chains    each file is chained to the one before                                  from the manifests
+    anchor    the chain of the last file is that of the broker's entry there          one batch per partition
+    contents  each byte and row, and the log's rows where it has them still           `contents`, only in full
+
+(log id, chain) names everything before: if links and anchor hold, the entries that were verified when the files were
+written are those of the log that is served now. Where a link cannot be proven (the log was recovered there, or the file
+before is not in the lake) the file before it has an anchor of its own. What the log no longer has is proven by links.
+
+A gap that a manifest has a reason for is told, and is no problem unless that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from nsqha.commitlog.entry import BROKEN_CHAIN
+from pyspark_nsqha.lake import names
+from pyspark_nsqha.lake.contents import GAP, MISMATCH, Check, Problem, differences, problem
+from pyspark_nsqha.lake.manifest import LakeFile, Life, Missing, Range, State, without
+from pyspark_nsqha.lake.parquet import BadFile, footer_of, open_file
+from pyspark_nsqha.lake.plan import life_of
+from pyspark_nsqha.lake.store import Store
+from pyspark_nsqha.lake.task import Read
+from pyspark_nsqha.model import Cut, Pin, ReadFailed, Split
+
+THREADS = 8  # that look at footers
+
+
+@dataclass
+class Partition:
+    """What the lake has of one life."""
+
+    life: Life
+    first: int
+    end: int
+    files: int
+    rows: int
+    bytes: int
+    behind: int | None = None  # messages that are committed and not in the lake; None: nobody was asked
+
+
+@dataclass
+class Report:
+    """What was looked at, and what is wrong."""
+
+    partitions: list[Partition] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # what could not be looked at
+    anchors: int = 0
+    rows_read: int = 0
+    rows_compared: int = 0
+
+
+def verify(
+    state: State,
+    store: Store,
+    topics: Sequence[str],
+    *,
+    pins: Sequence[Pin] | None = None,
+    read: Read | None = None,
+    check: Check | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """What the lake has of these topics. `pins`: what is committed now, `read` reads it; `check`: read everything.
+
+    StoreFailed if the lake cannot be read.
+    """
+    report = Report()
+    lives = sorted(life for life in {*state.files, *state.missing} if life.topic in topics)
+    now = {life_of(pin): pin for pin in pins or ()}
+    for topic in topics:
+        if not any(life.topic == topic for life in lives):
+            committed = any(life.topic == topic and pin.end.offset for life, pin in now.items())
+            if committed or pins is None:
+                report.problems.append(Problem(GAP, topic, 0, 0, 0, "", f"{store.uri} has nothing of this topic"))
+    for life in lives:
+        files = state.files.get(life, ())
+        report.partitions.append(_partition(life, files, state))
+        report.missing += state.missing.get(life, ())
+        report.problems += holes(life, state)
+        report.problems += broken_links(files)
+    wanted = [file for life in lives for file in state.files.get(life, ())]
+    there = _check_files(store, topics, wanted, report, progress)
+    for life, pin in now.items():
+        _check_log(life, pin, state, report)
+        if read is not None:
+            _check_anchors(life, pin, state.files.get(life, ()), read, report)
+    if check is not None:
+        _check_contents([file for file in wanted if file.path in there], now, check, report)
+    return report
+
+
+def _partition(life: Life, files: Sequence[LakeFile], state: State) -> Partition:
+    covered = state.covered(life)
+    sums = (len(files), sum(file.rows for file in files), sum(file.bytes for file in files))
+    return Partition(life, covered[0].first, covered[-1].end, *sums)
+
+
+def holes(life: Life, state: State) -> Iterator[Problem]:
+    """Ranges between files that no manifest has a reason for."""
+    for left, right in pairwise(state.covered(life)):
+        yield Problem(GAP, life.topic, life.partition, left.end, right.first, "", "no file of the lake has them")
+
+
+def broken_links(files: Iterable[LakeFile]) -> Iterator[Problem]:
+    """Files that are not chained to the one before although they begin where it ends."""
+    for before, file in pairwise(files):
+        unknown = file.chain_before is None or before.flags & BROKEN_CHAIN
+        if _meet(before, file) and not unknown and file.chain_before != before.chain:
+            yield problem(file, MISMATCH, f"it is not chained to {before.path}: they are of two logs")
+
+
+def _meet(before: LakeFile, file: LakeFile) -> bool:
+    return before.end == file.first and before.end_log_id == file.first_log_id
+
+
+def _check_files(
+    store: Store,
+    topics: Sequence[str],
+    wanted: Sequence[LakeFile],
+    report: Report,
+    progress: Callable[[int, int], None],
+) -> set[str]:
+    """Sizes by listing, footers by reading the ends of files; paths of those that can be read."""
+    sizes = {
+        found.path: found.size
+        for topic in topics
+        for found in store.list(f"{names.DATA}/topic={topic}", recursive=True)
+    }
+    there = []
+    for file in wanted:
+        if file.path not in sizes:
+            report.problems.append(problem(file, GAP, "the file is gone"))
+        elif sizes[file.path] != file.bytes:
+            sized = f"the file has {sizes[file.path]} bytes, it was written with {file.bytes}"
+            report.problems.append(problem(file, MISMATCH, sized))
+        else:
+            there.append(file)
+    stray = sorted(set(sizes) - {file.path for file in wanted})
+    if stray:
+        which = f"{len(stray)} files that no manifest names, as {stray[0]}"
+        report.notes.append(f"{which}: of a run that goes on, or that ended early")
+    done = 0
+    with ThreadPoolExecutor(THREADS) as pool:
+        for found in pool.map(lambda file: list(_footer_problems(file, store)), there):
+            report.problems += found
+            done += 1
+            progress(done, len(there))
+    return {file.path for file in there}
+
+
+def _footer_problems(file: LakeFile, store: Store) -> Iterator[Problem]:
+    try:
+        with store.open(file.path) as source:
+            footer = footer_of(open_file(source))
+    except FileNotFoundError:
+        yield problem(file, GAP, "the file is gone")
+    except BadFile as error:
+        yield problem(file, MISMATCH, str(error))
+    else:
+        yield from (problem(file, MISMATCH, why) for why in differences(file, footer))
+
+
+# ---- against the log
+
+
+def _check_log(life: Life, pin: Pin, state: State, report: Report) -> None:
+    """What the log has still is in the lake, up to where the lake ends."""
+    covered = state.covered(life)
+    if not covered:
+        if pin.end.offset > pin.start.offset:
+            where = Range(pin.start.offset, pin.end.offset)
+            report.notes.append(f"{life}: offsets [{where.first}, {where.end}) of the log are not in the lake yet")
+        return
+    end = covered[-1].end
+    whole = Range(pin.start.offset, min(end, pin.end.offset))
+    inner = Range(covered[0].first, end)
+    for first, behind in without(whole, covered):
+        if behind <= inner.first:
+            report.problems.append(
+                Problem(GAP, life.topic, life.partition, first, behind, "", "the log has them, the lake begins behind")
+            )
+    if end > pin.end.offset:
+        why = "the log ends before them: it was cut (an unclean election, a restored backup)"
+        report.problems.append(Problem(MISMATCH, life.topic, life.partition, pin.end.offset, end, "", why))
+    for partition in report.partitions:
+        if partition.life == life:
+            partition.behind = max(pin.end.offset - end, 0)
+
+
+def _check_anchors(life: Life, pin: Pin, files: Sequence[LakeFile], read: Read, report: Report) -> None:
+    """The last entry of each unbroken piece of the lake, as far as the log has it, is the log's."""
+    for file in anchors(files):
+        log_id = file.end_log_id - 1
+        if not pin.start.log_id <= log_id < pin.end.log_id or file.end > pin.end.offset:
+            continue
+        report.anchors += 1
+        # The replica vouches for the snapshot's end, so has the log's entry, whatever the lake says of it.
+        at = pin.end.log_id - 1, pin.chain
+        split = Split(pin.identity, file.end, file.end, log_id, log_id + 1, file.end, file.end, *at, pin.replicas)
+        try:
+            chains = [int(entries.table["chain"][-1]) for entries, _ in read(split, lambda *_: None)]
+        except ReadFailed as error:
+            report.failed.append(str(error))
+        else:
+            if chains[-1:] != [file.chain]:
+                theirs = f"{chains[-1]:016x}" if chains else "none"
+                why = f"the log's entry {log_id} has chain {theirs}, the manifest {file.chain:016x}"
+                report.problems.append(problem(file, MISMATCH, why))
+
+
+def anchors(files: Sequence[LakeFile]) -> Iterator[LakeFile]:
+    """The last file of each piece whose links are proven."""
+    for file, behind in pairwise(files):
+        if not _meet(file, behind) or behind.chain_before is None or file.flags & BROKEN_CHAIN:
+            yield file
+    if files:
+        yield files[-1]
+
+
+def _check_contents(files: Sequence[LakeFile], now: dict[Life, Pin], check: Check, report: Report) -> None:
+    """Everything, by tasks."""
+    for found in check([(file, split_of(file, now.get(file.life))) for file in files]):
+        report.rows_read += found.rows
+        report.rows_compared += found.compared
+        report.problems += [one for one in found.problems if one not in report.problems]
+        if found.failed:
+            report.failed.append(found.failed)
+
+
+def split_of(file: LakeFile, pin: Pin | None) -> Split | None:
+    """What the log has still of a file; None if that is nothing."""
+    if pin is None or file.end_log_id > pin.end.log_id or file.end <= pin.start.offset:
+        return None
+    low = Cut(file.first, file.first_log_id, 0, 0)
+    if file.first_log_id < pin.start.log_id:
+        low = pin.start
+    first = max(file.first, low.offset)
+    if first >= file.end:
+        return None
+    return Split(
+        pin.identity,
+        first,
+        file.end,
+        low.log_id,
+        file.end_log_id,
+        low.offset,
+        file.end,
+        pin.end.log_id - 1,
+        pin.chain,
+        pin.replicas,
+        pin.path,
+    )

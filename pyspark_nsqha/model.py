@@ -1,0 +1,116 @@
+"""What a job knows of the log: plain values, small enough to be pickled into every task.
+
+    Pin      one partition of a snapshot: identity, committed range, borders, replicas
+    Split    what one task reads: messages [first, end) and the batches that hold them
+    Run      consecutive batches as they came from a replica or a file: nothing in it is verified yet
+
+Offsets count messages, log ids count batches, positions count bytes; ends are exclusive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ENTRY_BYTES = 80
+
+
+class Cut(NamedTuple):
+    """A border between two batches."""
+
+    offset: int
+    log_id: int  # of the batch behind it
+    position: int
+    timestamp_ns: int  # of the batch behind it; of the last batch at the end of the log
+
+
+class Replica(NamedTuple):
+    """Where the bytes of a partition are served."""
+
+    address: str  # host:port
+    host: str = ""  # label of the machine; a task prefers its own
+    leader: bool = False
+
+
+class Identity(NamedTuple):
+    """One life of one partition."""
+
+    topic: str
+    topic_uid: int
+    partition: int
+    id_base: int  # a message's id is this plus its offset
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One partition, as a snapshot found it."""
+
+    identity: Identity
+    start: Cut
+    end: Cut
+    epoch: int  # of the last committed entry, `end.log_id - 1`
+    chain: int
+    cuts: tuple[Cut, ...] = ()  # ascending, both ends included
+    replicas: tuple[Replica, ...] = ()
+    path: str = ""  # instead of replicas: the partition's folder, of a node that does not run
+
+
+@dataclass(frozen=True)
+class Split:
+    """What one task reads. It yields `end - first` messages, or fails."""
+
+    identity: Identity
+    first: int  # offset of the first message that is wanted
+    end: int  # behind the last one
+    first_log_id: int  # borders of batches around them
+    end_log_id: int
+    first_offset: int  # of the batch `first_log_id`
+    end_offset: int  # behind the last message of the batch `end_log_id - 1`
+    at_log_id: int  # the entry of the snapshot that has `chain`: whoever has it has everything before
+    chain: int
+    replicas: tuple[Replica, ...] = ()
+    path: str = ""
+    hold_id: str = ""
+
+
+class Run(NamedTuple):
+    """Batches [first_log_id, first_log_id + len(entries) / 80), not verified."""
+
+    first_log_id: int
+    entries: bytes | bytearray | memoryview
+    frames: bytes | bytearray | memoryview  # without those of entries that are LOST or FAULTY
+
+
+class ReadFailed(Exception):
+    """A range could not be read as planned; the message is one line that says what is missing and what to do.
+
+    `planned` and `available` are (first, end) offsets.
+    """
+
+    def __init__(
+        self, message: str, *, planned: tuple[int, int] | None = None, available: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.planned = planned
+        self.available = available
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _failed, (type(self), str(self), self.planned, self.available)
+
+
+class NotVerified(ReadFailed):
+    """Bytes that came are not what the log has: another replica may have them."""
+
+
+class Unreadable(ReadFailed):
+    """No replica has these messages any more: given up by an operator, or marked by recovery."""
+
+
+class Gone(ReadFailed):
+    """Retention took them, or the topic was made anew."""
+
+
+def _failed(
+    kind: type[ReadFailed], message: str, planned: tuple[int, int] | None, available: tuple[int, int] | None
+) -> ReadFailed:
+    return kind(message, planned=planned, available=available)

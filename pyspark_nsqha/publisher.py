@@ -1,0 +1,452 @@
+"""Publishing from one task: over one socket at a time, in order, with several commands on the way.
+
+    publish -> [waiting .. sent .. answered] -> OK: the first one is stored and forgotten
+                    ^                |
+                    +----------------+  the connection is lost, or the first one is refused for now:
+                                        all that have no OK go again, in order, to the next broker
+
+What a command without an OK is when its connection ends:
+
+    its answer says "not stored"               not stored
+    it was not sent as a whole                 not stored: a broker takes a command whole or not at all
+    its answer says anything else that passes  perhaps stored, so sending it again may make duplicates
+    it was sent and has no answer              the same, also behind one that says "not stored"
+
+Invariants: an OK belongs to the first command that has none. Nothing is given up: a command either gets an OK, or
+`publish` or `flush` raises. What is kept for sending again is bounded in bytes and commands.
+
+The protocol is NSQ V2: a command is answered by one frame, [size u32 = 4 + data][type u32: 0 answer, 1 error][data].
+Every error ends the connection. Only the standard library is used, so that a worker needs nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import select
+import socket
+import ssl
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+IN_FLIGHT_COMMANDS_MAX = 256  # where topics change from row to row, commands are small and a round trip is dear
+IN_FLIGHT_BATCHES_MAX = 8  # of full size: enough for the broker to sync one batch while it receives the next
+ANSWER_SECONDS = 45.0  # more than a broker's --publish-outcome-wait, so that it says itself what it does not know
+CONNECT_SECONDS = 5.0
+BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS = 0.05, 2.0
+FRAME_BYTES_MAX = 64 << 10  # of an answer
+RECEIVE_BYTES = 64 << 10
+_FRAME_ANSWER, _FRAME_ERROR = 0, 1
+_FRAME_HEAD = struct.Struct(">II")
+_SIZE = struct.Struct(">I")
+
+HINTS = {
+    "E_BAD_MESSAGE": "the broker's --max-msg-size bounds values; option maxMessageBytes has to be that number",
+    "E_BAD_BODY": "the broker's --max-body-size bounds an MPUB; make option batchBytes smaller",
+    "E_INVALID DPUB timeout": "the broker's --max-req-timeout bounds defer_ms",
+    "E_AUTH_FIRST": "the broker wants AUTH: set nsqha.authSecretFile, or NSQHA_AUTH_SECRET where the executors run",
+    "E_AUTH_FAILED": "the secret is not right, or the broker's auth server does not answer",
+    "E_AUTH_DISABLED": "the broker asks nobody for a secret: leave it out",
+    "E_UNAUTHORIZED": "the secret does not allow publishing to this topic",
+}
+"""What to change when a broker refuses for good."""
+
+
+class PublishRefused(Exception):
+    """A broker will never take this; the message is one line with its words and what to change."""
+
+
+class PublishFailed(Exception):
+    """No broker stored the next command in time; the message is one line that counts what is published."""
+
+
+class LinkLost(Exception):
+    """A connection ended, or was ended: nobody knows what became of the commands that were sent and have no OK."""
+
+
+class NotTaken(LinkLost):
+    """The broker's answer to the first command without an OK. `not_stored`: it is certainly not stored."""
+
+    def __init__(self, why: str, *, not_stored: bool) -> None:
+        super().__init__(why)
+        self.not_stored = not_stored
+
+
+class Command(NamedTuple):
+    """One PUB, MPUB or DPUB as it is sent."""
+
+    wire: bytes
+    messages: int
+
+
+@dataclass(frozen=True)
+class LinkSecurity:
+    """How a connection is made safe, and who publishes. Paths are those of the machine where the task runs."""
+
+    tls: bool = False
+    root_ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    insecure_skip_verify: bool = False
+    auth_secret: bytes = field(default=b"", repr=False)
+
+
+PLAIN = LinkSecurity()
+
+
+@dataclass
+class Tally:
+    """What a publisher has done so far, in messages."""
+
+    published: int = 0
+    possible_duplicates: int = 0  # sent again although the first sending may have been stored
+
+
+class TaskPublisher:
+    """Publishes commands in order to one broker after the other.
+
+    `timeout_s` bounds how long the first command without an OK may wait for it. `first` is the index of the broker to
+    begin with.
+    """
+
+    def __init__(
+        self,
+        brokers: Sequence[str],
+        *,
+        first: int = 0,
+        timeout_s: float = 120.0,
+        in_flight_bytes_max: int = IN_FLIGHT_BATCHES_MAX << 20,
+        security: LinkSecurity = PLAIN,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.tally = Tally()
+        self._brokers = list(brokers)
+        self._next_broker = first
+        self._timeout_s = timeout_s
+        self._bytes_max = in_flight_bytes_max
+        self._security = security
+        self._now = now
+        self._sleep = sleep
+        self._link: Link | None = None
+        self._unanswered: deque[Command] = deque()
+        self._unanswered_bytes = 0
+        self._sent = 0  # that many of them were sent over this link
+        self._waiting_since = 0.0
+        self._failures = 0  # in a row
+
+    def publish(self, command: Command) -> None:
+        """Send a command, and wait until there is room for another one. PublishRefused, PublishFailed."""
+        if not self._unanswered:
+            self._waiting_since = self._now()
+        self._unanswered.append(command)
+        self._unanswered_bytes += len(command.wire)
+        self._go_on(lambda: not self._full)
+
+    def flush(self) -> None:
+        """Wait until everything is stored. PublishRefused, PublishFailed."""
+        if self._unanswered:  # a task without rows needs no connection, and has no time for one
+            self._go_on(lambda: not self._unanswered)
+
+    def close(self) -> None:
+        """End the connection; what has no OK may still become stored."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    @property
+    def _full(self) -> bool:
+        return len(self._unanswered) >= IN_FLIGHT_COMMANDS_MAX or self._unanswered_bytes >= self._bytes_max
+
+    @property
+    def _left_s(self) -> float:
+        return self._waiting_since + self._timeout_s - self._now()
+
+    def _go_on(self, done: Callable[[], bool]) -> None:
+        """Send, hear answers and repair the connection: once, and then until `done`."""
+        while True:
+            try:
+                link = self._connected()
+                self._send(link)
+                if done():
+                    return
+                self._settle(link.answers(self._answer_wait_s))
+                if done():
+                    return
+            except LinkLost as lost:
+                self._lost(self._last_words(lost))
+
+    @property
+    def _answer_wait_s(self) -> float:
+        return max(0.001, min(ANSWER_SECONDS, self._left_s))
+
+    def _connected(self) -> Link:
+        if self._link is not None and not self._sent and self._link.ended:
+            # It ended while nothing was on its way: no command needs to be sent twice.
+            self.close()
+        if self._link is None:
+            address = self._brokers[self._next_broker % len(self._brokers)]
+            self._link = Link(address, max(0.001, min(CONNECT_SECONDS, self._left_s)), self._security)
+        return self._link
+
+    def _send(self, link: Link) -> None:
+        while self._sent < len(self._unanswered):
+            link.send(self._unanswered[self._sent].wire, self._answer_wait_s)
+            self._sent += 1
+            # A refusal is heard here at once, and not when the window is full: less is sent in vain behind it.
+            self._settle(link.answers(0))
+
+    def _settle(self, answers: Sequence[tuple[int, bytes]]) -> None:
+        """Forget what is stored. LinkLost: it may be stored when sent again. PublishRefused."""
+        for kind, data in answers:
+            if kind == _FRAME_ERROR:
+                raise _verdict(self._address, data)
+            if not self._sent:
+                raise LinkLost(f"{self._address}: an answer that nobody asked for: {_shown(data)}")
+            command = self._unanswered.popleft()
+            self._unanswered_bytes -= len(command.wire)
+            self._sent -= 1
+            self._failures = 0
+            self._waiting_since = self._now()
+            self.tally.published += command.messages
+
+    @property
+    def _address(self) -> str:
+        return self._link.address if self._link is not None else "no broker"
+
+    def _last_words(self, lost: LinkLost) -> LinkLost:
+        """Why the connection is lost, as the broker says: that may be here although sending or receiving failed."""
+        try:
+            while self._link is not None and (answers := self._link.answers(0)):
+                self._settle(answers)
+        except NotTaken as said:
+            return said
+        except LinkLost:
+            pass
+        return lost
+
+    def _lost(self, lost: LinkLost) -> None:
+        """Count what may be stored twice, wait a little, and go to the next broker. PublishFailed: no time is left."""
+        certain = 1 if isinstance(lost, NotTaken) and lost.not_stored else 0
+        perhaps = sum(command.messages for command in islice(self._unanswered, certain, max(certain, self._sent)))
+        self.close()
+        self._sent = 0
+        self._next_broker += 1
+        pause = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
+        self._failures += 1
+        if self._left_s <= pause:
+            waiting = sum(command.messages for command in self._unanswered)
+            raise PublishFailed(
+                f"nothing was stored for {self._timeout_s:g} s (option timeoutMs): {lost}; this task has published "
+                f"{self.tally.published} messages, and up to {waiting} more may be stored"
+            ) from None
+        self.tally.possible_duplicates += perhaps
+        self._sleep(pause)
+
+
+class Link:
+    """A socket that has identified itself. LinkLost is raised by everything here; PublishRefused by the constructor."""
+
+    def __init__(self, address: str, timeout_s: float, security: LinkSecurity = PLAIN) -> None:
+        self.address = address
+        self._data = bytearray()
+        host, port = split_address(address)
+        try:
+            self._socket: socket.socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise LinkLost(f"{address}: no connection: {_words(error)}") from None
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._identify(host, timeout_s, security)
+        except BaseException:
+            self.close()
+            raise
+
+    def _identify(self, host: str, timeout_s: float, security: LinkSecurity) -> None:
+        identity = {
+            "client_id": "pyspark-nsqha",
+            "hostname": socket.gethostname(),
+            "user_agent": "pyspark-nsqha",
+            # Off: a task that waits for its next row would not answer them.
+            "heartbeat_interval": -1,
+            "feature_negotiation": True,
+            "tls_v1": security.tls,
+        }
+        body = json.dumps(identity).encode()
+        agreed = _features(self._ask(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body, timeout_s))
+        if security.tls:
+            if not agreed.get("tls_v1"):
+                raise PublishRefused(f"{self.address} has no TLS: leave the nsqha.tls options out")
+            self._socket = self._wrapped(host, timeout_s, security)
+            self._ask(b"", timeout_s)
+        if security.auth_secret:
+            self._ask(b"AUTH\n" + _SIZE.pack(len(security.auth_secret)) + security.auth_secret, timeout_s)
+
+    def _wrapped(self, host: str, timeout_s: float, security: LinkSecurity) -> ssl.SSLSocket:
+        self._socket.settimeout(timeout_s)
+        try:
+            return _context(security).wrap_socket(self._socket, server_hostname=host)
+        except ssl.SSLCertVerificationError as error:
+            raise PublishRefused(
+                f"{self.address}: its certificate is not trusted: {error.verify_message}; name its authority with "
+                f"option nsqha.tls.ca"
+            ) from None
+        except ssl.SSLError as error:
+            raise self._tls_failed(error) from None
+        except OSError as error:
+            raise LinkLost(f"{self.address}: no TLS: {_words(error)}") from None
+
+    def _tls_failed(self, error: ssl.SSLError) -> Exception:
+        """Refused, if the broker says what it has against us: with TLS 1.3 that comes behind the handshake."""
+        if "ALERT" not in (error.reason or ""):
+            return LinkLost(f"{self.address}: TLS: {_words(error)}")
+        return PublishRefused(
+            f"{self.address}: the broker ended TLS: {_words(error)}; options nsqha.tls.cert and nsqha.tls.key name the "
+            f"certificate that it is shown"
+        )
+
+    def _ask(self, command: bytes, timeout_s: float) -> bytes:
+        """Send it and read its one answer; an error is refused for good."""
+        if command:
+            self.send(command, timeout_s)
+        kind, data = self.answers(timeout_s)[0]
+        if kind == _FRAME_ERROR:
+            raise PublishRefused(f"{self.address}: {_with_hint(data)}")
+        return data
+
+    def send(self, wire: bytes, timeout_s: float) -> None:
+        """Send a command as a whole. LinkLost: it was not, so it is not stored."""
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.sendall(wire)
+        except OSError as error:
+            raise LinkLost(f"{self.address}: {_words(error)}") from None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the broker closed it, as far as is known without waiting."""
+        try:
+            return bool(self.answers(0))  # an answer to nothing: not a connection to go on with
+        except LinkLost:
+            return True
+
+    def answers(self, wait_s: float) -> list[tuple[int, bytes]]:
+        """Whole frames that have arrived; with a wait at least one, else LinkLost."""
+        deadline = time.monotonic() + wait_s
+        while not (frames := self._frames()):
+            if not self._readable(max(0.0, deadline - time.monotonic())):
+                if not wait_s:
+                    return []
+                raise LinkLost(f"{self.address}: no answer within {wait_s:.1f} s")
+            self._receive()
+        return frames
+
+    def _readable(self, wait_s: float) -> bool:
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def _receive(self) -> None:
+        self._socket.settimeout(ANSWER_SECONDS)
+        try:
+            received = self._socket.recv(RECEIVE_BYTES)
+        except ssl.SSLError as error:
+            raise self._tls_failed(error) from None
+        except OSError as error:
+            raise LinkLost(f"{self.address}: {_words(error)}") from None
+        if not received:
+            raise LinkLost(f"{self.address}: the broker closed the connection")
+        self._data += received
+
+    def _frames(self) -> list[tuple[int, bytes]]:
+        data, at, frames = self._data, 0, []
+        while len(data) - at >= 8:
+            size, kind = _FRAME_HEAD.unpack_from(data, at)
+            if not 4 <= size <= FRAME_BYTES_MAX or kind not in (_FRAME_ANSWER, _FRAME_ERROR):
+                raise PublishRefused(f"{self.address} does not speak the NSQ protocol: option nsqd is for its TCP port")
+            if len(data) - at < 4 + size:
+                break
+            frames.append((kind, bytes(data[at + 8 : at + 4 + size])))
+            at += 4 + size
+        del data[:at]
+        return [frame for frame in frames if frame != (_FRAME_ANSWER, b"_heartbeat_")]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[IPv6]:port`. ValueError with one line."""
+    host, _, port = address.strip().rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is no host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _verdict(address: str, data: bytes) -> Exception:
+    """What an error frame to a publish means: NotTaken if trying again may help, else PublishRefused."""
+    text = _shown(data)
+    code, _, _ = text.partition(" ")
+    if code in ("E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"):
+        # nsqd itself says neither "not stored" nor "outcome unknown"; a prefix of its MPUB may be stored.
+        return NotTaken(f"{address}: {text}", not_stored=f"{code[2:-7]} failed not stored" in text)
+    return PublishRefused(f"{address}: {_with_hint(data)}")
+
+
+def _with_hint(data: bytes) -> str:
+    text = _shown(data)
+    if "TLS required" in text:
+        return f"{text} (the broker wants TLS: set option nsqha.tls to true)"
+    return text + next((f" ({hint})" for start, hint in HINTS.items() if text.startswith(start)), "")
+
+
+def _shown(data: bytes) -> str:
+    return " ".join(data[:400].decode("utf-8", "replace").split())
+
+
+def _features(answer: bytes) -> dict[str, object]:
+    """What a broker says to IDENTIFY; one that negotiates nothing says OK."""
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _context(security: LinkSecurity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if security.root_ca_file:
+            context.load_verify_locations(cafile=security.root_ca_file)
+        else:
+            context.load_default_certs()
+    except OSError as error:
+        raise PublishRefused(f"option nsqha.tls.ca: {security.root_ca_file}: {_words(error)}") from None
+    if security.insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if security.cert_file:
+        try:
+            # An encrypted key must not ask at a terminal that a worker does not have.
+            context.load_cert_chain(security.cert_file, security.key_file, password=lambda: "")
+        except OSError as error:
+            files = f"{security.cert_file}, {security.key_file}"
+            raise PublishRefused(f"options nsqha.tls.cert and nsqha.tls.key: {files}: {_words(error)}") from None
+    return context
+
+
+def _words(error: OSError) -> str:
+    """What went wrong, without OpenSSL's places in its source."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "the broker ended the handshake").replace("_", " ").lower()
+    return error.strerror or "the broker closed the connection"

@@ -1,0 +1,205 @@
+"""What a task of a replay does: it reads its splits, publishes their messages, and tells how far that went.
+
+    splits -> rows, by partition and offset -> commands -> paced -> one connection -> Outcome
+
+What has a broker's OK is known to the message, so of a task that failed only the rest is sent again. Nothing is raised
+that is expected to happen: what failed is in the outcome, in one line.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_nsqha import jobs
+from pyspark_nsqha.batch import BatchReader
+from pyspark_nsqha.lake.history import LakePart
+from pyspark_nsqha.model import ReadFailed
+from pyspark_nsqha.planner import Part
+from pyspark_nsqha.publisher import Command, PublishFailed, PublishRefused
+from pyspark_nsqha.replay_state import Span
+from pyspark_nsqha.sink import SinkColumns, SinkOptions, SinkRefused, commands, task_publisher
+
+STEP_SECONDS: Final = 0.2  # of the rate, sent at once
+BURST_SECONDS: Final = 1.0  # of the rate, made up for after a pause
+SENT: Final = ("partition", "offset", "value")
+
+
+class Pace:
+    """Not more than `rate` messages per second, but for what a second's pause made up for; None: as fast as it goes.
+
+    It is paid for behind what was sent, so that a task with `n` messages takes `n / rate` seconds however short it is.
+    """
+
+    def __init__(
+        self,
+        rate: float | None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._rate = rate
+        self._now = now
+        self._sleep = sleep
+        self._due = now()
+
+    @property
+    def step(self) -> int | None:
+        """Messages that may be sent at once."""
+        return None if self._rate is None else max(int(self._rate * STEP_SECONDS), 1)
+
+    def paid(self, messages: int) -> None:
+        """So many were sent: wait until the next may be."""
+        if self._rate is None:
+            return
+        self._due = max(self._due, self._now() - BURST_SECONDS) + messages / self._rate
+        if (wait := self._due - self._now()) > 0:
+            self._sleep(wait)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one task. `failed` is one line, or empty."""
+
+    done: tuple[Span, ...] = ()  # that needs not be sent again
+    rows: int = 0  # read, or selected by the query
+    sent: int = 0  # with a broker's OK
+    possible_duplicates: int = 0  # sent twice by this task, or perhaps stored and to be sent again
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where messages go, and how: plain values, for tasks."""
+
+    sink: SinkOptions
+    defer_ms: int = 0
+    rate: float | None = None  # of one task
+
+    def publish(
+        self, batches: Iterable[pa.RecordBatch], spans: Sequence[Span], *, pace: Pace | None = None
+    ) -> Outcome:
+        """The rows of SENT, by partition and offset as `spans` are. Nothing is raised that is expected to happen."""
+        publishing = _Publishing(self, pace or Pace(self.rate))
+        failed = ""
+        try:
+            try:
+                for batch in batches:
+                    publishing.send(batch)
+            except ReadFailed as error:
+                failed = str(error)  # what was read before goes out
+            publishing.publisher.flush()
+        except (SinkRefused, PublishRefused, PublishFailed) as error:
+            failed = failed or str(error)
+        finally:
+            publishing.publisher.close()
+        tally = publishing.publisher.tally
+        unanswered = publishing.handed - tally.published
+        before = sum(span.messages for span in spans) if _attempt() else 0
+        return Outcome(
+            done=tuple(spans) if not failed else tuple(until(spans, publishing.last_stored)),
+            rows=publishing.rows,
+            sent=tally.published,
+            possible_duplicates=tally.possible_duplicates + unanswered + before,
+            failed=failed,
+        )
+
+
+def _attempt() -> int:
+    """How often Spark ran this task before: it may have published all of it."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.attemptNumber() if context is not None else 0
+
+
+class _Publishing:
+    """One task on its way."""
+
+    def __init__(self, to: Destination, pace: Pace) -> None:
+        self.publisher = task_publisher(to.sink)
+        self.rows = 0
+        self.handed = 0  # messages, to the publisher
+        self._to = to
+        self._pace = pace
+        self._marks: list[tuple[int, int, int]] = []  # handed with a command; partition and offset of its last message
+
+    @property
+    def last_stored(self) -> tuple[int, int] | None:
+        """Partition and offset of the last message that is certainly stored."""
+        at = bisect_right(self._marks, self.publisher.tally.published, key=lambda mark: mark[0])
+        return self._marks[at - 1][1:] if at else None
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
+        step = self._pace.step or batch.num_rows
+        for first in range(0, batch.num_rows, step):
+            piece = batch.slice(first, step)
+            at = 0
+            for command in self._commands(piece):
+                at += command.messages
+                self.handed += command.messages
+                self._mark(piece, at - 1)
+                self.publisher.publish(command)
+            self._pace.paid(piece.num_rows)
+
+    def _commands(self, piece: pa.RecordBatch) -> Iterator[Command]:
+        value = piece.column(SENT.index("value"))
+        if not self._to.defer_ms:
+            return commands(pa.record_batch([value], ["value"]), SinkColumns(0, None, None), self._to.sink)
+        defer = pa.array([self._to.defer_ms] * piece.num_rows, pa.int64())
+        return commands(pa.record_batch([value, defer], ["value", "defer_ms"]), SinkColumns(0, None, 1), self._to.sink)
+
+    def _mark(self, piece: pa.RecordBatch, row: int) -> None:
+        self._marks.append((self.handed, piece.column(0)[row].as_py(), piece.column(1)[row].as_py()))
+        stored = self.publisher.tally.published
+        if len(self._marks) > 1024:  # those behind which everything is stored are of no use but the last
+            keep = max(bisect_right(self._marks, stored, key=lambda mark: mark[0]) - 1, 0)
+            del self._marks[:keep]
+
+
+def until(spans: Sequence[Span], last: tuple[int, int] | None) -> Iterator[Span]:
+    """As much of the spans as is done when the message `last` (partition, offset) is: all before it, and itself."""
+    if last is None:
+        return
+    partition, offset = last
+    for span in spans:
+        if span.partition == partition and span.first <= offset < span.end:
+            yield span._replace(end=offset + 1)
+            return
+        yield span
+
+
+Group = tuple[InputPartition, ...]
+
+
+@dataclass(frozen=True)
+class ReadAndPublish:
+    """What a task does without a query."""
+
+    reader: BatchReader
+    to: Destination
+
+    def __call__(self, group: Group) -> Outcome:
+        try:
+            return self.to.publish((row for part in group for row in self.reader.read(part)), spans_of(group))
+        except Exception as error:
+            perhaps = sum(span.messages for span in spans_of(group))
+            return Outcome(possible_duplicates=perhaps, failed=jobs.told(error))
+
+
+def spans_of(group: Group) -> list[Span]:
+    """What splits, and parts of a lake's files, cover, in the order in which they are read."""
+    return [span_of(part) for partition in group for part in partition.value]
+
+
+def span_of(part: Part | LakePart) -> Span:
+    if isinstance(part, Part):
+        return Span(part.split.identity.partition, part.split.first, part.split.end)
+    return Span(part.file.partition, part.first, part.end)

@@ -1,0 +1,440 @@
+"""The stream source behind `spark.readStream.format("nsqha")`.
+
+    initialOffset   where a new query begins: startingOffsets and the like, resolved once
+    latestOffset    what is committed, less what the limits leave for later; new partitions begin at their first message
+    partitions      a plan of [start, end) from a snapshot of now, whose log is proven to be the one that was read
+    read            in a task: the rows of a split, as of the batch source
+    commit          moves the floor of `commitChannel`; Spark says it one micro-batch late
+
+Spark gives every micro-batch [start, end) as the checkpoint has them, also after a restart, so each message is read
+exactly once into micro-batches. That rests on the log being the same one: before anything behind a record is planned,
+the log has to have the record's witness (`stream_witnesses`).
+
+Retention is held by the commit channel, or else by a hold on what is planned, renewed by reading.
+
+Spark 4.1 calls `latestOffset` without a start: there the limits count from what this object handed out last, and not at
+all in the first micro-batch after a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from nsqha.ids import is_ephemeral, valid_name
+from pyspark_nsqha import planner
+from pyspark_nsqha.batch import columns_of, task_batches
+from pyspark_nsqha.model import Gone, Pin, ReadFailed
+from pyspark_nsqha.options import (
+    HOLD_MS,
+    HOLD_MS_MAX,
+    LATEST,
+    Bounds,
+    Connection,
+    Given,
+    OptionError,
+    Reading,
+    Subscription,
+    parse_bounds,
+    parse_connection,
+    parse_reading,
+    parse_subscription,
+)
+from pyspark_nsqha.planner import Range
+from pyspark_nsqha.rows import Recipe
+from pyspark_nsqha.snapshot import Asked, Segments, Snapshot, of_subscription
+from pyspark_nsqha.stream_offsets import Key, Limits, Record, Records, end_within, from_json, shares, to_json
+from pyspark_nsqha.stream_witnesses import Witnesses, entry_at, is_behind, same_topic
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark 4.1
+    ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxRows = ReadMinRows = None  # type: ignore[assignment,misc]
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]
+
+logger = logging.getLogger(__name__)
+
+RETRIES_LEAST = 15  # about 25 s: a query should outlive a change of leader and a restart of the brokers
+AGAIN_S = 0.2  # between two looks at a new leader that does not know yet how far it is committed
+SPARKS_OPTIONS = {"checkpointlocation", "queryname"}
+_DURATION = re.compile(r"(\d{1,9})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
+_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """Everything that `spark.readStream.format("nsqha")` was told."""
+
+    connection: Connection
+    subscription: Subscription
+    bounds: Bounds
+    reading: Reading
+    limits: Limits
+    commit_channel: str = ""
+    hold_ms: int = HOLD_MS
+
+
+def stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """OptionError names what cannot be."""
+    given = Given({name: value for name, value in options.items() if name.lower() not in SPARKS_OPTIONS}, "readStream")
+    limits = Limits(
+        max_offsets=given.number("maxOffsetsPerTrigger", 0, 1, 10**12),
+        max_bytes=given.size("maxBytesPerTrigger", 0, 1, 1 << 50),
+        min_offsets=given.number("minOffsetsPerTrigger", 0, 1, 10**12),
+        max_delay_s=_duration_ms(given, "maxTriggerDelay", 900_000) / 1000,
+    )
+    if 0 < limits.max_offsets < limits.min_offsets:
+        raise OptionError(
+            f"minOffsetsPerTrigger: {limits.min_offsets} is more than maxOffsetsPerTrigger, {limits.max_offsets}"
+        )
+    channel = given.text("commitChannel")
+    if channel and not valid_name(channel):
+        raise OptionError(f"commitChannel: {channel[:60]!r} is no name of a channel")
+    if is_ephemeral(channel):
+        raise OptionError(f"commitChannel: {channel} is ephemeral: it would keep nothing from retention")
+    connection = parse_connection(given)
+    return StreamOptions(
+        connection=replace(connection, retries=max(connection.retries, RETRIES_LEAST)),
+        subscription=parse_subscription(given),
+        bounds=parse_bounds(given, start=LATEST),
+        reading=parse_reading(given),
+        limits=limits,
+        commit_channel=channel,
+        hold_ms=given.number("holdMs", HOLD_MS, 0, HOLD_MS_MAX),
+    )
+
+
+def _duration_ms(given: Given, name: str, default: int) -> int:
+    if not given.has(name):
+        return default
+    match = _DURATION.fullmatch(given.text(name))
+    if match is None:
+        raise OptionError(f"{name}: {given.text(name)[:60]!r} is no time such as 90s, 15m or 500ms")
+    return int(match[1]) * _MS[(match[2] or "ms").lower()]
+
+
+def stream_reader(options: Mapping[str, str], pinned: Snapshot | None, schema: StructType) -> StreamReader:
+    """The reader of one query. OptionError. What was pinned at load() is not used: a query begins when it starts."""
+    return StreamReader(stream_options(options), schema)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans in a process beside the driver that lives as long as the query; tasks get the recipe and their splits."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        connection = options.connection
+        self._schema = schema
+        self._recipe = Recipe(columns_of(schema), options.reading, connection)
+        witnesses = Witnesses(partial(entry_at, connection))
+        self._plans: Plans | None = Plans(options, Segments(connection), witnesses)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_plans": None}
+
+    @property
+    def plans(self) -> Plans:
+        assert self._plans is not None, "tasks do not plan"
+        return self._plans
+
+    def initialOffset(self) -> dict[str, Any]:
+        return to_json(self.plans.initial())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """One of the limits, by which Spark tells "as usual" from "everything": `latestOffset` heeds all of them."""
+        limits = self.plans.limits
+        if limits.max_offsets:
+            return ReadMaxRows(limits.max_offsets)
+        if limits.max_bytes:
+            return ReadMaxBytes(limits.max_bytes)
+        if limits.min_offsets:
+            return ReadMinRows(limits.min_offsets)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        everything = ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)
+        return to_json(self.plans.latest(None if start is None else from_json(start), everything=everything))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.plans.stop_at_now()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return to_json(self.plans.committed) or None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [InputPartition(task) for task in self.plans.tasks(from_json(start), from_json(end))]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self.plans.done(from_json(end))
+
+    def stop(self) -> None:
+        self.plans.stop()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of one task, in order of offsets."""
+        return task_batches(partition.value, self._schema, self._recipe)
+
+
+class Plans:
+    """What a query has read, what there is, and what is next."""
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        segments: Segments,
+        witnesses: Witnesses,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.limits = options.limits
+        self.committed: Records = {}  # what was committed at the last look
+        self._options = options
+        self._segments = segments
+        self._now = now
+        self._sleep = sleep
+        self._initial: Records | None = None
+        self._handed: Records | None = None  # the last end
+        self._target: dict[Key, int] | None = None  # with Trigger.AvailableNow
+        self._last_batch_at = float("-inf")
+        self._witnesses = witnesses
+        self._channelled: set[Key] = set()
+        self._hold_id = ""
+        self._held: tuple[float, frozenset[Key]] = (0.0, frozenset())
+
+    # ---- offsets
+
+    def initial(self) -> Records:
+        """Where a new query begins; the same however often Spark asks. ReadFailed, Gone."""
+        if self._initial is None:
+            bounds, subscription = self._options.bounds, self._options.subscription
+            found = self._segments.snapshot(
+                of_subscription(subscription, times_ns=bounds.start.instants, channel=bounds.channel)
+            )
+            ranges = planner.resolve(
+                found.pins,
+                subscription,
+                bounds,
+                times=found.times,
+                floors=found.floors,
+                fail_on_data_loss=self._options.reading.fail_on_data_loss,
+            )
+            self._initial = self._handed = {one.key: Record.at(one.pin, one.first) for one in ranges}
+        return self._initial
+
+    def latest(self, start: Records | None, *, everything: bool) -> Records:
+        """The end of the next micro-batch; `start` if there is none. ReadFailed, Gone: as `tasks`."""
+        start = self._handed if start is None else start
+        pins = self._pins(of_subscription(self._options.subscription), start or {})
+        self.committed = {key: Record.at(pin, pin.end.offset) for key, pin in pins.items()}
+        begun, new = self._begun(start or {}, pins)
+        self._begin_channel(begun)
+        ends = {key: pins[key].end.offset for key in begun}
+        if self._target is not None:
+            ends = {key: min(end, self._target.get(key, begun[key].offset)) for key, end in ends.items()}
+        if start is None and not everything and self.limits.any:
+            logger.warning("Spark 4.1 does not say where a restarted query is: its first micro-batch has no limit")
+        elif not everything:
+            ends = self._limited(begun, ends, pins)
+        self._handed = {
+            # A new one is there also without a message: from now on it is known where it begins.
+            key: Record.at(pins[key], max(record.offset, ends[key]), record.offset)
+            if key in new
+            else record.moved(pins[key], max(record.offset, ends[key]))
+            for key, record in begun.items()
+        }
+        return self._handed
+
+    def stop_at_now(self) -> None:
+        """Trigger.AvailableNow: what is committed now is the end of the query."""
+        pins = self._pins(of_subscription(self._options.subscription), {})
+        self._target = {key: pin.end.offset for key, pin in pins.items()}
+
+    def _begun(self, start: Records, pins: Mapping[Key, Pin]) -> tuple[Records, set[Key]]:
+        """Where each partition's next message is: of `start`, and the first one of those that are new; which are."""
+        begun = {key: record for key, record in start.items() if key in pins and same_topic(record, pins[key])}
+        new = {key for key in pins.keys() - begun.keys() if self._target is None or key in self._target}
+        for key in new:
+            begun[key] = Record.at(pins[key], pins[key].start.offset)
+        # The log was cut below what was read, and the user wants to read on.
+        for key, record in begun.items():
+            if record.offset > pins[key].end.offset:
+                begun[key] = Record.at(pins[key], pins[key].end.offset)
+        return begun, new
+
+    def _limited(self, begun: Records, ends: dict[Key, int], pins: Mapping[Key, Pin]) -> dict[Key, int]:
+        waiting = {key: max(0, end - begun[key].offset) for key, end in ends.items()}
+        limits = self.limits
+        if self._target is None and limits.too_few(sum(waiting.values()), self._now() - self._last_batch_at):
+            return {key: begun[key].offset for key in ends}
+        if any(waiting.values()):
+            self._last_batch_at = self._now()
+        if limits.max_offsets:
+            taken = shares(waiting, limits.max_offsets)
+            ends = {key: begun[key].offset + taken.get(key, 0) for key in ends}
+        if limits.max_bytes and any(waiting.values()):
+            ends = self._limited_bytes(begun, ends, pins)
+        return ends
+
+    def _limited_bytes(self, begun: Records, ends: dict[Key, int], pins: Mapping[Key, Pin]) -> dict[Key, int]:
+        """The ends with at most maxBytesPerTrigger in all, by borders that are asked for where messages wait."""
+        sizes = {}
+        wanted = []
+        for key, end in ends.items():
+            first, pin = begun[key].offset, pins[key]
+            if end <= first:
+                continue
+            mean = (pin.end.position - pin.start.position) / max(1, pin.end.offset - pin.start.offset)
+            sizes[key] = max(1, int(mean * (end - first)))
+            # No more borders than the limit can use, even if messages are half as large as in the mean.
+            wanted.append((*key, first, min(end, first + 1 + int(2 * self.limits.max_bytes / max(mean, 1)))))
+        if not wanted:
+            return ends
+        topics = tuple(sorted({topic for topic, *_ in wanted}))
+        cuts = {_key(pin): pin.cuts for pin in self._segments.snapshot(Asked(topics, ranges=tuple(wanted))).pins}
+        taken = shares(sizes, self.limits.max_bytes)
+        found = dict(ends)
+        for topic, partition, first, end in wanted:
+            key = (topic, partition)
+            if borders := cuts.get(key):
+                found[key] = end_within(borders, first, end, taken[key])
+        return found
+
+    # ---- a micro-batch
+
+    def tasks(self, start: Records, end: Records) -> list[planner.Task]:
+        """The splits of [start, end). ReadFailed: it cannot be read as planned; Gone: messages of it are lost."""
+        self._handed = end
+        first_of = {key: _first(start.get(key), record) for key, record in end.items()}
+        wanted = [
+            (*key, first_of[key], record.offset) for key, record in end.items() if first_of[key] < record.offset
+        ]
+        if not wanted:
+            return []
+        topics = tuple(sorted({topic for topic, *_ in wanted}))
+        keys = [(topic, partition) for topic, partition, *_ in wanted]
+        pins = self._pins(self._asked(topics, wanted), {key: end[key] for key in keys})
+        self._check({key: start[key] for key in keys if key in start}, pins)
+        ranges = []
+        for topic, partition, first, behind in wanted:
+            pin = pins.get((topic, partition))
+            if pin is not None and same_topic(end[topic, partition], pin) and first < pin.end.offset:
+                whole = Range(pin, first, min(behind, pin.end.offset))
+                ranges.append(planner.available(whole, pin.start.offset, self._options.reading.fail_on_data_loss))
+        reading = self._options.reading
+        return planner.plan(
+            [one for one in ranges if one.first < one.end],
+            split_bytes=reading.split_bytes,
+            min_partitions=reading.min_partitions,
+            hold_id=self._hold_id,
+        )
+
+    def done(self, end: Records) -> None:
+        """Everything before `end` is processed: the commit channel may let it go."""
+        if not self._options.commit_channel:
+            return
+        try:
+            self._move_channel(end, back=False)
+        except ReadFailed as error:
+            # The next one moves it as well; until then more is kept than has to be.
+            logger.warning("commitChannel %s was not moved: %s", self._options.commit_channel, error)
+
+    def stop(self) -> None:
+        """The query ends. Spark does not always say so; a hold ends by itself."""
+        self._release()
+
+    # ---- what keeps messages
+
+    def _asked(self, topics: tuple[str, ...], wanted: list[Any]) -> Asked:
+        """A snapshot with borders, and with a new hold if none is young enough: a hold never rises."""
+        keys = frozenset((topic, partition) for topic, partition, *_ in wanted)
+        hold_ms = 0 if self._options.commit_channel else self._options.hold_ms
+        since, held = self._held
+        if not hold_ms or (self._hold_id and keys <= held and self._now() - since < hold_ms / 3000):
+            return Asked(topics, ranges=tuple(wanted))
+        return Asked(topics, ranges=tuple(wanted), hold_ms=hold_ms)
+
+    def _keep(self, asked: Asked, found: Snapshot) -> None:
+        if not asked.hold_ms:
+            return
+        self._release()
+        self._hold_id = found.hold_id
+        self._held = (self._now(), frozenset((topic, partition) for topic, partition, *_ in asked.ranges or ()))
+
+    def _release(self) -> None:
+        hold_id, self._hold_id = self._hold_id, ""
+        if hold_id:
+            try:
+                self._segments.release_hold(hold_id)
+            except ReadFailed as error:
+                logger.info("hold %s was not released, and ends by itself: %s", hold_id, error)
+
+    def _begin_channel(self, begun: Records) -> None:
+        """The channel stands where this query begins, in every partition, before anything is read of it."""
+        new = {key: record for key, record in begun.items() if key not in self._channelled}
+        if new and self._options.commit_channel:
+            self._move_channel(new, back=True)
+            self._channelled |= new.keys()
+
+    def _move_channel(self, records: Records, *, back: bool) -> None:
+        by_topic: dict[str, dict[int, int]] = {}
+        for (topic, partition), record in records.items():
+            by_topic.setdefault(topic, {})[partition] = record.offset
+        for topic, offsets in by_topic.items():
+            self._segments.commit_reader(topic, self._options.commit_channel, offsets, back=back)
+
+    # ---- is it the same log
+
+    def _pins(self, asked: Asked, known: Records) -> dict[Key, Pin]:
+        """What is committed now, of a log that has the witnesses of `known`. Gone, ReadFailed: it has not.
+
+        With failOnDataLoss=false it is said in the log instead."""
+        deadline = self._now() + self._options.connection.timeout_ms / 1000
+        while True:
+            found = self._segments.snapshot(asked)
+            self._keep(asked, found)
+            if asked.hold_ms:
+                asked = replace(asked, hold_ms=0)
+            pins = {_key(one): one for one in found.pins if self._options.subscription.wants(*_key(one))}
+            # A new leader commits its first batch before it knows that all before is committed.
+            behind = [k for k, r in known.items() if k in pins and same_topic(r, pins[k]) and is_behind(r, pins[k])]
+            if not behind or self._now() >= deadline:
+                break
+            self._sleep(AGAIN_S)
+        self._check(known, pins)
+        return pins
+
+    def _check(self, known: Records, pins: Mapping[Key, Pin]) -> None:
+        for key, record in known.items():
+            if why := self._witnesses.differs(key, record, pins.get(key)):
+                self._lost(why)
+
+    def _lost(self, why: str) -> None:
+        if self._options.reading.fail_on_data_loss:
+            raise Gone(f"{why}; failOnDataLoss false reads on with what is there, a new checkpointLocation begins anew")
+        logger.warning("%s; read on with what is there, as failOnDataLoss is false", why)
+
+
+def _key(pin: Pin) -> Key:
+    return pin.identity.topic, pin.identity.partition
+
+
+def _first(start: Record | None, end: Record) -> int:
+    """Where a micro-batch begins in a partition."""
+    if start is None or start.uid != end.uid:
+        return end.offset if end.first is None else end.first
+    return start.offset

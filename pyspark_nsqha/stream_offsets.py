@@ -1,0 +1,190 @@
+"""What a stream has read, as Spark's checkpoint keeps it, and how much of what is there the next micro-batch takes.
+
+Everything here is pure.
+
+    {"orders/0": {"offset": 1200, "uid": "00c0ffee00c0ffee", "log_id": 57, "epoch": 3, "chain": "0123456789abcdef"}}
+
+    offset    of the next message to read
+    uid       of the topic: one that was made anew under the same name has another
+    log_id, epoch, chain    the witness: an entry that was committed when the offset was chosen, at or behind the
+              batch of the last message that was read. A log that has this entry has everything before it, too; one that
+              has not has lost or exchanged messages that were committed, by an unclean election or a restored backup
+    first     only in the micro-batch in which a partition is new: where its reading begins
+
+A record that stands for the same offset as the last one is that one: Spark compares JSON, and would run micro-batches
+without messages as long as entries without messages come.
+
+Limits. A micro-batch takes of each partition a share of the limit that is proportional to what waits there, and at
+least one message, so that a small partition beside a large one is read on: with more partitions than the limit has
+messages, it takes one of each. Bytes are counted in the log, between borders that are at most 8 MiB apart, and within
+them as if all messages were equally large.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pyspark_nsqha.model import Cut, Pin, ReadFailed
+
+Key = tuple[str, int]
+"""Topic and partition."""
+
+_HEX = re.compile(r"[0-9a-f]{16}")
+_KEY = re.compile(r"([^/]{1,64})/(0|[1-9][0-9]{0,5})")
+_MOST = (1 << 64) - 1
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Record:
+    """How far one partition is read."""
+
+    offset: int
+    uid: int
+    log_id: int
+    epoch: int
+    chain: int
+    first: int | None = None
+
+    @classmethod
+    def at(cls, pin: Pin, offset: int, first: int | None = None) -> Record:
+        """With the last committed entry of `pin` as the witness."""
+        return cls(offset, pin.identity.topic_uid, pin.end.log_id - 1, pin.epoch, pin.chain, first)
+
+    def moved(self, pin: Pin, offset: int) -> Record:
+        """The record for `offset`; this one if it is its own."""
+        if offset == self.offset and pin.identity.topic_uid == self.uid:
+            return self
+        return Record.at(pin, offset)
+
+
+Records = dict[Key, Record]
+
+
+def to_json(records: Mapping[Key, Record]) -> dict[str, dict[str, int | str]]:
+    """As Spark's checkpoint keeps it; the same records are the same text."""
+    found: dict[str, dict[str, int | str]] = {}
+    for (topic, partition), record in sorted(records.items()):
+        said: dict[str, int | str] = {
+            "offset": record.offset,
+            "uid": f"{record.uid:016x}",
+            "log_id": record.log_id,
+            "epoch": record.epoch,
+            "chain": f"{record.chain:016x}",
+        }
+        if record.first is not None:
+            said["first"] = record.first
+        found[f"{topic}/{partition}"] = said
+    return found
+
+
+def from_json(said: object) -> Records:
+    """What a checkpoint says. ReadFailed: it is not this source's."""
+    if not isinstance(said, Mapping):
+        raise _foreign(said)
+    found: Records = {}
+    for name, one in said.items():
+        key = _KEY.fullmatch(name) if isinstance(name, str) else None
+        if key is None or not isinstance(one, Mapping):
+            raise _foreign({name: one})
+        if one.keys() - {"first"} != {"offset", "uid", "log_id", "epoch", "chain"}:
+            raise _foreign({name: one})
+        first = _number(one, "first") if "first" in one else None
+        found[key[1], int(key[2])] = Record(
+            _number(one, "offset"), _hex(one, "uid"), _number(one, "log_id"), _number(one, "epoch"),
+            _hex(one, "chain"), first,
+        )  # fmt: skip
+    return found
+
+
+def _number(one: Mapping[str, Any], name: str) -> int:
+    value = one[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise _foreign({name: value})
+    return value
+
+
+def _hex(one: Mapping[str, Any], name: str) -> int:
+    value = one[name]
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise _foreign({name: value})
+    return int(value, 16)
+
+
+def _foreign(said: object) -> ReadFailed:
+    text = json.dumps(said, default=str)[:120]
+    return ReadFailed(
+        f"the checkpoint has offsets that are not this source's: {text}; give the query a checkpointLocation of its own"
+    )
+
+
+# ---- how much
+
+
+def shares(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
+    """What each takes of `limit`: min(limit, all that waits) in sum, but never none of what has something waiting.
+
+    In proportion to what waits; what rounding leaves goes to the largest fractions, and among equals to the first.
+    """
+    some = {key: count for key, count in waiting.items() if count > 0}
+    total = sum(some.values())
+    if total <= limit:
+        return dict(some)
+    if limit <= len(some):
+        return dict.fromkeys(some, 1)
+    # One for each, and of the rest a share of what each has beyond that.
+    left, beyond = limit - len(some), total - len(some)
+    taken = {key: 1 + left * (count - 1) // beyond for key, count in some.items()}
+    fractions = sorted(some, key=lambda key: -(left * (some[key] - 1) % beyond))
+    for key in fractions[: limit - sum(taken.values())]:
+        taken[key] += 1
+    return taken
+
+
+def position_at(cuts: Sequence[Cut], offset: int) -> int:
+    """Where in the log message `offset` is, about: exact at a border."""
+    at = bisect_right(cuts, offset, key=lambda cut: cut.offset) - 1
+    if at < 0:
+        return cuts[0].position
+    low = cuts[at]
+    if at + 1 == len(cuts) or offset == low.offset:
+        return low.position
+    high = cuts[at + 1]
+    return low.position + (high.position - low.position) * (offset - low.offset) // (high.offset - low.offset)
+
+
+def end_within(cuts: Sequence[Cut], first: int, end: int, bytes_max: int) -> int:
+    """The end of the messages from `first` on that have about `bytes_max` bytes; at least one, none from `end` on."""
+    position = position_at(cuts, first) + bytes_max
+    at = bisect_right(cuts, position, key=lambda cut: cut.position) - 1
+    if at + 1 >= len(cuts):
+        return end
+    low, high = cuts[max(at, 0)], cuts[max(at, 0) + 1]
+    gap = high.position - low.position
+    found = low.offset + ((high.offset - low.offset) * (position - low.position) // gap if gap else 0)
+    return max(first + 1, min(found, end))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a micro-batch may take, and when it is worth one. 0: no limit."""
+
+    max_offsets: int = 0
+    max_bytes: int = 0
+    min_offsets: int = 0
+    max_delay_s: float = 900.0
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit that makes a micro-batch smaller."""
+        return bool(self.max_offsets or self.max_bytes)
+
+    def too_few(self, waiting: int, since_last_s: float) -> bool:
+        """Whether a micro-batch is to wait for more messages."""
+        return bool(self.min_offsets) and waiting < self.min_offsets and since_last_s < self.max_delay_s

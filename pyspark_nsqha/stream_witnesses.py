@@ -1,0 +1,133 @@
+"""Whether the log of now is the one that a checkpoint was made with.
+
+    checkpoint: offset 1200, witness: entry 57 with chain c     log: [.. 56 | 57 | 58 .. 90]     snapshot: ends with 90
+                                                                           ^
+                           a replica that has entry 90 of the snapshot is asked for entry 57: is its chain c?
+
+A chain stands for the whole log up to its entry, so one entry proves all that was read. Whoever leads in an epoch
+writes behind what it wrote before: an entry that was seen in a log of this epoch, or was its committed end, stays.
+So an entry is asked for after a start and after a change of leader, and not once per micro-batch.
+
+An entry that retention took cannot be compared; then offsets alone say whether something is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from pyspark_nsqha import fetch
+from pyspark_nsqha.model import ENTRY_BYTES, Gone, Pin, Split
+from pyspark_nsqha.options import Connection
+from pyspark_nsqha.stream_offsets import Key, Record
+
+logger = logging.getLogger(__name__)
+
+SEEN_MAX: Final = 16  # witnesses of one partition that are remembered: two are in use
+_CHAIN: Final = slice(60, 68)  # of an entry: docs/disk-format.md
+
+EntryAt = Callable[[Pin, int], bytes | None]
+"""Entry `log_id` of the log of a pin; None: retention took it. ReadFailed: nobody could be asked."""
+
+
+class _Seen(NamedTuple):
+    """Entries that are known to be in the log of one leader epoch."""
+
+    epoch: int
+    chains: dict[int, int]  # log id -> chain
+
+
+class Witnesses:
+    """What is known about the logs that a query reads."""
+
+    def __init__(self, entry_at: EntryAt) -> None:
+        self._entry_at = entry_at
+        self._seen: dict[Key, _Seen] = {}
+
+    def differs(self, key: Key, record: Record, pin: Pin | None) -> str:
+        """Why this is not the log that the record was made with; empty: it is, as far as can be known. ReadFailed."""
+        where = f"{key[0]}/{key[1]}"
+        if pin is None:
+            return f"{where} is not there any more: the topic was deleted, and what was not read of it is lost"
+        if not same_topic(record, pin):
+            return (
+                f"{where}: the topic was deleted and made anew: the checkpoint is of topic {record.uid:016x}, there is "
+                f"{pin.identity.topic_uid:016x}"
+            )
+        if is_behind(record, pin):
+            return (
+                f"{where}: the log ends at offset {pin.end.offset}, log id {pin.end.log_id - 1}, before offset "
+                f"{record.offset}, log id {record.log_id} of the checkpoint: committed messages were lost, by an "
+                f"unclean election or a restored backup"
+            )
+        chain = self._chain(key, pin, record.log_id)
+        if chain is None:
+            logger.info("%s: retention took log id %d, so the checkpoint cannot be compared", where, record.log_id)
+        elif chain != record.chain:
+            return (
+                f"{where}: entry {record.log_id} of the log has chain {chain:016x}, that of the checkpoint (epoch "
+                f"{record.epoch}) has {record.chain:016x}: committed messages were lost or exchanged, by an unclean "
+                f"election or a restored backup"
+            )
+        return ""
+
+    def _chain(self, key: Key, pin: Pin, log_id: int) -> int | None:
+        """The chain of an entry of the log of `pin`; None: retention took it."""
+        seen = self._seen.get(key)
+        if seen is None or seen.epoch != pin.epoch:
+            seen = self._seen[key] = _Seen(pin.epoch, {})
+        seen.chains[pin.end.log_id - 1] = pin.chain
+        if log_id not in seen.chains:
+            entry = self._entry_at(pin, log_id)
+            if entry is None:
+                return None
+            seen.chains[log_id] = int.from_bytes(entry[_CHAIN], "big")
+        chain = seen.chains[log_id]
+        while len(seen.chains) > SEEN_MAX:
+            del seen.chains[min(seen.chains)]
+        return chain
+
+
+def same_topic(record: Record, pin: Pin) -> bool:
+    """Whether both are of the same life of the topic."""
+    return record.uid == pin.identity.topic_uid
+
+
+def is_behind(record: Record, pin: Pin) -> bool:
+    """Whether what is committed ends before what the record says."""
+    return pin.end.log_id <= record.log_id or pin.end.offset < record.offset
+
+
+def entry_at(connection: Connection, pin: Pin, log_id: int) -> bytes | None:
+    """The entry from any replica that proves to have the log of `pin`; see `EntryAt`."""
+    if log_id < max(1, pin.start.log_id):
+        return None
+    split = Split(
+        identity=pin.identity,
+        first=pin.start.offset,
+        end=pin.start.offset,  # no message of it is wanted
+        first_log_id=log_id,
+        end_log_id=log_id + 1,
+        first_offset=pin.start.offset,
+        end_offset=pin.start.offset,
+        at_log_id=pin.end.log_id - 1,
+        chain=pin.chain,
+        replicas=pin.replicas,
+    )
+    runs = fetch.runs(
+        split,
+        tls=connection.tls,
+        timeout_seconds=connection.timeout_ms / 1000,
+        retries=min(connection.retries, ENTRY_RETRIES_MAX),
+        host=connection.host,
+    )
+    try:
+        return bytes(next(iter(runs)).entries[:ENTRY_BYTES])
+    except Gone:
+        return None
+    finally:
+        runs.close()
+
+
+ENTRY_RETRIES_MAX: Final = 5  # rounds over all replicas: some 10 s

@@ -1,0 +1,89 @@
+"""What `nsqha spark replay` and `nsqha spark lag` take, before anybody is asked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from nsqha.cli import build_parser, exits
+from nsqha.cli.spark_lag import limit
+from nsqha.cli.spark_replay import place, progress_line
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What is said of it, as one line."""
+    with pytest.raises(SystemExit) as ended:
+        args = build_parser("spark").parse_args(["spark", *words])
+        args.run(args)
+    assert ended.value.code == exits.USAGE
+    [line] = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("orders --from -2h", "give either --into TOPIC or --channel NAME"),
+        ("orders --from -2h --into x --channel y", "give either --into TOPIC or --channel NAME"),
+        ("orders --into x", "say what: --from TIME"),
+        ("orders --to -2h --into x", "say what: --from TIME"),
+        ("orders --from -2h --offsets 0:1-2 --into x", "--offsets says where a range begins"),
+        ("orders --ids f --where true --into x", "--ids is a list of its own"),
+        ("orders --ids f --from -2h --into x", "--ids is a list of its own"),
+        ("orders --offsets 0:1-2 --offsets 0:5-6 --into x", "names a partition twice"),
+        ("orders --offsets 0:5-2 --into x", "ends before it begins"),
+        ("orders --offsets 5-2 --into x", "is not PARTITION:FIRST-END"),
+        ("orders --from 17 --into x", "--from: 17 is no time; --offsets"),
+        ("orders --from yesterday --into x", "--from: 'yesterday' is no place"),
+        ("orders --from 2026-13-01 --into x", "--from: @2026-13-01 is not a time"),
+        ("orders --from -2h --into orders", "--allow-same"),
+        ("live#ephemeral --from -2h --into x", "is ephemeral"),
+        ("orders --where true --channel billing", "leave out --where"),
+        ("orders --ids f --channel billing", "leave out --ids"),
+        ("orders --from -2h --to -1h --channel billing", "leave out --to"),
+        ("orders --from -2h --rate 5 --channel billing", "leave out --rate"),
+        ("orders --offsets 0:1-2 --channel billing", "leave out END of --offsets"),
+        ("orders --from -2h --rate 0 --into x", "is not a whole number above zero"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(capsys: pytest.CaptureFixture[str], words: str, why: str) -> None:
+    assert why in refused(capsys, "replay", *words.split())
+
+
+def test_a_file_of_ids_is_checked_before_anybody_is_asked(tmp_path: Path) -> None:
+    def said(text: str) -> str:
+        (tmp_path / "ids").write_text(text)
+        args = build_parser("spark").parse_args(
+            ["spark", "replay", "orders", "--ids", str(tmp_path / "ids"), "--into", "x"]
+        )
+        with pytest.raises(exits.Exit) as ended:
+            args.run(args)
+        return str(ended.value)
+
+    assert "is empty" in said("\n")
+    assert "'ABCD', number 2, is not 16 hex digits" in said("0000000000000001\nABCD\n")
+    assert "has more than 100,000 ids" in said("".join(f"{n:016x}\n" for n in range(100_001)))
+
+
+def test_times_are_as_seek_takes_them_and_as_iso_8601() -> None:
+    args = build_parser("spark").parse_args(["spark", "replay", "orders", "--into", "x", "--from", "-2h"])
+    args.now_ns = time.time_ns()
+    assert place(args, "--from", args.since).value == args.now_ns - 2 * 3600 * 10**9
+    assert place(args, "--from", "2026-11-20T10:00:00Z").value == 1_795_168_800 * 10**9
+    assert place(args, "--from", "@1795168800") == place(args, "--from", "2026-11-20T11:00:00+01:00")
+    assert place(args, "--from", "start").kind == "start"
+
+
+def test_a_limit_is_a_number_of_messages_or_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert limit("100") == (100, None)
+    assert limit("10m") == (None, 600.0)
+    assert "neither a time such as 10m nor a number of messages" in refused(capsys, "lag", "--fail-above", "ten")
+    assert "is negative" in refused(capsys, "lag", "--fail-above=-10m")
+    assert "--interval needs a time above zero" in refused(capsys, "lag", "--interval", "0")
+    assert "give topics by name, or --pattern" in refused(capsys, "lag", "orders", "--pattern", "o.*")
+
+
+def test_progress_is_in_messages() -> None:
+    assert progress_line("replay", 500, 2000, 5.0) == "replay  25%  500 of 2,000 messages  100/s  15s left"

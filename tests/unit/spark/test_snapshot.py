@@ -1,0 +1,327 @@
+"""The client of the segment service: brokers in turn, one line when none can, and nothing believed that cannot be."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nsqha.pb.v1 import segments_pb2 as pb
+from nsqha.pb.v1 import segments_pb2_grpc
+from pyspark_nsqha import snapshot
+from pyspark_nsqha.model import Cut, Identity, ReadFailed, Replica
+from pyspark_nsqha.options import Connection, Subscription, Tls
+from pyspark_nsqha.snapshot import Asked, Segments, checked, of_subscription
+from tests.certificates import Certificates
+
+ASKED = Asked(topics=("orders",))
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "PAUSE_S", 0.0)
+
+
+def partition(number: int = 0, *, topic: str = "orders", start: tuple[int, ...] = (0, 1, 0), **more: Any) -> Any:
+    end = more.pop("end", (230, 31, 18_000))
+    said = pb.PartitionSnapshot(topic=topic, topic_uid=77, partition=number, id_base=5 << 30, epoch=3, chain=9, **more)
+    for field, cut in ((said.start, start), (said.end, end)):
+        field.offset, field.log_id, field.position = cut
+        field.timestamp_ns = 10**18
+    return said
+
+
+def answer(*partitions: Any, **more: Any) -> Any:
+    return pb.SnapshotResponse(partitions=partitions, **more)
+
+
+class Scripted(segments_pb2_grpc.SegmentsServicer):
+    """Says what the test wrote down, call by call; the last of it again and again."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.requests: list[Any] = []
+
+    def _next(self, request: Any, context: Any) -> Any:
+        self.requests.append(type(request).FromString(request.SerializeToString()))
+        step = self.script[0] if len(self.script) == 1 else self.script.pop(0)
+        if isinstance(step, tuple):
+            context.abort(*step)
+        return step
+
+    Snapshot = RenewHold = ReleaseHold = CommitReader = _next
+
+
+@contextmanager
+def serving(*script: Any, credentials: Any = None) -> Iterator[tuple[str, Scripted]]:
+    scripted = Scripted(*script)
+    with futures.ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool, options=[("grpc.max_send_message_length", -1)])
+        segments_pb2_grpc.add_SegmentsServicer_to_server(scripted, server)
+        here = "127.0.0.1:0"
+        port = server.add_secure_port(here, credentials) if credentials else server.add_insecure_port(here)
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}", scripted
+        finally:
+            server.stop(0).wait()
+
+
+def segments(*brokers: str, retries: int = 2, timeout_ms: int = 5000) -> Segments:
+    return Segments(Connection(brokers, None, timeout_ms, retries))
+
+
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(ReadFailed) as failed:
+        call()
+    assert "\n" not in str(failed.value)
+    return str(failed.value)
+
+
+def test_a_snapshot_is_plain_values() -> None:
+    said = partition(replicas=[pb.SegmentReplica(address="h:1", host="rack", leader=True), pb.SegmentReplica(node=2)])
+    said.offsets_for_times.extend([0, 17])
+    said.channel_floor = 0
+    asked = of_subscription(Subscription(topics=("orders",)), times_ns=(5, 6), channel="audit", hold_ms=9, hold_id="h0")
+    with serving(answer(said, hold_id="h1")) as (address, scripted):
+        found = segments(address).snapshot(asked)
+    [pin] = found.pins
+    assert pin.identity == Identity("orders", 77, 0, 5 << 30)
+    assert (pin.start, pin.end) == (Cut(0, 1, 0, 10**18), Cut(230, 31, 18_000, 10**18))
+    assert (pin.epoch, pin.chain, pin.replicas) == (3, 9, (Replica("h:1", "rack", True),))
+    assert (found.times, found.floors) == ({("orders", 0): {5: 0, 6: 17}}, {("orders", 0): 0})
+    assert found.hold_id == "h1"
+    [request] = scripted.requests
+    assert (list(request.topics), list(request.timestamps_ns), request.channel) == (["orders"], [5, 6], "audit")
+    assert (request.hold_ms, request.hold_id, request.cut_points) == (9, "h0", False)
+
+
+def test_many_times_are_asked_for_in_parts_and_none_is_behind_the_first_end() -> None:
+    first, second = partition(), partition(end=(900, 90, 99_000))
+    first.offsets_for_times.extend(range(16))
+    second.offsets_for_times.extend([16, 700])
+    asked = Asked(topics=("orders",), times_ns=tuple(range(100, 118)), hold_ms=9)
+    with serving(answer(first), answer(second)) as (address, scripted):
+        found = segments(address).snapshot(asked)
+    assert found.times["orders", 0] == {100 + n: n for n in range(17)} | {117: 230}
+    assert [(len(one.timestamps_ns), one.hold_ms) for one in scripted.requests] == [(16, 9), (2, 0)]
+
+
+def test_borders_are_asked_for_in_ranges() -> None:
+    with serving(answer(partition())) as (address, scripted):
+        segments(address).snapshot(Asked(topics=("orders",), ranges=(("orders", 0, 5, 9),)))
+    [request] = scripted.requests
+    assert request.cut_points
+    assert [(one.topic, one.partition, one.first, one.end) for one in request.ranges] == [("orders", 0, 5, 9)]
+
+
+def test_brokers_are_asked_in_turn() -> None:
+    with serving(answer(partition())) as (address, _):
+        assert len(segments(nobody(), address, retries=0).snapshot(ASKED).pins) == 1
+
+
+def test_when_no_broker_answers_all_are_named_with_the_reason() -> None:
+    first, second = nobody(), nobody()
+    assert refusal(lambda: segments(first, second).snapshot(ASKED)) == (
+        f"no broker answers: {first} refused the connection, {second} refused the connection; "
+        "brokers takes addresses of --grpc-address"
+    )
+
+
+def test_a_broker_that_cannot_now_is_asked_again() -> None:
+    with serving((grpc.StatusCode.UNAVAILABLE, "no leader"), answer(partition())) as (address, scripted):
+        assert len(segments(address).snapshot(ASKED).pins) == 1
+    assert len(scripted.requests) == 2
+
+
+def test_silence_ends_with_the_time_that_was_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        said = refusal(lambda: segments(address, retries=0, timeout_ms=100).snapshot(ASKED))
+    assert f"no broker answers: {address} said nothing within 100 ms (timeoutMs)" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "text"),
+    [
+        ("NOT_FOUND", "no topic 'orders'", "no topic 'orders'; `nsqha topic list` shows what there is"),
+        ("INVALID_ARGUMENT", "pattern: missing )", "pattern: missing )"),
+        (
+            "PERMISSION_DENIED",
+            "not\nthis one",
+            "{address} refuses this certificate: not this one; a reader's has URI:nsqha:reader",
+        ),
+        (
+            "UNIMPLEMENTED",
+            "",
+            "{address} has no segment service: another program, or a broker that is older than this package",
+        ),
+        (
+            "RESOURCE_EXHAUSTED",
+            "orders/0 has 64 holds",
+            "{address} cannot answer: orders/0 has 64 holds; "
+            "holdMs 0 holds nothing, and fewer topics make a shorter answer",
+        ),
+    ],
+)
+def test_what_no_other_broker_would_answer_better_is_final(code: str, details: str, text: str) -> None:
+    with serving((grpc.StatusCode[code], details)) as (address, scripted):
+        assert refusal(lambda: segments(address).snapshot(ASKED)) == text.format(address=address)
+    assert len(scripted.requests) == 1
+
+
+def test_partitions_without_a_leader_are_waited_for_under_the_same_hold() -> None:
+    failed = answer(partition(0), partition(1, error="no leader"), hold_id="h1")
+    with serving(failed, answer(partition(0), partition(1), hold_id="h1")) as (address, scripted):
+        found = segments(address).snapshot(Asked(topics=("orders",), hold_ms=1000))
+    assert len(found.pins) == 2
+    assert [request.hold_id for request in scripted.requests] == ["", "h1"]
+
+
+def test_partitions_that_do_not_answer_are_named() -> None:
+    failed = [partition(number, error="no leader") for number in range(7)]
+    with serving(answer(*failed)) as (address, scripted):
+        said = refusal(lambda: segments(address, retries=1).snapshot(ASKED))
+    assert said == (
+        "no snapshot of orders/0 (no leader), orders/1 (no leader), orders/2 (no leader), orders/3 (no leader), "
+        "orders/4 (no leader) and 2 more; is a leader there? `nsqha topic show` tells"
+    )
+    assert len(scripted.requests) == 2
+
+
+def test_answers_may_be_larger_than_what_grpc_takes_by_default() -> None:
+    said = partition()
+    for at in range(250_000):
+        said.cuts.add(offset=at, log_id=at + 1, position=at << 20, timestamp_ns=10**18)
+    said.end.offset, said.end.log_id, said.end.position = 250_000, 250_001, 250_000 << 20
+    assert said.ByteSize() > 5 << 20
+    with serving(answer(said)) as (address, _):
+        [pin] = segments(address).snapshot(ASKED).pins
+    assert len(pin.cuts) == 250_000
+
+
+def broken(change: Callable[[Any], None]) -> Any:
+    said = partition()
+    for cut in ((0, 1, 0), (100, 11, 8_000), (230, 31, 18_000)):
+        said.cuts.add(offset=cut[0], log_id=cut[1], position=cut[2])
+    change(said)
+    return said
+
+
+def put(place: str, **values: int) -> Callable[[Any], None]:
+    """Changes one border."""
+
+    def change(said: Any) -> None:
+        cut = getattr(said, place) if place in ("start", "end") else said.cuts[int(place)]
+        for name, value in values.items():
+            setattr(cut, name, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (put("start", offset=231), "has borders that do not ascend"),
+        (put("end", log_id=0), "has borders that do not ascend"),
+        (put("1", log_id=31), "has borders that do not ascend"),
+        (put("1", offset=231), "has borders that do not ascend"),
+        (put("1", position=18_001), "has borders that do not ascend"),
+        (put("2", log_id=32), "has borders outside of what is committed"),
+        (put("0", log_id=0), "has borders outside of what is committed"),
+        (lambda said: said.ClearField("topic_uid"), "is of no partition"),
+        (lambda said: setattr(said, "topic", "a b"), "is of no partition"),
+        (lambda said: setattr(said, "partition", 1023), "is of no partition"),
+        (lambda said: said.offsets_for_times.append(1), "answers 1 of 0 times"),
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_not_believed(change: Callable[[Any], None], text: str) -> None:
+    checked(answer(broken(lambda _: None)), ASKED)
+    assert text in refusal(lambda: checked(answer(broken(change)), ASKED))
+
+
+def test_a_partition_comes_once_and_in_order() -> None:
+    for twice in ((partition(0), partition(0)), (partition(1), partition(0))):
+        assert "is out of order or there twice" in refusal(lambda twice=twice: checked(answer(*twice), ASKED))
+
+
+def test_an_empty_log_has_its_border_twice() -> None:
+    empty = partition(start=(5, 3, 100), end=(5, 3, 100))
+    for _ in range(2):
+        empty.cuts.add(offset=5, log_id=3, position=100)
+    [pin] = checked(answer(empty), ASKED).pins
+    assert pin.start.offset == pin.end.offset == 5
+
+
+def test_a_topic_that_did_not_come_is_missing() -> None:
+    asked = Asked(topics=("orders", "payments"))
+    text = "there is no topic payments; `nsqha topic list` shows what there is"
+    assert refusal(lambda: checked(answer(partition()), asked)) == text
+
+
+def test_ephemeral_topics_that_a_pattern_matches_are_passed_over() -> None:
+    found = checked(answer(partition(topic="a#ephemeral"), partition()), Asked(pattern=".*"))
+    assert [pin.identity.topic for pin in found.pins] == ["orders"]
+
+
+def test_times_are_within_the_log() -> None:
+    said = partition(start=(40, 5, 0))
+    said.offsets_for_times.extend([0, 999])
+    found = checked(answer(said), Asked(topics=("orders",), times_ns=(1, 2)))
+    assert found.times == {("orders", 0): {1: 40, 2: 230}}
+
+
+def test_holds_and_floors_of_readers_are_moved() -> None:
+    with serving(pb.RenewHoldResponse(partitions=3)) as (address, _):
+        assert segments(address).renew_hold("h1") == 3
+    with serving(pb.ReleaseHoldResponse(partitions=2)) as (address, _):
+        assert segments(address).release_hold("h1") == 2
+    floors = [pb.CommittedFloor(partition=0, offset=7), pb.CommittedFloor(partition=1, offset=9)]
+    with serving(pb.CommitReaderResponse(floors=floors)) as (address, scripted):
+        assert segments(address).commit_reader("orders", "lake", {0: 7, 1: 9}, back=True) == {0: 7, 1: 9}
+    [request] = scripted.requests
+    assert (request.topic, request.channel, request.back) == ("orders", "lake", True)
+    assert dict(request.offsets) == {0: 7, 1: 9}
+
+
+def test_a_floor_that_was_not_moved_is_named() -> None:
+    floors = [pb.CommittedFloor(partition=1, error="no leader")]
+    with serving(pb.CommitReaderResponse(floors=floors)) as (address, _):
+        said = refusal(lambda: segments(address).commit_reader("orders", "lake", {1: 9}))
+    assert said == "the floor of channel lake was not moved in orders/1 (no leader)"
+
+
+def test_a_reader_shows_its_certificate_and_one_without_is_told_which_options_to_give(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    certificates.issue("node", "IP:127.0.0.1")
+    certificates.issue("reader", "URI:nsqha:reader")
+    tls = Tls(certificates.cert("reader"), certificates.key("reader"), certificates.cert("ca"))
+    own = [(Path(certificates.key("node")).read_bytes(), Path(certificates.cert("node")).read_bytes())]
+    authority = Path(certificates.cert("ca")).read_bytes()
+    credentials = grpc.ssl_server_credentials(own, authority, require_client_auth=True)
+    with serving(answer(partition()), credentials=credentials) as (address, _):
+        assert len(Segments(Connection((address,), tls)).snapshot(ASKED).pins) == 1
+        said = refusal(lambda: segments(address, retries=0).snapshot(ASKED))
+        by_name = address.replace("127.0.0.1", "localhost")
+        other = refusal(lambda: Segments(Connection((by_name,), tls, retries=0)).snapshot(ASKED))
+    assert said.startswith(f"no broker answers: {address} closed the connection (if it wants a certificate: nsqha.tls.")
+    assert other.startswith(f"no broker answers: {by_name} has a certificate that does not name it so; write it in ")
+
+
+def test_a_certificate_that_is_not_on_this_machine_is_named_by_its_option() -> None:
+    connection = Connection(("127.0.0.1:1",), Tls("/nowhere/cert", "/nowhere/key", "/nowhere/ca"))
+    said = refusal(lambda: Segments(connection).snapshot(ASKED))
+    assert said == "nsqha.tls.ca: its file cannot be read on this machine: No such file or directory"
