@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_three_commands_show_what_the_readme_says(tmp_path: Path) -> None:
     commands = re.search(r"<!-- commands: .*? -->\n```sh\n(.*?)```", README, re.DOTALL)
     assert commands
-    ports = {name: free_port() for name in ("tcp", "http", "grpc", "lookupd-tcp", "lookupd-http")}
+    ports = {name: free_port() for name in ("tcp", "http", "grpc", "segments", "lookupd-tcp", "lookupd-http")}
     dev = subprocess.Popen(
         [sys.executable, "-m", "nsqha", "dev", "--json", "--data-dir", str(tmp_path / "data")]
         + [word for name, port in ports.items() for word in (f"--{name}-port", str(port))],
