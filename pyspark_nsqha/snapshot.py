@@ -2,8 +2,9 @@
 
 Calls are synchronous. Each makes its channel and closes it: planners and tasks are processes that Spark forks and
 reuses, and what gRPC keeps running does not outlive a fork. Brokers are asked in turn, each within `timeoutMs`, and all
-again up to `numRetries` times where asking again can help. What comes is checked before it is used: everything that is
-planned rests on it.
+again up to `numRetries` times where asking again can help; a broker that was silent comes last from then on, and the
+whole call ends after `numRetries` + 1 times `timeoutMs`, however many brokers are silent. What comes is checked before
+it is used: everything that is planned rests on it.
 
 All errors are ReadFailed with one line.
 """
@@ -131,27 +132,38 @@ class Segments:
         """The first answer that is complete: of which `complete` says nothing. ReadFailed has what the last lacked."""
         import grpc
 
+        seconds = self._connection.timeout_ms / 1000
+        give_up_at = time.monotonic() + seconds * (self._connection.retries + 1)
+        brokers = [*self._connection.brokers]
         pause, why = PAUSE_S, ""
+        failures: dict[str, str] = {}  # since one of them answered
         for attempt in range(self._connection.retries + 1):
             if attempt:
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_S_MAX)
-            silent = []
-            for broker in self._connection.brokers:
+            for broker in (*brokers,):
+                left = give_up_at - time.monotonic()
+                if left <= 0:
+                    break
                 try:
                     with _stub(self._connection, broker) as stub:
-                        answer = getattr(stub, rpc)(request, timeout=self._connection.timeout_ms / 1000)
+                        answer = getattr(stub, rpc)(request, timeout=min(seconds, left))
                 except grpc.RpcError as error:
                     if final := _final(error, broker, rpc, self._connection):
                         raise ReadFailed(final) from None
-                    silent.append(f"{broker} {_why_not(error, self._connection)}")
+                    failures[broker] = _why_not(error, self._connection)
+                    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                        brokers.remove(broker)
+                        brokers.append(broker)
                     continue
+                failures.clear()
                 why = complete(answer)
                 if not why:
                     return answer
                 again(answer)
-            if len(silent) == len(self._connection.brokers):
-                why = f"no broker answers: {_some(silent)}; brokers takes addresses of --grpc-address"
+        if not why or len(failures) == len({*brokers}):
+            silent = [f"{broker} {failures.get(broker, 'was not asked')}" for broker in self._connection.brokers]
+            why = f"no broker answers: {_some(silent)}; brokers takes addresses of --grpc-address"
         raise ReadFailed(why)
 
 

@@ -1,8 +1,7 @@
 """A job as users submit it, in a driver of its own: `python job.py batch|stream|imports JSON`.
 
-The JSON has the `options` of the source, `folder` for what a stream leaves behind, and `register`: whether the source is
-registered, instead of being found by Spark. The last line of stdout is what
-it found, as JSON.
+The JSON has the `options` of the source, `folder` for what a stream leaves behind, and `register`: whether the source
+is registered, instead of being found by Spark. The last line of stdout is what it found, as JSON.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,37 @@ def test_silence_ends_with_the_time_that_was_given() -> None:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         said = refusal(lambda: segments(address, retries=0, timeout_ms=100).snapshot(ASKED))
     assert f"no broker answers: {address} said nothing within 100 ms (timeoutMs)" in said
+
+
+def test_the_time_of_a_call_does_not_grow_with_the_brokers_that_are_silent() -> None:
+    with ExitStack() as stack:
+        deaf = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+        brokers = [f"127.0.0.1:{one.getsockname()[1]}" for one in deaf]
+        said = refusal(lambda: segments(*brokers, retries=1, timeout_ms=200).snapshot(ASKED))
+    silent = "said nothing within 200 ms (timeoutMs)"
+    assert f"{brokers[0]} {silent}, {brokers[1]} {silent}, " in said
+    assert said.count("was not asked") == 2
+
+
+def test_a_broker_that_was_silent_is_asked_last() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as deaf,
+        serving((grpc.StatusCode.UNAVAILABLE, "no leader"), answer(partition())) as (address, scripted),
+    ):
+        silent = f"127.0.0.1:{deaf.getsockname()[1]}"
+        assert len(segments(silent, address, retries=9, timeout_ms=1000).snapshot(ASKED).pins) == 1
+        assert len(scripted.requests) == 2
+        deaf.settimeout(0)
+        deaf.accept()
+        with pytest.raises(BlockingIOError):
+            deaf.accept()
+
+
+def test_what_was_missing_is_said_although_other_brokers_are_away() -> None:
+    failed = partition()
+    failed.error = "no leader"
+    with serving(answer(failed)) as (address, _):
+        assert "no snapshot of orders/0 (no leader)" in refusal(lambda: segments(address, nobody()).snapshot(ASKED))
 
 
 @pytest.mark.parametrize(
