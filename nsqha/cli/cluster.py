@@ -60,8 +60,8 @@ def _add_looks(verbs: Any) -> None:
         lambda args: _shown(args, "nodes"),
         help="list the nodes and what they hold",
         examples=("nsqha cluster nodes", "nsqha cluster nodes --json"),
-        shape='{"name", "uid", "state", "tcp", "http", "grpc", "segments", "host", "zone", "version", "replicas", "leaderships"} '
-        "per line",
+        shape='{"name", "uid", "state", "tcp", "http", "grpc", "segments", "host", "zone", "version", '
+        '"replicas", "leaderships"} per line',
         statuses=USUAL,
     )
     _finish(verb)
