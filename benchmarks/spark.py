@@ -164,21 +164,23 @@ def _stat(pid: int) -> tuple[str, float, float, int] | None:
 class Session:
     """CPU of this process's JVM and of all the Python below it."""
 
-    def __init__(self) -> None:
-        self._tree = ProcessTree([os.getpid()])
-
     def read(self) -> tuple[float, float]:
-        """(JVM, Python) so far. Python that ended counts as its parent's."""
+        """(JVM, Python) so far. Python that ended counts as its parent's.
+
+        All processes are listed and put below their parents here: the `children` files of /proc may leave out some of
+        them while others end (proc(5)), and a JVM that was left out made a job's cost negative."""
+        here = os.getpid()
+        found = {int(entry): stat for entry in os.listdir(PROC) if entry.isdigit() and (stat := _stat(int(entry)))}
         jvm = python = 0.0
-        for pid in self._tree.pids():
-            found = _stat(pid)
-            if found is None:
+        for name, own, ended, parent in found.values():
+            while parent in found and parent != here:
+                parent = found[parent][3]
+            if parent != here:
                 continue
-            name, own, ended, _ = found
             if name == "java":
                 jvm += own
                 python += ended
-            elif pid != os.getpid():
+            else:
                 python += own + ended
         return jvm, python
 
