@@ -4,7 +4,7 @@
       ConfigError          a flag, file or folder that this program was started with; says what to change
       NotFound             a topic, channel, message or file that is not there
       Conflict             it exists already, or was changed meanwhile
-        WrongKind            a channel that is there is a reader's, or is not
+        WrongKind            a channel that is there is a reader's, or is not; a topic is another one of the same name
       StaleMetadata        the metadata store is another one, or older, than this node has acted on; nothing was done
       LimitReached         there are as many as there may be; nothing was done
       Unavailable          not now: shutting down, disk low, no leader; the request was NOT carried out
@@ -38,7 +38,8 @@ class Conflict(NsqhaError):
 
 
 class WrongKind(Conflict):
-    """The channel is one for consumers where a reader's is asked for, or the other way round."""
+    """The channel is one for consumers where a reader's is asked for, or the other way round; or the topic was deleted
+    and made anew, and the one before is meant."""
 
 
 class StaleMetadata(NsqhaError):

@@ -21,7 +21,7 @@ class Cut(NamedTuple):
     offset: int
     log_id: int  # of the batch behind it
     position: int
-    timestamp_ns: int  # of the batch behind it; of the last batch at the end of the log
+    timestamp_ns: int  # no message in front is newer, none behind is older; 0: not known
 
 
 class Replica(NamedTuple):

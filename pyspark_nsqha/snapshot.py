@@ -2,18 +2,19 @@
 
 Calls are synchronous. Each makes its channel and closes it: planners and tasks are processes that Spark forks and
 reuses, and what gRPC keeps running does not outlive a fork. Brokers are asked in turn, each within `timeoutMs`, and all
-again up to `numRetries` times where asking again can help; a broker that was silent comes last from then on, and the
-whole call ends after `numRetries` + 1 times `timeoutMs`, however many brokers are silent. What comes is checked before
-it is used: everything that is planned rests on it.
+again up to `numRetries` times where asking again can help; a broker that was silent comes last from then on, in later
+calls of this process as well, and the whole call ends after `numRetries` + 1 times `timeoutMs`, however many brokers
+are silent. What comes is checked before it is used: everything that is planned rests on it.
 
 All errors are ReadFailed with one line.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,7 @@ TIMES_MAX: Final = 16  # in one request
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 2.0
 NAMED_MAX: Final = 5  # partitions in one line
+ORDERS_MAX: Final = 64  # sets of brokers whose order is remembered
 
 Key = tuple[str, int]
 """Topic and partition."""
@@ -41,6 +43,8 @@ class Snapshot:
     times: Mapping[Key, Mapping[int, int]] = field(default_factory=dict)  # time -> first offset that is not older
     floors: Mapping[Key, int] = field(default_factory=dict)  # of the channel, where the partition has it
     hold_id: str = ""
+    cluster: str = ""  # 16 hex digits
+    failed: Mapping[Key, str] = field(default_factory=dict)  # why; only of a partial one
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,32 @@ class Segments:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def snapshot(self, asked: Asked) -> Snapshot:
-        """Partitions that have no leader now are waited for as long as retries last."""
-        first = self._snapshot(replace(asked, times_ns=asked.times_ns[:TIMES_MAX]))
+    def snapshot(self, asked: Asked, *, partial: bool = False) -> Snapshot:
+        """Partitions that have no leader now are waited for as long as retries last; with `partial`, those that have
+        none then are in `failed`."""
+        if asked.hold_ms and not asked.hold_id:
+            # Drawn here: whichever broker is asked, and however often, it is one hold.
+            asked = replace(asked, hold_id=f"{secrets.randbits(64) or 1:016x}")
+            try:
+                return self._with_all_times(asked, partial)
+            except ReadFailed:
+                self._forget(asked.hold_id)
+                raise
+        return self._with_all_times(asked, partial)
+
+    def _forget(self, hold_id: str) -> None:
+        """Nobody will hear of this hold; one attempt, as it ends by itself."""
+        with suppress(ReadFailed):
+            Segments(replace(self._connection, retries=0)).release_hold(hold_id)
+
+    def _with_all_times(self, asked: Asked, partial: bool) -> Snapshot:
+        first = self._snapshot(replace(asked, times_ns=asked.times_ns[:TIMES_MAX]), partial)
         for at in range(TIMES_MAX, len(asked.times_ns), TIMES_MAX):
             more = Asked(asked.topics, asked.pattern, times_ns=asked.times_ns[at : at + TIMES_MAX])
             first = _with_times(first, self._snapshot(more))
         return first
 
-    def _snapshot(self, asked: Asked) -> Snapshot:
+    def _snapshot(self, asked: Asked, partial: bool = False) -> Snapshot:
         from nsqha.pb.v1 import segments_pb2
 
         request = segments_pb2.SnapshotRequest(
@@ -85,15 +106,20 @@ class Segments:
         for topic, partition, first, end in asked.ranges or ():
             request.ranges.add(topic=topic, partition=partition, first=first, end=end)
 
+        last: Any = None
+
         def complete(answer: Any) -> str:
+            nonlocal last
+            last = answer
             failed = [f"{p.topic}/{p.partition} ({_line(p.error)})" for p in answer.partitions if p.error]
             return f"no snapshot of {_some(failed)}; is a leader there? `nsqha topic show` tells" if failed else ""
 
-        # A hold of a call that is repeated is the same one.
-        def again(answer: Any) -> None:
-            request.hold_id = answer.hold_id or request.hold_id
-
-        return checked(self._call("Snapshot", request, complete, again), asked)
+        try:
+            return checked(self._call("Snapshot", request, complete), asked)
+        except ReadFailed:
+            if not partial or last is None or not any(said.error for said in last.partitions):
+                raise
+        return checked(last, asked)
 
     def renew_hold(self, hold_id: str) -> int:
         """How many partitions it holds; 0: it is over."""
@@ -108,12 +134,15 @@ class Segments:
         return int(self._call("ReleaseHold", segments_pb2.ReleaseHoldRequest(hold_id=hold_id)).partitions)
 
     def commit_reader(
-        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False
+        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False, topic_uid: int = 0
     ) -> dict[int, int]:
-        """The floors of a reader channel after they were moved, per partition."""
+        """The floors of a reader channel after they were moved, per partition. `topic_uid`: of the topic whose offsets
+        these are, not of one that was made anew; 0: of any."""
         from nsqha.pb.v1 import segments_pb2
 
-        request = segments_pb2.CommitReaderRequest(topic=topic, channel=channel, offsets=dict(offsets), back=back)
+        request = segments_pb2.CommitReaderRequest(
+            topic=topic, channel=channel, offsets=dict(offsets), back=back, topic_uid=topic_uid
+        )
 
         def complete(answer: Any) -> str:
             failed = [f"{topic}/{f.partition} ({_line(f.error)})" for f in answer.floors if f.error]
@@ -127,21 +156,22 @@ class Segments:
         rpc: str,
         request: Any,
         complete: Callable[[Any], str] = lambda _: "",
-        again: Callable[[Any], None] = lambda _: None,
     ) -> Any:
         """The first answer that is complete: of which `complete` says nothing. ReadFailed has what the last lacked."""
         import grpc
 
         seconds = self._connection.timeout_ms / 1000
         give_up_at = time.monotonic() + seconds * (self._connection.retries + 1)
-        brokers = [*self._connection.brokers]
+        brokers = self._connection.brokers
         pause, why = PAUSE_S, ""
         failures: dict[str, str] = {}  # since one of them answered
         for attempt in range(self._connection.retries + 1):
             if attempt:
+                if give_up_at - time.monotonic() <= pause:
+                    break
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_S_MAX)
-            for broker in (*brokers,):
+            for broker in _orders.get(brokers, brokers):
                 left = give_up_at - time.monotonic()
                 if left <= 0:
                     break
@@ -153,18 +183,28 @@ class Segments:
                         raise ReadFailed(final) from None
                     failures[broker] = _why_not(error, self._connection)
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                        brokers.remove(broker)
-                        brokers.append(broker)
+                        _ask_last(broker, brokers)
                     continue
                 failures.clear()
                 why = complete(answer)
                 if not why:
                     return answer
-                again(answer)
         if not why or len(failures) == len({*brokers}):
             silent = [f"{broker} {failures.get(broker, 'was not asked')}" for broker in self._connection.brokers]
             why = f"no broker answers: {_some(silent)}; brokers takes addresses of --grpc-address"
         raise ReadFailed(why)
+
+
+_orders: dict[tuple[str, ...], tuple[str, ...]] = {}
+"""Of this process: in which order to ask brokers that are given like this. A query asks all the time, and a broker that
+is silent would cost each of its calls `timeoutMs`."""
+
+
+def _ask_last(silent: str, brokers: tuple[str, ...]) -> None:
+    if len(_orders) >= ORDERS_MAX and brokers not in _orders:
+        _orders.clear()
+    others = [broker for broker in _orders.get(brokers, brokers) if broker != silent]
+    _orders[brokers] = (*others, silent)
 
 
 @contextmanager
@@ -210,7 +250,7 @@ def _final(error: Any, broker: str, rpc: str, connection: Connection) -> str:
     if code in (codes.PERMISSION_DENIED, codes.UNAUTHENTICATED):
         return f"{broker} refuses this certificate: {text}; a reader's has URI:nsqha:reader"
     if code is codes.RESOURCE_EXHAUSTED and rpc == "Snapshot":
-        return f"{broker} cannot answer: {text}; holdMs 0 holds nothing, and fewer topics make a shorter answer"
+        return f"{broker} cannot answer: {text}; fewer topics, or fewer offsets of them, make a shorter answer"
     if code is codes.NOT_FOUND:
         return f"{text}; `nsqha topic list` shows what there is"
     return text or f"{rpc} at {broker} failed: {code.name}"
@@ -238,7 +278,7 @@ def _why_not(error: Any, connection: Connection) -> str:
 
 def checked(answer: Any, asked: Asked) -> Snapshot:
     """An answer as plain values. ReadFailed if it contradicts itself or what was asked."""
-    pins, times, floors = [], {}, {}
+    pins, times, floors, failed = [], {}, {}, {}
     before: Key = ("", -1)
     for said in answer.partitions:
         key = (str(said.topic), int(said.partition))
@@ -250,6 +290,9 @@ def checked(answer: Any, asked: Asked) -> Snapshot:
         before = key
         if is_ephemeral(key[0]):
             continue  # a pattern matches it as well
+        if said.error:
+            failed[key] = _line(said.error)
+            continue
         start, end = _cut(said.start), _cut(said.end)
         cuts = tuple(_cut(cut) for cut in said.cuts)
         _check_ascending(where, (start, end))
@@ -279,10 +322,10 @@ def checked(answer: Any, asked: Asked) -> Snapshot:
         }
         if said.HasField("channel_floor"):
             floors[key] = int(said.channel_floor)
-    there = {pin.identity.topic for pin in pins}
+    there = {pin.identity.topic for pin in pins} | {topic for topic, _ in failed}
     if missing := sorted(set(asked.topics) - there):
         raise ReadFailed(f"there is no topic {_some(missing)}; `nsqha topic list` shows what there is")
-    return Snapshot(tuple(pins), times, floors, str(answer.hold_id))
+    return Snapshot(tuple(pins), times, floors, str(answer.hold_id), str(answer.cluster_id), failed)
 
 
 def _with_times(first: Snapshot, later: Snapshot) -> Snapshot:

@@ -4,7 +4,11 @@
     hold: committed at each leader before its partition is pinned
 
 A request goes to each leader once, for all of what it leads; what nobody answers for is asked again while leaders
-change, for LEADER_SECONDS, and then says why in its own `error`. Bytes are not here (docs/segments.md).
+change, for LEADER_SECONDS, and then says why in its own `error`. Whoever leads since a leader was asked that said
+nothing is asked once, however late it is. Bytes are not here (docs/segments.md).
+
+What a request costs ends with it: borders are no longer looked for when nobody waits, and a hold whose id nobody has
+been told is released.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ from nsqha.admin.answers import answers
 from nsqha.admin.others import Others
 from nsqha.admin.whole_topic import WholeTopic, serving, topic_of
 from nsqha.cursor.holds import HOLD_MS_MAX
-from nsqha.errors import LimitReached, NotFound, NsqhaError, Unavailable
+from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, segments_pb2, segments_pb2_grpc
-from nsqha.server import holding
-from nsqha.server.segments.pins import Wanted, pin
+from nsqha.server.listen import reason
+from nsqha.server.segments.pins import Effort, TooManyBorders, Wanted, pin
 from nsqha.server.segments.renewals import HoldRenewals
+from nsqha.server.unfinished import StillUnderWay
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
@@ -37,13 +42,12 @@ if TYPE_CHECKING:
 
 LEADER_SECONDS = 2.0  # for leaders to be found, while they are elected
 AGAIN_SECONDS = 0.05
-CALL_SECONDS = 30.0  # to another node: borders are looked for in its files
-RENEW_SECONDS = 5.0
+CALL_SECONDS = 20.0  # to another node, while borders are looked for in its files; less than readers wait for all of it
+RENEW_SECONDS = 8.0  # to another node; longer than HOLD_SECONDS of `renewals`, after which it answers in any case
 TIMES_MAX = 16
 RANGES_MAX = 20_000
 PINS_AT_ONCE = 16  # partitions whose holds are committed side by side
 SNAPSHOTS_MAX = 32  # that are worked on at once
-HOLD_SECONDS = 5.0  # for a hold to be committed: a partition that commits nothing keeps nobody from the others
 
 log = Log("segments")
 
@@ -60,20 +64,23 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         self._rng = rng or random.SystemRandom()
         self._whole = WholeTopic(broker.cluster, others)
         # Borders are looked for in files, thousands of them if need be: apart from all other reads, and one at a time.
-        self._files = ThreadPoolExecutor(1, thread_name_prefix="segment borders")
+        # Ends are looked up in no time, and do not wait for them.
+        self._borders = ThreadPoolExecutor(1, thread_name_prefix="segment borders")
+        self._ends = ThreadPoolExecutor(1, thread_name_prefix="segment ends")
         self._snapshots = 0
         self.renewals = HoldRenewals(broker, self._renew_elsewhere)
 
     def close(self) -> None:
         """The node stops."""
-        self._files.shutdown(wait=False, cancel_futures=True)
+        self._borders.shutdown(wait=False, cancel_futures=True)
+        self._ends.shutdown(wait=False, cancel_futures=True)
 
     # ---- snapshots
 
     @answers
     async def Snapshot(self, request: Any) -> Any:
         if self._snapshots >= SNAPSHOTS_MAX:
-            raise LimitReached(f"{SNAPSHOTS_MAX} snapshots are being made here: ask again, or ask another node")
+            raise Unavailable(f"{SNAPSHOTS_MAX} snapshots are being made here: ask again, or ask another node")
         self._snapshots += 1
         try:
             return await self._snapshot(request)
@@ -88,12 +95,20 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         message.CopyFrom(request)
         if request.hold_ms:
             message.hold_id = f"{hold:016x}"
-        snapshot = _Snapshot(self._broker, message, self._files)
-        if request.HasField("here"):
-            found = await snapshot.here(topics)
-            response = segments_pb2.SnapshotResponse(partitions=found.values())
-        else:
-            response = await _Everywhere(self._broker, self._others).answer(snapshot, topics)
+        files = self._borders if request.cut_points else self._ends
+        snapshot = _Snapshot(self._broker, message, files, self.renewals, Effort())
+        try:
+            if request.HasField("here"):
+                found = await snapshot.here(topics)
+                response = segments_pb2.SnapshotResponse(partitions=found.values())
+            else:
+                response = await _Everywhere(self._broker, self._others).answer(snapshot, topics)
+        except BaseException:
+            if request.hold_ms and not request.hold_id:
+                self._broker.spawn(self._give_up(message.hold_id))
+            raise
+        finally:
+            snapshot.effort.ended = True
         response.hold_id = message.hold_id
         response.cluster_id = f"{self._broker.journal.identity.cluster_id:016x}"
         if request.hold_ms:
@@ -146,6 +161,14 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
                 raise NotFound(f"nothing is held by {request.hold_id}: its time is over, or it was released before")
         return segments_pb2.ReleaseHoldResponse(partitions=partitions)
 
+    async def _give_up(self, hold_id: str) -> None:
+        """A hold that nobody knows of: it would last, and count, to its end."""
+        request = segments_pb2.ReleaseHoldRequest(hold_id=hold_id)
+        here, there = self.renewals.release_here(int(hold_id, 16)), self._ask_others("ReleaseHold", request)
+        for outcome in await asyncio.gather(here, there, return_exceptions=True):
+            if isinstance(outcome, NsqhaError):
+                log.warning("hold_not_released", "hold %s of a snapshot that failed: %s", hold_id, outcome)
+
     async def _renew_elsewhere(self, hold: int) -> None:
         await self._ask_others("RenewHold", segments_pb2.RenewHoldRequest(hold_id=f"{hold:016x}"))
 
@@ -172,17 +195,21 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         if not ids.valid_name(request.channel) or ids.is_ephemeral(request.channel):
             raise ValueError(f"{request.channel!r} is not a name for a reader channel")
         topic = topic_of(self._broker, request)
+        channels = self._broker.channels
+        if not request.HasField("here"):
+            channels.life(request.topic, request.topic_uid)
         there = topic.record.partitions
         wrong = [n for n in request.offsets if n not in there]
         if wrong:
             raise NotFound(f"topic {topic.name} has no partition {wrong[0]}, only {len(there)}")
-        channels = self._broker.channels
         if not request.HasField("here"):
             await channels.ensure_reader(request.topic, request.channel)
 
         async def here(numbers: list[int]) -> dict[int, Any]:
             wanted = {p.number: request.offsets[p.number] for p in serving(topic, numbers)}
-            done = await channels.commit_reader(request.topic, request.channel, wanted, back=request.back)
+            done = await channels.commit_reader(
+                request.topic, request.channel, wanted, back=request.back, topic_uid=topic.record.uid
+            )
             return {number: _floor(number, outcome) for number, outcome in done.items()}
 
         def failed(number: int, why: str) -> Any:
@@ -231,6 +258,8 @@ class _Snapshot:
     broker: Broker
     request: Any  # with a hold's id, if one is wanted
     files: Executor
+    renewals: HoldRenewals
+    effort: Effort
 
     async def here(self, topics: Iterable[Topic], wanted: Collection[Key] | None = None) -> dict[Key, Any]:
         """The pins of what is led here and serves; of `wanted` only, if given."""
@@ -270,18 +299,24 @@ class _Snapshot:
         try:
             if request.hold_ms:
                 first = 0 if mine is None else min(first for first, _ in mine)
-                await asyncio.wait_for(
-                    holding.hold(partition, int(request.hold_id, 16), first, request.hold_ms), HOLD_SECONDS
-                )
-            return await pin(self.broker, topic, partition, wanted, self.files)
-        except TimeoutError:
-            waits = partition.leader.waits_for or "its leader commits nothing"
-            why = f"it could not be held: {waits}; a snapshot without hold_ms is answered"
-            return _without(topic, partition.number, why)
+                await self._hold(partition, first)
+            return await pin(self.broker, topic, partition, wanted, self.files, self.effort)
+        except TooManyBorders:
+            raise  # the others would be too many as well
         except Unavailable:
             return None  # it is not led here any more, or not yet
         except NsqhaError as error:
             return _without(topic, partition.number, str(error) or type(error).__name__)
+        except OSError as error:
+            log.warning("snapshot_failed", "%s: %s", partition.log.directory, reason(error))
+            return _without(topic, partition.number, f"its files cannot be read: {reason(error)}")
+
+    async def _hold(self, partition: Partition, first: int) -> None:
+        hold, hold_ms = int(self.request.hold_id, 16), self.request.hold_ms
+        try:
+            await self.renewals.make(partition, hold, first, hold_ms)
+        except (OutcomeUnknown, StillUnderWay) as error:
+            raise OutcomeUnknown(f"it could not be held: {error}; a snapshot without hold_ms is answered") from None
 
 
 @dataclass(frozen=True)
@@ -301,28 +336,40 @@ class _Everywhere:
         named = {topic.name: topic for topic in topics}
         found: dict[Key, Any] = {}
         why: dict[Key, str] = {}
+        asked_of: dict[Key, int | None] = {}  # who was known as its leader then
         loop = self.broker.loop
         deadline = loop.time() + LEADER_SECONDS
-        while missing := [key for key in wanted if key not in found]:
+        missing, last = wanted, False
+        while True:
             found.update(await snapshot.here(topics, set(missing)))
             missing = [key for key in missing if key not in found]
             asked: dict[str, list[Key]] = {}
             for key in missing:
+                asked_of[key] = self._led_by(*key)
                 address, why[key] = self._leader(*key)
                 if address:
                     asked.setdefault(address, []).append(key)
             calls = [self._ask(address, snapshot.request, keys, named, why) for address, keys in asked.items()]
             for part in await asyncio.gather(*calls):
                 found.update(part)
-            if len(found) == len(wanted):
+            missing = [key for key in missing if key not in found]
+            if last or not missing:
                 break
-            if loop.time() >= deadline:
-                for name, number in missing:
-                    if (name, number) not in found:
-                        found[name, number] = _without(named[name], number, why[name, number])
-                break
-            await asyncio.sleep(AGAIN_SECONDS)
+            if loop.time() < deadline:
+                await asyncio.sleep(AGAIN_SECONDS)
+            else:  # perhaps because a leader has frozen, and another one leads by now
+                missing = [key for key in missing if self._led_by(*key) not in (None, asked_of[key])]
+                last = True
+        for name, number in wanted:
+            if (name, number) not in found:
+                found[name, number] = _without(named[name], number, why[name, number])
         return segments_pb2.SnapshotResponse(partitions=[found[key] for key in sorted(wanted)])
+
+    def _led_by(self, name: str, number: int) -> int | None:
+        """The node that is known as its leader."""
+        cluster = self.broker.cluster
+        leader = None if cluster is None else cluster.leader(name, number)
+        return None if leader is None else leader.node
 
     def _leader(self, name: str, number: int) -> tuple[str, str]:
         """Where a partition is led, and what is to be said if that node does not answer for it."""
@@ -350,6 +397,8 @@ class _Everywhere:
         message.here.SetInParent()
         try:
             reply = await self.others.call(address, "Snapshot", message, seconds=CALL_SECONDS)
+        except LimitReached:
+            raise  # more than one node does for one request
         except (NsqhaError, ValueError) as error:
             why.update(dict.fromkeys(keys, str(error)))
             return {}

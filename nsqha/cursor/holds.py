@@ -17,7 +17,7 @@ Invariant: a hold's offset never rises; a HOLD with a known id may lower it, but
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from typing import NamedTuple
 
 from nsqha.cursor.events import LogHold
@@ -56,6 +56,10 @@ class Holds:
     def get(self, id_: int) -> LiveHold | None:
         """The hold of this id, perhaps one whose time is over."""
         return self._by_id.get(id_)
+
+    def ids(self) -> KeysView[int]:
+        """Of all holds, those whose time is over included."""
+        return self._by_id.keys()
 
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
         """(id, offset, until_ns, since_ns) of all, in the order of their ids."""

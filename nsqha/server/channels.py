@@ -7,23 +7,24 @@ seek) is an event in the logs alone. A topic is paused in the same record and em
 
 Owns nothing: the record is the store's, the newest seen of it the `Topic`'s, cursors the partitions'. Invariants: a
 change is answered when every partition has it in its committed log, or as Unavailable; changes of one topic come one
-after the other, run to their end (`Changes`), and look at the world again when their turn comes.
+after the other, run to their end (`Changes`), and look at the world again when their turn comes. Moving the floor of a
+reader channel is none: it changes one partition's log alone, so one that commits nothing keeps nobody from the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import ChannelList
-from nsqha.errors import NotFound, NsqhaError, OutcomeUnknown, Unavailable, WrongKind
+from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable, WrongKind
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.server.changes import Changes
@@ -31,12 +32,15 @@ from nsqha.server.leaders import Administration
 from nsqha.server.metadata import Metadata
 from nsqha.server.partition import Partition
 from nsqha.server.topic import Topic
+from nsqha.server.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from nsqha.server.reconciling import Reconciler
     from nsqha.server.topics import Topics
 
 LEADER_RETRY_SECONDS = 0.02  # a leader whose epoch has only begun
+MOVE_SECONDS = 3.0  # for one partition to commit a reader's floor: less than another node waits for all of them
+READERS_MAX = 64  # reader channels of one topic: each holds its retention, and any reader may make them
 
 log = Log("channels")
 
@@ -63,7 +67,8 @@ async def add_channel(
 ) -> None:
     """Into the record, by `change`; an #ephemeral one, which has no place there, into the logs that are led here.
 
-    The logs of the others follow by `Topic.reconcile`. WrongKind: it is there, and of the other kind."""
+    The logs of the others follow by `Topic.reconcile`. WrongKind: it is there, and of the other kind. LimitReached:
+    there are READERS_MAX others for readers."""
     if ids.is_ephemeral(channel):
         for partition in topic.led:
             if partition.serving:  # another leader's epoch may have only begun; it is asked again
@@ -74,6 +79,11 @@ async def add_channel(
     def added(channels: ChannelList) -> ChannelList:
         there = channels.channels.get(channel)
         if there is None:
+            if reader and sum(other.reader for other in channels.channels.values()) >= READERS_MAX:
+                raise LimitReached(
+                    f"topic {topic.name} has {READERS_MAX} reader channels, as many as there may be: delete one that "
+                    f"nobody uses (nsqha channel delete)"
+                )
             return channels.with_channel(channel, uid, reader=reader)
         if there.reader != reader:
             raise wrong_kind(topic.name, channel, reader=there.reader)
@@ -102,6 +112,7 @@ class Channels:
         self._rng = rng
         self._metadata = metadata
         self._changes = changes
+        self._moves = Unfinished[tuple[Partition, str]]()  # of readers' floors
 
     # ---- made and deleted
 
@@ -121,7 +132,7 @@ class Channels:
 
     async def ensure_reader(self, topic: str, channel: str) -> None:
         """Make a reader's channel if it is not there. WrongKind: it is one for consumers. ValueError: in an #ephemeral
-        topic, or of an #ephemeral name, there can be none. NotFound, Unavailable."""
+        topic, or of an #ephemeral name, there can be none. NotFound, Unavailable, LimitReached."""
         found = self._topics.topic(topic)
         if found.ephemeral or ids.is_ephemeral(channel):
             raise ValueError(f"channel {channel} of topic {topic}: what is #ephemeral keeps nothing for a reader")
@@ -269,25 +280,44 @@ class Channels:
     # ---- moved by readers
 
     async def commit_reader(
-        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool
+        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool, topic_uid: int = 0
     ) -> dict[int, int | NsqhaError]:
         """A reader has read up to these offsets (partition -> next offset): the floors in those that are led here, or
         why one was not moved. `back`: floors may go down too. The channel is made if it is not there; asking again does
-        no harm. Errors as of `ensure_reader`."""
-        if self._topics.topic(topic).is_reader(channel) is None:
+        no harm. `topic_uid`: only in this life of the topic; 0: whichever there is. Errors as of `ensure_reader`;
+        WrongKind also if it is another life."""
+        found = self.life(topic, topic_uid)
+        if found.is_reader(channel) is None:
             await self.ensure_reader(topic, channel)
-        return await self._changes.whole(self._commit_reader(topic, channel, offsets, back))
-
-    async def _commit_reader(
-        self, topic: str, channel: str, offsets: Mapping[int, int], back: bool
-    ) -> dict[int, int | NsqhaError]:
-        async with self._changes.of(topic):
+            self.life(topic, topic_uid)  # as it may be another one by now
             found = self._existing(topic, channel)
-            self._check_kind(found, channel, True)
-            moving = [p for p in found.led if p.number in offsets]
-            moves = [self._move_reader(found, p, channel, offsets[p.number], back) for p in moving]
-            floors = await asyncio.gather(*moves)
-        return dict(zip((p.number for p in moving), floors, strict=True))
+        self._check_kind(found, channel, True)
+        moving = [p for p in found.led if p.number in offsets]
+        moves = [self._moved(found, p, channel, offsets[p.number], back) for p in moving]
+        return dict(zip((p.number for p in moving), await asyncio.gather(*moves), strict=True))
+
+    def life(self, name: str, uid: int) -> Topic:
+        """The topic of this name, in the life of this uid; 0: any. NotFound, WrongKind."""
+        found = self._topics.topic(name)
+        if uid not in (0, found.record.uid):
+            raise WrongKind(
+                f"topic {name} was deleted and made anew: it is {found.record.uid:016x}, and {uid:016x} is meant"
+            )
+        return found
+
+    async def _moved(
+        self, topic: Topic, partition: Partition, channel: str, target: int, back: bool
+    ) -> int | NsqhaError:
+        def move() -> Coroutine[Any, Any, int | NsqhaError]:
+            return self._move_reader(topic, partition, channel, target, back)
+
+        def waits_for() -> str:
+            return partition.leader.waits_for or "its leader commits nothing"
+
+        try:
+            return await self._moves.do((partition, channel), move, MOVE_SECONDS, waits_for)
+        except NsqhaError as error:
+            return error
 
     async def _move_reader(
         self, topic: Topic, partition: Partition, channel: str, target: int, back: bool

@@ -4,7 +4,9 @@
 
 `until_ns` counts in the log's own time: batches never go back in time, so the leader adds `hold_ms` to the timestamp
 that the next batch would have. Where the last leader's clock ran ahead, the log's time stands still until this one's
-gets there, and a hold lasts so much longer: never shorter than what was asked for.
+gets there, and a hold lasts so much longer. Where this leader's clock is ahead of the one that dated the hold, or steps
+forward, the hold ends so much earlier: batches carry that time, and whoever applies them has to come to the same. What
+is read by is renewed with a quarter of an hour to spare (`segments.renewals`), for clocks that differ by less.
 
 Whoever reads compares: a hold that begins above what was asked for came too late for what lies between.
 """

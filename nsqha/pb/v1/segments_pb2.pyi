@@ -7,8 +7,10 @@ Control is here; bytes are not. A snapshot names ranges, and each replica serves
 `segments_address` (docs/segments.md). Every node answers for the whole cluster: it asks the leaders, one hop far.
 
 Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, partition, hold or channel;
-FAILED_PRECONDITION the channel is not a reader's; RESOURCE_EXHAUSTED too many holds; UNAVAILABLE nothing was done,
-try again. What one partition could not answer is in its `error`.
+FAILED_PRECONDITION the channel is not a reader's, or the topic is another one of the same name; RESOURCE_EXHAUSTED
+more borders than one node looks for, or more reader channels than a topic may have; UNAVAILABLE nothing was done, try
+again, at another node too; UNKNOWN perhaps something was done. What one partition could not answer, or hold, is in
+its `error`.
 
 Certificates: `URI:nsqha:reader` may call this service and nothing else; administrators and nodes may too.
 """
@@ -46,7 +48,9 @@ class SnapshotRequest(_message.Message):
     cut_points: _builtins.bool
     """With the places at which ranges may be divided, in whole partitions, or only in `ranges` where some are given."""
     hold_ms: _builtins.int
-    """Not 0: hold the log start of every partition for so long, under `hold_id`, or a new one if that is empty."""
+    """Not 0: hold the log start of every partition for so long, under `hold_id`, or a new one if that is empty. Draw it
+    yourself (64 random bits, 16 hex digits, not 0): then a call that is repeated is the same hold.
+    """
     hold_id: _builtins.str
     channel: _builtins.str
     """With the committed floor of this channel per partition."""
@@ -166,7 +170,9 @@ class CutPoint(_message.Message):
     position: _builtins.int
     """of that batch's first byte"""
     timestamp_ns: _builtins.int
-    """of the batch behind it; of the last batch at the end of the log"""
+    """Of the batch behind it; of the batch in front where that one does not verify; of the last batch at the end of the
+    log. 0: not known.
+    """
     def __init__(
         self,
         *,
@@ -415,10 +421,13 @@ class CommitReaderRequest(_message.Message):
     OFFSETS_FIELD_NUMBER: _builtins.int
     BACK_FIELD_NUMBER: _builtins.int
     HERE_FIELD_NUMBER: _builtins.int
+    TOPIC_UID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     channel: _builtins.str
     back: _builtins.bool
     """floors may also go down: a reader begins somewhere"""
+    topic_uid: _builtins.int
+    """the topic as the snapshot had it, not one of the same name made since; 0: any"""
     @_builtins.property
     def offsets(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """partition -> offset of the next message to read; clamped to the log"""
@@ -433,10 +442,11 @@ class CommitReaderRequest(_message.Message):
         offsets: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         back: _builtins.bool = ...,
         here: _admin_pb2.Here | None = ...,
+        topic_uid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["here", b"here"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["back", b"back", "channel", b"channel", "here", b"here", "offsets", b"offsets", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["back", b"back", "channel", b"channel", "here", b"here", "offsets", b"offsets", "topic", b"topic", "topic_uid", b"topic_uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,8 +7,10 @@ Control is here; bytes are not. A snapshot names ranges, and each replica serves
 `segments_address` (docs/segments.md). Every node answers for the whole cluster: it asks the leaders, one hop far.
 
 Status codes: INVALID_ARGUMENT a bad name or value; NOT_FOUND no such topic, partition, hold or channel;
-FAILED_PRECONDITION the channel is not a reader's; RESOURCE_EXHAUSTED too many holds; UNAVAILABLE nothing was done,
-try again. What one partition could not answer is in its `error`.
+FAILED_PRECONDITION the channel is not a reader's, or the topic is another one of the same name; RESOURCE_EXHAUSTED
+more borders than one node looks for, or more reader channels than a topic may have; UNAVAILABLE nothing was done, try
+again, at another node too; UNKNOWN perhaps something was done. What one partition could not answer, or hold, is in
+its `error`.
 
 Certificates: `URI:nsqha:reader` may call this service and nothing else; administrators and nodes may too.
 """

@@ -3,8 +3,10 @@
 Downwards:
 
     byte_server    bytes over HTTP/1.1: connections, threads, what strangers may not do
+    heads          a request's head, whole
+    turns          which thread may run Python now
     sending        one answer on its way: sendfile, TLS, the page cache as it was
     ranges         what a request asks for, which files have it, and what of them is sent
-    renewals       reading puts the end of a hold off
+    renewals       holds of what is led here; reading puts their end off
     pins           what is committed, partition by partition, for `nsqha.admin.segments`, which is control over gRPC
 """

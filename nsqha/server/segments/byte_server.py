@@ -1,13 +1,18 @@
 """Bytes of the log over HTTP/1.1, in threads of their own: docs/segments.md has the protocol.
 
     listener --watcher thread--> connection, a thread each (CONNECTIONS_MAX)
-        TLS handshake -> request head -> look-up on the loop -> chain, entries, frames -> next request
+        TLS handshake -> request head -> [turn: parse, look-up on the loop, plan] -> entries, frames -> next request
 
 The loop is asked once per request, for values that nobody changes any more (`ranges.found`); files are opened and read
 in the connection's thread, and a refusal there is the reader's business.
 
+Threads share the interpreter with the loop. The loop waits behind every thread that wants to run Python, so with 64 of
+them it would stand still although each does little. `Turns` lets one request at a time be parsed, looked up and
+planned, in the order in which they came; whoever waits for a turn, a file or the network keeps nobody from running.
+
 Strangers: there are CONNECTIONS_MAX connections. One more takes the place of the one that has waited longest for a
-request, or gets 503. The watcher shuts down what is past its time: a head that does not come, a reader that takes
+request, or gets 503. A request that no reader sends ends its connection; who may not read learns it before anything of
+a request is parsed. The watcher shuts down what is past its time: a head that does not come, a reader that takes
 nothing. Sockets block without a time of their own, so that one rule covers handshakes, heads, TLS and sendfile. A
 request head has HEAD_BYTES_MAX, requests have no body, and nothing is allocated by what a request says.
 """
@@ -15,6 +20,7 @@ request head has HEAD_BYTES_MAX, requests have no body, and nothing is allocated
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import select
 import socket
@@ -28,17 +34,18 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqha.nsqlog import Log
 from nsqha.server import listen
 from nsqha.server.members import may_read
 from nsqha.server.peers import READER_URI, PeerIdentity
+from nsqha.server.segments.heads import HEAD_BYTES_MAX, Head
 from nsqha.server.segments.ranges import Answer, Ask, Found, Refusal, chain_at, check_chain, found, planned
 from nsqha.server.segments.sending import Ended, Sender, opened, read_once
+from nsqha.server.segments.turns import RETRY_AFTER_SECONDS, Turn, Turns, busy
 from nsqha.server.stats import SegmentStats
 from nsqha.server.tls import cluster_reader_context
 
@@ -51,12 +58,14 @@ PROGRESS_SECONDS = 5  # a reader that takes nothing for so long is looked at
 LOOK_UP_SECONDS = 5.0
 SAY_SECONDS = 10.0  # between two log lines about strangers
 STOP_SECONDS = 1.0
-RETRY_AFTER_SECONDS = 2
-HEAD_BYTES_MAX = 8 << 10
+ENDING = frozenset({400, 403, 404, 503})  # a reader that follows its snapshot gets none of them twice
 
 log = Log("segments")
 
+T = TypeVar("T")
+
 LookUp = Callable[[Ask, PeerIdentity], Found]
+Admit = Callable[[PeerIdentity], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +88,18 @@ class ByteServer:
         look_up: LookUp,
         loop: asyncio.AbstractEventLoop,
         *,
+        admit: Admit = lambda peer: None,
         certificates: CertificateFiles | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """`sock` listens already. `look_up` is called on the loop and may raise Refusal."""
+        """`sock` listens already. `look_up` of each request, and `admit` of each certificate, are called on the loop
+        and may raise Refusal."""
         self.limits = limits or Limits()
         self.address = listen.bound_address(sock)
         self._listener = sock
         self._look_up = look_up
+        self._admit = admit
+        self.turns = Turns()
         self._loop = loop
         self._certificates = certificates
         self._context: tuple[int, ssl.SSLContext] | None = None  # of which generation of the files
@@ -110,15 +123,18 @@ class ByteServer:
     ) -> ByteServer:
         """Of a node. `renewed` is called on the loop with the hold of each request that is answered."""
 
-        def look_up(ask: Ask, peer: PeerIdentity) -> Found:
+        def admit(peer: PeerIdentity) -> None:
             if not may_read(None if broker.cluster is None else broker.cluster.members.view(), peer):
                 raise Refusal(403, f"the certificate of {peer} is no reader's ({READER_URI}) or administrator's")
+
+        def look_up(ask: Ask, peer: PeerIdentity) -> Found:
+            admit(peer)  # again: a connection may live longer than a node's membership
             where = found(broker, ask)
             if ask.hold:
                 renewed(ask.hold)
             return where
 
-        return cls(sock, look_up, broker.loop, certificates=certificates)
+        return cls(sock, look_up, broker.loop, admit=admit, certificates=certificates)
 
     def start(self) -> None:
         """Serve from now on."""
@@ -150,12 +166,19 @@ class ByteServer:
 
     def where(self, ask: Ask, peer: PeerIdentity) -> Found:
         """`look_up`, on the loop. Refusal."""
-        future: Future[Found] = Future()
+        return self._on_loop(lambda: self._look_up(ask, peer))
+
+    def admitted(self, peer: PeerIdentity) -> None:
+        """`admit`, on the loop. Refusal."""
+        self._on_loop(lambda: self._admit(peer))
+
+    def _on_loop(self, work: Callable[[], T]) -> T:
+        future: Future[T] = Future()
 
         def run() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(self._look_up(ask, peer))
+                    future.set_result(work())
                 except BaseException as error:
                     future.set_exception(error)
 
@@ -282,11 +305,6 @@ class ByteServer:
                 self._parting.remove((until, sock))
 
 
-def busy(why: str) -> Refusal:
-    """Later, or elsewhere."""
-    return Refusal(503, why, {"Retry-After": str(RETRY_AFTER_SECONDS)})
-
-
 @dataclass(eq=False)
 class Connection:
     """One reader, and the thread that serves it."""
@@ -298,6 +316,7 @@ class Connection:
     ends_at: float = field(init=False)  # the same, of the whole answer
     waiting_since: float | None = field(init=False)  # for a handshake or a request; None: it is being served
     peer: PeerIdentity = field(init=False)
+    refused: Refusal | None = None  # what its certificate gets, whatever it asks for
     thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -368,30 +387,10 @@ class Connection:
         named = (secured.getpeercert() or {}).get("subjectAltName", ())
         of = {kind: [str(entry[1]) for entry in named if entry[0] == kind] for kind in ("DNS", "URI")}
         self.peer = PeerIdentity.of_certificate(self.address, of["DNS"], of["URI"])
-
-
-class _Head:
-    """What a reader sends, line by line, HEAD_BYTES_MAX a request."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._left = 0
-
-    def wait(self) -> bool:
-        """Until something comes; False: nothing will."""
-        self._left = HEAD_BYTES_MAX
-        return bool(self._file.peek(1))
-
-    def readline(self, limit: int = -1) -> bytes:
-        """LineTooLong: the head is."""
-        line: bytes = self._file.readline(self._left)
-        self._left -= len(line)
-        if self._left <= 0:
-            raise LineTooLong("request head")
-        return line
-
-    def close(self) -> None:
-        self._file.close()
+        try:
+            self.server.admitted(self.peer)
+        except Refusal as refusal:
+            self.refused = refusal
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -414,8 +413,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self._head = _Head(self.rfile)
+        self.rfile.close()
+        self._head = Head(self.connection)
         self.rfile = self._head  # type: ignore[assignment]
+        self.wfile = self._said = io.BytesIO()  # sent when the turn is over
 
     def handle_one_request(self) -> None:
         """One request; `close_connection` says whether it was the last one."""
@@ -426,54 +427,71 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._head.wait():
             return
         connection.waits(self._limits.head_seconds)
+        if not self._head.take():
+            return
+        connection.answers()
         self.requestline, self.request_version, self.command = "", self.protocol_version, ""
+        with ExitStack() as files:
+            try:
+                with self._server.turns.turn() as turn:
+                    ready = self._prepared(turn, files)
+            except Refusal as refusal:  # no turn comes
+                ready = None
+                self._refuse(refusal)
+            self._sender.write(self._said.getvalue())
+            self._said.seek(0)
+            self._said.truncate()
+            if ready is not None:
+                answer, segment = ready
+                self._sender.write(answer.entries)
+                self._sender.send(segment, answer.pieces)
+                self._server.served(answer.size)
+
+    def _prepared(self, turn: Turn, files: ExitStack) -> tuple[Answer, int] | None:
+        """What of which file is sent behind what has been said; None: no more than that. Refusal: the turn was lost."""
+        try:
+            return self._parsed(turn, files)
+        except Refusal as refusal:
+            if not turn.mine:
+                raise
+            self._refuse(refusal)
+            return None
+
+    def _parsed(self, turn: Turn, files: ExitStack) -> tuple[Answer, int] | None:
+        """The same. Refusal."""
+        if self._of.refused is not None:
+            raise self._of.refused
         try:
             self.raw_requestline = self._head.readline()
         except LineTooLong:
             self.send_error(414, "the request line is too long")
-            return
+            return None
         if not self.parse_request():
-            return
-        connection.answers()
+            return None
         if self.request_version == "HTTP/0.9" or self.command != "GET":
             self.close_connection = True
             self.send_error(405, "GET is served, by HTTP/1.1")
-        elif self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
-            self.close_connection = True
-            self.send_error(400, "a request has no body")
-        else:
-            self._get()
+            return None
+        if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
+            raise Refusal(400, "a request has no body")
+        ask = Ask.parse(self.path)
+        return self._answer(ask, self._server.where(ask, self._of.peer), turn, files)
 
-    def _get(self) -> None:
+    def _answer(self, ask: Ask, where: Found, turn: Turn, files: ExitStack) -> tuple[Answer, int]:
         try:
-            ask = Ask.parse(self.path)
-            where = self._server.where(ask, self._of.peer)
-            self._answer(ask, where)
-        except Refusal as refusal:
-            self._refuse(refusal)
-
-    def _answer(self, ask: Ask, where: Found) -> None:
-        with ExitStack() as files:
-            try:
-                check_chain(self._chain(ask, where), ask)
-                with opened(where.pair.commitlog) as commitlog:
-                    answer = planned(where, ask, partial(read_once, commitlog))
-                segment = files.enter_context(opened(where.pair.segment))
-            except FileNotFoundError:
-                self._server.where(ask, self._of.peer)  # which says so if they have just been unlinked
-                raise busy("files of this replica are being exchanged, or missing; take another replica") from None
-            except OSError as error:
-                raise busy(f"the files can not be read: {listen.reason(error)}") from None
-            self._send(answer, segment)
-
-    def _chain(self, ask: Ask, where: Found) -> int:
-        if where.at_chain is not None:
-            return where.at_chain
-        with opened(where.at.commitlog) as commitlog:
-            return chain_at(where, ask, partial(read_once, commitlog))
-
-    def _send(self, answer: Answer, fd: int) -> None:
-        if answer.pieces and sum(answer.pieces[-1]) > os.fstat(fd).st_size:
+            check_chain(self._chain(ask, where, turn), ask)
+            with ExitStack() as soon:
+                with turn.paused():
+                    commitlog = soon.enter_context(opened(where.pair.commitlog))
+                    segment = files.enter_context(opened(where.pair.segment))
+                    size = os.fstat(segment).st_size
+                answer = planned(where, ask, _reads(commitlog, turn))
+        except FileNotFoundError:
+            self._server.where(ask, self._of.peer)  # which says so if they have just been unlinked
+            raise busy("files of this replica are being exchanged, or missing; take another replica") from None
+        except OSError as error:
+            raise busy(f"the files can not be read: {listen.reason(error)}") from None
+        if answer.pieces and sum(answer.pieces[-1]) > size:
             raise Refusal(409, f"the segment of this replica ends before log id {answer.end}; take another replica")
         self.send_response(200)
         self.send_header("Content-Type", "application/octet-stream")
@@ -482,14 +500,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Nsqha-End", str(answer.end))
         self.end_headers()
         self._server.answered(200)
-        self._sender.write(answer.entries)
-        self._sender.send(fd, answer.pieces)
-        self._server.served(answer.size)
+        return answer, segment
+
+    def _chain(self, ask: Ask, where: Found, turn: Turn) -> int:
+        if where.at_chain is not None:
+            return where.at_chain
+        with ExitStack() as files:
+            with turn.paused():
+                commitlog = files.enter_context(opened(where.at.commitlog))
+            return chain_at(where, ask, _reads(commitlog, turn))
 
     def _refuse(self, refusal: Refusal) -> None:
         if refusal.status == 403:
             self._server.stranger(self._of.address, refusal.why)
-        self.close_connection = self.close_connection or refusal.status in (403, 503)
+        self.close_connection = self.close_connection or refusal.status in ENDING
         self.send_error(refusal.status, refusal.why, headers=dict(refusal.headers))
 
     def send_error(
@@ -513,3 +537,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are counted, not logged."""
+
+
+def _reads(commitlog: int, turn: Turn) -> Callable[[int, int], bytes]:
+    """`read_once` of this file, while others have the turn."""
+
+    def read(n: int, position: int) -> bytes:
+        with turn.paused():
+            return read_once(commitlog, n, position)
+
+    return read

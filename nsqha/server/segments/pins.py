@@ -1,7 +1,7 @@
 """What a leader says of its partitions to readers of the log: what is committed now, and where it may be divided.
 
     applied state + log start ----on the loop---> ends, identity, floors, replicas
-    files of the log ------------in a thread----> borders, times
+    files of the log ------------in a thread----> borders, times    (`Effort`: as many as may be, while somebody waits)
 
 Only what is committed and applied is named: (epoch, log_id, chain) of the last such entry stand for the whole log up to
 it, whoever leads later. A hold, where one is asked for, is committed first: what is pinned behind it stays.
@@ -9,6 +9,7 @@ it, whoever leads later. A hold, where one is asked for, is committed first: wha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.commitlog.cuts import Cut, cut_at, cut_points, ranges_cut
 from nsqha.commitlog.entry import Place
+from nsqha.errors import LimitReached
 from nsqha.pb.v1 import segments_pb2
 from nsqha.server.listen import split_host_port
 
@@ -25,7 +27,35 @@ if TYPE_CHECKING:
     from nsqha.server.partition import Partition
     from nsqha.server.topic import Topic
 
+BORDERS_MAX = 1 << 19  # that one request may have one node look for: 4 TiB of log
+
 WILDCARDS = ("", "0.0.0.0", "::")
+
+
+class TooManyBorders(LimitReached):
+    """A request asks for more than one node looks for."""
+
+
+class Ended(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Effort:
+    """What one request costs this node so far. Counted in threads, one at a time; ended from the loop."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._borders = 0
+
+    def border(self) -> None:
+        """One more is looked for. TooManyBorders, Ended."""
+        if self.ended:
+            raise Ended
+        self._borders += 1
+        if self._borders > BORDERS_MAX:
+            raise TooManyBorders(
+                f"more than {BORDERS_MAX} borders would have to be looked for: ask for fewer topics or ranges at once"
+            )
 
 
 @dataclass(frozen=True)
@@ -38,9 +68,11 @@ class Wanted:
     channel: str = ""
 
 
-async def pin(broker: Broker, topic: Topic, partition: Partition, wanted: Wanted, files: Executor) -> Any:
-    """One `PartitionSnapshot` of a partition that is led here and serves; `files` reads its commitlog. LogCorrupt: that
-    can not be read."""
+async def pin(
+    broker: Broker, topic: Topic, partition: Partition, wanted: Wanted, files: Executor, effort: Effort
+) -> Any:
+    """One `PartitionSnapshot` of a partition that is led here and serves; `files` reads its commitlog. LogCorrupt,
+    OSError: that can not be read. TooManyBorders, Ended."""
     state, log = partition.cursors.state, partition.log
     applied = state.applied
     end = Place(applied.log_id + 1, applied.end_offset, applied.end_position)
@@ -57,7 +89,8 @@ async def pin(broker: Broker, topic: Topic, partition: Partition, wanted: Wanted
     if wanted.channel and wanted.channel in partition.cursors.channels:
         answer.channel_floor = partition.cursors.channels[wanted.channel].committed.floor
     part = log.snapshot()
-    await broker.loop.run_in_executor(files, _read, part, start, end, wanted, answer)
+    # Shielded: it has to run, so that it lets go of the files, also if nobody waits any more.
+    await asyncio.shield(broker.loop.run_in_executor(files, _read, part, start, end, wanted, answer, effort))
     return answer
 
 
@@ -69,9 +102,11 @@ def _start(log: LogReader, log_start: tuple[int, int], end: Place) -> Place:
     return end
 
 
-def _read(log: LogReader, start: Place, end: Place, wanted: Wanted, answer: Any) -> None:
+def _read(log: LogReader, start: Place, end: Place, wanted: Wanted, answer: Any, effort: Effort) -> None:
     """In a thread: what the files say."""
     try:
+        if effort.ended:
+            raise Ended
         _set(answer.start, cut_at(log, start, end))
         _set(answer.end, cut_at(log, end, end))
         for timestamp_ns in wanted.timestamps_ns:
@@ -80,7 +115,10 @@ def _read(log: LogReader, start: Place, end: Place, wanted: Wanted, answer: Any)
             answer.offsets_for_times.append(min(max(offset, start.offset), end.offset))
         if wanted.cut_points:
             whole = wanted.ranges is None
-            cuts = cut_points(log, start, end) if whole else ranges_cut(log, start, end, wanted.ranges or ())
+            if whole:
+                cuts = cut_points(log, start, end, each=effort.border)
+            else:
+                cuts = ranges_cut(log, start, end, wanted.ranges or (), each=effort.border)
             for cut in cuts:
                 _set(answer.cuts.add(), cut)
     finally:
@@ -122,5 +160,3 @@ def reachable(address: str, name: str) -> str:
         return ""
     host, port = split_host_port(address)
     return f"{name}:{port}" if host in WILDCARDS else address
-
-

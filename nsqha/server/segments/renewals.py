@@ -1,52 +1,70 @@
-"""Holds are renewed by reading: whoever serves bytes says so here, and every leader that has the hold puts its end off.
+"""The holds of what this node leads: made, renewed and released. Reading renews them.
 
     byte server --read(hold id)--> this node's partitions --+
-                                   the other nodes ---------+--> a HOLD event, where less than half of RENEW_MS is left
+                                   the other nodes ---------+--> a HOLD event, where less than LEFT_MS is left
 
 A reader asks for many ranges a second; a hold is looked at once in LOOK_SECONDS. What other nodes can not be told is
-told again at the next look: a hold lasts 15 minutes, so a fault of minutes loses none.
+told again at the next look. After any look LEFT_MS are left, so a fault of 15 minutes loses no hold that is read by.
+
+A partition that commits nothing keeps nobody from the others for longer than HOLD_SECONDS (`Unfinished`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, TypeVar
 
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.nsqlog import Log
 from nsqha.server import holding
+from nsqha.server.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from nsqha.server.broker import Broker
     from nsqha.server.partition import Partition
 
-RENEW_MS = 15 * 60 * 1000  # from now; with more than half of it left nothing is written
+LEFT_MS = 16 * 60 * 1000  # after a look; with so much left nothing is written
+RENEW_MS = 2 * LEFT_MS  # from now on: `holding.renew` writes where less than half of it is left
 LOOK_SECONDS = 30.0  # between two looks at one hold
+LIST_SECONDS = 1.0  # between two looks at which holds there are
 REMEMBERED_MAX = 1024  # holds whose last look is known
+GUESSES_MAX = 64  # per LOOK_SECONDS: ids that others are asked about although they may be made up
+HOLD_SECONDS = 5.0  # for one partition to commit
 
 log = Log("segments")
 
+T = TypeVar("T")
+
 
 class HoldRenewals:
-    """Renews and releases holds in what this node leads, and asks the others."""
+    """Makes, renews and releases holds in what this node leads, and has reads renew them everywhere."""
 
     def __init__(self, broker: Broker, ask_others: Callable[[int], Awaitable[object]]) -> None:
         """`ask_others(hold)` has every other node renew it; what fails there is not told."""
         self._broker = broker
         self._ask_others = ask_others
         self._looked: dict[int, float] = {}  # hold -> when
+        self._listed: frozenset[int] = frozenset()  # what is held in the logs here, led or followed
+        self._blind = False  # there are logs whose holds nobody here knows
+        self._listed_at = float("-inf")
+        self._guesses = (float("-inf"), 0)  # since when, how many
+        self._under_way = Unfinished[tuple["Partition", int]]()
 
     def read(self, hold: int) -> None:
         """A reader names this hold."""
         now = self._broker.loop.time()
-        if now - self._looked.get(hold, -LOOK_SECONDS) < LOOK_SECONDS or not self._known(hold):
+        if now - self._looked.get(hold, -LOOK_SECONDS) < LOOK_SECONDS or not self._known(hold, now):
             return
         self._looked.pop(hold, None)
         self._looked[hold] = now
         if len(self._looked) > REMEMBERED_MAX:
             del self._looked[next(iter(self._looked))]
         self._broker.spawn(self._renew(hold))
+
+    async def make(self, partition: Partition, hold: int, offset: int, hold_ms: int) -> None:
+        """As `holding.hold`; OutcomeUnknown, Unavailable also if that takes too long."""
+        await self._do(partition, hold, lambda: holding.hold(partition, hold, offset, hold_ms))
 
     async def _renew(self, hold: int) -> None:
         try:
@@ -62,7 +80,7 @@ class HoldRenewals:
 
     async def _put_off(self, partition: Partition, hold: int) -> int:
         try:
-            return (await holding.renew(partition, hold, RENEW_MS)).until_ns
+            return (await self._do(partition, hold, lambda: holding.renew(partition, hold, RENEW_MS))).until_ns
         except NotFound:
             return 0
         except NsqhaError as error:
@@ -70,16 +88,44 @@ class HoldRenewals:
             return 0
 
     async def release_here(self, hold: int) -> int:
-        """In how many partitions led here it was. Unavailable, OutcomeUnknown: perhaps not in all of them any more."""
-        outcomes = await asyncio.gather(*[holding.release(partition, hold) for partition in self._held(hold)])
-        return sum(outcomes)
+        """In how many partitions led here it was, or was about to be. Unavailable, OutcomeUnknown: perhaps not in all
+        of them any more."""
+        under_way = self._under_way.keys()
+        partitions = dict.fromkeys([*self._held(hold), *(partition for partition, id_ in under_way if id_ == hold)])
+        work = [self._do(p, hold, lambda p=p: holding.release(p, hold)) for p in partitions]  # type: ignore[misc]
+        outcomes = await asyncio.gather(*work, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return sum(outcome is True for outcome in outcomes)
 
-    def _known(self, hold: int) -> bool:
+    async def _do(self, partition: Partition, hold: int, work: Callable[[], Coroutine[object, object, T]]) -> T:
+        waits_for = lambda: partition.leader.waits_for or "its leader commits nothing"  # noqa: E731
+        return await self._under_way.do((partition, hold), work, HOLD_SECONDS, waits_for)
+
+    def _known(self, hold: int, now: float) -> bool:
         """Whether a log here has it, led or followed: any name may come from a reader, and the others are not asked for
-        those that are made up."""
+        those that are made up. Where a log is followed whose state has not come yet, that can not be told."""
+        if now - self._listed_at >= LIST_SECONDS:
+            self._listed_at = now
+            self._list()
+        if hold in self._listed:
+            return True
+        if now - self._guesses[0] >= LOOK_SECONDS:
+            self._guesses = (now, 0)
+        if not self._blind or self._guesses[1] >= GUESSES_MAX:
+            return False
+        self._guesses = (self._guesses[0], self._guesses[1] + 1)
+        return True
+
+    def _list(self) -> None:
+        """Once in a while, not for each read: it takes as long as there are partitions."""
         cluster = self._broker.cluster
         followed = [] if cluster is None else [f.state for f in cluster.replicas.followers.values()]
-        return bool(self._held(hold)) or any(state and state.holds.get(hold) is not None for state in followed)
+        led = [partition.cursors.state for topic in self._broker.topics.values() for partition in topic.led]
+        states = [state for state in (*led, *followed) if state is not None]
+        self._listed = frozenset().union(*(state.holds.ids() for state in states))
+        self._blind = len(states) < len(led) + len(followed)
 
     def _held(self, hold: int) -> list[Partition]:
         led = [partition for topic in self._broker.topics.values() for partition in topic.led]

@@ -11,9 +11,11 @@ import pytest
 
 from nsqha.admin import segments
 from nsqha.admin.segments import SegmentsService
+from nsqha.cursor.holds import Holds, LiveHold
+from nsqha.errors import LimitReached, OutcomeUnknown
 from nsqha.pb.v1 import segments_pb2 as pb
 from nsqha.server.segments.pins import reachable
-from nsqha.server.segments.renewals import LOOK_SECONDS, HoldRenewals
+from nsqha.server.segments.renewals import GUESSES_MAX, LIST_SECONDS, LOOK_SECONDS, HoldRenewals
 from tests.unit.admin.leaders_rig import UID, FakeLeaders, FakeOthers, info, topic_of
 
 
@@ -89,6 +91,46 @@ def test_a_leader_that_comes_late_is_waited_for() -> None:
     assert snapshot(others, {0: 2}, partitions=1)[0].end.offset == 7
 
 
+@pytest.mark.parametrize(("successor", "answered"), [(3, True), (2, False)])
+def test_who_leads_since_a_leader_froze_is_asked_once_however_late_it_is(
+    monkeypatch: pytest.MonkeyPatch, successor: int, answered: bool
+) -> None:
+    monkeypatch.setattr(segments, "LEADER_SECONDS", 0.0)
+    leaders = {0: 2}
+
+    def frozen(rpc: str, request: Any) -> Any:
+        leaders[0] = successor
+        raise OutcomeUnknown("n2 did not answer")
+
+    others = FakeOthers(n2=frozen, n3=pinned(0))
+    [found] = snapshot(others, leaders, partitions=1).values()
+    assert [address for address, *_ in others.calls] == ["n2", "n3"][: 1 + answered]
+    assert found.error == ("" if answered else "n2 did not answer")
+
+
+def test_leaders_that_change_for_ever_are_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "LEADER_SECONDS", 0.0)
+    leaders = {0: 2}
+
+    def frozen(rpc: str, request: Any) -> Any:
+        leaders[0] = 5 - leaders[0]
+        raise OutcomeUnknown("silence")
+
+    others = FakeOthers(n2=frozen, n3=frozen)
+    assert snapshot(others, leaders, partitions=1)[0].error == "silence"
+    assert [address for address, *_ in others.calls] == ["n2", "n3"]
+
+
+def test_what_is_too_much_for_one_node_is_too_much() -> None:
+    def refuses(rpc: str, request: Any) -> Any:
+        raise LimitReached("more than 9 borders")
+
+    others = FakeOthers(n2=refuses)
+    with pytest.raises(Refused, match="RESOURCE_EXHAUSTED: more than 9 borders"):
+        snapshot(others, {0: 2}, partitions=1)
+    assert len(others.calls) == 1
+
+
 def test_another_life_of_the_topic_is_no_answer() -> None:
     found = snapshot(FakeOthers(n2=pinned(0, uid=UID + 1)), {0: 2}, partitions=1)
     assert "does not lead it" in found[0].error
@@ -135,10 +177,11 @@ class Held:
     def __init__(self, *holds: int) -> None:
         self.now = 100.0
         self.spawned: list[Awaitable[None]] = []
-        cursors = SimpleNamespace(state=SimpleNamespace(holds=dict.fromkeys(holds, "held")))
+        held = {hold: LiveHold(0, 1, 0) for hold in holds}
+        cursors = SimpleNamespace(state=SimpleNamespace(holds=Holds(held)))
         topic = SimpleNamespace(led=[SimpleNamespace(cursors=cursors)])
         self.topics = {"t": topic}
-        self.cluster = None
+        self.cluster: Any = None
         self.loop = SimpleNamespace(time=lambda: self.now)
 
     def spawn(self, work: Any) -> None:
@@ -167,6 +210,47 @@ def test_nobody_is_asked_about_a_hold_that_a_reader_made_up() -> None:
     for n in range(1, 20):
         renewals.read(n)
     assert not broker.spawned
+
+
+def test_made_up_holds_are_not_looked_for_one_by_one() -> None:
+    broker: Any = Held(0xAB)
+    renewals, looks = HoldRenewals(broker, nobody), []
+    held = broker.topics["t"].led[0].cursors.state.holds
+
+    class Watched(Holds):
+        def ids(self) -> Any:
+            looks.append(self)
+            return held.ids()
+
+        def get(self, id_: int) -> Any:
+            raise AssertionError("each partition is asked for each of them")
+
+    broker.topics["t"].led[0].cursors.state.holds = Watched()
+    for n in range(0x1000, 0x1400):
+        renewals.read(n)
+    renewals.read(0xAB)
+    assert (len(looks), len(broker.spawned)) == (1, 1)
+    held.put(0xCD, LiveHold(0, 1, 0))
+    broker.now += LIST_SECONDS
+    renewals.read(0xCD)
+    assert (len(looks), len(broker.spawned)) == (2, 2)
+
+
+def test_a_hold_may_be_in_a_log_whose_state_has_not_come_yet() -> None:
+    broker: Any = Held()
+    followed = SimpleNamespace(state=None)
+    broker.cluster = SimpleNamespace(replicas=SimpleNamespace(followers={(1, 0): followed}))
+    renewals = HoldRenewals(broker, nobody)
+    for _ in range(3):
+        renewals.read(0xAB)
+    assert len(broker.spawned) == 1
+    for n in range(0x1000, 0x1400):
+        renewals.read(n)
+    assert len(broker.spawned) == GUESSES_MAX, "any of them may be made up"
+    followed.state = SimpleNamespace(holds=Holds())
+    broker.now += LOOK_SECONDS
+    renewals.read(0xAB)
+    assert len(broker.spawned) == GUESSES_MAX
 
 
 def test_an_address_on_all_interfaces_is_dialled_by_the_nodes_name() -> None:

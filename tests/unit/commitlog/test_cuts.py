@@ -55,6 +55,51 @@ def test_a_range_is_cut_from_the_batch_of_its_first_message_to_that_of_its_last(
         assert all(borders[c.log_id] == Place(c.log_id, c.offset, c.position) for c in cuts)
 
 
+def test_ranges_that_overlap_are_divided_once_and_each_has_its_ends() -> None:
+    rng = random.Random(4)
+    _, log, entries = built(80)
+    borders = places(log, entries)
+    for _ in range(50):
+        ranges = [(first, first + rng.randrange(60)) for first in rng.sample(range(log.end.offset), 12)]
+        cuts = {c.log_id: c for c in ranges_cut(log, log.start, log.end, ranges, step=STEP)}
+        assert list(cuts) == sorted(cuts)
+        assert all(borders[c.log_id] == Place(c.log_id, c.offset, c.position) for c in cuts.values())
+        for one in ranges:
+            ends = ranges_cut(log, log.start, log.end, [one], step=1 << 40)
+            assert {c.log_id for c in ends} <= cuts.keys(), one
+            within = [c for log_id, c in cuts.items() if ends[0].log_id <= log_id <= ends[-1].log_id]
+            for a, b in pairwise(within):
+                assert b.position - a.position <= STEP or b.log_id == a.log_id + 1
+
+    def looked(ranges: list[tuple[int, int]]) -> int:
+        count: list[None] = []
+        ranges_cut(log, log.start, log.end, ranges, step=STEP, each=lambda: count.append(None))
+        return len(count)
+
+    whole = (0, log.end.offset)
+    assert looked([whole] * 1000) == looked([whole])
+    ends = log.end.offset // 2
+    assert looked([(n, log.end.offset) for n in range(ends)]) < looked([whole]) + 3 * ends
+
+
+def test_whoever_has_seen_enough_ends_it() -> None:
+    _, log, _ = built(80)
+    left = [5]
+
+    def each() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise InterruptedError
+
+    for cut in (
+        lambda: cut_points(log, log.start, log.end, step=1, each=each),
+        lambda: ranges_cut(log, log.start, log.end, [(n, n + 1) for n in range(9)], each=each),
+    ):
+        left[0] = 5
+        with pytest.raises(InterruptedError):
+            cut()
+
+
 def test_ranges_outside_the_log_are_cut_at_its_ends() -> None:
     _, log, _ = built(40)
     start, end = log.start, log.end
@@ -71,7 +116,26 @@ def test_entries_that_do_not_verify_have_a_cut_on_either_side() -> None:
     assert bad in [c.log_id for c in cuts]
     assert bad + 1 in [c.log_id for c in cuts]
     before, behind = (next(c for c in cuts if c.log_id == n) for n in (bad, bad + 1))
-    assert before.timestamp_ns == behind.timestamp_ns == entries[26].timestamp_ns
+    assert (before.timestamp_ns, behind.timestamp_ns) == (entries[24].timestamp_ns, entries[26].timestamp_ns)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_message_in_front_of_a_cut_is_newer_than_it_and_none_behind_is_older(seed: int) -> None:
+    rng = random.Random(seed)
+    storage, log, entries = built(60, seed)
+    bad = sorted(rng.sample(range(len(entries)), 12))
+    for at in bad:
+        damage(storage, log, entries[at].log_id)
+    for end in (log.end, *(Place(e.log_id, e.first_offset, e.position) for e in entries[20:])):
+        known = 0
+        for cut in cut_points(log, log.start, end, step=1):
+            if cut.timestamp_ns:
+                known += 1
+                # Behind the end, too: what is left out there by its time is never read.
+                assert all(e.timestamp_ns <= cut.timestamp_ns for e in entries if e.log_id < cut.log_id)
+                if cut.log_id < end.log_id:
+                    assert all(e.timestamp_ns >= cut.timestamp_ns for e in entries if e.log_id >= cut.log_id)
+        assert known
 
 
 def test_an_empty_log_is_one_border() -> None:

@@ -12,6 +12,7 @@ from nsqha.commitlog.log import LogLimits
 from nsqha.cursor.holds import HOLD_MS_MAX, LiveHold
 from nsqha.errors import LimitReached, NotFound, Unavailable
 from nsqha.server.holding import hold, live_holds, release, renew
+from nsqha.server.segments.renewals import LOOK_SECONDS, RENEW_MS
 from nsqha.server.trimming import AbandonedPolicy
 from tests.unit.server.shell_rig import Rig
 from tests.unit.server.test_trimming import fill, keep_house, skip_to_end
@@ -129,6 +130,15 @@ def test_a_renewal_keeps_the_offset_and_writes_nothing_while_more_than_half_is_l
     rig.pass_time(2)
     again = answer(rig, renew(rig.partition, 1, MINUTE_MS))
     assert again == (2, rig.clock.wall_ns() + MINUTE_MS * 1_000_000, first.since_ns)
+
+
+def test_whoever_reads_may_be_cut_off_for_a_quarter_of_an_hour() -> None:
+    rig = filled()
+    answer(rig, hold(rig.partition, 1, 2, MINUTE_MS))
+    for _ in range(60):
+        held = answer(rig, renew(rig.partition, 1, RENEW_MS))
+        rig.pass_time(LOOK_SECONDS)  # until just before the next look
+        assert held.until_ns - rig.clock.wall_ns() >= 15 * MINUTE_MS * 1_000_000
 
 
 def test_what_is_over_or_was_never_held_is_not_renewed() -> None:

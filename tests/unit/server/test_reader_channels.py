@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from nsqha.commitlog.log import LogLimits
-from nsqha.errors import NotFound, Unavailable, WrongKind
+from nsqha.election.model import TopicSettings
+from nsqha.errors import LimitReached, NotFound, OutcomeUnknown, Unavailable, WrongKind
+from nsqha.server import channels
 from nsqha.server.broker import Broker
 from nsqha.server.rebuilding import channels_of
 from nsqha.server.trimming import AbandonedPolicy
+from nsqha.server.unfinished import StillUnderWay
 from tests.unit.server.broker_rig import consumer, led, on_a_broker, running, subscribed, until
 from tests.unit.server.shell_rig import Rig
 from tests.unit.server.test_broker import ONE
@@ -61,6 +65,61 @@ async def test_only_partitions_that_are_led_here_are_moved_and_one_without_an_ep
     led(broker).serving = False
     moved = await broker.channels.commit_reader("t", "spark", {0: 2, 9: 4}, back=False)
     assert list(moved) == [0] and isinstance(moved[0], Unavailable)
+
+
+@on_a_broker
+async def test_a_partition_that_commits_nothing_keeps_nobody_from_the_others(broker: Broker, monkeypatch: Any) -> None:
+    monkeypatch.setattr(channels, "MOVE_SECONDS", 0.1)
+    topic = await broker.topics.ensure_topic("t", TopicSettings(partitions=2))
+    while not all(partition.log.end.offset for partition in topic.led):
+        await broker.publishing.publish("t", ONE)
+    await broker.channels.ensure_reader("t", "spark")
+    await broker.channels.commit_reader("t", "spark", {0: 0, 1: 0}, back=True)
+    stuck, events = topic.led[0], topic.led[0].commit_events
+    calls: list[asyncio.Future[None]] = []
+
+    def never() -> asyncio.Future[None]:
+        calls.append(broker.loop.create_future())
+        return calls[-1]
+
+    monkeypatch.setattr(stuck, "commit_events", never)
+    waiting = [asyncio.create_task(broker.channels.commit_reader("t", "spark", {0: 1}, back=False)) for _ in range(3)]
+    while not calls:
+        await asyncio.sleep(0)
+    assert await broker.channels.commit_reader("t", "spark", {1: 1}, back=False) == {1: 1}
+    outcomes = [(await task)[0] for task in waiting]
+    assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown, StillUnderWay, StillUnderWay]
+    assert len(calls) == 1, "of those who come back none queues another move"
+    monkeypatch.setattr(stuck, "commit_events", events)
+    calls[0].set_result(None)
+    assert await broker.channels.commit_reader("t", "spark", {0: 1, 1: 1}, back=False) == {0: 1, 1: 1}
+
+
+@on_a_broker
+async def test_another_life_of_the_topic_is_not_moved(broker: Broker) -> None:
+    await published(broker)
+    uid = broker.topics.topic("t").record.uid
+    await broker.topics.delete_topic("t")
+    await published(broker)
+    with pytest.raises(WrongKind, match=f"deleted and made anew: .* {uid:016x} is meant"):
+        await broker.channels.commit_reader("t", "spark", {0: 2}, back=True, topic_uid=uid)
+    assert not broker.topics.topic("t").has_channel("spark")
+    now = broker.topics.topic("t").record.uid
+    assert await broker.channels.commit_reader("t", "spark", {0: 2}, back=True, topic_uid=now) == {0: 2}
+
+
+@on_a_broker
+async def test_a_topic_has_so_many_reader_channels_and_no_more(broker: Broker, monkeypatch: Any) -> None:
+    monkeypatch.setattr(channels, "READERS_MAX", 2)
+    await published(broker)
+    await broker.channels.create("t", "consumers")
+    for name in ("a", "b", "a"):
+        await broker.channels.ensure_reader("t", name)
+    with pytest.raises(LimitReached, match="topic t has 2 reader channels, as many as there may be"):
+        await broker.channels.commit_reader("t", "c", {0: 0}, back=False)
+    await broker.channels.create("t", "more-consumers")
+    await broker.channels.delete("t", "b")
+    await broker.channels.ensure_reader("t", "c")
 
 
 @on_a_broker

@@ -30,6 +30,7 @@ class Rig:
         limits: Limits | None = None,
         certificates: Any = None,
         check: Callable[[Ask, PeerIdentity], None] = lambda ask, peer: None,
+        admit: Callable[[PeerIdentity], None] = lambda peer: None,
     ) -> None:
         self.stored = log
         self.asked: list[Ask] = []
@@ -38,7 +39,7 @@ class Rig:
         self._thread.start()
         self._check = check
         sock = listen.listen("127.0.0.1:0", flag="segments-address")
-        self.server = ByteServer(sock, self._look_up, self.loop, limits=limits, certificates=certificates)
+        self.server = ByteServer(sock, self._look_up, self.loop, admit=admit, limits=limits, certificates=certificates)
         self.server.start()
 
     def _look_up(self, ask: Ask, peer: PeerIdentity) -> Found:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.server import listen
 from nsqha.server.segments import byte_server, ranges
+from nsqha.server.segments import turns as turns_module
 from nsqha.server.segments.byte_server import Limits
+from nsqha.server.segments.ranges import Refusal
+from nsqha.server.segments.turns import Turns
 from tests.unit.server.segments.byte_rig import Response, Rig, running
 from tests.unit.spark.stored import Stored
 
@@ -94,7 +98,7 @@ def test_a_connection_serves_one_request_after_another(rig: Rig) -> None:
     with rig.connect() as reader:
         for first in 1, 8, 30, 11:
             assert content(reader.get(rig.target(first, 31)))[0] == first
-        assert reader.get("/nothing").status == 404
+        assert reader.get(rig.target(1, 2, at=99)).status == 409
         assert content(reader.get(rig.target(2, 3)))[:2] == (2, 3)
         both = [f"GET {rig.target(n, n + 1)} HTTP/1.1\r\n\r\n".encode() for n in (5, 6)]
         reader.send(both[0] + both[1])
@@ -110,9 +114,9 @@ def test_the_hold_is_told_to_the_loop(rig: Rig) -> None:
 def test_requests_bytes_and_connections_are_counted(rig: Rig) -> None:
     with rig.connect() as reader:
         n = len(reader.get(rig.target(1, 11)).body)
-        reader.get("/nothing")
+        reader.get(rig.target(1, 2, at=99))
         assert rig.server.figures.connections == 1 and rig.server.figures.bytes == n
-        wait_until(lambda: dict(rig.server.figures.requests) == {"200": 1, "404": 1})
+        wait_until(lambda: dict(rig.server.figures.requests) == {"200": 1, "409": 1})
 
 
 # ---- what is refused
@@ -203,7 +207,9 @@ def test_entries_that_lie_about_their_place_are_not_followed(rig: Rig) -> None:
     ],
 )
 def test_another_path_is_nothing(rig: Rig, target: str) -> None:
-    assert rig.get(target).status in (400, 404)
+    with rig.connect() as reader:
+        assert reader.get(target).status in (400, 404)
+        assert reader.ended(), "no reader asks for that"
     assert rig.asked == []
 
 
@@ -333,6 +339,75 @@ def test_a_loop_that_does_not_answer_makes_readers_go_elsewhere(log: Stored, mon
         assert response.status == 503 and "take another replica" in response.text
 
 
+# ---- one turn at a time
+
+
+def test_requests_are_parsed_one_at_a_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads at once would keep the loop from running."""
+    inside, most = [0], [0]
+    parse = byte_server.Ask.parse
+
+    def watched(target: str) -> byte_server.Ask:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        inside[0] -= 1
+        return parse(target)
+
+    monkeypatch.setattr(byte_server.Ask, "parse", watched)
+    with ExitStack() as readers:
+        there = [readers.enter_context(rig.connect()) for _ in range(8)]
+        for reader in there:
+            reader.send(f"GET {rig.target(1, 3)} HTTP/1.1\r\n\r\n".encode())
+        assert [content(reader.response())[:2] for reader in there] == [(1, 3)] * 8
+    assert most == [1]
+
+
+def test_who_waits_for_a_head_or_a_disk_keeps_nobody_else(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, reached, go_on = byte_server.read_once, threading.Event(), threading.Event()
+
+    def stuck(fd: int, n: int, position: int) -> bytes:
+        if threading.current_thread().name.endswith(name):
+            reached.set()
+            assert go_on.wait(10)
+        return reads(fd, n, position)
+
+    monkeypatch.setattr(byte_server, "read_once", stuck)
+    with rig.connect() as late, rig.connect() as slow:
+        late.send(b"GET /x HTTP/1.1\r\nHost: ")
+        name = listen.address_text(slow.sock.getsockname())
+        slow.send(f"GET {rig.target(1, 3)} HTTP/1.1\r\n\r\n".encode())
+        assert reached.wait(10)
+        assert content(rig.ask(4, 8))[:2] == (4, 8)
+        go_on.set()
+        assert content(slow.response())[:2] == (1, 3)
+        late.send(b"x\r\n\r\n")
+        assert late.response().status == 404
+
+
+def test_turns_come_in_order_and_who_waits_too_long_is_sent_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, order, there = Turns(), list[int](), threading.Semaphore(0)
+
+    def one(n: int) -> None:
+        with turns.turn():
+            order.append(n)
+
+    with turns.turn():
+        threads = []
+        for n in range(4):
+            threads.append(threading.Thread(target=one, args=(n,)))
+            threads[-1].start()
+            wait_until(lambda wanted=n + 1: len(turns._waiting) == wanted)
+        monkeypatch.setattr(turns_module, "TURN_SECONDS", 0.01)
+        with pytest.raises(Refusal, match="too busy"), turns.turn():
+            there.release()
+    for thread in threads:
+        thread.join(10)
+    assert order == [0, 1, 2, 3] and not there.acquire(blocking=False)
+    with turns.turn():
+        pass  # nobody has it
+
+
 # ---- the end
 
 
@@ -354,8 +429,6 @@ def test_a_stop_ends_connections_and_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def wait_until(done: object, seconds: float = 10.0) -> None:
-    import time
-
     until = time.monotonic() + seconds
     while not done():  # type: ignore[operator]
         assert time.monotonic() < until

@@ -42,9 +42,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return made
 
 
-def only_readers(ask: Ask, peer: PeerIdentity) -> None:
+def admit(peer: PeerIdentity) -> None:
     if not may_read(VIEW, peer):
         raise Refusal(403, f"the certificate of {peer} is no reader's")
+
+
+def only_readers(ask: Ask, peer: PeerIdentity) -> None:
+    admit(peer)
 
 
 @pytest.fixture
@@ -88,6 +92,19 @@ def test_others_of_this_authority_are_told_that_they_may_not(rig: Rig, certifica
         response = reader.get(rig.target(1, 2))
         assert response.status == 403 and "is no reader's" in response.text
         assert reader.ended()
+
+
+@pytest.mark.parametrize("head", ["GET /nothing HTTP/1.1", "POST / HTTP/1.1", "no request at all"])
+def test_strangers_are_told_so_whatever_they_ask(log: Stored, certificates: Certificates, head: str) -> None:
+    """Before anything of it is parsed."""
+    with (
+        running(log, certificates=files_of(certificates), admit=admit) as rig,
+        rig.connect(context_of(certificates, "stranger")) as reader,
+    ):
+        reader.send(f"{head}\r\n\r\n".encode())
+        assert reader.response().status == 403
+        assert reader.ended()
+        assert rig.asked == []
 
 
 @pytest.mark.parametrize("name", ["foreign", ""])
