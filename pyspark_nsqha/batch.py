@@ -1,8 +1,8 @@
 """The batch source behind `spark.read.format("nsqha")`: pin, plan, read.
 
-    pin          in DefaultSource.__init__: one snapshot, with a hold; ends are what was committed then
+    pin          in DefaultSource.__init__: one snapshot, with a short hold; ends are what was committed then
     partitions   in the planner: ranges inside the pinned ends; a second snapshot has borders and replicas for these
-                 and renews the hold
+                 and makes the hold a long one
     read         in a task: runs of batches, verified, as Arrow; exactly as many rows as were planned, or an error
 
 Two reader classes, because Spark refuses every query, also one without a filter, of a reader that has pushFilters
@@ -35,7 +35,6 @@ from nsqha.ids import is_ephemeral
 from pyspark_nsqha import columns, planner
 from pyspark_nsqha.model import Pin, ReadFailed
 from pyspark_nsqha.options import (
-    HOLD_MS,
     HOLD_MS_MAX,
     BatchOptions,
     Bounds,
@@ -56,6 +55,8 @@ if TYPE_CHECKING:
     from pyspark_nsqha.rows import Recipe
 
 NULLS = ("key", "headers", "deliver_at", columns.CORRUPT)
+LOAD_HOLD_MS = 120_000  # unless the user says holdMs: from load() to a plan, which makes it holdMs
+NAMED_MAX = 100  # topics that are asked for as one pattern: with more of them its automaton does not fit in memory
 RANGES_ASKED_MAX = 1000  # around single messages, in one request; more are asked for as one range per partition
 
 
@@ -63,10 +64,14 @@ RANGES_ASKED_MAX = 1000  # around single messages, in one request; more are aske
 
 
 def pin(options: Mapping[str, str]) -> Snapshot:
-    """What is committed now, for a batch read or a stream: nobody knows yet which of them it will be."""
+    """What is committed now, for a batch read or a stream: nobody knows yet which of them it will be.
+
+    So it is held for a short time only. A stream has no use for this hold and cannot end it, as it may be shared; a
+    query that is started again and again would fill a partition's holds. For the same reason a topic that is not there
+    is no error yet where failOnDataLoss is false: a stream reads on without it (`batch_reader` refuses it)."""
     given = Given(options, None)
     subscription, bounds = parse_subscription(given), parse_bounds(given)
-    parse_reading(given)
+    reading = parse_reading(given)
     schema(options)
     archive = given.text("archive")
     if path := given.text("path"):
@@ -74,17 +79,22 @@ def pin(options: Mapping[str, str]) -> Snapshot:
             raise OptionError("archive goes with brokers, not with path: files of a stopped node are read alone")
         return _pinned_files(path, subscription, bounds)
     connection = parse_connection(given)
-    hold_ms = 0 if _is_stream(given) else given.number("holdMs", HOLD_MS, 0, HOLD_MS_MAX)
+    hold_ms = 0 if _is_stream(given) else given.number("holdMs", LOAD_HOLD_MS, 0, HOLD_MS_MAX)
     holder = (connection.brokers, subscription, hold_ms)
-    asked = of_subscription(
+    shared = _young_hold(holder)
+    strict = reading.fail_on_data_loss or len(subscription.names) > NAMED_MAX
+    asked = (of_subscription if strict else of_those_there)(
         subscription,
         times_ns=tuple(sorted({*bounds.start.instants, *bounds.end.instants})),
         channel=bounds.channel,
-        hold_ms=hold_ms,
-        hold_id=_young_hold(holder),
+        # A shared one stays as it is: a plan may have made it long, and asking again would make it short.
+        hold_ms=0 if shared else hold_ms,
+        hold_id=shared,
     )
     found = Segments(connection).snapshot(asked)
-    if hold_ms and found.hold_id != asked.hold_id:
+    if shared:
+        found = replace(found, hold_id=shared)
+    elif hold_ms:
         _holds[holder] = found.hold_id, monotonic()
     if archive:
         from pyspark_nsqha.lake import history
@@ -106,6 +116,16 @@ def _young_hold(holder: _Holder) -> str:
     for other in [one for one, (_, since) in _holds.items() if monotonic() - since > one[2] / 3000]:
         del _holds[other]
     return _holds.get(holder, ("", 0.0))[0]
+
+
+def of_those_there(subscription: Subscription, **more: Any) -> Asked:
+    """Everything that is subscribed to, as `of_subscription`, but without an error for a topic that is not there: with
+    a pattern there is none. With more than NAMED_MAX names all others come, too."""
+    if subscription.pattern:
+        return of_subscription(subscription, **more)
+    names = subscription.names
+    pattern = "|".join(name.replace(".", r"\.") for name in names) if len(names) <= NAMED_MAX else ".*"
+    return Asked(pattern=pattern, **more)
 
 
 def _is_stream(given: Given) -> bool:
@@ -161,9 +181,12 @@ def schema(options: Mapping[str, str]) -> str:
 
 
 def batch_reader(options: Mapping[str, str], pinned: Snapshot | None, schema: StructType) -> BatchReader:
-    """The reader of one plan. OptionError if an option is wrong, or not for a batch."""
+    """The reader of one plan. OptionError if an option is wrong, or not for a batch. ReadFailed: no such topic."""
     asked = batch_options(options)
     assert pinned is not None, "whoever subscribes has pinned"
+    there = {pin.identity.topic for pin in pinned.pins}
+    if missing := sorted(set(asked.subscription.names) - there):
+        raise ReadFailed(f"there is no topic {', '.join(missing)}; `nsqha topic list` shows what there is")
     kind = PushingReader if asked.pushdown else BatchReader
     return kind(asked, pinned, schema)
 
@@ -293,7 +316,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
     except ValueError as error:
         raise OptionError(str(error).replace("columns:", "schema:", 1)) from None
     for field in schema.fields:
-        kind, said = columns.ddl([field.name]).split(" ", 1)[1], field.dataType.simpleString()
+        kind, said = columns.type_of(field.name), field.dataType.simpleString()
         if said != kind:
             raise OptionError(f"schema: column {field.name} is {kind}, not {said}; cast it in a select")
         if not field.nullable and field.name in NULLS:

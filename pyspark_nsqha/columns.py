@@ -27,6 +27,8 @@ _TYPES = {
     "headers": "array<struct<key:string,value:binary>>",
     "_corrupt": "binary",
 }
+# What `timestamp` is in DDL, is a setting of the session (spark.sql.timestampType); a source has to say which.
+_DDL = {"timestamp": "timestamp_ltz"}
 CORRUPT = "_corrupt"
 KNOWN = tuple(_TYPES)
 DEFAULT = tuple(name for name in KNOWN if name != CORRUPT)
@@ -48,7 +50,12 @@ def check(columns: Iterable[str]) -> tuple[str, ...]:
 
 def ddl(columns: Iterable[str] = DEFAULT) -> str:
     """The schema as Spark's DDL; ValueError as `check`."""
-    return ", ".join(f"`{name}` {_TYPES[name]}" for name in check(columns))
+    return ", ".join(f"`{name}` {_DDL.get(_TYPES[name], _TYPES[name])}" for name in check(columns))
+
+
+def type_of(column: str) -> str:
+    """The type of a column as Spark's `simpleString` has it; ValueError as `check`."""
+    return _TYPES[check((column,))[0]]
 
 
 def arrow_schema(columns: Iterable[str] = DEFAULT) -> Any:

@@ -9,8 +9,10 @@ is asked for.
 
 A replica on this host goes first, then followers, in an order that differs from split to split so that all are used.
 It is kept until it fails: it is away, behind, busy, or somebody says that its bytes do not verify (`retry_other`). Then
-the next one goes on behind the last run. After `retries` more rounds over all of them: ReadFailed, or Gone if all say
-so. Rounds in which one of them is only busy do not count for as long as `timeout_seconds`.
+the next one goes on behind the last run. What does not verify counts as what all replicas have only when each of them
+itself has sent it: one that is away or busy may have it right. After `retries` more rounds over all of them:
+ReadFailed, or Gone if the leader says so, or one of them where none has it. Rounds in which one of them is only busy do
+not count for as long as `timeout_seconds`.
 
 Nothing that comes is verified here but its size: what the entries announce is what the head announces is what comes.
 Memory is taken for bytes that are there, not for announced ones. A connection is kept for the next task of the process.
@@ -24,6 +26,7 @@ import socket
 import ssl
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -56,7 +59,7 @@ class Runs(Protocol):
 
     def retry_other(self, why: str) -> bool:
         """The last run does not verify. True: the next one begins where it began, and comes from another replica if
-        there is one. False: that was tried; the run stays as it is, and the next one follows it."""
+        there is one. False: each of them has sent it so; the run stays as it is, and the next one follows it."""
 
     def close(self) -> None:
         """No more runs are wanted."""
@@ -95,12 +98,19 @@ class _Refused(Exception):
     """Why this replica does not go on."""
 
     def __init__(
-        self, why: str, *, gone: tuple[int, int | None] | None = None, busy: bool = False, absent: bool = False
+        self,
+        why: str,
+        *,
+        gone: tuple[int, int | None] | None = None,
+        busy: bool = False,
+        absent: bool = False,
+        behind: bool = False,
     ) -> None:
         super().__init__(why)
         self.gone = gone  # (log id, offset) where its log starts
         self.busy = busy
         self.absent = absent  # it is no replica
+        self.lacks = gone is not None or absent or behind  # it says that it does not have it
 
 
 class Fetch:
@@ -118,11 +128,12 @@ class Fetch:
         self._turn = 0  # of which replica, counted on and on
         self._next = split.first_log_id
         self._last: Run | None = None
-        self._rejected = 0  # runs that began at the last one's log id
+        self._rejected: Counter[str] = Counter()  # runs that began at the last one's log id, by address
         self._refusals: dict[str, _Refused] = {}  # since the last run that was good, by address
         self._failures = 0  # the same, counted
         self._rounds = 0  # over all replicas, since the same
         self._since = 0.0  # of the first of them
+        self._round_over = False  # a rejection ended it
         self._answer: _Answer | None = None
         self._frames = Frames()
 
@@ -132,8 +143,12 @@ class Fetch:
     def __next__(self) -> Run:
         if self._last is not None:
             self._last = None
-            self._rejected = self._failures = self._rounds = 0
+            self._failures = self._rounds = 0
+            self._round_over = False
+            self._rejected.clear()
             self._refusals.clear()
+        if self._round_over:
+            self._end_round()
         while self._next < self._split.end_log_id:
             if not self._replicas:
                 raise ReadFailed(f"{self._what()}: the snapshot names no replica; is any node of it alive?")
@@ -156,12 +171,18 @@ class Fetch:
     def retry_other(self, why: str) -> bool:
         """See `Runs`."""
         run = self._last
-        if run is None or self._rejected + 1 >= max(2, len(self._replicas)):
+        if run is None:
             return False
-        self._rejected += 1
+        self._rejected[self._replica.address] += 1
+        # Only what each of them answered itself is the answer; one that is away or busy may have it right.
+        addresses = {replica.address for replica in self._replicas}
+        if self._rejected.keys() == addresses and self._rejected.total() >= 2:
+            return False
         self._last = None
         self._next = run.first_log_id
         self._count(_Refused(why))
+        others = any(address not in self._rejected for address in self._refusals)
+        self._round_over = others and self._failures % len(self._replicas) == 0
         return True
 
     def close(self) -> None:
@@ -179,9 +200,12 @@ class Fetch:
     def _failed(self, refused: _Refused) -> None:
         """The next replica's turn; ReadFailed if all had enough of them."""
         self._count(refused)
-        n = len(self._replicas)
-        if self._failures % n:
-            return
+        if self._failures % len(self._replicas) == 0:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        """All were asked once more."""
+        self._round_over = False
         starts = [refusal.gone for refusal in self._refusals.values() if refusal.gone is not None]
         if len(starts) == len({replica.address for replica in self._replicas}):
             raise self._gone(starts)
@@ -197,6 +221,8 @@ class Fetch:
                     "replicas moved; load it again",
                     planned=self._planned,
                 )
+            if starts and self._nobody_has_it():
+                raise self._gone(starts)
             told = "; ".join(f"{address}: {refusal}" for address, refusal in self._refusals.items())
             raise ReadFailed(f"{self._what()} can not be read from any replica: {told}", planned=self._planned)
         sleep(min(PAUSE_SECONDS * 2 ** (self._rounds - 1), PAUSE_SECONDS_MAX))
@@ -206,6 +232,14 @@ class Fetch:
         self._refusals[self._replica.address] = refused
         self._failures += 1
         self._turn += 1
+
+    def _nobody_has_it(self) -> bool:
+        """Whether retention took it, where at least one says so: the leader does, or all others lack it. One that did
+        not answer may have it."""
+        leaders = {replica.address for replica in self._replicas if replica.leader}
+        return any(self._refusals[address].gone is not None for address in leaders & self._refusals.keys()) or all(
+            refusal.lacks for refusal in self._refusals.values()
+        )
 
     @property
     def _planned(self) -> tuple[int, int]:
@@ -369,7 +403,8 @@ def _refusal(response: http.client.HTTPResponse) -> _Refused:
         offset = response.headers.get("Nsqha-Start-Offset", "")
         gone = _header(response, "Nsqha-Log-Start"), int(offset) if offset.isdecimal() else None
     status = response.status
-    return _Refused(f"{status} {text or response.reason}", gone=gone, busy=status == 503, absent=status == 404)
+    why = f"{status} {text or response.reason}"
+    return _Refused(why, gone=gone, busy=status == 503, absent=status == 404, behind=status == 409)
 
 
 def _words(error: Exception) -> str:
@@ -378,7 +413,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}; with cluster TLS readers need tlsCa, tlsCert and tlsKey"
+        return f"TLS: {error.reason or error}; a reader needs nsqha.tls.cert, nsqha.tls.key and nsqha.tls.ca"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return " ".join(f"{type(error).__name__}: {error}".split())[:WHY_CHARACTERS_MAX]
@@ -413,11 +448,28 @@ def _connect(address: str, tls: Tls | None, timeout: float) -> _Connection:
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
+    """ReadFailed names the option whose file is of no use: no other replica helps, and no other time."""
+    for option, path in (("nsqha.tls.cert", tls.cert), ("nsqha.tls.key", tls.key), ("nsqha.tls.ca", tls.ca)):
+        try:
+            with open(path, "rb") as file:
+                file.read(1)
+        except OSError as error:
+            raise ReadFailed(f"{option}: {path} cannot be read on this machine: {error.strerror}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_verify_locations(cafile=tls.ca)
-    if tls.cert:
-        context.load_cert_chain(tls.cert, tls.key or None)
+    try:
+        context.load_verify_locations(cafile=tls.ca)
+    except ssl.SSLError:
+        raise ReadFailed(f"nsqha.tls.ca: {tls.ca} on this machine holds no certificate (PEM)") from None
+    try:
+        # An encrypted key must not ask at a terminal that a worker does not have.
+        context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+    except ssl.SSLError as error:
+        why = (error.reason or str(error)).replace("_", " ").lower()
+        raise ReadFailed(
+            f"nsqha.tls.cert and nsqha.tls.key: {tls.cert} and {tls.key} on this machine are no certificate and its "
+            f"key (PEM, not encrypted): {why}"
+        ) from None
     return context
 
 

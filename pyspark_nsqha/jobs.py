@@ -42,7 +42,8 @@ def check_pyspark() -> None:
     try:
         import pyspark
     except ImportError:
-        raise CannotStart("pyspark is not installed here: pip install 'nsqha[spark]'") from None
+        install = f"{sys.executable} -m pip install -e '.[spark]'"
+        raise CannotStart(f"pyspark is not installed here: in the clone of nsqha: {install}") from None
     version = tuple(int(number) for number in re.findall(r"\d+", pyspark.__version__)[:2])
     if version < PYSPARK_LEAST:
         raise CannotStart(f"pyspark {pyspark.__version__} is too old: pip install 'pyspark>=4.1'")
@@ -230,6 +231,14 @@ def run_tasks(
     finally:
         stop.set()
         looking.join()
+
+
+def is_running(session: Any) -> bool:
+    """Whether a job may still go well; not, if the JVM is gone."""
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()
+    except Exception:
+        return False
 
 
 def first_line(error: BaseException) -> str:

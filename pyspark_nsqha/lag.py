@@ -7,14 +7,17 @@
 A reader channel's floor is the offset of the next message to read; all below is done, so the lag in messages is exact.
 Bytes are those that the messages take in the log; the age is that of the first unread one, by the broker's clock.
 
+What a lake lacks of a topic without a channel has an age, too: by the clock of the machine that asks.
+
 Floors are asked for first and the end afterwards, so a lag is never too small: what is published meanwhile is in it.
 Everything is gRPC: no Spark session and no Java is needed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nsqha.ids import is_ephemeral
@@ -22,6 +25,8 @@ from pyspark_nsqha.lake.manifest import Life, State
 
 Ask = Callable[..., Any]
 """One RPC by its name, with the fields of its request; its answer."""
+
+RANGES_MAX = 20_000  # that a broker takes in one request
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class PartitionLag:
     floor: int | None = None  # None: there is no channel, or nobody told
     messages: int = 0
     bytes: int = 0
-    oldest_seconds: float = 0.0  # age of the first unread message; 0: there is none
+    oldest_seconds: float = 0.0  # of the first unread message, or without a channel that the lake lacks; 0: none
     lake_end: int | None = None  # of what is in the lake without a hole; None: no lake was asked for
     lake_messages: int = 0  # kept by the log and not in the lake
     error: str = ""  # figures are missing, and why
@@ -73,6 +78,22 @@ class Lag:
 
 
 @dataclass(frozen=True)
+class Look:
+    """What is there at one moment."""
+
+    lags: list[Lag]
+    doubts: tuple[str, ...] = ()  # why there may be channels that nobody told of
+
+    def missing(self, topics: Collection[str], channel: str) -> list[str]:
+        """What was asked for and is not there, in words: a lag of nothing is not the same as nothing to look at."""
+        kind = f"reader channel {channel}" if channel else "reader channel"
+        have = {lag.topic for lag in self.lags if channel in ("", lag.channel)}
+        if topics:
+            return [f"topic {topic} has no {kind}" for topic in topics if topic not in have]
+        return [] if have else [f"none of the topics that were looked at has a {kind}"]
+
+
+@dataclass(frozen=True)
 class Rates:
     """Messages per second between two looks."""
 
@@ -108,7 +129,8 @@ def look(
     pattern: str = "",
     channel: str = "",
     lake: State | None = None,
-) -> list[Lag]:
+    now_ns: Callable[[], int] = time.time_ns,
+) -> Look:
     """The lag of every reader channel of these topics, or of `channel` alone, by topic and channel.
 
     With a lake, a topic without such a channel is there, too. Without topics and pattern all topics are looked at.
@@ -131,7 +153,48 @@ def look(
             found.append(Lag(topic, reader.name, _partitions(ends, reader, plan, lake)))
         if not mine and lake is not None:
             found.append(Lag(topic, "", _partitions(ends, None, None, lake)))
-    return found
+    ages = _lake_ages(ask_segments, asked, found, now_ns)
+    lags = [lag if lag.channel else _with_ages(lag, ages) for lag in found]
+    doubts = [f"{one.name} did not answer" for one in listed.unreachable]
+    doubts += [f"{one.topic}/{one.partition}: {one.error}" for ends in committed.values() for one in ends if one.error]
+    return Look(lags, tuple(doubts))
+
+
+def _lake_ages(
+    ask_segments: Ask, asked: dict[str, Any], found: Sequence[Lag], now_ns: Callable[[], int]
+) -> dict[tuple[str, int], float]:
+    """Seconds since the first message was published that the lake lacks, where no channel tells; only known ones."""
+    lacking = [
+        (lag.topic, one.partition, one.lake_end)
+        for lag in found
+        for one in lag.partitions
+        if not lag.channel and one.lake_end is not None and one.lake_messages
+    ]
+    ages = {}
+    for at in range(0, len(lacking), RANGES_MAX):
+        ranges = [
+            {"topic": topic, "partition": partition, "first": first, "end": first + 1}
+            for topic, partition, first in lacking[at : at + RANGES_MAX]
+        ]
+        answer = ask_segments("Snapshot", **asked, cut_points=True, ranges=ranges)
+        now = now_ns()
+        for one in answer.partitions:
+            # The border in front of a batch has the batch's time; 0: it does not verify there.
+            if one.cuts and one.cuts[0].timestamp_ns:
+                ages[str(one.topic), int(one.partition)] = max(now - int(one.cuts[0].timestamp_ns), 0) / 1e9
+    return ages
+
+
+def _with_ages(lag: Lag, ages: dict[tuple[str, int], float]) -> Lag:
+    def aged(one: PartitionLag) -> PartitionLag:
+        if not one.lake_messages:
+            return one
+        age = ages.get((lag.topic, one.partition))
+        if age is None:
+            return replace(one, error=f"nobody told how old message {one.lake_end} is, which the lake lacks")
+        return replace(one, oldest_seconds=age)
+
+    return replace(lag, partitions=tuple(map(aged, lag.partitions)))
 
 
 def _partitions(ends: Sequence[Any], reader: Any, plan: Any, lake: State | None) -> tuple[PartitionLag, ...]:

@@ -266,7 +266,9 @@ class Restriction:
         cuts = asked.pin.cuts
         first, end = asked.first, asked.end
         for cut in cuts:
-            if 0 < cut.timestamp_ns < self.since_ns:  # 0: nobody knows
+            if not cut.timestamp_ns:  # nobody knows
+                continue
+            if cut.timestamp_ns < self.since_ns:
                 first = max(first, cut.offset)
             if cut.timestamp_ns >= self.until_ns:
                 end = min(end, cut.offset)

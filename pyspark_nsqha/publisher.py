@@ -13,7 +13,9 @@ What a command without an OK is when its connection ends:
     it was sent and has no answer              the same, also behind one that says "not stored"
 
 Invariants: an OK belongs to the first command that has none. Nothing is given up: a command either gets an OK, or
-`publish` or `flush` raises. What is kept for sending again is bounded in bytes and commands.
+`publish` or `flush` raises. What is kept for sending again is bounded in bytes and commands. A broker that owes an
+answer for ANSWER_SECONDS is left, also where the task takes longer than that from one command to the next; and nothing
+raises for want of time before every broker had its turn while `publish` or `flush` waited.
 
 The protocol is NSQ V2: a command is answered by one frame, [size u32 = 4 + data][type u32: 0 answer, 1 error][data].
 Every error ends the connection. Only the standard library is used, so that a worker needs nothing else.
@@ -38,6 +40,7 @@ IN_FLIGHT_COMMANDS_MAX = 256  # where topics change from row to row, commands ar
 IN_FLIGHT_BATCHES_MAX = 8  # of full size: enough for the broker to sync one batch while it receives the next
 ANSWER_SECONDS = 45.0  # more than a broker's --publish-outcome-wait, so that it says itself what it does not know
 CONNECT_SECONDS = 5.0
+GRACE_SECONDS = 1.0  # before a broker is left that owed an answer while nobody listened
 BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS = 0.05, 2.0
 FRAME_BYTES_MAX = 64 << 10  # of an answer
 RECEIVE_BYTES = 64 << 10
@@ -110,8 +113,8 @@ class Tally:
 class TaskPublisher:
     """Publishes commands in order to one broker after the other.
 
-    `timeout_s` bounds how long the first command without an OK may wait for it. `first` is the index of the broker to
-    begin with.
+    `timeout_s` bounds how long the first command without an OK may wait for it, where every broker had its turn by
+    then. `first` is the index of the broker to begin with.
     """
 
     def __init__(
@@ -138,7 +141,9 @@ class TaskPublisher:
         self._unanswered_bytes = 0
         self._sent = 0  # that many of them were sent over this link
         self._waiting_since = 0.0
+        self._owed_since = 0.0  # no answer has come over this link since then; of no meaning if nothing is sent
         self._failures = 0  # in a row
+        self._spared = False  # a loss since the last OK was not counted among them
 
     def publish(self, command: Command) -> None:
         """Send a command, and wait until there is room for another one. PublishRefused, PublishFailed."""
@@ -168,22 +173,40 @@ class TaskPublisher:
         return self._waiting_since + self._timeout_s - self._now()
 
     def _go_on(self, done: Callable[[], bool]) -> None:
-        """Send, hear answers and repair the connection: once, and then until `done`."""
+        """Hear answers, send, and repair the connection: once, and then until `done`."""
+        away = True
         while True:
             try:
+                self._hear()
+                away = False
                 link = self._connected()
                 self._send(link)
                 if done():
                     return
-                self._settle(link.answers(self._answer_wait_s))
+                self._settle(link.answers(self._wait_s(ANSWER_SECONDS)))
                 if done():
                     return
             except LinkLost as lost:
-                self._lost(self._last_words(lost))
+                self._lost(self._last_words(lost), away)
 
-    @property
-    def _answer_wait_s(self) -> float:
-        return max(0.001, min(ANSWER_SECONDS, self._left_s))
+    def _hear(self) -> None:
+        """Take the answers that are here. LinkLost: none came for too long, while the task did something else."""
+        if self._link is None or not self._sent:
+            return
+        self._settle(self._link.answers(0))
+        if not self._sent or (silent_s := self._now() - self._owed_since) < ANSWER_SECONDS:
+            return
+        # This machine may have stood still itself: what was on its way then gets a moment to arrive.
+        if not self._link.readable(GRACE_SECONDS):
+            raise LinkLost(f"{self._address}: no answer for {silent_s:.1f} s")
+        self._settle(self._link.answers(0))
+
+    def _wait_s(self, most: float) -> float:
+        """How long to wait for this broker: the time that is left, or a fair share if it has not failed yet."""
+        least = 0.001
+        if self._failures < len(self._brokers):
+            least = min(self._timeout_s, max(self._timeout_s / len(self._brokers), CONNECT_SECONDS))
+        return min(most, max(least, self._left_s))
 
     def _connected(self) -> Link:
         if self._link is not None and not self._sent and self._link.ended:
@@ -191,12 +214,14 @@ class TaskPublisher:
             self.close()
         if self._link is None:
             address = self._brokers[self._next_broker % len(self._brokers)]
-            self._link = Link(address, max(0.001, min(CONNECT_SECONDS, self._left_s)), self._security)
+            self._link = Link(address, self._wait_s(CONNECT_SECONDS), self._security)
         return self._link
 
     def _send(self, link: Link) -> None:
         while self._sent < len(self._unanswered):
-            link.send(self._unanswered[self._sent].wire, self._answer_wait_s)
+            link.send(self._unanswered[self._sent].wire, self._wait_s(ANSWER_SECONDS))
+            if not self._sent:
+                self._owed_since = self._now()
             self._sent += 1
             # A refusal is heard here at once, and not when the window is full: less is sent in vain behind it.
             self._settle(link.answers(0))
@@ -211,8 +236,8 @@ class TaskPublisher:
             command = self._unanswered.popleft()
             self._unanswered_bytes -= len(command.wire)
             self._sent -= 1
-            self._failures = 0
-            self._waiting_since = self._now()
+            self._failures, self._spared = 0, False
+            self._waiting_since = self._owed_since = self._now()
             self.tally.published += command.messages
 
     @property
@@ -230,16 +255,22 @@ class TaskPublisher:
             pass
         return lost
 
-    def _lost(self, lost: LinkLost) -> None:
-        """Count what may be stored twice, wait a little, and go to the next broker. PublishFailed: no time is left."""
+    def _lost(self, lost: LinkLost, away: bool) -> None:
+        """Count what may be stored twice, wait a little, and go to the next broker. PublishFailed: no time is left, and
+        every broker has failed since the last OK.
+
+        `away`: it was lost before this call, perhaps long ago; the first such loss is no broker's turn."""
         certain = 1 if isinstance(lost, NotTaken) and lost.not_stored else 0
         perhaps = sum(command.messages for command in islice(self._unanswered, certain, max(certain, self._sent)))
         self.close()
         self._sent = 0
         self._next_broker += 1
         pause = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1)
-        self._failures += 1
-        if self._left_s <= pause:
+        if away and not self._spared:
+            self._spared = True
+        else:
+            self._failures += 1
+        if self._left_s <= pause and self._failures >= len(self._brokers):
             waiting = sum(command.messages for command in self._unanswered)
             raise PublishFailed(
                 f"nothing was stored for {self._timeout_s:g} s (option timeoutMs): {lost}; this task has published "
@@ -340,14 +371,15 @@ class Link:
         """Whole frames that have arrived; with a wait at least one, else LinkLost."""
         deadline = time.monotonic() + wait_s
         while not (frames := self._frames()):
-            if not self._readable(max(0.0, deadline - time.monotonic())):
+            if not self.readable(max(0.0, deadline - time.monotonic())):
                 if not wait_s:
                     return []
                 raise LinkLost(f"{self.address}: no answer within {wait_s:.1f} s")
             self._receive()
         return frames
 
-    def _readable(self, wait_s: float) -> bool:
+    def readable(self, wait_s: float) -> bool:
+        """Whether something has arrived, or arrives within the time; also the end of the connection."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         poll = select.poll()

@@ -355,11 +355,11 @@ def _sums(messages: list[WriterCommitMessage | None]) -> tuple[int, int]:
 
 
 def _task_number() -> int:
-    """So that tasks begin with different brokers."""
+    """So that tasks begin with different brokers, and another attempt of one where the last one did not."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
+    return context.partitionId() + context.attemptNumber() if context is not None else 0
 
 
 def _secret(path: str) -> bytes:

@@ -12,8 +12,13 @@ the log has to have the record's witness (`stream_witnesses`).
 
 Retention is held by the commit channel, or else by a hold on what is planned, renewed by reading.
 
+Topics and partitions that are not there any more are left out with failOnDataLoss=false, also of a micro-batch that was
+planned with them: it could never be planned again otherwise. A topic that was made anew is another one, by its uid:
+offsets of one life say nothing about the next, neither where reading begins nor what retention may take.
+
 Spark 4.1 calls `latestOffset` without a start: there the limits count from what this object handed out last, and not at
-all in the first micro-batch after a restart.
+all in the first micro-batch after a restart. Where that begins is known from `partitions` on, and so it is there that
+the channel is put.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from nsqha.ids import is_ephemeral, valid_name
 from pyspark_nsqha import planner
-from pyspark_nsqha.batch import columns_of, task_batches
+from pyspark_nsqha.batch import columns_of, of_those_there, task_batches
 from pyspark_nsqha.model import Gone, Pin, ReadFailed
 from pyspark_nsqha.options import (
     HOLD_MS,
@@ -70,9 +75,13 @@ except ImportError:  # Spark 4.1
 logger = logging.getLogger(__name__)
 
 RETRIES_LEAST = 15  # about 25 s: a query should outlive a change of leader and a restart of the brokers
+NAMED_MAX = 3  # partitions in one line
 AGAIN_S = 0.2  # between two looks at a new leader that does not know yet how far it is committed
 SPARKS_OPTIONS = {"checkpointlocation", "queryname"}
 _DURATION = re.compile(r"(\d{1,9})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
+Life = tuple[str, int, int]
+"""Topic, partition and the topic's uid."""
+
 _MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -212,9 +221,15 @@ class Plans:
         self._target: dict[Key, int] | None = None  # with Trigger.AvailableNow
         self._last_batch_at = float("-inf")
         self._witnesses = witnesses
-        self._channelled: set[Key] = set()
+        self._lives: dict[Key, int] = {}  # the topic's uid, as of the last look
+        self._missed: frozenset[str] = frozenset()  # topics by name that were not there at the last look
+        self._channelled: set[Life] = set()
         self._hold_id = ""
-        self._held: tuple[float, frozenset[Key]] = (0.0, frozenset())
+        self._held: tuple[float, frozenset[Life]] = (0.0, frozenset())
+
+    @property
+    def _strict(self) -> bool:
+        return self._options.reading.fail_on_data_loss
 
     # ---- offsets
 
@@ -231,7 +246,7 @@ class Plans:
                 bounds,
                 times=found.times,
                 floors=found.floors,
-                fail_on_data_loss=self._options.reading.fail_on_data_loss,
+                fail_on_data_loss=self._strict,
             )
             self._initial = self._handed = {one.key: Record.at(one.pin, one.first) for one in ranges}
         return self._initial
@@ -239,14 +254,17 @@ class Plans:
     def latest(self, start: Records | None, *, everything: bool) -> Records:
         """The end of the next micro-batch; `start` if there is none. ReadFailed, Gone: as `tasks`."""
         start = self._handed if start is None else start
+        restarted = start is None  # with 4.1: where the query stands is not known before `tasks`
         pins = self._pins(of_subscription(self._options.subscription), start or {})
         self.committed = {key: Record.at(pin, pin.end.offset) for key, pin in pins.items()}
         begun, new = self._begun(start or {}, pins)
-        self._begin_channel(begun)
+        if not restarted:
+            self._claim_channel(begun)
+            self._begin_channel(begun)
         ends = {key: pins[key].end.offset for key in begun}
         if self._target is not None:
             ends = {key: min(end, self._target.get(key, begun[key].offset)) for key, end in ends.items()}
-        if start is None and not everything and self.limits.any:
+        if restarted and not everything and self.limits.any:
             logger.warning("Spark 4.1 does not say where a restarted query is: its first micro-batch has no limit")
         elif not everything:
             ends = self._limited(begun, ends, pins)
@@ -304,8 +322,8 @@ class Plans:
             wanted.append((*key, first, min(end, first + 1 + int(2 * self.limits.max_bytes / max(mean, 1)))))
         if not wanted:
             return ends
-        topics = tuple(sorted({topic for topic, *_ in wanted}))
-        cuts = {_key(pin): pin.cuts for pin in self._segments.snapshot(Asked(topics, ranges=tuple(wanted))).pins}
+        divided, _ = self._of_those_there(_in_ranges(wanted))
+        cuts = {_key(pin): pin.cuts for pin in divided.pins}
         taken = shares(sizes, self.limits.max_bytes)
         found = dict(ends)
         for topic, partition, first, end in wanted:
@@ -323,18 +341,27 @@ class Plans:
         wanted = [
             (*key, first_of[key], record.offset) for key, record in end.items() if first_of[key] < record.offset
         ]
-        if not wanted:
-            return []
-        topics = tuple(sorted({topic for topic, *_ in wanted}))
-        keys = [(topic, partition) for topic, partition, *_ in wanted]
-        pins = self._pins(self._asked(topics, wanted), {key: end[key] for key in keys})
-        self._check({key: start[key] for key in keys if key in start}, pins)
+        pins: dict[Key, Pin] = {}
+        if wanted:
+            keys = [(topic, partition) for topic, partition, *_ in wanted]
+            pins = self._pins(self._asked(wanted, end), {key: end[key] for key in keys})
+            self._check({key: start[key] for key in keys if key in start and key in pins}, pins)
+        # Of what is not planned as well: retention is to wait there from now on.
+        there = {key: record for key, record in end.items() if self._lives.get(key) == record.uid}
+        self._begin_channel({key: replace(record, offset=first_of[key]) for key, record in there.items()})
         ranges = []
         for topic, partition, first, behind in wanted:
             pin = pins.get((topic, partition))
-            if pin is not None and same_topic(end[topic, partition], pin) and first < pin.end.offset:
-                whole = Range(pin, first, min(behind, pin.end.offset))
-                ranges.append(planner.available(whole, pin.start.offset, self._options.reading.fail_on_data_loss))
+            left = first
+            if pin is not None and same_topic(end[topic, partition], pin):
+                left = max(first, min(behind, pin.end.offset))
+                if first < left:
+                    ranges.append(planner.available(Range(pin, first, left), pin.start.offset, self._strict))
+            if left < behind:
+                logger.warning(
+                    "%s/%d: %d messages [%d, %d) of a planned micro-batch are gone and left out",
+                    topic, partition, behind - left, left, behind,
+                )  # fmt: skip
         reading = self._options.reading
         return planner.plan(
             [one for one in ranges if one.first < one.end],
@@ -344,11 +371,13 @@ class Plans:
         )
 
     def done(self, end: Records) -> None:
-        """Everything before `end` is processed: the commit channel may let it go."""
+        """Everything before `end` is processed: the commit channel may let it go. What was read of a topic that was
+        made anew since says nothing about what is there now."""
         if not self._options.commit_channel:
             return
         try:
-            self._move_channel(end, back=False)
+            there = {key: record for key, record in end.items() if self._lives.get(key) == record.uid}
+            self._move_channel(there, back=False)
         except ReadFailed as error:
             # The next one moves it as well; until then more is kept than has to be.
             logger.warning("commitChannel %s was not moved: %s", self._options.commit_channel, error)
@@ -359,21 +388,22 @@ class Plans:
 
     # ---- what keeps messages
 
-    def _asked(self, topics: tuple[str, ...], wanted: list[Any]) -> Asked:
+    def _asked(self, wanted: list[Any], end: Records) -> Asked:
         """A snapshot with borders, and with a new hold if none is young enough: a hold never rises."""
-        keys = frozenset((topic, partition) for topic, partition, *_ in wanted)
+        asked = _in_ranges(wanted)
+        lives = {(topic, partition, end[topic, partition].uid) for topic, partition, *_ in wanted}
         hold_ms = 0 if self._options.commit_channel else self._options.hold_ms
         since, held = self._held
-        if not hold_ms or (self._hold_id and keys <= held and self._now() - since < hold_ms / 3000):
-            return Asked(topics, ranges=tuple(wanted))
-        return Asked(topics, ranges=tuple(wanted), hold_ms=hold_ms)
+        if not hold_ms or (self._hold_id and lives <= held and self._now() - since < hold_ms / 3000):
+            return asked
+        return replace(asked, hold_ms=hold_ms)
 
     def _keep(self, asked: Asked, found: Snapshot) -> None:
         if not asked.hold_ms:
             return
         self._release()
         self._hold_id = found.hold_id
-        self._held = (self._now(), frozenset((topic, partition) for topic, partition, *_ in asked.ranges or ()))
+        self._held = (self._now(), frozenset(_life(pin) for pin in found.pins))
 
     def _release(self) -> None:
         hold_id, self._hold_id = self._hold_id, ""
@@ -383,19 +413,41 @@ class Plans:
             except ReadFailed as error:
                 logger.info("hold %s was not released, and ends by itself: %s", hold_id, error)
 
+    def _claim_channel(self, begun: Records) -> None:
+        """A query without a checkpoint moves no place that stands elsewhere: somebody else's messages wait there.
+        ReadFailed."""
+        initial, channel = self._initial or {}, self._options.commit_channel
+        begins = {k: r for k, r in begun.items() if initial.get(k) == r and (*k, r.uid) not in self._channelled}
+        if not begins or not channel:
+            return
+        floors = self._segments.snapshot(of_subscription(self._options.subscription, channel=channel)).floors
+        other = {k: r for k, r in begins.items() if k in floors and floors[k] != r.offset}
+        if not other:
+            return
+        # Moves nothing, and says so if this is no reader channel at all.
+        self._move_channel({key: replace(record, offset=0) for key, record in other.items()}, back=False)
+        places = [f"{t}/{p} at {floors[t, p]} (the query begins at {r.offset})" for (t, p), r in sorted(other.items())]
+        more = f" and {len(places) - NAMED_MAX} more" if len(places) > NAMED_MAX else ""
+        raise ReadFailed(
+            f"commitChannel {channel} stands elsewhere: {', '.join(places[:NAMED_MAX])}{more}; moving it could cost or "
+            f"repeat another reader's messages: name another channel, begin where it stands (startingChannel {channel}), "
+            f"or move it there yourself (nsqha seek)"
+        )
+
     def _begin_channel(self, begun: Records) -> None:
         """The channel stands where this query begins, in every partition, before anything is read of it."""
-        new = {key: record for key, record in begun.items() if key not in self._channelled}
+        new = {(*key, record.uid): (key, record) for key, record in begun.items()}
+        new = {life: one for life, one in new.items() if life not in self._channelled}
         if new and self._options.commit_channel:
-            self._move_channel(new, back=True)
+            self._move_channel(dict(new.values()), back=True)
             self._channelled |= new.keys()
 
     def _move_channel(self, records: Records, *, back: bool) -> None:
-        by_topic: dict[str, dict[int, int]] = {}
+        by_topic: dict[tuple[str, int], dict[int, int]] = {}
         for (topic, partition), record in records.items():
-            by_topic.setdefault(topic, {})[partition] = record.offset
-        for topic, offsets in by_topic.items():
-            self._segments.commit_reader(topic, self._options.commit_channel, offsets, back=back)
+            by_topic.setdefault((topic, record.uid), {})[partition] = record.offset
+        for (topic, uid), offsets in by_topic.items():
+            self._segments.commit_reader(topic, self._options.commit_channel, offsets, back=back, topic_uid=uid)
 
     # ---- is it the same log
 
@@ -405,7 +457,7 @@ class Plans:
         With failOnDataLoss=false it is said in the log instead."""
         deadline = self._now() + self._options.connection.timeout_ms / 1000
         while True:
-            found = self._segments.snapshot(asked)
+            found, refusal = self._of_those_there(asked)
             self._keep(asked, found)
             if asked.hold_ms:
                 asked = replace(asked, hold_ms=0)
@@ -415,22 +467,90 @@ class Plans:
             if not behind or self._now() >= deadline:
                 break
             self._sleep(AGAIN_S)
+        if asked.ranges is None:
+            self._lives = {}
+        self._lives |= {key: pin.identity.topic_uid for key, pin in pins.items()}
         self._check(known, pins)
+        self._miss(asked, pins, refusal)
         return pins
+
+    def _of_those_there(self, asked: Asked) -> tuple[Snapshot, ReadFailed | None]:
+        """A snapshot without what is not there any more, and what the brokers said of that. ReadFailed: as `snapshot`.
+
+        If something of it is not there and that is an error, the snapshot is one of whole topics."""
+        try:
+            return self._segments.snapshot(asked), None
+        except ReadFailed as error:
+            if not asked.topics or not _is_not_there(error):
+                raise
+            refusal = error
+        there = self._segments.snapshot(of_those_there(Subscription(topics=asked.topics)))
+        there = replace(there, pins=tuple(pin for pin in there.pins if pin.identity.topic in asked.topics))
+        if asked.ranges is None or self._strict:
+            return there, refusal
+        keys = {_key(pin) for pin in there.pins}
+        left = [one for one in asked.ranges if one[:2] in keys]
+        if len(left) == len(asked.ranges):  # a node that does not know of it yet, and another one that does
+            raise refusal
+        if not left:
+            return Snapshot(()), None
+        return self._of_those_there(_in_ranges(left, asked.hold_ms))
+
+    def _miss(self, asked: Asked, pins: Mapping[Key, Pin], refusal: ReadFailed | None) -> None:
+        """Topics that were asked for by name and are not there."""
+        if refusal is not None and self._strict:
+            raise ReadFailed(f"{refusal}; leave it out, or failOnDataLoss false reads on with what is there")
+        if asked.ranges is not None:
+            return
+        missed = frozenset(asked.topics) - {topic for topic, _ in pins} if refusal is not None else frozenset()
+        if missed - self._missed:
+            names = ", ".join(sorted(missed))
+            logger.warning("there is no topic %s; read on with what is there, as failOnDataLoss is false", names)
+        self._missed = missed
 
     def _check(self, known: Records, pins: Mapping[Key, Pin]) -> None:
         for key, record in known.items():
-            if why := self._witnesses.differs(key, record, pins.get(key)):
+            if not self._options.subscription.wants(*key):
+                self._left_out(key)
+            elif why := self._witnesses.differs(key, record, pins.get(key)):
                 self._lost(why)
 
+    def _left_out(self, key: Key) -> None:
+        """Nobody knows whether it is there: it is not asked for."""
+        topic, option = key[0], self._options.subscription.option
+        if self._options.subscription.wants_some_of(topic):
+            topic = f"{topic}/{key[1]}"
+        if self._strict:
+            raise ReadFailed(
+                f"the checkpoint reads {topic}, {option} does not name it any more: name it, or take a new "
+                f"checkpointLocation; failOnDataLoss false reads on without it"
+            )
+        logger.warning("the checkpoint reads %s, %s does not name it any more; read on without it", topic, option)
+
     def _lost(self, why: str) -> None:
-        if self._options.reading.fail_on_data_loss:
+        if self._strict:
             raise Gone(f"{why}; failOnDataLoss false reads on with what is there, a new checkpointLocation begins anew")
         logger.warning("%s; read on with what is there, as failOnDataLoss is false", why)
 
 
 def _key(pin: Pin) -> Key:
     return pin.identity.topic, pin.identity.partition
+
+
+def _life(pin: Pin) -> Life:
+    return (*_key(pin), pin.identity.topic_uid)
+
+
+def _in_ranges(wanted: Iterable[tuple[str, int, int, int]], hold_ms: int = 0) -> Asked:
+    """A snapshot with the borders of these ranges."""
+    ranges = tuple(wanted)
+    return Asked(tuple(sorted({topic for topic, *_ in ranges})), ranges=ranges, hold_ms=hold_ms)
+
+
+def _is_not_there(error: ReadFailed) -> bool:
+    """Whether a broker said that there is no such topic, or no such partition: what it answered is the context."""
+    code = getattr(error.__context__, "code", None)
+    return code is not None and code().name == "NOT_FOUND"
 
 
 def _first(start: Record | None, end: Record) -> int:

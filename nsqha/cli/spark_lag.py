@@ -7,11 +7,11 @@ import os
 import re
 import sys
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nsqha.cli import exits
-from nsqha.cli.admin import Admin, credentials
 from nsqha.cli.parser import (
     GRPC_ADDRESS,
     add_certificate,
@@ -22,15 +22,17 @@ from nsqha.cli.parser import (
     name,
 )
 from nsqha.cli.screen import Cell, print_json, say, show_bytes, some, table
+from nsqha.cli.spark_flags import administration
 from nsqha.cli.times import parse_duration, show_duration
 
 if TYPE_CHECKING:
-    from pyspark_nsqha.lag import Lag, Limit, Rates
+    from pyspark_nsqha.lag import Lag, Limit, Look, Rates
 
 SHAPE = (
     '{"channels": [{"topic", "channel", "messages", "bytes", "oldest_seconds", "lake_messages", "read_per_second", '
     '"published_per_second", "seconds_left", "partitions": [{"partition", "start", "end", "floor", "messages", '
-    '"bytes", "oldest_seconds", "lake_end", "lake_messages", "error"}]}], "above": ["TOPIC/CHANNEL"]} per look'
+    '"bytes", "oldest_seconds", "lake_end", "lake_messages", "error"}]}], "above": ["TOPIC/CHANNEL"], '
+    '"missing": ["WHAT"]} per look'
 )
 
 
@@ -41,7 +43,8 @@ def add_lag(verbs: Any) -> None:
         run_lag,
         help="show how far reader channels, and a lake, are behind the log",
         description="Show for every reader channel what is committed and unread: messages, bytes in the log, age of "
-        "the oldest one. --interval looks again and again and adds rates; --lake adds what is not in a lake yet.",
+        "the oldest one. --interval looks again and again and adds rates; --lake adds what is not in a lake yet. A "
+        "channel that is named and not there, or with --fail-above nothing to look at, is status 3.",
         examples=("nsqha spark lag", "nsqha spark lag orders --fail-above 10m --json"),
         shape=SHAPE,
         statuses=(
@@ -56,7 +59,10 @@ def add_lag(verbs: Any) -> None:
         "--interval", metavar="TIME", type=duration, help="look again and again, and show rates since the last look"
     )
     verb.add_argument(
-        "--fail-above", metavar="TIME|MESSAGES", type=limit, help="status 1 if one is older, or more (10m, 100000)"
+        "--fail-above",
+        metavar="TIME|MESSAGES",
+        type=limit,
+        help="status 1 if one is older, or more (10m, 100000); 3 if there is none to look at",
     )
     verb.add_argument(
         "--broker",
@@ -87,32 +93,36 @@ def run_lag(args: argparse.Namespace) -> int:
         args.parser.error("give topics by name, or --pattern")
     if args.interval == 0:
         args.parser.error("--interval needs a time above zero")
-    try:
-        from pyspark_nsqha.lag import Limit, look, rates
-    except ImportError as error:
-        raise exits.Exit(exits.FAILED, f"{error}: pip install 'nsqha[spark]'") from None
+    from pyspark_nsqha.lag import Limit, look, rates
 
     allowed = Limit(*(args.fail_above or (None, None)))
     lake = _lake(args.lake)
     before: dict[tuple[str, str], Lag] = {}
     looked = 0.0
-    with Admin(args.broker, args.timeout / 1e9, credentials(args)) as admin:
+    with administration(args, args.broker) as admin:
         while True:
-            found = look(
-                admin.call,
-                admin.call_segments,
-                topics=tuple(dict.fromkeys(args.topic)),
-                pattern=args.pattern or "",
-                channel=args.channel or "",
-                lake=lake(),
-            )
-            now = time.monotonic()
-            looks = {(lag.topic, lag.channel): lag for lag in found}
-            measured = {key: rates(before[key], lag, now - looked) for key, lag in looks.items() if key in before}
-            status = _tell(args, found, measured, allowed)
-            if args.interval is None or status != exits.OK:
-                return status
-            before, looked = looks, now
+            try:
+                found = look(
+                    admin.call,
+                    admin.call_segments,
+                    topics=tuple(dict.fromkeys(args.topic)),
+                    pattern=args.pattern or "",
+                    channel=args.channel or "",
+                    lake=lake(),
+                )
+            except exits.Exit as error:
+                # Somebody who watches for days wants to go on doing so; what is wrong from the start is told at once.
+                if not looked or error.status not in (exits.UNREACHABLE, exits.FAILED):
+                    raise
+                say(f"{args.parser.prog}: {error}; looking again in {show_duration(args.interval / 1e9)}")
+            else:
+                now = time.monotonic()
+                looks = {(lag.topic, lag.channel): lag for lag in found.lags}
+                measured = {key: rates(before[key], lag, now - looked) for key, lag in looks.items() if key in before}
+                status = _tell(args, found, measured, allowed, before)
+                if args.interval is None or status not in (exits.OK, exits.PARTLY):
+                    return status
+                before, looked = looks, now
             time.sleep(args.interval / 1e9)
 
 
@@ -136,25 +146,39 @@ def _lake(uri: str | None) -> Any:
 
 
 def _tell(
-    args: argparse.Namespace, found: list[Lag], measured: dict[tuple[str, str], Rates], allowed: Limit
+    args: argparse.Namespace,
+    found: Look,
+    measured: dict[tuple[str, str], Rates],
+    allowed: Limit,
+    before: Collection[tuple[str, str]] = (),
 ) -> int:
-    """One look on stdout; what is above the limit, or not known, on stderr."""
-    above = [lag for lag in found if allowed.exceeded(lag)]
+    """One look on stdout; what is above the limit, not there, or not known, on stderr. `before`: the last look had."""
+    lags, limited = found.lags, args.fail_above is not None
+    above = [lag for lag in lags if allowed.exceeded(lag)]
+    missing = found.missing(args.topic, args.channel or "") if limited or args.channel else []
+    if limited:
+        there = {(lag.topic, lag.channel) for lag in lags}
+        missing += [f"{topic}/{channel} is gone" for topic, channel in sorted({*before} - there) if channel]
     if args.json:
-        rows = [record(lag, measured.get((lag.topic, lag.channel))) for lag in found]
-        print_json({"channels": rows, "above": [f"{lag.topic}/{lag.channel}" for lag in above]})
-    else:
-        _show(args, found, measured)
-    errors = [error for lag in found for error in lag.errors]
-    for error in dict.fromkeys(errors):
+        rows = [record(lag, measured.get((lag.topic, lag.channel))) for lag in lags]
+        print_json({"channels": rows, "above": [f"{lag.topic}/{lag.channel}" for lag in above], "missing": missing})
+    elif lags or not missing:
+        _show(args, lags, measured)
+    errors = list(dict.fromkeys(error for lag in lags for error in lag.errors))
+    if missing and found.doubts:
+        errors += [f"{one}, as far as is known: {some(found.doubts)}" for one in missing]
+        missing = []
+    for error in errors:
         say(f"{args.parser.prog}: {error}")
+    for one in missing:
+        say(f"{args.parser.prog}: {one}: there is nothing to look at; `nsqha channel list` shows what there is")
     if above:
         names = some([f"{lag.topic}/{lag.channel}" if lag.channel else lag.topic for lag in above])
         say(f"{args.parser.prog}: above the limit: {names}")
         return exits.FAILED
-    if errors:
-        return exits.PARTLY
-    return exits.OK
+    if missing:
+        return exits.NOT_FOUND
+    return exits.PARTLY if errors else exits.OK
 
 
 def record(lag: Lag, rates: Rates | None) -> dict[str, Any]:
@@ -174,7 +198,7 @@ def record(lag: Lag, rates: Rates | None) -> dict[str, Any]:
     }
 
 
-def _show(args: argparse.Namespace, found: list[Lag], measured: dict[tuple[str, str], Rates]) -> None:
+def _show(args: argparse.Namespace, found: Sequence[Lag], measured: dict[tuple[str, str], Rates]) -> None:
     if not found:
         say("no reader channel; `nsqha spark archive` and commitChannel of a stream make one")
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from nsqha.cli import exits
@@ -19,6 +20,7 @@ from nsqha.cli.spark_flags import add_common, add_spark, add_split_bytes, connec
 from nsqha.cli.times import parse_place, show_duration
 from nsqha.cli.topic import size
 
+AGAIN_SECONDS_MAX = 300.0  # unless --interval is longer
 STATUSES = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY)
 TOTALS = (
     '{"files", "rows", "bytes", "log_bytes", "missing": [{"topic", "topic_uid", "partition", "first", "end", '
@@ -94,9 +96,9 @@ def add_compact(verbs: Any) -> None:
         run_compact,
         help="merge the small files of a day into large ones",
         description="Merge small files of a partition and day into files of --target-bytes. At every moment each "
-        "message is in one file that counts. The old files are removed by the first compact that runs --keep later: "
-        "who began to read before may still need them. A lake whose commits are an Iceberg table is left to Iceberg's "
-        "own tools.",
+        "message is in one file that counts. The old files are removed by the first compact that runs --keep later, "
+        "its own and that of the one that replaced them: who began to read before may still need them. A lake whose "
+        "commits are an Iceberg table is refused.",
         examples=("nsqha spark compact --lake lake",),
         shape='{"merged", "files", "bytes", "removed", "seconds"}',
         statuses=(exits.FAILED, exits.USAGE),
@@ -146,32 +148,48 @@ def _add_topics(verb: Parser) -> None:
 
 
 def run_archive(args: argparse.Namespace) -> int:
+    from pyspark_nsqha import jobs
     from pyspark_nsqha.lake.archive import Subject, once
     from pyspark_nsqha.snapshot import Segments
 
     subject = Subject(*_topics(args), args.channel)
     _look(args, subject.topics, subject.pattern)
     progress = Progress("archive")
+    worked: list[str] = []  # what came to an end: from then on a failure is one that passes
+
+    def step(name: str) -> None:
+        if name == "committed":
+            worked.append(name)
+
     with started(args, "nsqha archive") as session:
         log = Segments(connection(args))
-        done = 0
+        failures = 0
         while True:
             begun = time.monotonic()
-            rounds, far = _rounds(args, session, progress)
+            rounds, far = _rounds(args, session, progress, step)
             try:
                 totals = _failures(lambda rounds=rounds, far=far: once(log, rounds, subject, progress=far, warn=say))
-            except exits.Exit as error:
-                if args.once or not done:
+            except (exits.Exit, jobs.CannotStart) as error:
+                if args.once or not worked or not jobs.is_running(session):
                     raise
-                say(f"{args.parser.prog}: {error}; tried again in {show_duration(args.interval / 1e9)}")
-            else:
-                progress.close()
-                if args.once or totals.rows or totals.failed:
-                    status = _tell(args, totals, time.monotonic() - begun)
-                if args.once:
-                    return status
-                done += 1
+                failures += 1
+                pause = again_after(args.interval / 1e9, failures)
+                say(f"{args.parser.prog}: {error}; tried again in {show_duration(pause)}")
+                time.sleep(pause)
+                continue
+            progress.close()
+            if args.once or totals.rows or totals.failed:
+                status = _tell(args, totals, time.monotonic() - begun)
+            if args.once:
+                return status
+            worked.append("once")
+            failures = 0
             time.sleep(max(args.interval / 1e9 - (time.monotonic() - begun), 0))
+
+
+def again_after(interval: float, failures: int) -> float:
+    """Seconds until the next try: twice as long each time."""
+    return max(min(interval * 2.0 ** min(failures - 1, 20), AGAIN_SECONDS_MAX), interval)
 
 
 # ---- backfill
@@ -182,6 +200,7 @@ def run_backfill(args: argparse.Namespace) -> int:
     from pyspark_nsqha.snapshot import Segments
 
     topics, pattern = _topics(args)
+    _check_place(args)
     since, until = _time(args, "--from", args.since, "start"), _time(args, "--until", args.until, "end")
     if since is not None and until is not None and since >= until:
         args.parser.error(f"--from {args.since.lstrip('@')} is not before --until {args.until.lstrip('@')}")
@@ -195,6 +214,15 @@ def run_backfill(args: argparse.Namespace) -> int:
         totals = _failures(lambda: backfill(log, rounds, **asked, progress=far, warn=say))
         progress.close()
         return _tell(args, totals, time.monotonic() - begun)
+
+
+def _check_place(args: argparse.Namespace) -> None:
+    """--to is the lake, and elsewhere the end of a range: one that looks like that is not made a folder."""
+    try:
+        parse_place(args.to, time.time_ns())
+    except ValueError:
+        return
+    args.parser.error(f"--to {args.to!r} is no lake: the range ends at --until; a folder of that name is ./{args.to}")
 
 
 def _time(args: argparse.Namespace, flag: str, text: str, none: str) -> int | None:
@@ -223,13 +251,15 @@ def run_compact(args: argparse.Namespace) -> int:
     store = Store(args.lake)
     commits = ManifestCommits(store)
     _failures(commits.state)
+    if commits.of_table:
+        args.parser.error(f"{store.uri} is an Iceberg table: its files are not merged")
     progress, run = Progress("compact"), uuid.uuid4().hex[:16]
     with started(args, "nsqha compact") as session:
         totals = _failures(
             lambda: compact(
                 commits,
                 store,
-                lambda groups: jobs.run_tasks(session, MergeTask(store, run), groups),
+                lambda groups, tag: jobs.run_tasks(session, MergeTask(store, run, tag), groups),
                 run=run,
                 topics=args.topic,
                 target_bytes=args.target_bytes,
@@ -254,7 +284,9 @@ def _topics(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
     return tuple(args.topic), args.pattern or ""
 
 
-def _rounds(args: argparse.Namespace, session: Any, progress: Progress) -> tuple[Any, Any]:
+def _rounds(
+    args: argparse.Namespace, session: Any, progress: Progress, step: Callable[[str], None] = lambda name: None
+) -> tuple[Any, Any]:
     """Rounds into the lake by Spark's tasks, and what tells them how far they are."""
     from pyspark_nsqha import jobs
     from pyspark_nsqha.lake.rounds import Rounds, Settings
@@ -275,7 +307,7 @@ def _rounds(args: argparse.Namespace, session: Any, progress: Progress) -> tuple
         return jobs.run_tasks(session, task, splits, progress=lambda some: progress(done + some, done + left))
 
     settings = Settings(uuid.uuid4().hex[:16], split_bytes=args.split_bytes, strict=args.strict)
-    return Rounds(_commits(args, store), store, write, settings), far
+    return Rounds(_commits(args, store), store, write, settings, step=step), far
 
 
 def _look(args: argparse.Namespace, topics: tuple[str, ...], pattern: str) -> None:
@@ -344,7 +376,7 @@ def _tell(args: argparse.Namespace, totals: Any, seconds: float) -> int:
         print(what + (f"; {show_count(missing)} missing" if missing else ""), flush=True)
     if not totals.failed:
         return exits.OK
-    return exits.PARTLY if totals.rows else exits.FAILED
+    return exits.PARTLY if totals.rows or len(totals.failed) < totals.partitions else exits.FAILED
 
 
 # ---- verify
@@ -361,6 +393,7 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
     from functools import partial
 
     from pyspark_nsqha import jobs
+    from pyspark_nsqha.lake.archive import HOLD_MS, check_cluster, release
     from pyspark_nsqha.lake.commit import ManifestCommits
     from pyspark_nsqha.lake.contents import CheckTask
     from pyspark_nsqha.lake.store import Store
@@ -381,18 +414,30 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
             session, CheckTask(store, **transport), work, size=lambda item: item[0].bytes, progress=far
         )
 
+    log, topics = Segments(asked), tuple(args.topic)
+
     def work() -> Any:
-        state = ManifestCommits(store).state()
-        pins = None if args.lake_only else Segments(asked).snapshot(Asked(tuple(args.topic))).pins
-        return verify(
-            state,
-            store,
-            args.topic,
-            pins=pins,
-            read=None if args.lake_only else partial(read_log, **transport),
-            check=None if session is None else check,
-            progress=progress,
-        )
+        if args.lake_only:
+            state = ManifestCommits(store).state()
+            return verify(state, store, topics, check=None if session is None else check, progress=progress)
+        # Before the state: what retention takes meanwhile was in the lake before. Nothing that is compared goes.
+        found = log.snapshot(Asked(topics, hold_ms=HOLD_MS))
+        try:
+            state = ManifestCommits(store).state()
+            check_cluster(found, state, store.uri)
+            return verify(
+                state,
+                store,
+                topics,
+                pins=found.pins,
+                read=partial(read_log, **transport),
+                check=None if session is None else check,
+                hold_id=found.hold_id,
+                now_again=lambda: log.snapshot(Asked(topics)).pins,
+                progress=progress,
+            )
+        finally:
+            release(log, found.hold_id)
 
     report = _failures(work)
     progress.close()

@@ -12,6 +12,7 @@ iceberg     commits to an Iceberg table
 commit      commits to manifests
 parquet     how a file is made and read
 manifest    what a manifest says, and what all of them say together
+agree       one content for one name, in stores that cannot create exclusively
 store       files at a URI: whole and durable, or not there
 names       how files are called
 """

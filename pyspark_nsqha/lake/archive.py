@@ -12,6 +12,9 @@ lake is not the one that it was moved for, and nothing is done.
 New partitions, and new topics of a pattern, are in the next snapshot. A topic that was made anew has another uid, so
 its messages are another life beside the old one. A range that retention took before it was archived is recorded as
 missing: that can only be where the lake had begun.
+
+A partition in trouble does not stop the others: no leader now, a log that was cut, a floor that somebody moved, one
+that cannot be raised. It is told in the totals, and looked at again by the next run.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pyspark_nsqha.lake.manifest import RETENTION, Missing, Range, State, without
+from pyspark_nsqha.lake.manifest import RETENTION, Life, Missing, Range, State, without
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.rounds import Rounds, Totals, Wanted
 from pyspark_nsqha.model import Pin, ReadFailed
@@ -33,14 +36,14 @@ CHANNEL = "archive"
 class Log(Protocol):
     """What is needed of the segment service: `snapshot.Segments`, or a fake."""
 
-    def snapshot(self, asked: Asked) -> Snapshot:
-        """What is committed. ReadFailed."""
+    def snapshot(self, asked: Asked, *, partial: bool = False) -> Snapshot:
+        """What is committed; with `partial`, of partitions that answer. ReadFailed."""
 
     def release_hold(self, hold_id: str) -> int:
         """Let retention go on. ReadFailed."""
 
     def commit_reader(
-        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False
+        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False, topic_uid: int = 0
     ) -> dict[int, int]:
         """Move floors of a reader channel; it is made if it is not there. ReadFailed."""
 
@@ -62,30 +65,69 @@ def once(
     progress: Callable[[Totals, int], None] = lambda totals, left: None,
     warn: Callable[[str], None] = lambda line: None,
 ) -> Totals:
-    """Archive what is committed now. ReadFailed, StoreFailed, DataLoss, Overlap, BadManifest; each says what to do."""
+    """Archive what is committed now. ReadFailed, StoreFailed, DataLoss, Overlap, BadManifest; each says what to do.
+
+    ReadFailed if nothing can be read, or no floor moved; partitions of which that is so, beside others, are in the
+    totals."""
     asked = Asked(subject.topics, subject.pattern, channel=subject.channel, hold_ms=HOLD_MS)
     rounds.step("snapshot")
-    found = log.snapshot(asked)
+    found = log.snapshot(asked, partial=True)
     try:
         rounds.step("state")
-        state = rounds.commits.state()
+        state = rounds.commits.state(durable=True)
+        failed = begun(found, state, rounds)
         for pin in found.pins:
-            _check(pin, state, found, subject, rounds.store.uri)
-        wanted = [replace(one, hold_id=found.hold_id) for one in divided(log, wanted_of(found.pins, state), state)]
+            if why := _not_fitting(pin, state, found, subject, rounds.store.uri):
+                failed[life_of(pin)] = why
+        fitting = [pin for pin in found.pins if life_of(pin) not in failed]
+        wanted = divided(log, wanted_of(fitting, state), state, failed)
         rounds.step("channel")
         floors = dict(found.floors)
-        _raise_floors(log, found.pins, floors, state, subject)
+        _raise_floors(log, [one.pin for one in wanted], floors, state, subject, failed)
+        wanted = [replace(one, hold_id=found.hold_id) for one in wanted if one.life not in failed]
+        pins = [one.pin for one in wanted]
+        if failed and not wanted:
+            raise ReadFailed(next(iter(failed.values())))
 
         def committed(after: State) -> None:
             rounds.step("floors")
-            _raise_floors(log, found.pins, floors, after, subject)
+            _raise_floors(log, pins, floors, after, subject, failed)
+            if all(life_of(pin) in failed for pin in pins):
+                raise ReadFailed(failed[life_of(pins[0])])
 
         totals = rounds.carry_out(wanted, committed=committed, progress=progress)
+        add_failed(totals, found, failed)
     finally:
         release(log, found.hold_id)
     for gap in totals.missing:
         warn(f"{gap.life}: offsets [{gap.first}, {gap.end}) are missing: {gap.reason}")
     return totals
+
+
+def begun(found: Snapshot, state: State, rounds: Rounds) -> dict[Life, str]:
+    """The lake is of this cluster, or of none yet; why some partitions are not in the snapshot. ReadFailed."""
+    check_cluster(found, state, rounds.store.uri)
+    rounds.cluster = found.cluster
+    return {Life(key[0], 0, key[1]): _no_snapshot(*key, why) for key, why in found.failed.items()}
+
+
+def check_cluster(found: Snapshot, state: State, uri: str) -> None:
+    """ReadFailed if the lake is that of another cluster."""
+    if found.cluster and state.cluster not in ("", found.cluster):
+        raise ReadFailed(
+            f"{uri} is the lake of cluster {state.cluster}, and these brokers are of cluster {found.cluster}: give "
+            "each a lake of its own"
+        )
+
+
+def _no_snapshot(topic: str, partition: int, why: str) -> str:
+    return f"{topic}/{partition}: no snapshot: {why}; is a leader there? `nsqha topic show` tells"
+
+
+def add_failed(totals: Totals, found: Snapshot, failed: Mapping[Life, str]) -> None:
+    """Partitions that rounds were not made for, or whose floor was not moved."""
+    totals.partitions = len(found.pins) + len(found.failed)
+    totals.failed = {**failed, **totals.failed}
 
 
 def wanted_of(pins: Sequence[Pin], state: State) -> list[Wanted]:
@@ -99,8 +141,9 @@ def wanted_of(pins: Sequence[Pin], state: State) -> list[Wanted]:
     return found
 
 
-def divided(log: Log, wanted: Sequence[Wanted], state: State) -> list[Wanted]:
-    """The same, with borders at which the log may be divided, where there is something to do."""
+def divided(log: Log, wanted: Sequence[Wanted], state: State, failed: dict[Life, str]) -> list[Wanted]:
+    """The same, with borders at which the log may be divided, where there is something to do. What cannot be asked for
+    them is left out, and told in `failed`."""
     ranges = []
     for one in wanted:
         start, end = one.pin.start.offset, one.pin.end.offset
@@ -109,9 +152,14 @@ def divided(log: Log, wanted: Sequence[Wanted], state: State) -> list[Wanted]:
     if not ranges:
         return list(wanted)
     topics = tuple(sorted({topic for topic, *_ in ranges}))
-    now = {life_of(pin): pin for pin in log.snapshot(Asked(topics, ranges=tuple(ranges))).pins}
+    answer = log.snapshot(Asked(topics, ranges=tuple(ranges)), partial=True)
+    now = {life_of(pin): pin for pin in answer.pins}
     found = []
     for one in wanted:
+        key = one.life.topic, one.life.partition
+        if key in answer.failed:
+            failed[one.life] = _no_snapshot(*key, answer.failed[key])
+            continue
         cuts = now[one.life].cuts if one.life in now else ()
         last = one.pin.end
         inside = tuple(cut for cut in cuts if cut.log_id < last.log_id)
@@ -120,40 +168,66 @@ def divided(log: Log, wanted: Sequence[Wanted], state: State) -> list[Wanted]:
     return found
 
 
-def _check(pin: Pin, state: State, found: Snapshot, subject: Subject, uri: str) -> None:
-    """Lake, log and channel fit each other. ReadFailed if not."""
+def _not_fitting(pin: Pin, state: State, found: Snapshot, subject: Subject, uri: str) -> str:
+    """Why lake, log and channel do not fit each other; empty if they do."""
     life = life_of(pin)
     end = state.end(life)
     if end is not None and end > pin.end.offset:
-        raise ReadFailed(
+        return (
             f"{life}: {uri} has messages up to offset {end}, the log ends at {pin.end.offset}: the log was cut (an "
             "unclean election, a restored backup); archive to another lake"
         )
     floor = found.floors.get((life.topic, life.partition))
     there = state.covered_from(life, pin.start.offset)
     if floor is not None and floor > max(there, pin.start.offset):
-        raise ReadFailed(
+        return (
             f"{life}: channel {subject.channel} is at offset {floor}, and {uri} has nothing behind {there}: another "
-            f"lake uses this channel, or files went; give --channel another name, or go back: nsqha seek {life.topic} "
+            f"lake uses this channel, or files went; give --channel another name, or go back: nsqha seek {life} "
             f"{subject.channel} {there}"
         )
+    return ""
 
 
 def _raise_floors(
-    log: Log, pins: Sequence[Pin], floors: dict[tuple[str, int], int], state: State, subject: Subject
+    log: Log,
+    pins: Sequence[Pin],
+    floors: dict[tuple[str, int], int],
+    state: State,
+    subject: Subject,
+    failed: dict[Life, str],
 ) -> None:
     """Each floor to the end of what is in the lake without a hole; channels that are not there are made. `floors` has
-    where they are, and is changed with them."""
-    moves: dict[tuple[str, bool], dict[int, int]] = {}
+    where they are, and is changed with them; `failed`, which could not be moved. ReadFailed if nobody answers."""
+    moves: dict[tuple[str, int, bool], dict[int, int]] = {}
     for pin in pins:
-        topic, partition = pin.identity.topic, pin.identity.partition
-        floor = floors.get((topic, partition))
-        there = state.covered_from(life_of(pin), pin.start.offset)
+        life = life_of(pin)
+        floor = floors.get((life.topic, life.partition))
+        there = state.covered_from(life, pin.start.offset)
         if floor is None or floor < there:
-            moves.setdefault((topic, floor is None), {})[partition] = there
-    for (topic, new), offsets in sorted(moves.items()):
-        log.commit_reader(topic, subject.channel, offsets, back=new)
-        floors.update(((topic, partition), offset) for partition, offset in offsets.items())
+            moves.setdefault((life.topic, life.topic_uid, floor is None), {})[life.partition] = there
+    for (topic, uid, new), offsets in sorted(moves.items()):
+        for partition, why in _moved(log, topic, uid, new, offsets, subject.channel).items():
+            if why:
+                failed[Life(topic, uid, partition)] = f"{topic}/{partition}: {why}"
+            else:
+                failed.pop(Life(topic, uid, partition), None)
+                floors[topic, partition] = offsets[partition]
+
+
+def _moved(log: Log, topic: str, uid: int, new: bool, offsets: dict[int, int], channel: str) -> dict[int, str]:
+    """Why the floors of a topic were not moved, by partition; empty where one was. ReadFailed if nobody answers."""
+    try:
+        log.commit_reader(topic, channel, offsets, back=new, topic_uid=uid)
+        return dict.fromkeys(offsets, "")
+    except ReadFailed as error:
+        if "no broker" in str(error):
+            raise
+        if len(offsets) == 1:
+            return dict.fromkeys(offsets, str(error))
+    found: dict[int, str] = {}
+    for partition, offset in offsets.items():
+        found |= _moved(log, topic, uid, new, {partition: offset}, channel)
+    return found
 
 
 def release(log: Log, hold_id: str) -> None:

@@ -5,7 +5,7 @@
 All messages of a batch have one timestamp, and timestamps never fall, so a time is a border between two batches. What
 the lake has already is passed over: a backfill that was killed goes on where it was, and one over the range of an
 archive adds nothing. What lies in the range and is in neither is recorded as missing where the lake knows both sides of
-it, else it is said.
+it, else it is said. Partitions that have no leader now are told in the totals, and stop nobody.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from pyspark_nsqha.lake.archive import HOLD_MS, Log, divided, release
+from pyspark_nsqha.lake.archive import HOLD_MS, Log, add_failed, begun, divided, release
 from pyspark_nsqha.lake.manifest import RETENTION, LakeFile, Missing, Range, State, without
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.rounds import DataLoss, Rounds, Totals, Wanted
-from pyspark_nsqha.model import Pin
+from pyspark_nsqha.model import Pin, ReadFailed
 from pyspark_nsqha.snapshot import Asked, Snapshot
 
 
@@ -39,18 +39,22 @@ def backfill(
     """
     times = tuple(at for at in (since_ns, until_ns) if at is not None)
     rounds.step("snapshot")
-    found = log.snapshot(Asked(topics, pattern, times_ns=tuple(sorted(set(times))), hold_ms=HOLD_MS))
+    found = log.snapshot(Asked(topics, pattern, times_ns=tuple(sorted(set(times))), hold_ms=HOLD_MS), partial=True)
     try:
         rounds.step("state")
         state = rounds.commits.state()
+        failed = begun(found, state, rounds)
+        if failed and not found.pins:
+            raise ReadFailed(next(iter(failed.values())))
         wanted = [_wanted(pin, found, state, since_ns, until_ns) for pin in found.pins]
         for pin in found.pins:
             if why := _too_late(pin, state, since_ns, until_ns):
                 if strict:
                     raise DataLoss(f"{why}; without --strict the rest is written")
                 warn(why)
-        parts = [replace(one, hold_id=found.hold_id) for one in divided(log, wanted, state)]
+        parts = [replace(one, hold_id=found.hold_id) for one in divided(log, wanted, state, failed)]
         totals = rounds.carry_out(parts, progress=progress)
+        add_failed(totals, found, failed)
     finally:
         release(log, found.hold_id)
     for gap in totals.missing:

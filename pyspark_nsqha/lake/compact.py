@@ -10,13 +10,17 @@ next run that finds them replaced for longer than `keep_ns`.
 Only files whose log ids meet are merged, so the merged file is as provable as its parts: it begins with the chain
 before the first and ends with the chain of the last. Whatever does not verify while it is read ends the run.
 
-A note under `replaced/` is written first; it has the names of old and new files. Of these, `keep_ns` later, any run
-removes what no manifest names. A commit that comes later than half of that is not made.
+A note under `replaced/` is written first: the names of old and new files, and how long the old ones are kept. Any run
+removes what a note names and no manifest does, when `keep_ns` is over: the note's or its own, whichever is longer. A
+new file that is in no manifest may be about to be committed. So nobody removes it before twice the time after which its
+own run does not commit it any more; how old a note is, is told by the store's clock alone. New files have tags, so who
+removes one can not hit that of another run.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +35,7 @@ from pyspark_nsqha.lake.store import Store, StoreFailed
 
 TARGET_BYTES = 128 << 20
 KEEP_NS = 3600 * 10**9
+COMMIT_NS = 3600 * 10**9  # a round that takes longer is not committed
 FILES_MAX = 2000  # of one merged file: a task opens them one by one
 ROUND_BYTES = 4 << 30
 MOVED_MAX = 20
@@ -42,9 +47,9 @@ class CannotMerge(Exception):
     """A file is not what its manifest says; the message names it."""
 
 
-def merged_path(group: Group) -> str:
+def merged_path(group: Group, tag: str) -> str:
     """The name of the file that has all messages of the group."""
-    return replace(group[0], end=group[-1].end, merged=True).path
+    return replace(group[0], end=group[-1].end, merged=tag).path
 
 
 class Merged(NamedTuple):
@@ -54,8 +59,8 @@ class Merged(NamedTuple):
     failed: str = ""
 
 
-Merge = Callable[[Sequence[Group]], list[Merged]]
-"""Runs `MergeTask` for each group, somewhere; results in the same order."""
+Merge = Callable[[Sequence[Group], str], list[Merged]]
+"""Runs `MergeTask` with a tag for each group, somewhere; results in the same order."""
 
 
 @dataclass
@@ -94,17 +99,18 @@ class MergeTask:
 
     store: Store
     run: str
+    tag: str
 
     def __call__(self, group: Group) -> Merged:
         try:
-            return Merged(merge(group, self.store, self.run))
+            return Merged(merge(group, self.store, self.run, self.tag))
         except (CannotMerge, StoreFailed) as error:
             return Merged(None, str(error))
         except Exception as error:
             return Merged(None, f"{group[0].path}: {told(error)}")
 
 
-def merge(group: Group, store: Store, run: str) -> LakeFile:
+def merge(group: Group, store: Store, run: str, tag: str) -> LakeFile:
     """The file that has all messages of the group. CannotMerge, StoreFailed."""
     first, last = group[0], group[-1]
     maker = FileMaker(first.identity, first.first)
@@ -139,7 +145,7 @@ def merge(group: Group, store: Store, run: str) -> LakeFile:
         flags=last.flags,
         crc=made.crc,
         file_crc=made.file_crc,
-        merged=True,
+        merged=tag,
     )
     store.write(merged.path, made.data, run=run)
     return merged
@@ -160,8 +166,8 @@ def compact(
     totals = Totals()
     done = moved = 0
     while moved < MOVED_MAX:
+        totals.removed += remove_replaced(commits, store, keep_ns, run)
         state = commits.state()
-        totals.removed += remove_replaced(store, state, keep_ns)
         wanted = [
             group
             for life, files in sorted(state.files.items())
@@ -173,25 +179,19 @@ def compact(
         if not wanted:
             return totals
         part = _round(wanted)
-        paths = tuple(file.path for group in part for file in group)
-        noted_ns = time.time_ns()
-        note = names.replaced(f"{run}-{state.sequence:020d}")
-        store.write(note, _encode([*paths, *map(merged_path, part)]), run=run)
-        found = run_merge(part)
+        note = _Note.written(store, part, run=run, keep_ns=keep_ns)
+        found = run_merge(part, note.tag)
         if failed := [one.failed for one in found if one.file is None]:
             raise CannotMerge(failed[0])
         made = tuple(one.file for one in found if one.file is not None)
-        if keep_ns and time.time_ns() - noted_ns > keep_ns // 2:
-            raise StoreFailed(
-                "a round took so long that its files may be removed already; use a smaller --target-bytes"
-            )
+        note.check(store, made)
         try:
-            commits.append(state, Addition(made, replaced=paths), run=run)
+            commits.append(state, Addition(made, replaced=note.old), run=run)
         except Moved:
-            moved += 1  # an archiver, most likely: the same files are merged again, under the same names
+            moved += 1  # an archiver, most likely: the same files are merged again
             continue
         done += sum(file.bytes for group in part for file in group)
-        totals.merged += len(paths)
+        totals.merged += len(note.old)
         totals.files += len(made)
         totals.bytes += sum(file.bytes for file in made)
     raise StoreFailed(f"somebody else committed to {store.uri} {MOVED_MAX} times meanwhile; try again")
@@ -208,26 +208,116 @@ def _round(wanted: Sequence[Group]) -> list[Group]:
     return found
 
 
-def _encode(paths: Sequence[str]) -> bytes:
-    return json.dumps({"at_ns": time.time_ns(), "paths": paths}).encode()
+@dataclass(frozen=True)
+class _Note:
+    """What a round is about to do."""
 
+    path: str
+    tag: str
+    raw: bytes
+    old: tuple[str, ...]
+    begun_ns: int
 
-def remove_replaced(store: Store, state: State, keep_ns: int) -> int:
-    """Old files that were replaced long enough ago, and merged ones that came to nothing; how many."""
-    now = time.time_ns()
-    removed = 0
-    named = {file.path for files in state.files.values() for file in files}
-    for note in list(store.list(names.REPLACED)):
+    @classmethod
+    def written(cls, store: Store, part: Sequence[Group], *, run: str, keep_ns: int) -> _Note:
+        begun_ns = _now_ns()
+        tag = os.urandom(8).hex()
+        old = tuple(file.path for group in part for file in group)
+        raw = json.dumps({"keep_ns": keep_ns, "old": old, "new": [merged_path(group, tag) for group in part]}).encode()
+        path = names.replaced(run, tag)
+        store.write(path, raw, run=run)
+        return cls(path, tag, raw, old, begun_ns)
+
+    def check(self, store: Store, made: Iterable[LakeFile]) -> None:
+        """The new files may be committed: they are there, and nobody is about to remove them. StoreFailed."""
+        sizes: dict[str, int] = {}
+        for folder in sorted({names.day_folder(file.topic, file.day) for file in made}):
+            sizes.update((found.path, found.size) for found in store.list(folder))
+        for file in made:
+            if sizes.get(file.path) != file.bytes:
+                raise StoreFailed(
+                    f"{file.path} was written, but {store.uri} does not show it here as it is there: is it the same "
+                    "folder on every machine? nothing of this round was committed"
+                )
         try:
-            about = json.loads(store.read(note.path))
-            at_ns, paths = int(about["at_ns"]), [str(path) for path in about["paths"]]
+            there = store.read(self.path)
+        except FileNotFoundError:
+            there = b""
+        if there != self.raw or _now_ns() - self.begun_ns > COMMIT_NS:
+            raise StoreFailed(
+                "a round took so long that its files may be removed already, and nothing of it was committed; use a "
+                "smaller --target-bytes"
+            )
+
+
+def _now_ns() -> int:
+    """Time that passes also while the machine sleeps, and never jumps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A note that is there."""
+
+    path: str
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    age_ns: int
+    keep_ns: int
+
+    def may_go(self, path: str, keep_ns: int) -> bool:
+        """Whether a file that no manifest names may be removed, as far as this note is concerned."""
+        keep = max(keep_ns, self.keep_ns, 2 * COMMIT_NS if path in self.new else 0)
+        return self.age_ns >= keep
+
+
+def _notes(store: Store, now_ns: Callable[[], int]) -> list[_Found]:
+    found = []
+    listed = list(store.list(names.REPLACED))
+    now = now_ns() if listed else 0
+    for file in listed:
+        try:
+            about = json.loads(store.read(file.path))
+            old, new = (tuple(map(str, about[name])) for name in ("old", "new"))
+            found.append(_Found(file.path, old, new, max(now - file.modified_ns, 0), int(about["keep_ns"])))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             continue
-        if now - at_ns < keep_ns:
-            continue
-        for path in paths:
-            if path not in named and names.parse_data(path) is not None:
+    return found
+
+
+def noted(store: Store) -> set[str]:
+    """Paths that are `compact`'s to remove, when their time has come: nobody else does."""
+    return {path for note in _notes(store, lambda: 0) for path in (*note.old, *note.new)}
+
+
+def _named(state: State) -> set[str]:
+    return {file.path for files in state.files.values() for file in files}
+
+
+def remove_replaced(commits: Commits, store: Store, keep_ns: int, run: str) -> int:
+    """Old files that were replaced long enough ago, and new ones that came to nothing; how many."""
+    # In front of the notes: whoever replaced a file that is not named here has written its note before.
+    named = _named(commits.state())
+    notes = _notes(store, lambda: store.now_ns(run))
+    if not notes:
+        return 0
+    # And right before removing: what has been committed meanwhile stays, and what may be, whoever does it.
+    state = commits.state()
+    named |= _named(state)
+    spared = named | commits.proposed(state)
+    removed: set[str] = set()
+    for note in notes:
+        loose = [path for path in (*note.old, *note.new) if path not in named and names.parse_data(path) is not None]
+        going = [
+            path
+            for path in loose
+            if path not in spared
+            and all(one.may_go(path, keep_ns) for one in notes if path in one.old or path in one.new)
+        ]
+        for path in going:
+            if path not in removed:
                 store.remove(path)
-                removed += 1
-        store.remove(note.path)
-    return removed
+                removed.add(path)
+        if len(going) == len(loose) and (all(path in named for path in note.new) or note.may_go(note.new[0], keep_ns)):
+            store.remove(note.path)
+    return len(removed)

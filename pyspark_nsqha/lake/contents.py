@@ -27,7 +27,7 @@ from pyspark_nsqha.lake.manifest import LakeFile
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, Footer, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import Read, read_log
-from pyspark_nsqha.model import ReadFailed, Split
+from pyspark_nsqha.model import Gone, ReadFailed, Split
 
 if TYPE_CHECKING:
     from pyspark_nsqha.options import Tls
@@ -62,6 +62,7 @@ class Checked:
     compared: int = 0  # of these, with the log's
     problems: tuple[Problem, ...] = ()
     failed: str = ""  # why it could not be looked at
+    gone: bool = False  # retention was faster: to be looked at again, with what the log has left
 
 
 def problem(file: LakeFile, kind: str, why: str, first: int | None = None, end: int | None = None) -> Problem:
@@ -241,6 +242,8 @@ def checked(file: LakeFile, split: Split | None, store: Store, read: Read) -> Ch
     """As `check_file`; what failed is in the result."""
     try:
         return check_file(file, store, split, read)
+    except Gone as error:
+        return Checked(failed=str(error), gone=True)
     except (StoreFailed, ReadFailed) as error:
         return Checked(failed=str(error))
     except BadFile as error:

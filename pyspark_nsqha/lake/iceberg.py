@@ -6,9 +6,10 @@
 
 The table decides: the snapshot is committed on top of the one that was read, by the catalog's compare-and-set, and only
 if the newest sequence in the table's history is the one that the addition was planned on. pyiceberg's own retries would
-put the same files on top of whatever came between, so they are switched off in the table. A manifest follows each
+put the same files on top of whatever came between, so they are switched off in the table. So is what removes files that
+no snapshot has any more (gc.enabled): manifests name them still. A manifest follows each
 snapshot; one that a crash left out is written when the state is read next, from the staged file that the summary names.
-So what reads manifests (verify, history) needs no catalog, and snapshots may expire.
+So what reads manifests (verify, history) needs no catalog.
 
 The table is partitioned by identity(topic) and day(timestamp). Its catalog and credentials are pyiceberg's: a name in
 .pyiceberg.yaml or in PYICEBERG_CATALOG__<NAME>__.. of the environment.
@@ -28,7 +29,7 @@ from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
 
 TABLE = "nsqha.messages"
 SEQUENCE, STAGED, RANGES = "nsqha.sequence", "nsqha.staged", "nsqha.ranges"
-RETRIES = "commit.retry.num-retries"
+SETTINGS = {"commit.retry.num-retries": "0", "gc.enabled": "false"}
 TRIES = 10  # against others who change the table and are no archivers
 
 
@@ -45,8 +46,8 @@ class IcebergCommits:
         self._properties = dict(properties or {})
         self._opened: Any = None
 
-    def state(self) -> State:
-        state = self._manifests.state()
+    def state(self, *, durable: bool = False) -> State:
+        state = self._manifests.state(durable=durable)
         found = self._summaries()
         newest = max(found, default=0)
         if newest < state.sequence and self._sequence() < state.sequence:
@@ -55,6 +56,8 @@ class IcebergCommits:
                 "was rolled back or made anew; archive to another lake, or roll it forward"
             )
         for sequence in range(state.sequence + 1, newest + 1):
+            if sequence <= state.sequence:
+                continue  # somebody else's manifests are there by now
             if sequence not in found:
                 raise BadManifest(
                     f"table {self._name} has no snapshot of commit {sequence}, but later ones: it expired"
@@ -76,8 +79,11 @@ class IcebergCommits:
         self.store.remove(staged)
         return after
 
+    def proposed(self, state: State) -> set[str]:
+        return set()  # files of a table are its own
+
     def _commit(self, addition: Addition, summary: dict[str, str], sequence: int) -> None:
-        from pyiceberg.exceptions import CommitFailedException
+        from pyiceberg.exceptions import CommitFailedException, RESTError
 
         paths = [self._uri(file.path) for file in addition.files]
         for _ in range(TRIES):
@@ -93,6 +99,11 @@ class IcebergCommits:
                 continue
             except (OSError, ValueError) as error:
                 raise StoreFailed(f"table {self._name} does not take the files: {_line(error)}") from None
+            except RESTError as error:
+                raise StoreFailed(
+                    f"table {self._name}: the outcome is unknown ({_line(error)}); the next run sees whether the files "
+                    "were taken"
+                ) from None
         raise StoreFailed(f"table {self._name} was changed {TRIES} times meanwhile; try again")
 
     def _follow(self, state: State, summary: Mapping[str, str], sequence: int) -> State:
@@ -101,6 +112,10 @@ class IcebergCommits:
         try:
             raw = self.store.read(staged)
         except FileNotFoundError:
+            # Whoever committed it may have written its manifest since these were read.
+            now = self._manifests.state(durable=True)
+            if now.sequence >= sequence:
+                return now
             raise BadManifest(
                 f"{staged} is gone, and table {self._name} has a snapshot of it: restore it from a copy of the lake"
             ) from None
@@ -169,9 +184,9 @@ class IcebergCommits:
                 table = _made(catalog, self._name)
             except TableAlreadyExistsError:
                 table = catalog.load_table(self._name)
-        if table.properties.get(RETRIES) != "0":
+        if not SETTINGS.items() <= table.properties.items():
             with table.transaction() as transaction:
-                transaction.set_properties({RETRIES: "0"})
+                transaction.set_properties(SETTINGS)
         missing = sorted(set(SCHEMA.names) - {field.name for field in table.schema().fields})
         if missing:
             raise StoreFailed(f"table {self._name} has no column {', '.join(missing)}: it is not one of nsqha's")
@@ -183,7 +198,7 @@ def _made(catalog: Any, name: str) -> Any:
     from pyiceberg.transforms import DayTransform, IdentityTransform
 
     with (
-        catalog.create_table_transaction(name, SCHEMA, properties={RETRIES: "0"}) as transaction,
+        catalog.create_table_transaction(name, SCHEMA, properties=SETTINGS) as transaction,
         transaction.update_spec() as spec,
     ):
         spec.add_field("topic", IdentityTransform(), "topic")

@@ -2,7 +2,7 @@
 
     {"crc": "<crc32 of the canonical JSON of what follows>",
      "manifest": {"format": 1, "sequence": 7, "written_ns": .., "run": "..",
-                  "files": [LakeFile..], "missing": [Missing..], "replaced": [path..]}}
+                  "files": [LakeFile..], "missing": [Missing..], "replaced": [path..], "cluster": "..."}}
 
 A file stands for the messages [first, end) of one partition, all of them: where some could not be read, the file ends
 before them, a `Missing` says why, and the next file begins behind them. Nothing overlaps, and nothing is taken back:
@@ -77,7 +77,7 @@ class LakeFile:
     chain_before: int | None  # of the entry before the first; None where nobody knew it
     crc: int  # of the values, by row groups (lake.parquet)
     file_crc: int  # crc32 of the file
-    merged: bool = False  # of several files
+    merged: str = ""  # the tag of one that was made of several files
 
     @property
     def life(self) -> Life:
@@ -118,6 +118,7 @@ class Addition:
     files: tuple[LakeFile, ...] = ()
     missing: tuple[Missing, ...] = ()
     replaced: tuple[str, ...] = ()  # paths of files that these stand for from now on
+    cluster: str = ""  # whose log it is, where nobody said so before; 16 hex digits
 
     def __bool__(self) -> bool:
         return bool(self.files or self.missing)
@@ -137,6 +138,7 @@ class State:
     sequence: int = 0
     files: dict[Life, tuple[LakeFile, ...]] = field(default_factory=dict)
     missing: dict[Life, tuple[Missing, ...]] = field(default_factory=dict)
+    cluster: str = ""  # whose log it is, if a manifest says so
 
     def with_added(self, addition: Addition, sequence: int) -> State:
         """The state behind a commit. Overlap if a message would be told of twice, as there or as missing, or if one
@@ -153,7 +155,7 @@ class State:
             for a, b in pairwise(sorted(told, key=_first)):
                 if b.first < a.end:
                     raise Overlap(f"{life}: [{a.first}, {a.end}) and [{b.first}, {b.end}) overlap")
-        return State(sequence, files, missing)
+        return State(sequence, files, missing, self.cluster or addition.cluster)
 
     def _take_out(self, addition: Addition, files: dict[Life, tuple[LakeFile, ...]]) -> None:
         """Files that others stand for. Overlap if these do not have the same messages."""
@@ -167,22 +169,6 @@ class State:
             files[life] = tuple(file for file in files.get(life, ()) if file not in gone)
         if out:
             raise Overlap(f"{min(out)} was to be replaced, and is not in the lake any more")
-
-    def _replaced(self, addition: Addition) -> dict[Life, set[str]]:
-        """The paths that an addition replaces, by life. Overlap."""
-        wanted = set(addition.replaced)
-        if not wanted:
-            return {}
-        old = [file for files in self.files.values() for file in files if file.path in wanted]
-        if gone := wanted - {file.path for file in old}:
-            raise Overlap(f"{min(gone)} was to be replaced, and is not there any more")
-        new = _by_life(addition.files)
-        found = _by_life(old)
-        for life, files in found.items():
-            had, has = (joined(Range(f.first, f.end) for f in some) for some in (files, new.get(life, ())))
-            if had != has:
-                raise Overlap(f"{life}: {had} was to be replaced by {has}")
-        return {life: {file.path for file in files} for life, files in found.items()}
 
     def covered(self, life: Life) -> list[Range]:
         """What need not be written any more: ascending, joined where it meets."""
@@ -206,6 +192,7 @@ class State:
         return Addition(
             tuple(file for files in self.files.values() for file in files),
             tuple(gap for gaps in self.missing.values() for gap in gaps),
+            cluster=self.cluster,
         )
 
 
@@ -260,6 +247,7 @@ def encode(sequence: int, addition: Addition, *, written_ns: int, run: str) -> b
         "files": [record(file) for file in addition.files],
         "missing": [record(gap) for gap in addition.missing],
         "replaced": list(addition.replaced),
+        "cluster": addition.cluster,
     }
     return json.dumps({"crc": _crc(content), "manifest": content}, separators=(",", ":")).encode() + b"\n"
 
@@ -276,7 +264,8 @@ def decode(raw: bytes, path: str) -> tuple[int, str, Addition]:
         files = tuple(_read(LakeFile, row) for row in content["files"])
         missing = tuple(_read(Missing, row) for row in content["missing"])
         replaced = tuple(map(str, content["replaced"]))
-        return int(content["sequence"]), str(content["run"]), Addition(files, missing, replaced)
+        cluster = str(content.get("cluster", ""))
+        return int(content["sequence"]), str(content["run"]), Addition(files, missing, replaced, cluster)
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise BadManifest(f"{path} is no manifest ({why}): restore it from a copy of the lake") from None
@@ -297,8 +286,7 @@ def _read(kind: type[Any], row: dict[str, Any]) -> Any:
         value = row[one.name]
         if one.name in _HEX and value is not None:
             value = int(value, 16)
-        text = one.name in ("topic", "day", "reason")
-        kind_of = str if text else bool if one.name == "merged" else int
+        kind_of = str if one.name in ("topic", "day", "reason", "merged") else int
         if not isinstance(value, kind_of) and not (value is None and one.name == "chain_before"):
             raise TypeError(f"{one.name} is {value!r}")
         values[one.name] = value

@@ -1,16 +1,18 @@
 """How the files of a lake are called.
 
     <lake>/data/topic=<topic>/day=<UTC day>/<topic uid>-<partition>-<first>-<end>.parquet
-    <lake>/data/../..-<end>.merged.parquet     several files of a day in one: `compact` made it
+    <lake>/data/../..-<end>.<tag>.merged.parquet   several files of a day in one: `compact` made it
     <lake>/manifest/<sequence>.json            what one commit added
     <lake>/manifest/<sequence>.base.json       all that was committed up to there
+    <lake>/vote/<sequence>/..                  who commits that sequence, in an object store (lake.agree)
     <lake>/manifest/table                      commits are an Iceberg table's; its name
     <lake>/plan/<run>-<sequence>.json          what a run was about to commit behind that sequence
-    <lake>/replaced/<run>.json                 files that were merged into others, and when
+    <lake>/replaced/<run>-<tag>.json           files that are merged into others, and how long they are kept
     <lake>/tmp/<run>-..                        what is being written
 
 Topic uids are 16 hex digits, partitions 5 digits, offsets and sequences 20: names sort as their numbers do. The name of
-a data file is all of what it holds, so whoever writes these messages again writes the same file.
+a data file is all of what it holds, so whoever writes these messages again writes the same file. A merged file's has a
+tag that nobody uses twice: what is left of somebody who died can be removed without harm to who merges the same again.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 DATA, MANIFEST, PLAN, REPLACED, TEMPORARY = "data", "manifest", "plan", "replaced", "tmp"
+VOTES = "vote"
 OF_TABLE = f"{MANIFEST}/table"
 DAY_NS = 24 * 3600 * 10**9
 _DATA = re.compile(
-    r"data/topic=([.a-zA-Z0-9_-]{1,64})/day=(\d{4}-\d\d-\d\d)/([0-9a-f]{16})-(\d{5})-(\d{20})-(\d{20})(\.merged)?\.parquet"
+    r"data/topic=([.a-zA-Z0-9_-]{1,64})/day=(\d{4}-\d\d-\d\d)/([0-9a-f]{16})-(\d{5})-(\d{20})-(\d{20})(?:\.([0-9a-z]{1,32})\.merged)?\.parquet"
 )
 _MANIFEST = re.compile(r"(?:manifest/)?(\d{20})(\.base)?\.json")
 
@@ -37,13 +40,14 @@ class DataName(NamedTuple):
     partition: int
     first: int
     end: int
-    merged: bool = False
+    merged: str = ""  # the tag of one that was made of several
 
     @property
     def path(self) -> str:
         """Below the lake."""
         ours = f"{self.topic_uid:016x}-{self.partition:05d}-{self.first:020d}-{self.end:020d}"
-        return f"{day_folder(self.topic, self.day)}/{ours}{'.merged' if self.merged else ''}.parquet"
+        tag = f".{self.merged}.merged" if self.merged else ""
+        return f"{day_folder(self.topic, self.day)}/{ours}{tag}.parquet"
 
 
 def parse_data(path: str) -> DataName | None:
@@ -52,7 +56,7 @@ def parse_data(path: str) -> DataName | None:
     if found is None:
         return None
     topic, day, uid, partition, first, end, merged = found.groups()
-    return DataName(topic, day, int(uid, 16), int(partition), int(first), int(end), merged is not None)
+    return DataName(topic, day, int(uid, 16), int(partition), int(first), int(end), merged or "")
 
 
 def day_folder(topic: str, day: str) -> str:
@@ -89,6 +93,11 @@ def parse_manifest(name: str) -> tuple[int, bool] | None:
     return (int(found[1]), found[2] is not None) if found else None
 
 
+def votes(path: str) -> str:
+    """The folder of the votes about a file."""
+    return f"{VOTES}/{path.rpartition('/')[2].removesuffix('.json')}"
+
+
 def plan(run: str, sequence: int) -> str:
     return f"{PLAN}/{run}-{sequence:020d}.json"
 
@@ -101,5 +110,5 @@ def run_of_temporary(path: str) -> str:
     return path.rpartition("/")[2].partition("-")[0]
 
 
-def replaced(run: str) -> str:
-    return f"{REPLACED}/{run}.json"
+def replaced(run: str, tag: str) -> str:
+    return f"{REPLACED}/{run}-{tag}.json"

@@ -152,8 +152,10 @@ def _piece(pin: Pin, life: Life, wanted: Range, borders: dict[int, Cut], hold_id
         hold_id,
     )
     log_bytes = max(_position(cuts, wanted.end) - _position(cuts, wanted.first), 0)
-    earliest = max((cut.timestamp_ns for cut in cuts if cut.offset <= wanted.first), default=pin.start.timestamp_ns)
-    latest = min((cut.timestamp_ns for cut in cuts if cut.offset >= wanted.end), default=pin.end.timestamp_ns)
+    timed = [cut for cut in cuts if cut.timestamp_ns]  # 0: the entries at that border do not verify
+    latest = min((cut.timestamp_ns for cut in timed if cut.offset >= wanted.end), default=pin.end.timestamp_ns)
+    known = pin.start.timestamp_ns or latest
+    earliest = max((cut.timestamp_ns for cut in timed if cut.offset <= wanted.first), default=known)
     days = names.day_of(earliest), names.day_of(max(latest, earliest))
     return Piece(split, log_bytes, Planned(life, *wanted, low.log_id, high.log_id, *days))
 

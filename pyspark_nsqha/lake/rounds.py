@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from nsqha.commitlog.entry import BROKEN_CHAIN, decode, genesis, next_chain
 from pyspark_nsqha.lake import names, plan
 from pyspark_nsqha.lake.commit import Commits, Moved
+from pyspark_nsqha.lake.compact import noted
 from pyspark_nsqha.lake.manifest import Addition, LakeFile, Life, Missing, Range, State, without
 from pyspark_nsqha.lake.plan import Piece, Planned
 from pyspark_nsqha.lake.store import Store, StoreFailed
@@ -66,6 +67,7 @@ class Totals:
     missing: list[Missing] = field(default_factory=list)
     failed: dict[Life, str] = field(default_factory=dict)
     rounds: int = 0
+    partitions: int = 0  # that were asked for, those that failed among them
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Rounds:
         self._write = write
         self._settings = settings
         self.step = step
+        self.cluster = ""  # whose log it is; the first manifest says so
 
     def carry_out(
         self,
@@ -108,9 +111,9 @@ class Rounds:
         totals, moved = Totals(), 0
         while moved < MOVED_MAX:
             self.step("state")
-            state = self.commits.state()
+            state = self.commits.state(durable=True)
             self.step("tidy")
-            earlier = self.tidy(state)
+            earlier = self.tidy(state, [one.pin for one in wanted])
             todo = [piece for one in wanted for piece in self._pieces(one, state, earlier, totals)]
             gone = [gap for one in wanted for gap in _not_told(one.gone, state)]
             progress(totals, sum(piece.log_bytes for piece in todo))
@@ -132,20 +135,24 @@ class Rounds:
             committed(after)
         raise StoreFailed(f"somebody else committed to {self.store.uri} {MOVED_MAX} times meanwhile; try again")
 
-    def tidy(self, state: State) -> list[Planned]:
+    def tidy(self, state: State, pins: Sequence[Pin] = ()) -> list[Planned]:
         """Remove what can never count any more; the borders that others, or this run before, planned and did not
-        reach."""
+        reach. `pins`: what the log has of some partitions; what it has no more is planned no more."""
         found: list[Planned] = []
         finished: set[str] = set()
-        for file in list(self.store.list(names.PLAN)):
+        plans = list(self.store.list(names.PLAN))
+        # Files that were merged stay for those who read them still.
+        kept = noted(self.store) if plans else set()
+        for file in plans:
             try:
                 planned = plan.decode(self.store.read(file.path))
             except FileNotFoundError:
                 continue
             for one in planned:
                 for path in plan.dead_files(one, self._data_files(one), state):
-                    self.store.remove(path)
-            if still := plan.still_open(planned, state):
+                    if path not in kept:
+                        self.store.remove(path)
+            if still := [one for one in plan.still_open(planned, state) if not _over(one, pins)]:
                 found += still
             else:
                 self.store.remove(file.path)
@@ -208,7 +215,7 @@ class Rounds:
                 "committed; without --strict they are recorded as missing, and the rest is archived"
             )
         self._check_visible(files, state)
-        return Addition(files, missing)
+        return Addition(files, missing, cluster="" if state.cluster else self.cluster)
 
     def _check_visible(self, files: Iterable[LakeFile], state: State) -> None:
         """What tasks wrote on their machines is what the driver sees from here. Moved: others have removed it, because
@@ -227,6 +234,15 @@ class Rounds:
                     f"{file.path} was written, but {self.store.uri} does not show it here as it is there: is it the "
                     "same folder on every machine? nothing of this round was committed"
                 )
+
+
+def _over(planned: Planned, pins: Sequence[Pin]) -> bool:
+    """Whether the log has no more what was planned: the topic was made anew, or retention took it."""
+    lives = {plan.life_of(pin): pin for pin in pins}
+    if planned.life in lives:
+        return planned.end <= lives[planned.life].start.offset
+    uids = {life.topic_uid for life in lives if life.topic == planned.life.topic}
+    return bool(uids) and planned.life.topic_uid not in uids
 
 
 def _not_told(gone: Iterable[Missing], state: State) -> list[Missing]:

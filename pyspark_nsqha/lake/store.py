@@ -3,9 +3,9 @@
     local     written under tmp/, synced, then linked or renamed to its name; the folder is synced too
     objects   one upload from memory; a store shows an object when the upload is complete
 
-`create` is what commits rest on: of several that create one name, one succeeds. Locally the kernel sees to that. Object
-stores are asked first and read back afterwards, as pyarrow has no conditional upload: two that commit within the same
-round trip are told apart by what is read back, and by the reader channel, whose floor then is not where the lake ends.
+`create` is what commits rest on: of several that create one name, one succeeds. Locally the kernel sees to that. On
+objects they agree by votes (lake.agree), as pyarrow has no conditional upload: about ten requests instead of one. What
+was proposed by somebody who died may be completed by whoever comes next.
 
 Credentials come from the environment of the process that reads or writes, never from the URI.
 """
@@ -13,11 +13,17 @@ Credentials come from the environment of the process that reads or writes, never
 from __future__ import annotations
 
 import os
+import random
 import re
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pyspark_nsqha.lake import names
+from pyspark_nsqha.lake.agree import FINAL, Step, Vote, agree, votes
+
+OVERTAKEN_MAX = 50
+PAUSE_SECONDS = 0.2  # of one that was overtaken, about; more each time
 
 
 class StoreFailed(Exception):
@@ -137,12 +143,9 @@ class Store:
             raise self._refused(path, error) from None
 
     def create(self, path: str, data: bytes, *, run: str) -> None:
-        """As `write`, for a name that is not there. Exists if it is."""
+        """As `write`, for a name that is not there. Exists if it is. Behind StoreFailed nobody knows."""
         if self.local is None:
-            if self._is_there(path):
-                raise Exists(path)
-            self._upload(path, data)
-            if self.read(path) != data:
+            if self._agreed(path, data) != data:
                 raise Exists(path)
             return
         try:
@@ -157,6 +160,27 @@ class Store:
         except OSError as error:
             raise self._refused(path, error) from None
 
+    def now_ns(self, run: str) -> int:
+        """The time by the clock that `modified_ns` of files is from. StoreFailed."""
+        path = f"{names.TEMPORARY}/{run}-clock"
+        self.write(path, b"1", run=run)
+        try:
+            return max((file.modified_ns for file in self.list(names.TEMPORARY) if file.path == path), default=0)
+        finally:
+            self.remove(path)
+
+    def sync(self, folder: str) -> None:
+        """What is seen in a folder is durable from now on, whoever put it there. StoreFailed."""
+        if self.local is None:
+            return
+        full = self._at(folder)[1]
+        try:
+            if os.path.isdir(full):
+                _make_folder(full)
+                _sync_folder(full)
+        except OSError as error:
+            raise self._refused(folder, error) from None
+
     def remove(self, path: str) -> None:
         """Nothing happens if it is not there."""
         filesystem, full = self._at(path)
@@ -167,14 +191,57 @@ class Store:
         except OSError as error:
             raise StoreFailed(f"cannot remove {path} of {self.uri}: {_line(error)}") from None
 
-    def _is_there(self, path: str) -> bool:
-        from pyarrow import fs
+    def proposed(self, path: str) -> tuple[bytes, ...]:
+        """Contents that `path` may get from somebody who creates it now, or died in the middle of it."""
+        if self.local is not None:
+            return ()
+        folder = names.votes(path)
+        found = [self._read_if_there(f"{folder}/{vote.name}") for vote in self._votes(folder) if vote.accepted]
+        return tuple(data for data in found if data is not None)
 
-        filesystem, full = self._at(path)
+    def _agreed(self, path: str, data: bytes) -> bytes:
+        """The content of an object, ours or that of somebody who was first."""
+        folder = names.votes(path)
+        voting = agree(data, os.urandom(8).hex())
+        answer: Any = None
+        pauses = 0
+        while True:
+            try:
+                step: Step = voting.send(answer)
+            except StopIteration as end:
+                result: bytes = end.value
+                return result
+            if step.kind == "pause":
+                pauses += 1
+                if pauses > OVERTAKEN_MAX:
+                    raise StoreFailed(f"others commit to {self.uri} without end: let one archiver run at a time")
+                time.sleep(random.uniform(0, PAUSE_SECONDS * min(pauses, 10)))
+            answer = self._vote(step, path, folder)
+
+    def _vote(self, step: Step, path: str, folder: str) -> Any:
+        """One step of an agreement."""
+        full = path if step.name == FINAL else f"{folder}/{step.name}"
+        if step.kind == "list":
+            return [vote.name for vote in self._votes(folder)]
+        if step.kind == "read":
+            return self._read_if_there(full)
+        if step.kind == "write":
+            self._upload(full, step.data)
+        elif step.kind == "remove":
+            try:
+                self.remove(full)
+            except StoreFailed:
+                pass  # it is agreed on; this vote does no harm
+        return None
+
+    def _votes(self, folder: str) -> tuple[Vote, ...]:
+        return tuple(votes(file.path.rpartition("/")[2] for file in self.list(folder)))
+
+    def _read_if_there(self, path: str) -> bytes | None:
         try:
-            return bool(filesystem.get_file_info(full).type != fs.FileType.NotFound)
-        except OSError as error:
-            raise StoreFailed(f"cannot look for {path} in {self.uri}: {_line(error)}") from None
+            return self.read(path)
+        except FileNotFoundError:
+            return None
 
     def _upload(self, path: str, data: Any) -> None:
         filesystem, full = self._at(path)
@@ -208,17 +275,27 @@ class Store:
         return StoreFailed(f"cannot write {path} of {self.uri}: {_line(error)}")
 
 
+_durable: set[str] = set()  # folders whose entries this process has synced
+
+
 def _make_folder(path: str) -> None:
-    """With those above it; what is new is synced."""
-    if os.path.isdir(path):
+    """With those above it. One that is there may be of somebody who died before its entry was durable, so the one above
+    is synced, once by each process; no folder is made in one whose own entry is not durable."""
+    there = os.path.isdir(path)
+    if there and path in _durable:
         return
     parent = os.path.dirname(path)
-    _make_folder(parent)
+    if not there:
+        _make_folder(parent)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            pass
     try:
-        os.mkdir(path)
-    except FileExistsError:
-        return
-    _sync_folder(parent)
+        _sync_folder(parent)
+    except PermissionError:
+        pass  # whoever may write there made it
+    _durable.add(path)
 
 
 def _sync_folder(path: str) -> None:

@@ -1,7 +1,10 @@
 """What a task does: it reads its piece of the log, verified, and writes it as files.
 
     runs -> entries.verify -> scan.record_batches -> one file per UTC day and unbroken range -> LakeFile
-                                                     a range that cannot be read -> Missing
+                                                     a range that is LOST everywhere -> Missing
+
+Only what an operator gave up is missing for good. A range that is FAULTY on all replicas fails the piece: its files may
+be restored, so it is tried again later, and retention waits for it.
 
 Rows stay here. Only what becomes a manifest goes back to the driver, and the entries at both ends of the piece: the
 driver checks that the next piece is chained to this one. Nothing is raised: what failed is in the outcome, in one line.
@@ -40,6 +43,7 @@ class Verified(NamedTuple):
     batches: Iterable[pa.RecordBatch]
 
 
+LOST = "lost"  # of `scan.Missing`: an operator gave the messages up
 Tell = Callable[[int, int, str], None]
 Read = Callable[[Split, Tell], Iterator[Verified]]
 """The runs of a split; what no replica can read is told: first, end, why. ReadFailed if no replica has them."""
@@ -139,7 +143,13 @@ class _Writer:
         self.last_entry = b""
 
     def tell(self, first: int, end: int, why: str) -> None:
-        """Messages that cannot be read."""
+        """Messages that cannot be read. ReadFailed unless they were given up."""
+        if why != LOST:
+            raise ReadFailed(
+                f"{self._where()}: offsets [{first}, {end}) are {why} on every replica: restore the files of one, or "
+                f"give them up: nsqha log skip {self._where()}; they are tried again later",
+                planned=(first, end),
+            )
         self.told.append((Range(first, end), why))
 
     def take(self, entries: Entries, batches: Iterable[pa.RecordBatch]) -> None:

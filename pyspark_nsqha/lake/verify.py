@@ -10,7 +10,11 @@
 written are those of the log that is served now. Where a link cannot be proven (the log was recovered there, or the file
 before is not in the lake) the file before it has an anchor of its own. What the log no longer has is proven by links.
 
-A gap that a manifest has a reason for is told, and is no problem unless that was asked for.
+What the log has no more is in the lake, or was before it began: a log that starts behind the lake's end, or a topic of
+which the lake has only former lives, is a gap. The snapshot is to be taken before the state is read: what retention
+takes in between was in the lake before.
+
+A gap that a manifest has a reason for is told; it is a problem if that was asked for, or if the log has the messages.
 """
 
 from __future__ import annotations
@@ -28,9 +32,10 @@ from pyspark_nsqha.lake.parquet import BadFile, footer_of, open_file
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.lake.task import Read
-from pyspark_nsqha.model import Cut, Pin, ReadFailed, Split
+from pyspark_nsqha.model import Cut, Gone, Pin, ReadFailed, Split
 
 THREADS = 8  # that look at footers
+AGAIN_MAX = 5  # times that retention takes what is being compared
 
 
 @dataclass
@@ -68,9 +73,12 @@ def verify(
     pins: Sequence[Pin] | None = None,
     read: Read | None = None,
     check: Check | None = None,
+    hold_id: str = "",
+    now_again: Callable[[], Sequence[Pin]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """What the lake has of these topics. `pins`: what is committed now, `read` reads it; `check`: read everything.
+    """What the lake has of these topics. `pins`: what is committed now, `read` reads it, under `hold_id` if there is a
+    hold; `check`: read everything. `now_again` has new pins, if retention takes meanwhile what is to be compared.
 
     StoreFailed if the lake cannot be read.
     """
@@ -93,9 +101,10 @@ def verify(
     for life, pin in now.items():
         _check_log(life, pin, state, report)
         if read is not None:
-            _check_anchors(life, pin, state.files.get(life, ()), read, report)
+            _check_anchors(life, pin, state.files.get(life, ()), read, hold_id, report)
+            _check_missing(life, pin, state, read, hold_id, report)
     if check is not None:
-        _check_contents([file for file in wanted if file.path in there], now, check, report)
+        _check_contents([file for file in wanted if file.path in there], now, check, hold_id, now_again, report)
     return report
 
 
@@ -176,11 +185,13 @@ def _footer_problems(file: LakeFile, store: Store) -> Iterator[Problem]:
 def _check_log(life: Life, pin: Pin, state: State, report: Report) -> None:
     """What the log has still is in the lake, up to where the lake ends."""
     covered = state.covered(life)
+    start = pin.start.offset
     if not covered:
-        if pin.end.offset > pin.start.offset:
-            where = Range(pin.start.offset, pin.end.offset)
-            report.notes.append(f"{life}: offsets [{where.first}, {where.end}) of the log are not in the lake yet")
+        _check_new(life, pin, state, report)
         return
+    if start > covered[-1].end:
+        why = "neither the lake nor the log has them: retention took them, or manifests are gone"
+        report.problems.append(Problem(GAP, life.topic, life.partition, covered[-1].end, start, "", why))
     end = covered[-1].end
     whole = Range(pin.start.offset, min(end, pin.end.offset))
     inner = Range(covered[0].first, end)
@@ -197,7 +208,50 @@ def _check_log(life: Life, pin: Pin, state: State, report: Report) -> None:
             partition.behind = max(pin.end.offset - end, 0)
 
 
-def _check_anchors(life: Life, pin: Pin, files: Sequence[LakeFile], read: Read, report: Report) -> None:
+def _check_new(life: Life, pin: Pin, state: State, report: Report) -> None:
+    """A life that the lake has nothing of: it may be new, and then its log begins with its first message."""
+    start, end = pin.start.offset, pin.end.offset
+    report.partitions.append(Partition(life, start, start, 0, 0, 0, end - start))
+    lives = [one for one in {*state.files, *state.missing} if one.topic == life.topic]
+    if start:
+        why = "neither the lake nor the log has them: retention took them before they were archived"
+        report.problems.append(Problem(GAP, life.topic, life.partition, 0, start, "", why))
+    if end > start and lives and not any(one.topic_uid == life.topic_uid for one in lives):
+        theirs = ", ".join(sorted({f"{one.topic_uid:016x}" for one in lives}))
+        why = f"the lake has only other topics of this name (uid {theirs}, the log's is {life.topic_uid:016x})"
+        report.problems.append(Problem(GAP, life.topic, life.partition, start, end, "", why))
+    elif end > start:
+        report.notes.append(f"{life}: offsets [{start}, {end}) of the log are not in the lake yet")
+
+
+def _check_missing(life: Life, pin: Pin, state: State, read: Read, hold_id: str, report: Report) -> None:
+    """What was recorded as missing is not in the log either."""
+    for gap in state.missing.get(life, ()):
+        first, end = max(gap.first, pin.start.offset), min(gap.end, pin.end.offset)
+        if first >= end:
+            continue
+        files = state.files.get(life, ())
+        cuts = [Cut(file.end, file.end_log_id, 0, 0) for file in files if pin.start.offset <= file.end <= first]
+        low = max(cuts, default=pin.start)
+        cuts = [Cut(file.first, file.first_log_id, 0, 0) for file in files if end <= file.first <= pin.end.offset]
+        high = min(cuts, default=pin.end)
+        at = pin.end.log_id - 1, pin.chain
+        borders = (low.log_id, high.log_id, low.offset, high.offset)
+        split = Split(pin.identity, first, end, *borders, *at, pin.replicas, pin.path, hold_id)
+        try:
+            for _, batches in read(split, lambda *_: None):
+                for batch in batches:
+                    offsets = batch.column("offset")
+                    there = offsets[0].as_py(), offsets[-1].as_py() + 1
+                    why = f"recorded as missing ({gap.reason}), but the log has them"
+                    report.problems.append(Problem(MISMATCH, life.topic, life.partition, *there, "", why))
+        except Gone:
+            continue
+        except ReadFailed as error:
+            report.failed.append(str(error))
+
+
+def _check_anchors(life: Life, pin: Pin, files: Sequence[LakeFile], read: Read, hold_id: str, report: Report) -> None:
     """The last entry of each unbroken piece of the lake, as far as the log has it, is the log's."""
     for file in anchors(files):
         log_id = file.end_log_id - 1
@@ -206,9 +260,15 @@ def _check_anchors(life: Life, pin: Pin, files: Sequence[LakeFile], read: Read, 
         report.anchors += 1
         # The replica vouches for the snapshot's end, so has the log's entry, whatever the lake says of it.
         at = pin.end.log_id - 1, pin.chain
-        split = Split(pin.identity, file.end, file.end, log_id, log_id + 1, file.end, file.end, *at, pin.replicas)
+        borders = (file.end, file.end, log_id, log_id + 1, file.end, file.end)
+        split = Split(pin.identity, *borders, *at, pin.replicas, pin.path, hold_id)
         try:
             chains = [int(entries.table["chain"][-1]) for entries, _ in read(split, lambda *_: None)]
+        except Gone:
+            report.anchors -= 1
+            report.notes.append(
+                f"{life}: retention took log id {log_id} meanwhile, with which the lake was to be compared"
+            )
         except ReadFailed as error:
             report.failed.append(str(error))
         else:
@@ -227,17 +287,34 @@ def anchors(files: Sequence[LakeFile]) -> Iterator[LakeFile]:
         yield files[-1]
 
 
-def _check_contents(files: Sequence[LakeFile], now: dict[Life, Pin], check: Check, report: Report) -> None:
-    """Everything, by tasks."""
-    for found in check([(file, split_of(file, now.get(file.life))) for file in files]):
-        report.rows_read += found.rows
-        report.rows_compared += found.compared
-        report.problems += [one for one in found.problems if one not in report.problems]
-        if found.failed:
-            report.failed.append(found.failed)
+def _check_contents(
+    files: Sequence[LakeFile],
+    now: dict[Life, Pin],
+    check: Check,
+    hold_id: str,
+    now_again: Callable[[], Sequence[Pin]] | None,
+    report: Report,
+) -> None:
+    """Everything, by tasks. Where retention was faster, once more with what the log has left."""
+    for again in range(AGAIN_MAX + 1):
+        gone = []
+        work = [(file, split_of(file, now.get(file.life), hold_id)) for file in files]
+        for file, found in zip(files, check(work), strict=True):
+            if found.gone and now_again is not None:
+                gone.append(file)
+                continue
+            report.rows_read += found.rows
+            report.rows_compared += found.compared
+            report.problems += [one for one in found.problems if one not in report.problems]
+            if found.failed:
+                report.failed.append(found.failed)
+        if not gone or now_again is None:
+            return
+        # In the end they are read without the log: it has nothing of them for long.
+        files, now = gone, {life_of(pin): pin for pin in now_again()} if again < AGAIN_MAX - 1 else {}
 
 
-def split_of(file: LakeFile, pin: Pin | None) -> Split | None:
+def split_of(file: LakeFile, pin: Pin | None, hold_id: str = "") -> Split | None:
     """What the log has still of a file; None if that is nothing."""
     if pin is None or file.end_log_id > pin.end.log_id or file.end <= pin.start.offset:
         return None
@@ -259,4 +336,5 @@ def split_of(file: LakeFile, pin: Pin | None) -> Split | None:
         pin.chain,
         pin.replicas,
         pin.path,
+        hold_id,
     )

@@ -280,6 +280,23 @@ def test_single_messages_are_read_by_their_ids(spark: Any, node: Broker, topic: 
 
 
 @pytest.fixture
+def without_zones(spark: Any) -> Iterator[Any]:
+    """A session in which a timestamp has no zone."""
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    yield spark
+    spark.conf.unset("spark.sql.timestampType")
+
+
+def test_times_are_moments_also_where_timestamps_have_no_zone(without_zones: Any, node: Broker, topic: str) -> None:
+    node.create(topic)
+    node.publish(topic, bodies(5))
+    table = load(without_zones, node, topic)
+    assert dict(table.dtypes)["timestamp"] == dict(table.dtypes)["deliver_at"] == "timestamp"
+    rows = table.selectExpr("unix_micros(timestamp) AS micros", "timestamp_ns").collect()
+    assert [row.micros for row in rows] == [row.timestamp_ns // 1000 for row in rows] and len(rows) == 5
+
+
+@pytest.fixture
 def pushing(spark: Any) -> Iterator[Any]:
     """A session in which filters are pushed."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

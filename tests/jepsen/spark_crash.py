@@ -8,6 +8,7 @@ in a loop. What is killed with -9 is drawn by lot:
     broker      the leader of a partition, or another one; started again up to two seconds later
     driver      the archiver with its JVM and workers, in whatever moment it is; started again
     executor    one of its Python workers: the task fails, and the round with it, or Spark tries again
+    compact     `nsqha spark compact`, beside the archiver, in whatever moment it is; every second one may end
 
 Then everything heals, the archive is completed, and the lake is compared with the ledger: a message that was OK'd is
 there once, one whose outcome is unknown at most once, and no other. `verify --full` says the same of lake and log.
@@ -47,7 +48,8 @@ from tests.integration.servers import BIN, wait_until
 TOPIC = "orders"
 PARTITIONS = 3
 FLAGS = ("--max-bytes-per-file=262144", "--retention-bytes=524288", "--retention=2s")
-KINDS = {"broker": 2, "driver": 2, "executor": 1}
+KINDS = {"broker": 2, "driver": 2, "executor": 1, "compact": 1}
+COMPACT_SECONDS = 40.0  # in which it is killed; on a busy machine Spark takes most of that to start
 ROUND_FIRST = 0.7  # of the kills come after a commit; the others at any time, while Spark starts, too
 COMMIT_SECONDS = 300.0  # on a busy machine Spark takes a minute to start
 BURST = 20
@@ -180,6 +182,23 @@ class Archiver:
                         found.append(int(path.parent.name))
         return found
 
+    def compact(self, kill_after: float | None) -> int:
+        """Merge small files beside the archiver; the exit status."""
+        words = ("compact", TOPIC, "--lake", str(self._lake), "--keep", "1s", "--target-bytes", "4MB")
+        process = subprocess.Popen(
+            [str(BIN / "nsqha"), "spark", *words, "--master", "local[1]", "--json"],
+            stdout=self._log,
+            stderr=self._log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(300 if kill_after is None else kill_after)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            return process.wait()
+
     def once(self) -> None:
         """A whole archive of what is there now."""
         self.kill()
@@ -202,6 +221,7 @@ class Kills:
         self._archiver = archiver
         self._rng = rng
         self.kinds: Counter[str] = Counter()
+        self.compacted = 0
 
     def once(self) -> None:
         [kind] = self._rng.choices(list(KINDS), list(KINDS.values()))
@@ -212,6 +232,10 @@ class Kills:
             self._broker()
         elif kind == "driver":
             self._archiver.kill()
+        elif kind == "compact":
+            whole = self.kinds["compact"] % 2 == 1
+            status = self._archiver.compact(None if whole else self._rng.uniform(0.0, COMPACT_SECONDS))
+            self.compacted += status == 0
         else:
             with suppress(ProcessLookupError):
                 os.kill(self._rng.choice(workers), signal.SIGKILL)
@@ -283,6 +307,7 @@ def run(folder: Path, *, kills: int, seed: int) -> list[str]:
         print(f"kills {dict(breaker.kinds)}, archiver ended by itself {dict(archiver.ends)}")
         gone = unlinked(cluster)
         print(f"OK {len(ledger.ok):,}, unknown {len(ledger.unknown):,}, in the lake {found.total():,}")
+        print(f"compact came to its end {breaker.compacted} times")
         print(f"{commits} commits under way; the log has unlinked {gone:,} messages")
         wrong = judge(ledger, found)
         if not gone or not commits:

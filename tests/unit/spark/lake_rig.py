@@ -66,10 +66,10 @@ class Partition:
         """Retention takes so many."""
         self.start += batches
 
-    def lose(self, log_id: int) -> None:
-        """An operator gives a batch up."""
+    def lose(self, log_id: int, flag: int = LOST) -> None:
+        """An operator gives a batch up; or with FAULTY, recovery could not read it."""
         entry, *_ = self.entries[log_id - 1]
-        lost = entry._replace(flags=entry.flags | LOST)
+        lost = entry._replace(flags=entry.flags | flag)
         self.entries[log_id - 1] = (lost, lost.encode(), b"")
 
     def cut(self, index: int) -> Cut:
@@ -128,15 +128,22 @@ class FakeLog:
     floors: dict[tuple[str, str, int], int] = field(default_factory=dict)
     holds: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
+    cluster: str = ""
+    away: set[tuple[str, int]] = field(default_factory=set)  # partitions without a leader
+    stuck: set[tuple[str, int]] = field(default_factory=set)  # partitions whose floors cannot be moved
 
     def partition(self, topic: str, number: int) -> Partition:
         return next(p for p in self.partitions if (p.topic, p.number) == (topic, number))
 
-    def snapshot(self, asked: Asked) -> Snapshot:
+    def snapshot(self, asked: Asked, *, partial: bool = False) -> Snapshot:
         self.calls.append("snapshot")
         found = [p for p in self.partitions if p.topic in asked.topics or asked.pattern]
         if not found:
             raise ReadFailed(f"there is no topic {asked.topics}")
+        failed = {(p.topic, p.number): "no leader" for p in found if (p.topic, p.number) in self.away}
+        if failed and not partial:
+            raise ReadFailed(f"no snapshot of {failed}")
+        found = [p for p in found if (p.topic, p.number) not in failed]
         if asked.hold_ms:
             self.holds.add("hold")
         times = {
@@ -152,7 +159,7 @@ class FakeLog:
             if (asked.channel, p.topic, p.number) in self.floors
         }
         pins = tuple(p.pin(cuts=asked.ranges is not None) for p in found)
-        return Snapshot(pins, times, floors, "hold" if asked.hold_ms else "")
+        return Snapshot(pins, times, floors, "hold" if asked.hold_ms else "", self.cluster, failed)
 
     def release_hold(self, hold_id: str) -> int:
         self.calls.append("release")
@@ -160,9 +167,13 @@ class FakeLog:
         return 1
 
     def commit_reader(
-        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False
+        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False, topic_uid: int = 0
     ) -> dict[int, int]:
+        for partition in offsets:
+            assert topic_uid == self.partition(topic, partition).pin().identity.topic_uid
         self.calls.append(f"commit {topic} {dict(offsets)}{' back' if back else ''}")
+        if stuck := [number for number in offsets if (topic, number) in self.stuck]:
+            raise ReadFailed(f"the floor of channel {channel} was not moved in {topic}/{stuck}")
         for partition, offset in offsets.items():
             key = channel, topic, partition
             self.floors[key] = offset if back else max(self.floors.get(key, 0), offset)

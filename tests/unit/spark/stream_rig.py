@@ -1,11 +1,17 @@
-"""Streams against a segment service made of numbers: one message per batch, 100 bytes each."""
+"""Streams against a segment service made of numbers: one message per batch, 100 bytes each.
+
+It refuses what brokers refuse: topics and partitions that are not there, and offsets of another life of a topic.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
+
+import grpc
 
 from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed, Replica
 from pyspark_nsqha.snapshot import Asked, Snapshot
@@ -42,12 +48,31 @@ class Log:
         return Pin(identity, start, end, self.epoch, self.chains[-1], cuts, (Replica("127.0.0.1:1"),))
 
 
+class Refused(grpc.RpcError):
+    """What a broker answers instead."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        super().__init__()
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+
+def refuse(code: grpc.StatusCode, text: str) -> NoReturn:
+    """As the client of the service raises it."""
+    try:
+        raise Refused(code)
+    except Refused:
+        raise ReadFailed(text) from None
+
+
 class Service:
     """Snapshots, holds and reader channels of some logs."""
 
     def __init__(self, **logs: Log) -> None:
         self.logs = {(name, 0): log for name, log in logs.items()}
-        self.floors: dict[tuple[str, int], int] = {}
+        self.floors: dict[tuple[str, int], int] = {}  # of the life that is there
         self.moves: list[tuple[str, bool, dict[int, int]]] = []
         self.holds: list[str] = []
         self.released: list[str] = []
@@ -57,9 +82,18 @@ class Service:
 
     def snapshot(self, asked: Asked) -> Snapshot:
         self.asked.append(asked)
+        assert bool(asked.topics) != bool(asked.pattern), "INVALID_ARGUMENT"
+        for name in asked.topics:
+            self._there(name)
         ranges = {(topic, partition): (first, end) for topic, partition, first, end in asked.ranges or ()}
+        for topic, partition in ranges:
+            if topic not in asked.topics or (topic, partition) not in self.logs:
+                what = f"there is no partition {partition} of topic {topic} among those asked for"
+                refuse(grpc.StatusCode.NOT_FOUND, f"{what}; `nsqha topic list` shows what there is")
         pins = []
         for key, log in sorted(self.logs.items()):
+            if not (key[0] in asked.topics or (asked.pattern and re.fullmatch(asked.pattern, key[0]))):
+                continue
             if ranges and key not in ranges:
                 continue
             first, end = ranges.get(key, (0, 0))
@@ -68,15 +102,40 @@ class Service:
             pins.append(log.pin(*key, cuts))
         if asked.hold_ms:
             self.holds.append(f"{len(self.holds) + 1:016x}")
-        return Snapshot(tuple(pins), hold_id=self.holds[-1] if asked.hold_ms else "")
+        there = {key for key in self.floors if asked.channel and any(pin.identity.topic == key[0] for pin in pins)}
+        floors = {key: self.floors[key] for key in there}
+        return Snapshot(tuple(pins), floors=floors, hold_id=self.holds[-1] if asked.hold_ms else "")
+
+    def _there(self, name: str) -> dict[int, Log]:
+        """The partitions of a topic that is there."""
+        found = {partition: log for (topic, partition), log in self.logs.items() if topic == name}
+        if not found:
+            refuse(grpc.StatusCode.NOT_FOUND, f"no topic '{name}'; `nsqha topic list` shows what there is")
+        return found
+
+    def make_anew(self, name: str, log: Log) -> None:
+        """Delete a topic and make it again, which ends its channels, too."""
+        assert log.uid != self.logs[name, 0].uid
+        self.logs[name, 0] = log
+        self.floors.pop((name, 0), None)
 
     def commit_reader(
-        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False
+        self, topic: str, channel: str, offsets: Mapping[int, int], *, back: bool = False, topic_uid: int = 0
     ) -> dict[int, int]:
         if self.refuses:
             raise ReadFailed(self.refuses)
+        there = self._there(topic)
+        for partition, offset in offsets.items():
+            if partition not in there:
+                refuse(grpc.StatusCode.NOT_FOUND, f"topic {topic} has no partition {partition}, only {len(there)}")
+            log = there[partition]
+            if topic_uid not in (0, log.uid):
+                refuse(grpc.StatusCode.FAILED_PRECONDITION, f"topic {topic} was deleted and made anew")
+            target = min(max(offset, log.start), log.end)
+            floor = self.floors.get((topic, partition), 0)
+            self.floors[topic, partition] = target if back else max(floor, target)
         self.moves.append((topic, back, dict(offsets)))
-        return dict(offsets)
+        return {partition: self.floors[topic, partition] for partition in offsets}
 
     def release_hold(self, hold_id: str) -> int:
         self.released.append(hold_id)
@@ -95,7 +154,8 @@ class Query:
 
     def __init__(self, service: Service, checkpoint: list[str] | None = None, **options: object) -> None:
         self.now = 1000.0
-        given = {"brokers": "b:1", "subscribePattern": ".*", "startingOffsets": "earliest", **options}
+        which = {} if options.keys() & {"subscribe", "assign"} else {"subscribePattern": ".*"}
+        given = {"brokers": "b:1", **which, "startingOffsets": "earliest", **options}
         parsed = stream_options({name: str(value) for name, value in given.items()})
         self.plans = Plans(
             parsed, service, Witnesses(service.entry_at), now=lambda: self.now, sleep=self._sleep  # type: ignore[arg-type]

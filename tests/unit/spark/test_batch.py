@@ -27,9 +27,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from nsqha.cursor.holds import HOLDS_MAX
 from pyspark_nsqha import DefaultSource, batch
 from pyspark_nsqha.batch import columns_of, restriction, schema
-from pyspark_nsqha.model import Cut, Identity, Pin, Replica
+from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed, Replica
 from pyspark_nsqha.options import OptionError
 from pyspark_nsqha.planner import Restriction
 from pyspark_nsqha.snapshot import Asked, Snapshot
@@ -73,22 +74,61 @@ def test_ends_are_pinned_once_for_all_plans_of_a_load(asked: list[Asked]) -> Non
     assert DefaultSource(OPTIONS).pinned.pins[0].end.offset == 40
 
 
-def test_the_snapshot_is_held_and_the_plan_renews_that_hold(asked: list[Asked]) -> None:
+def test_the_snapshot_is_held_shortly_and_the_plan_makes_that_hold_long(asked: list[Asked]) -> None:
     tasks = DefaultSource(OPTIONS).reader(TWO).partitions()
-    assert [(one.hold_ms, one.hold_id) for one in asked] == [(900_000, ""), (900_000, "00000000000000aa")]
+    assert [(one.hold_ms, one.hold_id) for one in asked] == [(120_000, ""), (900_000, "00000000000000aa")]
     assert tasks[0].value[0].split.hold_id == "00000000000000aa"
     assert asked[1].ranges == (("orders", 0, 0, 10),)
+
+
+def test_what_the_user_says_about_the_hold_counts_from_the_load_on(asked: list[Asked]) -> None:
+    DefaultSource(OPTIONS | {"holdMs": "600000"}).reader(TWO).partitions()
+    assert [one.hold_ms for one in asked] == [600_000, 600_000]
 
 
 def test_loads_share_a_hold_while_it_is_young(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition takes a bounded number of holds, and a hold never rises."""
     now = [1000.0]
     monkeypatch.setattr(batch, "monotonic", lambda: now[0])
-    for now[0] in (1000.0, 1299.0, 1301.0, 1302.0):
+    for now[0] in (1000.0, 1039.0, 1041.0, 1042.0):
         DefaultSource(OPTIONS)
     DefaultSource(OPTIONS | {"subscribe": "others"})
     shared = "00000000000000aa"
     assert [one.hold_id for one in asked] == ["", shared, "", shared, ""]
+
+
+def test_a_load_that_shares_a_hold_does_not_shorten_it(asked: list[Asked]) -> None:
+    """A plan may have made it long since; its plan then asks under the same id."""
+    DefaultSource(OPTIONS)
+    second = DefaultSource(OPTIONS)
+    assert [(one.hold_ms, one.hold_id) for one in asked] == [(120_000, ""), (0, "00000000000000aa")]
+    assert second.pinned.hold_id == "00000000000000aa"
+
+
+def test_queries_that_are_started_again_and_again_do_not_fill_a_partition_with_holds(asked: list[Asked]) -> None:
+    """Each in a process of its own, so that none is shared. One every 10 s is faster than Spark starts."""
+    for _ in range(100):
+        batch._holds.clear()
+        DefaultSource(OPTIONS)
+    alive_at_once = max(one.hold_ms for one in asked) / 10_000
+    assert alive_at_once < HOLDS_MAX / 2
+
+
+@pytest.mark.parametrize("given", [{"subscribe": "or.ders,gone"}, {"assign": '{"or.ders":[0],"gone":[1]}'}])
+def test_a_topic_that_is_not_there_ends_no_load_that_may_be_of_a_stream(
+    asked: list[Asked], given: dict[str, str]
+) -> None:
+    options = {"brokers": "127.0.0.1:1", "failOnDataLoss": "false", **given}
+    source = DefaultSource(options)
+    assert [(one.topics, one.pattern) for one in asked] == [((), r"gone|or\.ders")]
+    source.streamReader(TWO)
+    with pytest.raises(ReadFailed, match=r"there is no topic gone, or\.ders; `nsqha topic list` shows"):
+        source.reader(TWO)
+
+
+def test_a_topic_that_is_not_there_ends_the_load_where_losses_count(asked: list[Asked]) -> None:
+    DefaultSource(OPTIONS)
+    assert (asked[0].topics, asked[0].pattern) == (("orders",), "")
 
 
 def test_what_can_only_be_a_stream_holds_nothing(asked: list[Asked]) -> None:

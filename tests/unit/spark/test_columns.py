@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_nsqha.columns import DEFAULT, KNOWN, arrow_schema, check, ddl
+from pyspark_nsqha.columns import DEFAULT, KNOWN, arrow_schema, check, ddl, type_of
 
 pyspark = pytest.importorskip("pyspark")
 
@@ -28,7 +28,7 @@ def spark_schema(text):
         "string": t.StringType(),
         "int": t.IntegerType(),
         "bigint": t.LongType(),
-        "timestamp": t.TimestampType(),
+        "timestamp_ltz": t.TimestampType(),
         "array<struct<key:string,value:binary>>": t.ArrayType(pair),
     }
     fields = [field.split("` ") for field in text[1:].split(", `")]
@@ -38,6 +38,16 @@ def spark_schema(text):
 def test_kafkas_columns_come_first():
     assert DEFAULT[:7] == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
     assert ddl(("value", "offset")) == "`value` binary, `offset` bigint"
+
+
+def test_times_are_the_same_type_whatever_a_session_calls_a_timestamp():
+    assert ddl(("timestamp", "deliver_at")) == "`timestamp` timestamp_ltz, `deliver_at` timestamp_ltz"
+
+
+def test_a_type_is_what_spark_calls_it():
+    assert [type_of(field.name) for field in spark_schema(ddl(KNOWN)).fields] == [
+        field.dataType.simpleString() for field in spark_schema(ddl(KNOWN)).fields
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import gc
 import os
 import re
 import socket
+import threading
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from nsqha.commitlog.entry import ENTRY_BYTES
 from pyspark_nsqha import fetch
 from pyspark_nsqha.model import Gone, ReadFailed, Replica, Split
+from pyspark_nsqha.options import Tls
+from tests.certificates import Certificates
 from tests.unit.spark.scripted_broker import (
     Reply,
     ScriptedBroker,
@@ -265,11 +269,81 @@ def test_what_one_of_them_may_have_is_not_gone(log: Stored) -> None:
         assert not isinstance(failed.value, Gone)
 
 
+@pytest.mark.parametrize("other", [refuse(409, "this replica is behind"), refuse(404, "no such replica")])
+def test_what_one_lost_to_retention_and_the_others_do_not_have_is_gone(
+    log: Stored, slept: list[float], other: Any
+) -> None:
+    start = {"Nsqha_Log_Start": 11, "Nsqha_Start_Offset": 20}
+    with ScriptedBroker(refuse(410, "gone", **start)) as a, ScriptedBroker(other) as b:
+        with pytest.raises(Gone, match=r"the log starts at log id 11, there is \[20, 40\)") as gone:
+            read(log.split(a.address, b.address), retries=2)
+        assert (gone.value.planned, gone.value.available) == ((0, 40), (20, 40))
+        assert len(b.asked) == 3 and slept == [0.5, 1.0], "the other one may have it a moment later"
+
+
+def test_what_the_leader_lost_to_retention_is_gone_although_another_does_not_answer(log: Stored) -> None:
+    with ScriptedBroker(refuse(410, "gone", Nsqha_Log_Start=11)) as leader:
+        split = replace(log.split(), replicas=(Replica(dead()), Replica(leader.address, leader=True)))
+        with pytest.raises(Gone, match="the log starts at log id 11"):
+            read(split, retries=1)
+
+
 def test_what_no_node_knows_was_deleted_or_moved(log: Stored, slept: list[float]) -> None:
     with ScriptedBroker(refuse(404, "no such replica")) as a, ScriptedBroker(refuse(404, "no such replica")) as b:
         with pytest.raises(ReadFailed, match=r"orders/3 .*: no node has it any more: .* made anew .* load it again"):
             read(log.split(a.address, b.address), retries=2)
         assert slept == [0.5, 1.0], "a node that is starting has it a moment later"
+
+
+# ---- TLS
+
+
+def test_a_file_of_no_use_is_named_with_its_option_before_anybody_is_asked(
+    log: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    certificates = Certificates(tmp_path)
+    for name in ("reader", "other"):
+        certificates.issue(name, "URI:nsqha:reader")
+    monkeypatch.chdir(tmp_path)
+    Path("empty.pem").touch()
+    cert, key, ca = (os.path.relpath(file) for file in (
+        certificates.cert("reader"), certificates.key("reader"), certificates.cert("ca")
+    ))  # fmt: skip
+    other = os.path.relpath(certificates.key("other"))
+
+    def refused(*files: str) -> str:
+        with ScriptedBroker(ok(log)) as broker, pytest.raises(ReadFailed) as failed:
+            read(log.split(broker.address, broker.address), tls=Tls(*files), retries=3)
+        assert (broker.connections, slept) == (0, [])
+        return str(failed.value)
+
+    gone = "cannot be read on this machine: No such file or directory"
+    assert refused("no.pem", key, ca) == f"nsqha.tls.cert: no.pem {gone}"
+    assert refused(cert, "no.pem", ca) == f"nsqha.tls.key: no.pem {gone}"
+    assert refused(cert, key, "no.pem") == f"nsqha.tls.ca: no.pem {gone}"
+    assert refused(cert, key, "empty.pem") == "nsqha.tls.ca: empty.pem on this machine holds no certificate (PEM)"
+    for files in ((cert, other), (cert, "empty.pem"), ("empty.pem", key)):
+        text = refused(*files, ca)
+        assert text.startswith(f"nsqha.tls.cert and nsqha.tls.key: {files[0]} and {files[1]} on this machine are no ")
+
+
+def test_a_broker_without_tls_is_told_with_the_options_names(log: Stored, tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    certificates.issue("reader", "URI:nsqha:reader")
+    tls = Tls(certificates.cert("reader"), certificates.key("reader"), certificates.cert("ca"))
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+
+        def answer() -> None:
+            peer, _ = plain.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answered = threading.Thread(target=answer)
+        answered.start()
+        with pytest.raises(ReadFailed, match=r"TLS: .*; a reader needs nsqha\.tls\.cert, nsqha\.tls\.key and nsqha"):
+            read(log.split(f"127.0.0.1:{plain.getsockname()[1]}"), tls=tls, retries=0)
+        answered.join(5)
 
 
 # ---- a run that does not verify
@@ -318,6 +392,43 @@ def test_no_more_often_than_there_are_replicas_and_once_more_from_a_single_one(
         runs.close()
         for broker in brokers:
             broker.__exit__()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("others", [1, 2])
+def test_one_that_does_not_answer_is_not_among_those_that_sent_it(
+    log: Stored, order: int, others: int, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+) -> None:
+    in_turn(monkeypatch)
+    brokers = [ScriptedBroker(ok(log)), *[ScriptedBroker(refuse(500, "not now")) for _ in range(others)]]
+    try:
+        addresses = [broker.address for broker in brokers][::order]
+        runs = fetch.runs(log.split(*addresses), run_bytes=1, retries=2)
+        with pytest.raises(ReadFailed) as failed:
+            for _ in range(50):
+                next(runs)
+                assert runs.retry_other("it is faulty there")
+        assert f"{brokers[0].address}: it is faulty there" in str(failed.value)
+        assert f"{brokers[1].address}: 500 not now" in str(failed.value)
+        assert [len(broker.asked) for broker in brokers] == [3] * (others + 1) and slept == [0.5, 1.0]
+    finally:
+        for broker in brokers:
+            broker.__exit__()
+
+
+def test_one_that_was_busy_for_a_while_has_it_right(log: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_turn(monkeypatch)
+    busy = refuse(503, "too many readers")
+    with ScriptedBroker(ok(log)) as bad, ScriptedBroker(busy, busy, busy, ok(log)) as good:
+        runs = fetch.runs(log.split(bad.address, good.address), run_bytes=1, retries=2, timeout_seconds=60)
+        next(runs)
+        for _ in range(3):
+            assert runs.retry_other("it is faulty there") and len(good.asked) < 4
+            next(runs)
+        assert runs.retry_other("it is faulty there")
+        assert next(runs).first_log_id == 1 and len(good.asked) == 4
+        assert not runs.retry_other("it is faulty here too")
+        runs.close()
 
 
 def test_before_the_first_run_there_is_nothing_to_retry(log: Stored) -> None:

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from nsqha.cli import build_parser, exits, spark_flags, spark_lag
 from nsqha.pb.v1 import admin_pb2, segments_pb2
-from pyspark_nsqha.lag import Lag, Limit, PartitionLag, Rates, look, rates
+from pyspark_nsqha.lag import Lag, Limit, Look, PartitionLag, Rates, look, rates
 from pyspark_nsqha.lake.manifest import Addition, Missing, State
 
 UID = 0xABC
+SECOND = 10**9
+NOW_NS = 1_795_168_800 * SECOND
 
 
 def partition(topic: str, number: int, start: int, end: int, error: str = "") -> Any:
@@ -32,19 +35,33 @@ class Brokers:
 
     def __init__(self, channels: list[Any], partitions: list[Any], plans: dict[str, Any] | None = None) -> None:
         self.channels, self.partitions, self.plans = channels, partitions, plans or {}
+        self.times: dict[tuple[str, int, int], int] = {}  # of the batches that begin with these messages
+        self.unreachable: list[Any] = []
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def ask(self, rpc: str, **fields: Any) -> Any:
         self.asked.append((rpc, fields))
         if rpc == "ListChannels":
-            return admin_pb2.ListChannelsResponse(channels=self.channels)
+            return admin_pb2.ListChannelsResponse(channels=self.channels, unreachable=self.unreachable)
         if rpc == "Seek":
             return self.plans.get(fields["channel"], admin_pb2.SeekResponse())
         assert rpc == "Snapshot"
+        if fields.get("cut_points"):
+            return segments_pb2.SnapshotResponse(partitions=list(map(self._bordered, fields["ranges"])))
         return segments_pb2.SnapshotResponse(partitions=self.partitions)
 
+    def _bordered(self, asked: Any) -> Any:
+        found = segments_pb2.PartitionSnapshot(topic=asked["topic"], partition=asked["partition"])
+        first = int(asked["first"])
+        found.cuts.add(offset=first, timestamp_ns=self.times.get((found.topic, found.partition, first), 0))
+        found.cuts.add(offset=first + 1, timestamp_ns=NOW_NS)
+        return found
+
     def look(self, **fields: Any) -> list[Lag]:
-        return look(self.ask, self.ask, **fields)
+        return self.whole_look(**fields).lags
+
+    def whole_look(self, **fields: Any) -> Look:
+        return look(self.ask, self.ask, now_ns=lambda: NOW_NS, **fields)
 
 
 def plan(*partitions: tuple[int, int, int]) -> Any:
@@ -119,6 +136,29 @@ def test_only_one_channel_may_be_asked_for_and_of_one_topic_only_its_channels() 
     assert ("Snapshot", {"pattern": "o.*"}) in brokers.asked
 
 
+def test_what_a_lake_lacks_is_as_old_as_the_first_message_of_it() -> None:
+    lake = State().with_added(Addition(missing=(Missing("orders", UID, 0, 0, 40, "gone"),)), 1)
+    ends = [partition("orders", 0, 10, 100), partition("orders", 1, 0, 7), partition("orders", 2, 0, 0)]
+    brokers = Brokers([], ends)
+    brokers.times = {("orders", 0, 40): NOW_NS - 90 * SECOND, ("orders", 1, 0): NOW_NS + SECOND}
+    [lag] = brokers.look(topics=("orders",), lake=lake)
+    assert [one.oldest_seconds for one in lag.partitions] == [90.0, 0.0, 0.0]
+    assert (lag.oldest_seconds, lag.errors) == (90.0, [])
+    assert Limit(seconds=89.0).exceeded(lag) and not Limit(seconds=91.0).exceeded(lag)
+    [(_, asked)] = [one for one in brokers.asked if "cut_points" in one[1]]
+    assert [one["first"] for one in asked["ranges"]] == [40, 0]
+    del brokers.times["orders", 1, 0]
+    [lag] = brokers.look(topics=("orders",), lake=lake)
+    assert lag.errors == ["orders/1: nobody told how old message 0 is, which the lake lacks"]
+
+
+def test_nobody_is_asked_for_ages_where_channels_tell_them() -> None:
+    brokers = Brokers([channel("orders", "spark", 4)], [partition("orders", 0, 0, 10)])
+    [lag] = brokers.look(lake=State())
+    assert (lag.oldest_seconds, lag.lake_messages) == (5.0, 10)
+    assert [rpc for rpc, _ in brokers.asked].count("Snapshot") == 1
+
+
 def lag_of(floor: int, end: int, **more: Any) -> Lag:
     return Lag("orders", "spark", (PartitionLag(0, 0, end, floor, end - floor, **more),))
 
@@ -140,3 +180,124 @@ def test_a_limit_is_exceeded_by_more_and_not_by_as_much() -> None:
     assert not Limit(messages=100).exceeded(lag) and Limit(messages=99).exceeded(lag)
     assert not Limit(seconds=60.0).exceeded(lag) and Limit(seconds=59.9).exceeded(lag)
     assert not Limit().exceeded(lag)
+
+
+# ---- what the command says, and its status
+
+
+def told(brokers: Brokers, *words: str, before: Any = (), lake: State | None = None) -> int:
+    args = build_parser("spark").parse_args(["spark", "lag", *words])
+    found = brokers.whole_look(topics=tuple(args.topic), channel=args.channel or "", lake=lake)
+    return spark_lag._tell(args, found, {}, Limit(*(args.fail_above or (None, None))), before)
+
+
+def watched() -> Brokers:
+    return Brokers(
+        [channel("orders", "spark", 0), channel("orders", "billing", 0, reader=False), channel("bills", "lake", 0)],
+        [partition("orders", 0, 0, 10), partition("bills", 0, 0, 10), partition("idle", 0, 0, 10)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("orders --channel sparc --fail-above 10m", "topic orders has no reader channel sparc"),
+        ("orders --channel sparc", "topic orders has no reader channel sparc"),
+        ("orders --channel billing --fail-above 10m", "topic orders has no reader channel billing"),
+        ("orders bills --channel spark --fail-above 10m", "topic bills has no reader channel spark"),
+        ("--channel sparc --fail-above 10m", "none of the topics that were looked at has a reader channel sparc"),
+        ("orders idle --fail-above 10m", "topic idle has no reader channel"),
+        ("idle --fail-above 10m --json", "topic idle has no reader channel"),
+    ],
+)
+def test_what_is_not_there_is_no_lag_of_nothing(capsys: pytest.CaptureFixture[str], words: str, why: str) -> None:
+    assert told(watched(), *words.split()) == exits.NOT_FOUND
+    assert f"{why}: there is nothing to look at" in capsys.readouterr().err
+
+
+def test_where_no_reader_channel_is_there_is_nothing_to_alarm_about(capsys: pytest.CaptureFixture[str]) -> None:
+    brokers = Brokers([], [partition("orders", 0, 0, 10)])
+    assert told(brokers, "--fail-above", "10m") == exits.NOT_FOUND
+    assert told(brokers) == exits.OK
+    assert "no reader channel; " in capsys.readouterr().err
+    assert told(brokers, "orders", "--lake", "x", "--fail-above", "10", lake=State()) == exits.PARTLY  # no age is told
+    lacking = ("orders", "--channel", "spark", "--lake", "x")
+    assert told(brokers, *lacking, lake=State()) == exits.NOT_FOUND, "what a lake lacks is not that channel's lag"
+
+
+def test_a_channel_that_is_there_is_found() -> None:
+    for words in ("orders --channel spark", "--channel spark", "orders bills", "", "--json"):
+        assert told(watched(), *words.split(), "--fail-above", "10m") == exits.OK
+    assert told(watched(), "orders", "--fail-above", "9") == exits.FAILED
+
+
+def test_a_channel_that_goes_while_somebody_watches_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {("orders", "spark"), ("orders", "archive"), ("idle", "")}
+    assert told(watched(), "--fail-above", "10m", before=before) == exits.NOT_FOUND
+    assert "orders/archive is gone: there is nothing" in capsys.readouterr().err
+    assert told(watched(), before=before) == exits.OK
+
+
+def test_what_may_be_on_a_node_that_does_not_answer_is_not_called_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    brokers = watched()
+    brokers.unreachable = [admin_pb2.Unreachable(node=2, name="n2", why="down")]
+    assert told(brokers, "idle", "--fail-above", "10m") == exits.PARTLY
+    assert "topic idle has no reader channel, as far as is known: n2 did not answer" in capsys.readouterr().err
+    brokers = watched()
+    brokers.partitions[2].error = "no leader"
+    assert told(brokers, "idle", "--fail-above", "10m") == exits.PARTLY
+
+
+class Watch:
+    """Looks that `nsqha spark lag --interval` makes, and what each comes to; the last one ends it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Brokers | exits.Exit) -> None:
+        self.steps = list(steps)
+        self.pauses: list[float] = []
+        monkeypatch.setattr(spark_flags, "Admin", lambda *_: self)
+        monkeypatch.setattr(spark_lag.time, "sleep", self.pauses.append)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def call(self, rpc: str, **fields: Any) -> Any:
+        if rpc == "ListChannels":
+            self.step = self.steps.pop(0)
+        if isinstance(self.step, exits.Exit):
+            raise self.step
+        return self.step.ask(rpc, **fields)
+
+    call_segments = call
+
+    def run(self, *words: str) -> int:
+        args = build_parser("spark").parse_args(["spark", "lag", *words])
+        return spark_lag.run_lag(args)
+
+
+def test_a_watch_goes_on_when_a_look_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = exits.Exit(exits.UNREACHABLE, "the broker is away")
+    partly = watched()
+    partly.partitions[0].error = "no leader"
+    watch = Watch(monkeypatch, watched(), away, partly, away, watched(), Brokers([], []))
+    assert watch.run("--interval", "5s", "--fail-above", "10m") == exits.NOT_FOUND
+    assert (watch.steps, watch.pauses) == ([], [5.0] * 5)
+    assert capsys.readouterr().err.count("the broker is away; looking again in 5s") == 2
+
+
+@pytest.mark.parametrize("status", [exits.NOT_FOUND, exits.USAGE, exits.NOT_ALLOWED])
+def test_a_watch_ends_where_time_does_not_help(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    watch = Watch(monkeypatch, watched(), exits.Exit(status, "no"), watched())
+    with pytest.raises(exits.Exit, match="no"):
+        watch.run("--interval", "5s")
+
+
+def test_a_first_look_that_fails_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(exits.Exit, match="away"):
+        Watch(monkeypatch, exits.Exit(exits.UNREACHABLE, "away")).run("--interval", "5s")
+    with pytest.raises(exits.Exit, match="away"):
+        Watch(monkeypatch, exits.Exit(exits.UNREACHABLE, "away")).run()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from pyspark_nsqha.entries import FAULTY
 from pyspark_nsqha.lake import rounds, store
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.manifest import State
@@ -18,6 +23,7 @@ from pyspark_nsqha.lake.rounds import DataLoss, Totals
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import Outcome, write_piece
 from pyspark_nsqha.model import ReadFailed
+from pyspark_nsqha.snapshot import Asked, Snapshot
 from tests.unit.spark.lake_rig import DAY, NOON, Crash, FakeLog, Lake, Partition
 
 SUBJECT = Subject(("orders",))
@@ -125,13 +131,15 @@ def test_the_channel_is_made_while_a_hold_is_on_and_moves_only_behind_commits(la
     seen = []
     commit_reader = log.commit_reader
 
-    def watched(topic: str, channel: str, offsets: dict[int, int], *, back: bool = False) -> dict[int, int]:
+    def watched(
+        topic: str, channel: str, offsets: dict[int, int], *, back: bool = False, topic_uid: int = 0
+    ) -> dict[int, int]:
         state = lake.commits.state()
         ends = {life.partition: state.end(life) or 0 for life in state.files}
         assert log.holds == {"hold"}
         assert all(offset <= ends.get(partition, 0) for partition, offset in offsets.items())
         seen.append(back)
-        return commit_reader(topic, channel, offsets, back=back)
+        return commit_reader(topic, channel, offsets, back=back, topic_uid=topic_uid)
 
     log.commit_reader = watched  # type: ignore[method-assign]
     archive(lake)
@@ -148,10 +156,14 @@ def test_a_floor_that_a_crash_left_behind_is_raised_at_the_next_start(lake: Lake
 
 
 def test_a_floor_ahead_of_the_lake_is_refused(lake: Lake, log: FakeLog) -> None:
-    log.floors = {("archive", "orders", 0): 7, ("archive", "orders", 1): 0}
-    with pytest.raises(ReadFailed, match=r"orders/0: channel archive is at offset 7, and .* has nothing behind 0"):
+    log.floors = {("archive", "orders", 0): 7, ("archive", "orders", 1): 6}
+    expected = (
+        r"orders/0: channel archive is at offset 7, and .* has nothing behind 0: .*: nsqha seek orders/0 archive 0$"
+    )
+    with pytest.raises(ReadFailed, match=expected):
         archive(lake)
     assert lake.named() == [] and log.holds == set()
+    assert log.floors == {("archive", "orders", 0): 7, ("archive", "orders", 1): 6}
 
 
 def test_a_floor_ahead_of_the_lake_is_what_it_is_where_the_log_has_no_more(lake: Lake, log: FakeLog) -> None:
@@ -160,6 +172,91 @@ def test_a_floor_ahead_of_the_lake_is_what_it_is_where_the_log_has_no_more(lake:
     log.floors = {("archive", "orders", 0): partition.pin().start.offset, ("archive", "orders", 1): 0}
     archive(lake)
     assert rows(lake) == published(log)
+
+
+def in_trouble(log: FakeLog, trouble: str) -> None:
+    """One of partition 0."""
+    partition = log.partitions[0]
+    if trouble == "away":
+        log.away.add(("orders", 0))
+    elif trouble == "cut":
+        del partition.entries[-30:]
+    elif trouble == "floor":
+        log.floors["archive", "orders", 0] = 10**6
+    else:
+        log.stuck.add(("orders", 0))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [
+        ("away", "no leader"),
+        ("cut", "the log was cut"),
+        ("floor", "nsqha seek orders/0"),
+        ("stuck", "was not moved in"),
+    ],
+)
+def test_a_partition_in_trouble_does_not_stop_the_others(lake: Lake, log: FakeLog, trouble: str, why: str) -> None:
+    archive(lake)
+    publish(log, 30, 60)
+    in_trouble(log, trouble)
+    totals = archive(lake)
+    assert [(life.partition, why in text) for life, text in totals.failed.items()] == [(0, True)]
+    assert totals.partitions == 2 and totals.rows
+    life = next(life for life in lake.commits.state().files if life.partition == 1)
+    assert lake.commits.state().end(life) == log.partitions[1].last.end_offset == log.floors["archive", "orders", 1]
+    assert log.holds == set()
+
+
+def test_a_partition_that_cannot_have_the_channel_is_not_archived(lake: Lake, log: FakeLog) -> None:
+    log.stuck.add(("orders", 0))
+    assert [life.partition for life in archive(lake).failed] == [0]
+    assert {life.partition for life in lake.commits.state().files} == {1}
+
+
+def test_where_all_partitions_are_in_trouble_it_is_an_error(lake: Lake, log: FakeLog) -> None:
+    log.away = {("orders", 0), ("orders", 1)}
+    with pytest.raises(ReadFailed, match=r"^orders/0: no snapshot: no leader"):
+        archive(lake)
+    assert log.holds == set()
+
+
+def test_where_no_floor_can_be_moved_it_is_an_error(lake: Lake, log: FakeLog) -> None:
+    """The channel is one for consumers: it is there, and has a floor."""
+    log.floors = {("archive", "orders", 0): 0, ("archive", "orders", 1): 0}
+    log.stuck = {("orders", 0), ("orders", 1)}
+    with pytest.raises(ReadFailed, match=r"^orders/0: the floor of channel archive was not moved"):
+        archive(lake)
+    assert len(lake.commits.state().files) == 2 and log.holds == set()
+
+
+def test_a_partition_that_loses_its_leader_while_it_is_divided_is_left_for_later(lake: Lake, log: FakeLog) -> None:
+    snapshot = log.snapshot
+
+    def loses(asked: Asked, *, partial: bool = False) -> Snapshot:
+        if asked.ranges is not None:
+            log.away.add(("orders", 0))
+        return snapshot(asked, partial=partial)
+
+    log.snapshot = loses  # type: ignore[method-assign]
+    assert [life.partition for life in archive(lake).failed] == [0]
+    assert {life.partition for life in lake.commits.state().files} == {1}
+
+
+def test_a_lake_is_of_one_cluster(lake: Lake, log: FakeLog) -> None:
+    log.cluster = "c1"
+    archive(lake)
+    assert lake.commits.state().cluster == "c1"
+    publish(log, 10, 60)
+    archive(lake)
+    log.cluster = "c2"
+    with pytest.raises(ReadFailed, match="is the lake of cluster c1, and these brokers are of cluster c2"):
+        archive(lake)
+    assert [manifest["manifest"]["cluster"] for manifest in manifests(lake)][:2] == ["c1", ""]
+
+
+def manifests(lake: Lake) -> list[Any]:
+    return [json.loads(path.read_bytes()) for path in sorted((lake.folder / "manifest").iterdir())]
 
 
 # ---- what is missing
@@ -186,6 +283,19 @@ def test_lost_batches_are_missing_and_the_files_go_round_them(lake: Lake, log: F
     ]
     assert rows(lake) == published(log)
     assert archive(lake).missing == []
+
+
+def test_what_recovery_could_not_read_is_tried_again_and_not_missing(lake: Lake, log: FakeLog) -> None:
+    partition = log.partitions[0]
+    at, before = next((n, row) for n, row in enumerate(partition.entries[10:], 10) if row[0].count)
+    partition.lose(before[0].log_id, FAULTY)
+    totals = archive(lake)
+    [why] = totals.failed.values()
+    assert totals.missing == [] and "faulty on every replica" in why and "nsqha log skip orders/0" in why
+    assert log.floors["archive", "orders", 0] <= before[0].first_offset
+    partition.entries[at] = before
+    assert not archive(lake).failed
+    assert rows(lake) == published(log)
 
 
 def test_strict_commits_nothing_of_a_round_with_a_gap(lake: Lake, log: FakeLog) -> None:
@@ -235,8 +345,8 @@ def test_a_log_that_was_cut_is_not_archived_behind_the_old_one(lake: Lake, log: 
     kept = rows(lake)
     partition = log.partitions[0]
     del partition.entries[-4:]
-    with pytest.raises(ReadFailed, match=r"orders/0: .* has messages up to offset \d+, the log ends at \d+"):
-        archive(lake)
+    [why] = archive(lake).failed.values()
+    assert re.match(r"orders/0: .* has messages up to offset \d+, the log ends at \d+", why)
     for n in range(12):
         partition.publish(b"another %d" % n, b"history", epoch=2)
     totals = archive(lake)
@@ -355,6 +465,39 @@ def test_a_second_archiver_that_sees_the_plan_writes_the_same_files(lake: Lake, 
     assert rows(lake) == published(log)
 
 
+@pytest.mark.parametrize("why", ["made anew", "taken"])
+def test_plans_for_what_the_log_has_no_more_are_closed(lake: Lake, log: FakeLog, why: str) -> None:
+    """A run that died after its first plan; nothing of it was committed."""
+    lake.crash_at = 6
+    with pytest.raises(Crash):
+        archive(lake)
+    lake.crash_at = -1
+    assert list((lake.folder / "plan").iterdir())
+    log.floors.clear()
+    if why == "made anew":
+        log.partitions[:] = [Partition(number=0, uid=0xDEF), Partition(number=1, uid=0xDEF)]
+    else:
+        for partition in log.partitions:
+            partition.trim(len(partition.entries))
+    publish(log, 10)
+    archive(lake)
+    assert rows(lake) == published(log)
+    assert list((lake.folder / "plan").iterdir()) == []
+
+
+def test_plans_of_partitions_that_do_not_answer_stay(lake: Lake, log: FakeLog) -> None:
+    lake.crash_at = 6
+    with pytest.raises(Crash):
+        archive(lake)
+    lake.crash_at = -1
+    log.away.add(("orders", 0))
+    archive(lake)
+    assert list((lake.folder / "plan").iterdir())
+    log.away.clear()
+    archive(lake)
+    assert rows(lake) == published(log) and list((lake.folder / "plan").iterdir()) == []
+
+
 def test_a_store_that_refuses_half_way_commits_nothing_of_the_round(lake: Lake, log: FakeLog) -> None:
     def full(splits, run):  # type: ignore[no-untyped-def]
         outcomes = lake.write(splits, run)
@@ -393,3 +536,17 @@ def test_files_that_the_driver_does_not_see_are_not_committed(lake: Lake, log: F
     with pytest.raises(StoreFailed, match="is it the same folder on every machine"):
         once(log, lake.rounds(away), SUBJECT)
     assert lake.named() == []
+
+
+def test_borders_of_unknown_time_do_not_move_the_days_of_a_piece(log: FakeLog) -> None:
+    """Where entries do not verify the time is 0: that is no day, least of all one in 1970."""
+    pin = log.partitions[0].pin(cuts=True)
+    [known] = pieces(pin, State(), split_bytes=1 << 40)
+    unknown = replace(
+        pin,
+        start=pin.start._replace(timestamp_ns=0),
+        cuts=tuple(cut._replace(timestamp_ns=0) if cut.offset <= pin.start.offset else cut for cut in pin.cuts),
+    )
+    [piece] = pieces(unknown, State(), split_bytes=1 << 40)
+    assert piece.planned.last_day == known.planned.last_day
+    assert piece.planned.first_day == piece.planned.last_day

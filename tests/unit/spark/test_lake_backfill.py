@@ -10,6 +10,7 @@ from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.backfill import backfill
 from pyspark_nsqha.lake.manifest import Range
 from pyspark_nsqha.lake.rounds import DataLoss, Totals
+from pyspark_nsqha.model import ReadFailed
 from tests.unit.spark.lake_rig import NOON, SECOND, FakeLog, Lake, Partition
 
 
@@ -47,6 +48,26 @@ def test_what_is_there_is_passed_over(lake: Lake) -> None:
     totals, _ = fill(lake, 5, 25)
     assert covered(lake) == [(10, 50)] and totals.rows == 20
     assert fill(lake, 5, 25)[0].files == 0
+
+
+def test_a_partition_without_a_leader_is_told_and_stops_nobody(lake: Lake) -> None:
+    lake.log.partitions.append(Partition(number=1))
+    lake.log.away.add(("orders", 1))
+    totals, _ = fill(lake, 10, 20)
+    assert covered(lake) == [(20, 40)] and totals.partitions == 2
+    assert next(iter(totals.failed.values())).startswith("orders/1: no snapshot: no leader")
+    lake.log.away.add(("orders", 0))
+    with pytest.raises(ReadFailed, match="orders/0: no snapshot"):
+        fill(lake, 10, 20)
+    assert lake.log.holds == set()
+
+
+def test_a_lake_of_another_cluster_is_refused(lake: Lake) -> None:
+    lake.log.cluster = "c1"
+    fill(lake, 10, 20)
+    lake.log.cluster = "c2"
+    with pytest.raises(ReadFailed, match="is the lake of cluster c1"):
+        fill(lake, 20, 30)
 
 
 def test_no_channel_is_touched_and_the_hold_is_released(lake: Lake) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from pyspark_nsqha.lake import commit
+from pyspark_nsqha.lake import store as store_module
 from pyspark_nsqha.lake.commit import Commits, ManifestCommits, Moved
 from pyspark_nsqha.lake.iceberg import IcebergCommits
-from pyspark_nsqha.lake.manifest import Addition, BadManifest, LakeFile, Missing, Overlap
+from pyspark_nsqha.lake.manifest import Addition, BadManifest, LakeFile, Missing, Overlap, State, encode
 from pyspark_nsqha.lake.plan import pieces
-from pyspark_nsqha.lake.store import Store
+from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import write_piece
 from tests.unit.spark.lake_rig import Crash, Partition
 
@@ -113,6 +114,53 @@ def test_a_base_stands_for_all_manifests_before_it(
         ManifestCommits(store).state()
 
 
+def test_a_base_that_is_half_written_costs_nothing(
+    store: Store, files: tuple[LakeFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "BASE_EVERY", 2)
+    commits = ManifestCommits(store)
+    for file in files[:5]:
+        commits.append(commits.state(), Addition((file,)), run="a")
+    for sequence in (4, 2):
+        (Path(store.uri) / f"manifest/{sequence:020d}.base.json").write_bytes(b"{")
+        assert ManifestCommits(store).state() == commits.state()
+
+
+def test_what_floors_rest_on_is_durable_whoever_wrote_it(
+    store: Store, files: tuple[LakeFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody died between the link and the sync of the folder."""
+    folder = f"{store.uri}/manifest"
+    synced: list[str] = []
+    with monkeypatch.context() as patched, pytest.raises(Crash):
+
+        def dies(path: str) -> None:
+            if path == folder:
+                raise Crash("sync")
+
+        patched.setattr(store_module, "_sync_folder", dies)
+        ManifestCommits(store).append(State(), Addition(files[:1]), run="a")
+    monkeypatch.setattr(store_module, "_sync_folder", synced.append)
+    monkeypatch.setattr(store_module, "_durable", set())
+    assert ManifestCommits(store).state().sequence == 1 and synced == []
+    assert ManifestCommits(store).state(durable=True).sequence == 1
+    assert synced == [store.uri, folder]
+
+
+def test_what_was_appended_is_read_back_from_the_store(
+    store: Store, files: tuple[LakeFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that loses what it has taken, or shows something else, moves no floor."""
+    commits = ManifestCommits(store)
+    monkeypatch.setattr(store, "create", lambda *_, **__: None)
+    with pytest.raises(StoreFailed, match="no floor was moved"):
+        commits.append(commits.state(), Addition(files[:1]), run="a")
+    raw = encode(1, Addition(files[1:2]), written_ns=1, run="b")
+    monkeypatch.setattr(store, "create", lambda path, data, run: store.write(path, raw, run=run))
+    with pytest.raises(StoreFailed, match="no floor was moved"):
+        commits.append(commits.state(), Addition(files[:1]), run="a")
+
+
 def test_manifests_that_went_under_somebody_who_knew_them_are_missed(store: Store, files: tuple[LakeFile, ...]) -> None:
     commits = ManifestCommits(store)
     commits.append(commits.state(), Addition(files[:1]), run="a")
@@ -169,6 +217,58 @@ def test_somebody_else_who_changes_the_table_does_not_stop_us(store: Store, file
         transaction.set_properties(comment="from elsewhere")
     commits.append(state, Addition(files[1:2]), run="a")
     assert rows(commits) == list(range(files[1].end))
+
+
+def test_a_manifest_that_somebody_writes_while_the_table_is_read_is_seen(
+    store: Store, files: tuple[LakeFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifests are read, then others commit twice and remove what was staged, then the table is read."""
+    reader, writer = iceberg(store), iceberg(store)
+    writer.append(writer.state(), Addition(files[:1]), run="a")
+    reader.state()
+    summaries = reader._summaries
+
+    def late() -> object:
+        for file in files[1:3]:
+            writer.append(writer.state(), Addition((file,)), run="a")
+        return summaries()
+
+    monkeypatch.setattr(reader, "_summaries", late)
+    assert reader.state().addition() == Addition(files[:3])
+
+
+def test_a_catalog_that_does_not_say_what_became_of_a_commit_is_asked_later(
+    store: Store, files: tuple[LakeFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import CommitStateUnknownException, ServiceUnavailableError
+
+    commits = iceberg(store)
+    state = commits.append(commits.state(), Addition(files[:1]), run="a")
+    commit_table = SqlCatalog.commit_table
+
+    def unknown(*asked: object) -> object:
+        commit_table(*asked)  # type: ignore[arg-type]
+        raise CommitStateUnknownException("gateway timeout")
+
+    def unavailable(*_: object) -> object:
+        raise ServiceUnavailableError("later")
+
+    for fails in (unavailable, unknown):
+        with monkeypatch.context() as patched, pytest.raises(StoreFailed, match=r"the outcome is unknown \("):
+            patched.setattr(SqlCatalog, "commit_table", fails)
+            commits.append(state, Addition(files[1:2]), run="a")
+    assert iceberg(store).state().addition() == Addition(files[:2])
+    assert rows(commits) == list(range(files[1].end))
+
+
+def test_a_table_keeps_files_that_manifests_name(store: Store, files: tuple[LakeFile, ...]) -> None:
+    commits = iceberg(store)
+    commits.append(commits.state(), Addition(files[:1]), run="a")
+    assert commits._table().properties["gc.enabled"] == "false"
+    with commits._table().transaction() as transaction:
+        transaction.remove_properties("gc.enabled")
+    assert iceberg(store)._table().properties["gc.enabled"] == "false"
 
 
 def test_a_table_that_was_made_anew_is_noticed(store: Store, files: tuple[LakeFile, ...]) -> None:

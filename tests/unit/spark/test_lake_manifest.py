@@ -62,9 +62,9 @@ def file(first: int, end: int) -> LakeFile:
 def test_a_name_says_all_of_what_the_file_holds() -> None:
     path = "data/topic=orders/day=2026-11-23/0000000000000abc-00003-00000000000000000010-00000000000000000020.parquet"
     assert FILE.path == path
-    assert names.parse_data(path) == ("orders", "2026-11-23", 0xABC, 3, 10, 20, False)
-    merged = replace(FILE, merged=True)
-    assert names.parse_data(merged.path) == ("orders", "2026-11-23", 0xABC, 3, 10, 20, True)
+    assert names.parse_data(path) == ("orders", "2026-11-23", 0xABC, 3, 10, 20, "")
+    merged = replace(FILE, merged="ab12")
+    assert names.parse_data(merged.path) == ("orders", "2026-11-23", 0xABC, 3, 10, 20, "ab12")
     assert merged.path != FILE.path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ class Objects(fs.FileSystemHandler):  # type: ignore[misc]
     def __init__(self, room: int = 1 << 30) -> None:
         self.memory = fs._MockFileSystem()
         self.room = room
+        self.calls = 0
+        self._comes: tuple[int, Callable[[], None]] | None = None
+
+    def in_front_of(self, call: int, comes: Callable[[], None]) -> None:
+        """Somebody else comes in front of this request, counted from the next one on."""
+        self._comes = self.calls + call, comes
+
+    def _called(self) -> None:
+        self.calls += 1
+        if self._comes is not None and self.calls > self._comes[0]:
+            comes, self._comes = self._comes[1], None
+            comes()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
@@ -35,27 +48,32 @@ class Objects(fs.FileSystemHandler):  # type: ignore[misc]
         return path
 
     def get_file_info(self, paths: list[str]) -> Any:
+        self._called()
         return self.memory.get_file_info(paths)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
+        self._called()
         return self.memory.get_file_info(selector)
 
     def create_dir(self, path: str, recursive: bool) -> None:
         self.memory.create_dir(path, recursive=recursive)
 
     def open_output_stream(self, path: str, metadata: Any) -> Any:
+        self._called()
         if self.room == 0:
             raise OSError(f"When uploading {path}: AWS Error ACCESS_DENIED\nduring PutObject: quota exceeded")
         self.room -= 1
         return self.memory.open_output_stream(path)
 
     def open_input_stream(self, path: str) -> Any:
+        self._called()
         return self.memory.open_input_stream(path)
 
     def open_input_file(self, path: str) -> Any:
         return self.memory.open_input_file(path)
 
     def delete_file(self, path: str) -> None:
+        self._called()
         self.memory.delete_file(path)
 
     # What the handler has to have and the store never asks for.
@@ -100,17 +118,52 @@ def test_what_is_not_there_is_said_and_removing_it_is_nothing(store: Store) -> N
             look("data/x")
 
 
-def test_somebody_who_creates_between_question_and_upload_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_create_one_name_in_an_object_store_one_succeeds() -> None:
+    """The other one comes in front of each request of the first."""
+    at, outcomes = 0, set()
+    while True:
+        store, handler = objects()
+        other = Store("bucket/lake", store._given)
+        done: dict[str, bool] = {}
+
+        def comes(other: Store = other, done: dict[str, bool] = done) -> None:
+            done["theirs"] = created(other, b"theirs")
+
+        handler.in_front_of(at, comes)
+        done["ours"] = created(store, b"ours")
+        if "theirs" not in done:
+            break
+        content = store.read("manifest/1")
+        assert done == {"ours": content == b"ours", "theirs": content == b"theirs"}, at
+        assert Store("bucket/lake", store._given).read("manifest/1") == content
+        outcomes.add(content)
+        at += 1
+    assert at > 8 and outcomes == {b"ours", b"theirs"}
+
+
+def created(store: Store, data: bytes) -> bool:
+    try:
+        store.create("manifest/1", data, run="r")
+    except Exists:
+        return False
+    return True
+
+
+def test_what_somebody_died_in_front_of_creating_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = objects()
     upload = store._upload
 
-    def both(path: str, data: Any) -> None:
+    def dies(path: str, data: Any) -> None:
+        if path == "manifest/1":
+            raise KeyboardInterrupt
         upload(path, data)
-        upload(path, b"theirs")
 
-    monkeypatch.setattr(store, "_upload", both)
-    with pytest.raises(Exists):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(store, "_upload", dies)
         store.create("manifest/1", b"ours", run="r")
+    assert store.proposed("manifest/1") == (b"ours",)
+    assert not created(store, b"theirs") and store.read("manifest/1") == b"ours"
+    assert store.proposed("manifest/1") == ()
 
 
 def test_a_store_goes_out_with_a_task(tmp_path: Path) -> None:
@@ -168,12 +221,14 @@ def log() -> FakeLog:
     return made
 
 
-def archive(store: Store, made: FakeLog, run: str) -> int:
+def archive(
+    store: Store, made: FakeLog, run: str, topic: str = "orders", split_bytes: int = 500, rounds: int = 4
+) -> int:
     def write(splits: Any, run: str) -> Any:
         return [write_piece(split, store, made.read, run=run) for split in splits]
 
-    settings = Settings(run, split_bytes=500, round_bytes=2000)
-    return once(made, Rounds(ManifestCommits(store), store, write, settings), Subject(("orders",))).rows
+    settings = Settings(run, split_bytes=split_bytes, round_bytes=rounds * split_bytes)
+    return once(made, Rounds(ManifestCommits(store), store, write, settings), Subject((topic,))).rows
 
 
 def test_a_store_that_refuses_half_way_commits_nothing_and_is_gone_on_with_later() -> None:
@@ -194,3 +249,37 @@ def test_a_store_that_refuses_half_way_commits_nothing_and_is_gone_on_with_later
         assert state.covered(life) == [(0, 60)], room
         there = {file.path for file in store.list("data", recursive=True)}
         assert there == {file.path for file in state.files[life]}, room
+
+
+@pytest.mark.parametrize("topic", ["orders", "users"])
+def test_two_archivers_of_one_lake_of_objects_lose_nothing(topic: str) -> None:
+    """The second one does all of its work in front of each request of the first: on the same topic, or on another."""
+    at = came = 0
+    while not at or came:
+        made = FakeLog([Partition(step=300)])
+        if topic != "orders":
+            made.partitions.append(Partition(topic, 0, 0x77))
+        for partition in made.partitions:
+            for n in range(12):
+                partition.publish(b"%d" % n * 20)
+        store, handler = objects()
+        other = Store("bucket/lake", store._given)
+        came = 0
+
+        def comes(other: Store = other, made: FakeLog = made) -> None:
+            nonlocal came
+            came += 1
+            archive(other, made, "second", topic, 300)
+
+        handler.in_front_of(at, comes)
+        archive(store, made, "first", rounds=1)
+        handler.in_front_of(1 << 30, comes)
+        state = ManifestCommits(Store("bucket/lake", store._given)).state()
+        there = {file.path: file.size for file in store.list("data", recursive=True)}
+        for life, files in state.files.items():
+            assert state.covered(life) == [(0, 12)], at
+            assert all(there.get(file.path) == file.bytes for file in files), at
+            assert made.floors["archive", life.topic, 0] == 12, at
+        assert {life.topic for life in state.files} == {"orders", *([topic] if came else [])}
+        at += 1
+    assert at > 25

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.contents import Checked, Problem, checked
 from pyspark_nsqha.lake.manifest import Addition, LakeFile, State
-from pyspark_nsqha.lake.task import write_piece
+from pyspark_nsqha.lake.task import Tell, Verified, write_piece
 from pyspark_nsqha.lake.verify import Report, anchors, verify
 from pyspark_nsqha.model import Split
 from pyspark_nsqha.snapshot import Asked
@@ -34,9 +34,15 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def report(
-    lake: Lake, *, full: bool = False, state: State | None = None, topics: Sequence[str] = ("orders",)
+    lake: Lake,
+    *,
+    full: bool = False,
+    state: State | None = None,
+    topics: Sequence[str] = ("orders",),
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Report:
     def check(work: list[tuple[LakeFile, Split | None]]) -> list[Checked]:
+        meanwhile()
         return [checked(file, split, lake.store, lake.log.read) for file, split in work]
 
     pins = lake.log.snapshot(Asked(("orders",))).pins
@@ -47,6 +53,7 @@ def report(
         pins=pins,
         read=lake.log.read,
         check=check if full else None,
+        now_again=lambda: lake.log.snapshot(Asked(("orders",))).pins,
     )
 
 
@@ -208,6 +215,87 @@ def test_messages_that_the_log_lost_later_are_still_in_the_lake(lake: Lake) -> N
     found = report(lake, full=True)
     assert (found.problems, found.failed) == ([], [])
     assert found.rows_compared == found.rows_read - lost.count
+
+
+def test_what_is_in_neither_is_a_gap(lake: Lake) -> None:
+    """The newest manifests are gone, and so is what the log had."""
+    manifests = sorted((lake.folder / "manifest").iterdir())
+    for path in manifests[len(manifests) // 2 :]:
+        path.unlink()
+    state = lake.commits.state()
+    expected = set()
+    for partition in lake.log.partitions:
+        end = next(state.end(life) or 0 for life in state.files if life.partition == partition.number)
+        partition.trim(len(partition.entries) - 1)
+        expected.add(("gap", partition.number, end, partition.pin().start.offset))
+    assert ranges(report(lake).problems) == expected
+
+
+def test_a_partition_that_was_never_archived_is_listed(lake: Lake) -> None:
+    new = Partition(number=2)
+    for n in range(9):
+        new.publish(b"%d" % n)
+    lake.log.partitions.append(new)
+    found = report(lake)
+    assert found.problems == [] and "[0, 9) of the log are not in the lake yet" in found.notes[0]
+    assert [(p.life.partition, p.first, p.end, p.files, p.behind) for p in found.partitions][2:] == [(2, 0, 0, 0, 9)]
+    new.trim(4)
+    found = report(lake)
+    assert ranges(found.problems) == {("gap", 2, 0, 4)}
+    assert [(p.first, p.behind) for p in found.partitions][2:] == [(4, 5)]
+
+
+def test_a_lake_that_has_only_former_lives_of_a_topic_is_a_gap(lake: Lake) -> None:
+    new = Partition(number=0, uid=0x999)
+    lake.log.partitions[:] = [new]
+    assert report(lake).problems == [], "nothing was published to it"
+    new.publish(b"a", b"b")
+    new.publish(b"c")
+    found = report(lake)
+    assert ranges(found.problems) == {("gap", 0, 0, 3)} and "uid 0000000000000abc" in found.problems[0].why
+    new.trim(1)
+    assert ranges(report(lake).problems) == {("gap", 0, 0, 2), ("gap", 0, 2, 3)}
+
+
+@pytest.mark.parametrize("batches", [1, 5])
+def test_what_retention_takes_while_everything_is_read_is_compared_no_more(lake: Lake, batches: int) -> None:
+    partition = lake.log.partitions[0]
+    found = report(lake, full=True, meanwhile=lambda: partition.trim(batches))
+    assert (found.problems, found.failed) == ([], [])
+    assert found.rows_read == sum(p.last.end_offset for p in lake.log.partitions) > found.rows_compared > 0
+
+
+def test_splits_name_the_hold(lake: Lake) -> None:
+    seen: list[str] = []
+
+    def check(work: list[tuple[LakeFile, Split | None]]) -> list[Checked]:
+        seen.extend(split.hold_id for _, split in work if split)
+        return [Checked() for _ in work]
+
+    def read(split: Split, tell: Tell) -> Iterator[Verified]:
+        seen.append(split.hold_id)
+        return lake.log.read(split, tell)
+
+    pins = lake.log.snapshot(Asked(("orders",))).pins
+    verify(lake.commits.state(), lake.store, ["orders"], pins=pins, read=read, check=check, hold_id="h7")
+    assert len(seen) > 4 and set(seen) == {"h7"}
+
+
+def test_what_was_recorded_as_missing_and_is_in_the_log_is_a_problem(tmp_path: Path) -> None:
+    log = FakeLog([Partition()])
+    partition = log.partitions[0]
+    for _ in range(10):
+        partition.publish(b"a", b"b")
+    before = partition.entries[4]
+    partition.lose(5)
+    lake = Lake(tmp_path / "lake", log)
+    once(log, lake.rounds(), Subject(("orders",)))
+    assert report(lake).problems == []
+    partition.entries[4] = before
+    problems = report(lake).problems
+    assert ranges(problems) == {("mismatch", 0, 8, 10)} and "recorded as missing (lost), but the log" in problems[0].why
+    partition.trim(5)
+    assert report(lake).problems == []
 
 
 def test_files_that_no_manifest_names_are_noted(lake: Lake) -> None:

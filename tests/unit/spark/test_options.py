@@ -80,6 +80,7 @@ def test_times_go_before_offsets_and_the_one_time_before_those_of_partitions() -
     [
         (str(NOON), NOON_NS),
         ("0", 0),
+        ("978307200000", 978_307_200 * 10**9),
         ("2026-11-21T12:33:25Z", 1_795_264_405 * 10**9),
         ("2026-11-21T13:33:25.000001+01:00", 1_795_264_405 * 10**9 + 1000),
     ],
@@ -192,6 +193,33 @@ REFUSED = [
     (
         {"endingTimestamp": str(NOON * 1000)},
         f"endingTimestamp: '{NOON * 1000}' is not between 1970 and 2262; numbers are milliseconds",
+    ),
+    (
+        {"startingTimestamp": "1795262005"},
+        "startingTimestamp: '1795262005' looks like seconds: write milliseconds since 1970",
+    ),
+    (
+        {"endingOffsetsByTimestamp": '{"orders":{"0":1795262005}}'},
+        "endingOffsetsByTimestamp: '1795262005' looks like seconds: write milliseconds since 1970",
+    ),
+    (
+        {"startingTimestamp": str(NOON), "endingTimestamp": "2026-11-20T10:00:00Z"},
+        "startingTimestamp is not before endingTimestamp: this would read nothing",
+    ),
+    (
+        {"startingTimestamp": str(NOON), "endingTimestamp": str(NOON)},
+        "startingTimestamp is not before endingTimestamp: this would read nothing",
+    ),
+    (
+        {
+            "startingOffsetsByTimestamp": f'{{"orders":{{"0":{NOON},"1":{NOON}}}}}',
+            "endingOffsetsByTimestamp": f'{{"orders":{{"0":{NOON + 1},"1":{NOON - 1}}}}}',
+        },
+        "startingOffsetsByTimestamp of orders/1 is not before endingOffsetsByTimestamp: this would read nothing",
+    ),
+    (
+        {"startingTimestamp": str(NOON), "endingOffsetsByTimestamp": f'{{"orders":{{"0":{NOON}}}}}'},
+        "startingTimestamp of orders/0 is not before endingOffsetsByTimestamp: this would read nothing",
     ),
     (
         {"startingOffsetsByTimestamp": '{"orders":{"0":"x"}}'},

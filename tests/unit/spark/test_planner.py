@@ -414,3 +414,21 @@ def test_a_border_whose_time_nobody_knows_leaves_out_nothing() -> None:
     one = pin(((0, 1, 0), (10, 2, 100)))
     unknown = Pin(one.identity, one.start, one.end, 3, 1, tuple(cut._replace(timestamp_ns=0) for cut in one.cuts))
     assert len(restricted(Restriction(since_ns=SECOND), Range(unknown, 0, 10))) == 10
+    for until_ns in (SECOND, 0):
+        assert len(restricted(Restriction(until_ns=until_ns), Range(unknown, 0, 10))) == 10
+
+
+@pytest.mark.parametrize("unknown", [(1,), (1, 2), (0, 1, 2), (3,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("since", range(6))
+@pytest.mark.parametrize("until", range(7))
+def test_borders_whose_times_are_known_do_for_the_others(unknown: tuple[int, ...], since: int, until: int) -> None:
+    """The batch between two borders is as old as the first one; a time that is not known hides none of them."""
+    one = pin(((0, 1, 0), (10, 2, 100), (20, 3, 200), (30, 4, 300)))
+    times = [cut.timestamp_ns for cut in one.cuts]
+    cuts = tuple(cut._replace(timestamp_ns=0) if at in unknown else cut for at, cut in enumerate(one.cuts))
+    hidden = Pin(one.identity, one.start, one.end, 3, 1, cuts)
+    restriction = Restriction(since_ns=since * SECOND, until_ns=until * SECOND)
+    kept = {key[2] for key in restricted(restriction, Range(hidden, 0, 30))}
+    for at, (low, high) in enumerate(pairwise(one.cuts)):
+        if restriction.since_ns <= times[at] < restriction.until_ns:
+            assert set(range(low.offset, high.offset)) <= kept

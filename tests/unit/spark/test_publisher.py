@@ -195,6 +195,70 @@ def test_progress_puts_the_timeout_off():
         assert publish(numbered(21), nsqd, timeout_s=200, now=lambda: next(clock)).tally.published == 42
 
 
+@pytest.mark.parametrize("seconds", [30, 600])
+def test_a_broker_that_answers_nothing_is_left_although_the_task_is_slow(seconds: int):
+    clock = [0.0]
+    with ScriptedNsqd(["silent"] * 9) as frozen, ScriptedNsqd() as well:
+        publisher = TaskPublisher([frozen.address, well.address], now=lambda: clock[0], sleep=lambda _: None)
+        for command in numbered(4):
+            publisher.publish(command)  # the window is far from full
+            clock[0] += seconds
+        publisher.flush()
+        publisher.close()
+        assert well.bodies == bodies_of(4)
+        assert (frozen.connections, well.connections) == (1, 1)
+        assert publisher.tally.published == 8
+
+
+def test_the_last_command_of_a_slow_task_finds_another_broker_too():
+    clock = [0.0]
+    with ScriptedNsqd(["silent"]) as frozen, ScriptedNsqd() as well:
+        publisher = TaskPublisher([frozen.address, well.address], now=lambda: clock[0], sleep=lambda _: None)
+        publisher.publish(mpub(b"1"))
+        clock[0] = 600.0
+        publisher.flush()
+        publisher.close()
+        assert well.bodies == [b"1"]
+
+
+def test_it_gives_up_when_the_time_is_over_and_every_broker_had_its_turn():
+    clock = [0.0]
+    with ScriptedNsqd(["silent"], ["silent"]) as first, ScriptedNsqd(["silent"]) as second:
+        brokers = [first.address, second.address]
+        publisher = TaskPublisher(brokers, now=lambda: clock[0], sleep=lambda _: None, timeout_s=0.3)
+        publisher.publish(mpub(b"1"))
+        clock[0] = 600.0
+        with pytest.raises(PublishFailed, match=f"{first.address}: no answer within 0.3 s"):
+            publisher.flush()
+        publisher.close()
+        assert [first.connections, second.connections] == [2, 1]
+
+
+def test_what_was_refused_for_a_moment_while_the_task_was_away_is_sent_again():
+    clock = [0.0]
+    with ScriptedNsqd(["not stored"]) as nsqd:
+        publisher = TaskPublisher([nsqd.address], now=lambda: clock[0], sleep=lambda _: None)
+        publisher.publish(mpub(b"1"))
+        clock[0] = 600.0
+        publisher.flush()
+        publisher.close()
+        assert (nsqd.bodies, nsqd.connections) == ([b"1"], 2)
+        assert publisher.tally.possible_duplicates == 0
+
+
+def test_an_answer_that_came_long_ago_counts_although_nobody_listened():
+    clock = [0.0]
+    with ScriptedNsqd() as nsqd, ScriptedNsqd() as other:
+        publisher = TaskPublisher([nsqd.address, other.address], now=lambda: clock[0], sleep=lambda _: None)
+        publisher.publish(mpub(b"1"))
+        clock[0] = 600.0
+        publisher.publish(mpub(b"2"))
+        publisher.flush()
+        publisher.close()
+        assert (nsqd.bodies, other.connections) == ([b"1", b"2"], 0)
+        assert (publisher.tally.published, publisher.tally.possible_duplicates) == (2, 0)
+
+
 def test_something_else_than_nsqd_is_told_apart():
     listener = socket.create_server(("127.0.0.1", 0))
     answered = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))

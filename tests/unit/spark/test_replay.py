@@ -14,7 +14,7 @@ from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed, Split
 from pyspark_nsqha.planner import Part
 from pyspark_nsqha.replay import grouped, log_bytes, named, planned_ids, planned_range
 from pyspark_nsqha.replay_state import Span
-from pyspark_nsqha.replay_task import BURST_SECONDS, Destination, Pace, ReadAndPublish, spans_of, until
+from pyspark_nsqha.replay_task import BURST_SECONDS, Destination, Pace, ReadAndPublish, batches_of, spans_of, until
 from pyspark_nsqha.sink import SinkOptions
 from pyspark_nsqha.snapshot import Snapshot
 from tests.unit.spark.scripted_nsqd import ScriptedNsqd
@@ -167,6 +167,16 @@ def test_spans_are_done_up_to_the_last_stored_message() -> None:
     assert list(until(spans, (0, 4))) == [Span(0, 0, 5)]
     assert list(until(spans, (0, 29))) == spans[:2]
     assert list(until(spans, (1, 0))) == [*spans[:2], Span(1, 0, 1)]
+
+
+def test_rows_one_by_one_become_batches_that_are_neither_long_nor_large() -> None:
+    rows = [(0, offset, b"x" * 10) for offset in range(7)] + [(1, 0, b"y" * 100), (1, 1, b"z")]
+    found = list(batches_of(iter(rows), rows_max=4, bytes_max=100))
+    assert [one.num_rows for one in found] == [4, 4, 1]
+    assert [tuple(row.values()) for one in found for row in one.to_pylist()] == rows
+    assert found[0].schema == batch(0, 0, 1).schema
+    assert [one.num_rows for one in batches_of(rows[:8], rows_max=100, bytes_max=30)] == [3, 3, 2]
+    assert list(batches_of([])) == []
 
 
 # ---- tasks

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli import build_parser, exits
+from nsqha.cli.spark_flags import Within, place, say_range, time_range
 from nsqha.cli.spark_lag import limit
-from nsqha.cli.spark_replay import place, progress_line
+from nsqha.cli.spark_replay import progress_line
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -35,14 +36,20 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("orders --offsets 0:1-2 --offsets 0:5-6 --into x", "names a partition twice"),
         ("orders --offsets 0:5-2 --into x", "ends before it begins"),
         ("orders --offsets 5-2 --into x", "is not PARTITION:FIRST-END"),
-        ("orders --from 17 --into x", "--from: 17 is no time; --offsets"),
-        ("orders --from yesterday --into x", "--from: 'yesterday' is no place"),
-        ("orders --from 2026-13-01 --into x", "--from: @2026-13-01 is not a time"),
+        ("orders --from 17 --into x", "--from '17' is no time: -2h, 2026-11-20T10:00Z, @1795262005, start or end;"),
+        ("orders --from yesterday --into x", "--from 'yesterday' is no time: -2h, 2026-11-20T10:00Z, @1795262005,"),
+        ("orders --from 2026-13-01 --into x", "--from: 2026-13-01 is not a time"),
+        ("orders --from 1960-01-01 --into x", "is before 1970"),
+        ("orders --from -1h --until -2h --into x", "--from -1h is not before --until -2h"),
+        ("orders --from -1h --to -1h --into x", "--from -1h is not before --until -1h"),
+        ("orders --from end --into x", "--from end leaves nothing to read"),
+        ("orders --from start --until start --into x", "--until start leaves nothing to read"),
+        ("orders --from 17 --channel billing", "--from '17' is no time"),
         ("orders --from -2h --into orders", "--allow-same"),
         ("live#ephemeral --from -2h --into x", "is ephemeral"),
         ("orders --where true --channel billing", "leave out --where"),
         ("orders --ids f --channel billing", "leave out --ids"),
-        ("orders --from -2h --to -1h --channel billing", "leave out --to"),
+        ("orders --from -2h --to -1h --channel billing", "leave out --until"),
         ("orders --from -2h --rate 5 --channel billing", "leave out --rate"),
         ("orders --offsets 0:1-2 --channel billing", "leave out END of --offsets"),
         ("orders --from -2h --rate 0 --into x", "is not a whole number above zero"),
@@ -67,13 +74,34 @@ def test_a_file_of_ids_is_checked_before_anybody_is_asked(tmp_path: Path) -> Non
     assert "has more than 100,000 ids" in said("".join(f"{n:016x}\n" for n in range(100_001)))
 
 
-def test_times_are_as_seek_takes_them_and_as_iso_8601() -> None:
-    args = build_parser("spark").parse_args(["spark", "replay", "orders", "--into", "x", "--from", "-2h"])
-    args.now_ns = time.time_ns()
-    assert place(args, "--from", args.since).value == args.now_ns - 2 * 3600 * 10**9
-    assert place(args, "--from", "2026-11-20T10:00:00Z").value == 1_795_168_800 * 10**9
-    assert place(args, "--from", "@1795168800") == place(args, "--from", "2026-11-20T11:00:00+01:00")
-    assert place(args, "--from", "start").kind == "start"
+@pytest.mark.parametrize("verb", ["replay", "backfill"])
+def test_times_are_as_seek_takes_them_and_as_iso_8601(verb: str) -> None:
+    parser, now = build_parser("spark").verbs()["spark"].verbs()[verb], time.time_ns()
+
+    def at(text: str) -> int:
+        return place(parser, "--from", text, now).value
+
+    assert at("-2h") == at("@-2h") == now - 2 * 3600 * 10**9
+    assert at("2026-11-20T10:00:00Z") == at("@2026-11-20T10:00Z") == at("@1795168800") == 1_795_168_800 * 10**9
+    assert at("2026-11-20T11:00:00+01:00") == at("@1795168800")
+    assert at("2026-11-20") == at("@2026-11-20")
+    assert place(parser, "--from", "start", now).kind == "start"
+    assert time_range(parser, "start", "end", now) == time_range(parser, None, None, now) == (None, None)
+
+
+def test_which_times_are_meant_is_said_with_their_zone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Paris")
+    time.tzset()
+    try:
+        parser = build_parser("spark").verbs()["spark"].verbs()["backfill"]
+        say_range(time_range(parser, "2026-11-20", "2026-11-20T10:00Z", 0))
+        say_range(Within(None, None))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert capsys.readouterr().err == "from 2026-11-20 00:00:00.000+01:00 until 2026-11-20 11:00:00.000+01:00\n"
 
 
 def test_a_limit_is_a_number_of_messages_or_a_time(capsys: pytest.CaptureFixture[str]) -> None:

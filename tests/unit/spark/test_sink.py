@@ -7,6 +7,7 @@ import random
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from pyspark_nsqha.options import OptionError
@@ -239,6 +240,24 @@ def test_a_task_publishes_its_batches_and_says_how_many():
         assert message == Published(published=3, possible_duplicates=message.possible_duplicates)
         assert message.possible_duplicates in (2, 3)  # the third may have been on its way
         assert nsqd.bodies[-3:] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(("partition", "attempt"), [(0, 1), (1, 0), (3, 4)])
+def test_another_task_and_another_attempt_begin_with_another_broker(
+    monkeypatch: pytest.MonkeyPatch, partition: int, attempt: int
+):
+    class Task:
+        def partitionId(self) -> int:
+            return partition
+
+        def attemptNumber(self) -> int:
+            return attempt
+
+    monkeypatch.setattr(TaskContext, "get", Task)
+    with ScriptedNsqd() as first, ScriptedNsqd() as second:
+        nsqd = f"{first.address},{second.address}"
+        NsqhaWriter(schema("value binary"), False, options(topic="t", nsqd=nsqd)).write(iter([values(b"1")]))
+        assert (first.bodies, second.bodies) == ([], [b"1"])
 
 
 def test_rows_are_counted_over_the_batches_of_a_task_and_the_error_says_what_is_published():

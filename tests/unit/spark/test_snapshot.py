@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
+from nsqha.admin import segments as service
 from nsqha.pb.v1 import segments_pb2 as pb
 from nsqha.pb.v1 import segments_pb2_grpc
-from pyspark_nsqha import snapshot
+from pyspark_nsqha import snapshot, stream
 from pyspark_nsqha.model import Cut, Identity, ReadFailed, Replica
 from pyspark_nsqha.options import Connection, Subscription, Tls
 from pyspark_nsqha.snapshot import Asked, Segments, checked, of_subscription
@@ -107,6 +108,19 @@ def test_a_snapshot_is_plain_values() -> None:
     [request] = scripted.requests
     assert (list(request.topics), list(request.timestamps_ns), request.channel) == (["orders"], [5, 6], "audit")
     assert (request.hold_ms, request.hold_id, request.cut_points) == (9, "h0", False)
+
+
+def test_a_partial_snapshot_has_what_could_be_had_and_says_why_not_the_rest() -> None:
+    away = pb.PartitionSnapshot(topic="orders", topic_uid=77, partition=1, error="no leader\nnow")
+    with serving(answer(partition(), away, hold_id="h1", cluster_id="c1")) as (address, scripted):
+        found = segments(address).snapshot(ASKED, partial=True)
+        assert [pin.identity.partition for pin in found.pins] == [0]
+        assert (found.failed, found.hold_id, found.cluster) == ({("orders", 1): "no leader now"}, "h1", "c1")
+        assert len(scripted.requests) == 3, "it is waited for as long as retries last"
+        assert "no snapshot of orders/1" in refusal(lambda: segments(address).snapshot(ASKED))
+    with serving(answer(away), answer(away), answer(partition(), partition(1))) as (address, _):
+        whole = segments(address).snapshot(ASKED, partial=True)
+        assert (len(whole.pins), whole.failed) == (2, {})
 
 
 def test_many_times_are_asked_for_in_parts_and_none_is_behind_the_first_end() -> None:
@@ -202,9 +216,9 @@ def test_what_was_missing_is_said_although_other_brokers_are_away() -> None:
         ),
         (
             "RESOURCE_EXHAUSTED",
-            "orders/0 has 64 holds",
-            "{address} cannot answer: orders/0 has 64 holds; "
-            "holdMs 0 holds nothing, and fewer topics make a shorter answer",
+            "more than 9 borders",
+            "{address} cannot answer: more than 9 borders; "
+            "fewer topics, or fewer offsets of them, make a shorter answer",
         ),
     ],
 )
@@ -215,11 +229,23 @@ def test_what_no_other_broker_would_answer_better_is_final(code: str, details: s
 
 
 def test_partitions_without_a_leader_are_waited_for_under_the_same_hold() -> None:
-    failed = answer(partition(0), partition(1, error="no leader"), hold_id="h1")
-    with serving(failed, answer(partition(0), partition(1), hold_id="h1")) as (address, scripted):
+    failed = answer(partition(0), partition(1, error="no leader"))
+    away = (grpc.StatusCode.UNAVAILABLE, "32 snapshots are being made here")
+    with serving(away, failed, answer(partition(0), partition(1), hold_id="h1")) as (address, scripted):
         found = segments(address).snapshot(Asked(topics=("orders",), hold_ms=1000))
-    assert len(found.pins) == 2
-    assert [request.hold_id for request in scripted.requests] == ["", "h1"]
+    assert (len(found.pins), found.hold_id) == (2, "h1")
+    [drawn] = {request.hold_id for request in scripted.requests}
+    assert len(scripted.requests) == 3 and len(drawn) == 16 and int(drawn, 16), "known before it is asked for"
+
+
+def test_a_hold_that_nobody_hears_of_is_released() -> None:
+    failed = answer(partition(0, error="no leader"))
+    with serving(failed, failed, pb.ReleaseHoldResponse(partitions=1)) as (address, scripted):
+        asked = Asked(topics=("orders",), hold_ms=1000)
+        assert "no snapshot of orders/0" in refusal(lambda: segments(address, retries=1).snapshot(asked))
+    *held, released = scripted.requests
+    assert [type(one) for one in (*held, released)] == [pb.SnapshotRequest] * 2 + [pb.ReleaseHoldRequest]
+    assert released.hold_id == held[0].hold_id
 
 
 def test_partitions_that_do_not_answer_are_named() -> None:
@@ -322,9 +348,9 @@ def test_holds_and_floors_of_readers_are_moved() -> None:
         assert segments(address).release_hold("h1") == 2
     floors = [pb.CommittedFloor(partition=0, offset=7), pb.CommittedFloor(partition=1, offset=9)]
     with serving(pb.CommitReaderResponse(floors=floors)) as (address, scripted):
-        assert segments(address).commit_reader("orders", "lake", {0: 7, 1: 9}, back=True) == {0: 7, 1: 9}
+        assert segments(address).commit_reader("orders", "lake", {0: 7, 1: 9}, back=True, topic_uid=5) == {0: 7, 1: 9}
     [request] = scripted.requests
-    assert (request.topic, request.channel, request.back) == ("orders", "lake", True)
+    assert (request.topic, request.channel, request.back, request.topic_uid) == ("orders", "lake", True, 5)
     assert dict(request.offsets) == {0: 7, 1: 9}
 
 
@@ -356,3 +382,100 @@ def test_a_certificate_that_is_not_on_this_machine_is_named_by_its_option() -> N
     connection = Connection(("127.0.0.1:1",), Tls("/nowhere/cert", "/nowhere/key", "/nowhere/ca"))
     said = refusal(lambda: Segments(connection).snapshot(ASKED))
     assert said == "nsqha.tls.ca: its file cannot be read on this machine: No such file or directory"
+
+
+# ---- whom to ask first
+
+
+class Brokers:
+    """Some brokers and the time; those in `silent` let each call wait as long as it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *silent: str) -> None:
+        self.silent = {*silent}
+        self.now = 0.0
+        self.asked: list[str] = []
+        self.pauses: list[float] = []
+        monkeypatch.setattr(snapshot, "_orders", {})
+        monkeypatch.setattr(snapshot, "_stub", self.stub)
+        monkeypatch.setattr(snapshot, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    @contextmanager
+    def stub(self, _: Connection, broker: str) -> Iterator[Any]:
+        class Stub:
+            def ReleaseHold(stub, request: Any, timeout: float) -> Any:
+                self.asked.append(broker)
+                if broker in self.silent:
+                    self.now += timeout
+                    raise Silence
+                return pb.ReleaseHoldResponse(partitions=1)
+
+        yield Stub()
+
+
+class Silence(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "Deadline Exceeded"
+
+
+def test_a_broker_that_was_silent_is_asked_last_by_later_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, "a:1")
+    for _ in range(3):
+        segments("a:1", "b:1", "c:1").release_hold("h")
+    assert brokers.asked == ["a:1", "b:1", "b:1", "b:1"]
+    brokers.silent = {"b:1", "c:1"}
+    segments("a:1", "b:1", "c:1").release_hold("h")
+    segments("a:1", "b:1", "c:1").release_hold("h")
+    assert brokers.asked[4:] == ["b:1", "c:1", "a:1", "a:1"]
+
+
+def test_the_order_of_one_set_of_brokers_says_nothing_about_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, "a:1")
+    segments("a:1", "b:1").release_hold("h")
+    brokers.silent.clear()
+    segments("a:1", "c:1").release_hold("h")
+    assert brokers.asked == ["a:1", "b:1", "a:1"]
+
+
+def test_few_orders_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, "a:1")
+    for port in range(snapshot.ORDERS_MAX + 5):
+        segments("a:1", f"b:{port}").release_hold("h")
+        assert 0 < len(snapshot._orders) <= snapshot.ORDERS_MAX
+    assert brokers.now == 5 * (snapshot.ORDERS_MAX + 5)
+
+
+def test_a_call_whose_time_is_up_does_not_wait_for_rounds_that_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch, "a:1", "b:1")
+    monkeypatch.setattr(snapshot, "PAUSE_S", 0.5)
+    said = refusal(lambda: segments("a:1", "b:1", retries=3, timeout_ms=1000).release_hold("h"))
+    assert said.startswith("no broker answers: a:1 said nothing within 1000 ms (timeoutMs), b:1 said nothing")
+    assert (brokers.asked, brokers.pauses, brokers.now) == (["a:1", "b:1", "a:1", "b:1"], [0.5], 4.0)
+
+
+def test_what_a_broker_answered_is_the_context_of_the_error() -> None:
+    """By which a stream tells what is not there any more."""
+    for asked in (ASKED, Asked(topics=("orders",), hold_ms=9)):
+        refused = (grpc.StatusCode.NOT_FOUND, "no topic 'orders'")
+        with serving(refused) as (address, _), pytest.raises(ReadFailed) as failed:
+            segments(address).snapshot(asked)
+        assert stream._is_not_there(failed.value)
+    refused = (grpc.StatusCode.INVALID_ARGUMENT, "pattern: missing )")
+    with serving(refused) as (address, _), pytest.raises(ReadFailed) as failed:
+        segments(address).snapshot(ASKED)
+    assert not stream._is_not_there(failed.value)
+    assert not stream._is_not_there(ReadFailed("no broker answers"))
+
+
+def test_a_broker_that_waits_for_another_one_answers_before_it_is_called_silent() -> None:
+    """The error of the partition arrives, and the broker stays among the first to be asked."""
+    assert Connection(("h:1",)).timeout_ms - 5000 > service.CALL_SECONDS * 1000
