@@ -10,13 +10,20 @@ HOT := $(wildcard nsqha/hot/*.pyx nsqha/hot/*.pxd nsqha/hot/*.h)
 # would compile all modules for itself.
 COMPILE := $(BIN)/python -m compileall -q nsqha lookupd tests
 
-.PHONY: dev install test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen mutants sim sim-mutants spec clean
+.PHONY: dev install install-spark test test-spark lint fmt types proto bench bench-spark crash crash-cluster crash-spark jepsen mutants sim sim-mutants spec clean
 
 # A cluster needs an etcd beside it.
 dev: install $(if $(findstring --nodes,$(ARGS)),$(VENV)/.etcd)  ## broker and lookup in one process, nothing to configure
 	@$(BIN)/nsqha dev $(ARGS)
 
 install: $(VENV)/.runtime
+
+install-spark: $(VENV)/.spark  ## what `nsqha spark` and jobs of your own need; and Java 17 beside it
+
+$(VENV)/.spark: $(VENV)/.runtime pyproject.toml
+	@echo "installing pyspark and pyarrow into $(VENV)" >&2
+	@$(PIP) install --editable '.[spark]'
+	@touch $@
 
 $(VENV)/.pip:
 	@$(PYTHON) -c 'import sys; sys.exit("nsqha needs Python 3.11 or newer; set PYTHON=") if sys.version_info < (3, 11) else None'

@@ -5,7 +5,8 @@
     task      read(): fetch -> verify -> scan -> Arrow batches
 
 Spark imports every package whose name begins with `pyspark_` when it looks up its first data source, in every
-application: this module imports nothing but Spark's own base class, and everything else when it is asked for.
+application: this module imports nothing, and everything else when it is asked for. So modules that need no Spark, as
+those that `nsqha spark lag` is made of, work where pyspark is not installed.
 
 How Spark treats the object decides what is pinned where: what __init__ made is in every plan of one load() (a join of a
 DataFrame with itself sees the same messages), and with a schema given by the user nothing but __init__ is called. So
@@ -16,63 +17,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource
-
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader
-    from pyspark.sql.types import StructType
+    from pyspark_nsqha.source import DefaultSource
 
 __all__ = ["DefaultSource"]
 
-SUBSCRIBING = ("subscribe", "subscribepattern", "assign")  # what a read has and a sink has not
 
+def __getattr__(name: str) -> Any:
+    """Spark asks for DefaultSource, and whoever registers it."""
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pyspark_nsqha.source import DefaultSource
 
-class DefaultSource(DataSource):
-    """What `format("nsqha")` is."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "nsqha"
-
-    def __init__(self, options: Any) -> None:
-        """A read is checked and pinned here; a sink's options are checked by its writer. OptionError, ReadFailed."""
-        super().__init__(options)
-        self.pinned: Any = None
-        self._planned = False
-        if any(name.lower() in SUBSCRIBING for name in options):
-            from pyspark_nsqha.batch import pin
-
-            self.pinned = pin(options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All of it for planners; tasks have their splits, and need neither a snapshot nor options."""
-        return self.__dict__ | ({"pinned": None, "options": {}} if self._planned else {})
-
-    def schema(self) -> str:
-        from pyspark_nsqha.batch import schema
-
-        return schema(self.options)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        from pyspark_nsqha.batch import batch_reader
-
-        reader = batch_reader(self.options, self.pinned, schema)
-        self._planned = True
-        return reader
-
-    def streamReader(self, schema: StructType) -> Any:
-        from pyspark_nsqha.stream import stream_reader
-
-        reader = stream_reader(self.options, self.pinned, schema)
-        self._planned = True
-        return reader
-
-    def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from pyspark_nsqha.sink import NsqhaWriter
-
-        return NsqhaWriter(schema, overwrite, self.options)
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
-        from pyspark_nsqha.sink import NsqhaStreamWriter
-
-        return NsqhaStreamWriter(schema, overwrite, self.options)
+    return DefaultSource

@@ -98,6 +98,7 @@ _SIZE: Final = re.compile(r"(\d{1,15})\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):(\d{1,5})")
 _ID: Final = re.compile(r"[0-9a-f]{16}")
 _INSTANT_MAX_NS: Final = (1 << 63) - 1  # what the snapshot's request can say
+_SECONDS: Final = range(10**8, 978_307_200_000)  # as milliseconds before 2001; as seconds from 1973 on
 
 
 class OptionError(ValueError):
@@ -279,6 +280,7 @@ def batch_options(options: Mapping[str, str]) -> BatchOptions:
     for (topic, partition), offset in bounds.end.offsets:
         if offset == EARLIEST:
             raise OptionError(f"endingOffsets: {topic}/{partition} ends at -2 (earliest), which would read nothing")
+    _check_times(bounds)
     return BatchOptions(
         connection=None if path else parse_connection(given),
         subscription=parse_subscription(given),
@@ -290,6 +292,19 @@ def batch_options(options: Mapping[str, str]) -> BatchOptions:
         pushdown=given.flag("pushdown", False),
         archive=given.text("archive"),
     )
+
+
+def _check_times(bounds: Bounds) -> None:
+    """OptionError if reading would end before it begins, by the times that were given."""
+    start, end = bounds.start, bounds.end
+    begins, ends = dict(start.times_ns), dict(end.times_ns)
+    keys: list[tuple[str, int] | None] = [*sorted({*begins, *ends})]
+    for key in keys or [None]:
+        first = start.time_ns if start.time_ns is not None else begins.get(key) if key else None
+        last = end.time_ns if end.time_ns is not None else ends.get(key) if key else None
+        if first is not None and last is not None and first >= last:
+            where = f" of {key[0]}/{key[1]}" if key else ""
+            raise OptionError(f"{start.option}{where} is not before {end.option}: this would read nothing")
 
 
 def parse_connection(given: Given) -> Connection:
@@ -400,6 +415,8 @@ def parse_time(option: str, text: str) -> int:
     """Nanoseconds since 1970 of what is in milliseconds, or in ISO-8601 with a zone. OptionError otherwise."""
     ns = -1
     if re.fullmatch(r"\d{1,16}", text):
+        if int(text) in _SECONDS:
+            raise OptionError(f"{option}: {_short(text)} looks like seconds: write milliseconds since 1970")
         ns = int(text) * 10**6
     else:
         try:

@@ -15,7 +15,8 @@ What a command without an OK is when its connection ends:
 Invariants: an OK belongs to the first command that has none. Nothing is given up: a command either gets an OK, or
 `publish` or `flush` raises. What is kept for sending again is bounded in bytes and commands. A broker that owes an
 answer for ANSWER_SECONDS is left, also where the task takes longer than that from one command to the next; and nothing
-raises for want of time before every broker had its turn while `publish` or `flush` waited.
+raises for want of time before every broker had its turn while `publish` or `flush` waited. Where no address ever was a
+broker, and each closes without an answer to IDENTIFY, that is said after FOREIGN_SECONDS.
 
 The protocol is NSQ V2: a command is answered by one frame, [size u32 = 4 + data][type u32: 0 answer, 1 error][data].
 Every error ends the connection. Only the standard library is used, so that a worker needs nothing else.
@@ -40,6 +41,7 @@ IN_FLIGHT_COMMANDS_MAX = 256  # where topics change from row to row, commands ar
 IN_FLIGHT_BATCHES_MAX = 8  # of full size: enough for the broker to sync one batch while it receives the next
 ANSWER_SECONDS = 45.0  # more than a broker's --publish-outcome-wait, so that it says itself what it does not know
 CONNECT_SECONDS = 5.0
+FOREIGN_SECONDS = 5.0  # for a broker behind a proxy to start; a wrong port is wrong for ever
 GRACE_SECONDS = 1.0  # before a broker is left that owed an answer while nobody listened
 BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS = 0.05, 2.0
 FRAME_BYTES_MAX = 64 << 10  # of an answer
@@ -70,6 +72,14 @@ class PublishFailed(Exception):
 
 class LinkLost(Exception):
     """A connection ended, or was ended: nobody knows what became of the commands that were sent and have no OK."""
+
+
+class Closed(LinkLost):
+    """The other side ended it."""
+
+
+class NotIdentified(LinkLost):
+    """The other side ended it and did not answer IDENTIFY: perhaps no broker is there."""
 
 
 class NotTaken(LinkLost):
@@ -139,17 +149,20 @@ class TaskPublisher:
         self._link: Link | None = None
         self._unanswered: deque[Command] = deque()
         self._unanswered_bytes = 0
+        self._perhaps_stored: deque[bool] = deque()  # of each of them: an earlier link ended and owed its answer
         self._sent = 0  # that many of them were sent over this link
         self._waiting_since = 0.0
         self._owed_since = 0.0  # no answer has come over this link since then; of no meaning if nothing is sent
         self._failures = 0  # in a row
         self._spared = False  # a loss since the last OK was not counted among them
+        self._foreign: int | None = 0  # so many addresses in a row closed before IDENTIFY; None: a broker was there
 
     def publish(self, command: Command) -> None:
         """Send a command, and wait until there is room for another one. PublishRefused, PublishFailed."""
         if not self._unanswered:
             self._waiting_since = self._now()
         self._unanswered.append(command)
+        self._perhaps_stored.append(False)
         self._unanswered_bytes += len(command.wire)
         self._go_on(lambda: not self._full)
 
@@ -215,6 +228,7 @@ class TaskPublisher:
         if self._link is None:
             address = self._brokers[self._next_broker % len(self._brokers)]
             self._link = Link(address, self._wait_s(CONNECT_SECONDS), self._security)
+            self._foreign = None
         return self._link
 
     def _send(self, link: Link) -> None:
@@ -234,6 +248,7 @@ class TaskPublisher:
             if not self._sent:
                 raise LinkLost(f"{self._address}: an answer that nobody asked for: {_shown(data)}")
             command = self._unanswered.popleft()
+            self._perhaps_stored.popleft()
             self._unanswered_bytes -= len(command.wire)
             self._sent -= 1
             self._failures, self._spared = 0, False
@@ -262,6 +277,12 @@ class TaskPublisher:
         `away`: it was lost before this call, perhaps long ago; the first such loss is no broker's turn."""
         certain = 1 if isinstance(lost, NotTaken) and lost.not_stored else 0
         perhaps = sum(command.messages for command in islice(self._unanswered, certain, max(certain, self._sent)))
+        for at in range(certain, self._sent):
+            self._perhaps_stored[at] = True
+        if self._foreign is not None:
+            self._foreign = self._foreign + 1 if isinstance(lost, NotIdentified) else 0
+            if self._foreign >= len(self._brokers) and self._now() - self._waiting_since >= FOREIGN_SECONDS:
+                raise PublishRefused(f"no address in option nsqd is a broker's: {lost}")
         self.close()
         self._sent = 0
         self._next_broker += 1
@@ -271,10 +292,12 @@ class TaskPublisher:
         else:
             self._failures += 1
         if self._left_s <= pause and self._failures >= len(self._brokers):
-            waiting = sum(command.messages for command in self._unanswered)
+            doubtful = zip(self._unanswered, self._perhaps_stored, strict=True)
+            more = sum(command.messages for command, perhaps_stored in doubtful if perhaps_stored)
+            others = f"up to {more} more may be" if more else "none besides is"
             raise PublishFailed(
                 f"nothing was stored for {self._timeout_s:g} s (option timeoutMs): {lost}; this task has published "
-                f"{self.tally.published} messages, and up to {waiting} more may be stored"
+                f"{self.tally.published} messages, and {others} stored"
             ) from None
         self.tally.possible_duplicates += perhaps
         self._sleep(pause)
@@ -310,7 +333,13 @@ class Link:
             "tls_v1": security.tls,
         }
         body = json.dumps(identity).encode()
-        agreed = _features(self._ask(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body, timeout_s))
+        try:
+            agreed = _features(self._ask(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body, timeout_s))
+        except Closed:
+            raise NotIdentified(
+                f"{self.address} closed the connection before it answered IDENTIFY: it does not speak NSQ's protocol, "
+                f"or is going; nsqd takes --tcp-address of brokers"
+            ) from None
         if security.tls:
             if not agreed.get("tls_v1"):
                 raise PublishRefused(f"{self.address} has no TLS: leave the nsqha.tls options out")
@@ -357,7 +386,7 @@ class Link:
         try:
             self._socket.sendall(wire)
         except OSError as error:
-            raise LinkLost(f"{self.address}: {_words(error)}") from None
+            raise Closed(f"{self.address}: {_words(error)}") from None
 
     @property
     def ended(self) -> bool:
@@ -393,9 +422,9 @@ class Link:
         except ssl.SSLError as error:
             raise self._tls_failed(error) from None
         except OSError as error:
-            raise LinkLost(f"{self.address}: {_words(error)}") from None
+            raise Closed(f"{self.address}: {_words(error)}") from None
         if not received:
-            raise LinkLost(f"{self.address}: the broker closed the connection")
+            raise Closed(f"{self.address}: the broker closed the connection")
         self._data += received
 
     def _frames(self) -> list[tuple[int, bytes]]:

@@ -16,7 +16,6 @@ beginning, so a replay ends even where it publishes into the topic that it reads
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from pyspark_nsqha import columns, jobs
@@ -36,7 +35,7 @@ from pyspark_nsqha.model import Pin, ReadFailed
 from pyspark_nsqha.options import MIB, BatchOptions, Bound, Bounds, Connection, Reading, Subscription
 from pyspark_nsqha.planner import Part
 from pyspark_nsqha.replay_state import Order, Span, State
-from pyspark_nsqha.replay_task import SENT, Destination, Group, Outcome, ReadAndPublish, span_of, spans_of
+from pyspark_nsqha.replay_task import SENT, Destination, Group, Outcome, ReadAndPublish, batches_of, span_of, spans_of
 from pyspark_nsqha.snapshot import Asked, Segments, Snapshot
 
 HOLD_MS: Final = 900_000  # renewed by every wave
@@ -116,7 +115,9 @@ class Replay:
         try:
             rows.where(self.where).schema  # noqa: B018  it is looked at, and so analysed
         except PySparkException as error:
-            raise ValueError(" ".join(str(error).splitlines()[0].split())[:300].rstrip("; ")) from None
+            # A parser's error begins with an empty line.
+            line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise ValueError(" ".join(line.split())[:300].rstrip("; ")) from None
         finally:
             logging.disable(logging.NOTSET)
 
@@ -185,31 +186,25 @@ class Replay:
             return jobs.run_tasks(self.session, ReadAndPublish(reader, to), groups)
         spans = [spans_of(group) for group in groups]
 
-        def publish(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def publish(rows: Iterator[tuple[int, int, bytes]]) -> Iterator[Outcome]:
             from pyspark import TaskContext
 
             context = TaskContext.get()
             assert context is not None
-            outcome = to.publish(batches, spans[context.partitionId()])
-            yield pa.record_batch([pa.array([pickle.dumps(outcome)], pa.binary())], ["outcome"])
+            yield to.publish(batches_of(rows), spans[context.partitionId()])
 
         try:
-            rows = self._rows(reader, groups).select(*SENT).mapInArrow(publish, "outcome binary").collect()
+            # Not mapInArrow, here and in _rows: it wants pandas.
+            found: list[Outcome] = self._rows(reader, groups).select(*SENT).rdd.mapPartitions(publish).collect()
         except Exception as error:
             raise jobs.CannotStart(f"the Spark job failed: {jobs.first_line(error)}") from None
-        return [pickle.loads(row[0]) for row in rows]
+        return found
 
     def _rows(self, reader: BatchReader, groups: Sequence[Group]) -> Any:
-        """What the query selects, as a DataFrame with a task for each group."""
-
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    for part in groups[number]:
-                        yield from reader.read(part)
-
-        tasks = self.session.range(0, len(groups), 1, len(groups))
-        return tasks.mapInArrow(read, self._schema()).where(self.where)
+        """What the query selects, as a DataFrame with a task for each group, in their order."""
+        source = _source_of(reader, groups)
+        self.session.dataSource.register(source)
+        return self.session.read.format(source.name()).schema(self._schema()).load().where(self.where)
 
     # ---- sizes
 
@@ -240,6 +235,28 @@ class Replay:
         pins = Segments(self.connection).snapshot(Asked(topics=(topic,), ranges=ranges)).pins
         by_partition = {pin.identity.partition: pin for pin in pins}
         return round(sum(log_bytes(by_partition[span.partition], span) for span in spans))
+
+
+def _source_of(reader: BatchReader, groups: Sequence[Group]) -> type[DataSource]:
+    """A data source whose tasks are these groups. It is pickled with all of it, as a class that is in no module."""
+
+    class Groups(DataSourceReader):
+        def partitions(self) -> Sequence[InputPartition]:
+            return [InputPartition(group) for group in groups]
+
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            for part in partition.value:
+                yield from reader.read(part)
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "nsqha_replay"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Groups()
+
+    return Source
 
 
 def log_bytes(pin: Pin, span: Span) -> float:

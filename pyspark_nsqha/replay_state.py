@@ -66,6 +66,7 @@ class State:
         self.done: dict[int, RangeSet] = {}
         self.running: tuple[Span, ...] = ()
         self.sent = 0
+        self.sent_before = 0  # by earlier runs; in `sent` as well
         self.possible_duplicates = 0
         self.missing = 0  # planned, and not readable any more
         for span in planned:
@@ -188,6 +189,7 @@ class State:
             found = cls._decoded(json.loads(raw), path)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise BadState(f"--state {path} is no state of a replay: name another file, or remove it") from None
+        found.sent_before = found.sent
         found.possible_duplicates += sum(span.messages for span in found.running)
         found.running = ()
         return found

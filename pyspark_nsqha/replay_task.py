@@ -29,6 +29,8 @@ from pyspark_nsqha.sink import SinkColumns, SinkOptions, SinkRefused, commands, 
 STEP_SECONDS: Final = 0.2  # of the rate, sent at once
 BURST_SECONDS: Final = 1.0  # of the rate, made up for after a pause
 SENT: Final = ("partition", "offset", "value")
+ROWS_MAX: Final = 1000  # of what a query selects, published at once
+BYTES_MAX: Final = 2 << 20
 
 
 class Pace:
@@ -174,6 +176,29 @@ def until(spans: Sequence[Span], last: tuple[int, int] | None) -> Iterator[Span]
             yield span._replace(end=offset + 1)
             return
         yield span
+
+
+def batches_of(
+    rows: Iterable[tuple[int, int, bytes]], *, rows_max: int = ROWS_MAX, bytes_max: int = BYTES_MAX
+) -> Iterator[pa.RecordBatch]:
+    """Rows of SENT one by one, as `Destination.publish` takes them."""
+    some: list[tuple[int, int, bytes]] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += len(row[2])
+        if len(some) >= rows_max or size >= bytes_max:
+            yield _batch_of(some)
+            some, size = [], 0
+    if some:
+        yield _batch_of(some)
+
+
+def _batch_of(rows: Sequence[tuple[int, int, bytes]]) -> pa.RecordBatch:
+    partitions, offsets, values = zip(*rows, strict=True)
+    types = (pa.int32(), pa.int64(), pa.binary())
+    arrays = [pa.array(column, kind) for column, kind in zip((partitions, offsets, values), types, strict=True)]
+    return pa.record_batch(arrays, list(SENT))
 
 
 Group = tuple[InputPartition, ...]

@@ -72,6 +72,8 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], use: Use = "write") -> SinkOptions:
         """Of what the user wrote; names without regard to case. OptionError, SinkRefused."""
+        if any(name.lower() == "brokers" for name in options):
+            raise OptionError("option brokers is for reading: write nsqd, with --tcp-address of brokers")
         given = Given({name: str(value) for name, value in options.items() if name.lower() not in SPARKS_OPTIONS}, use)
         topic = given.text("topic")
         if topic:

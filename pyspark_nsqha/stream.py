@@ -268,10 +268,12 @@ class Plans:
             logger.warning("Spark 4.1 does not say where a restarted query is: its first micro-batch has no limit")
         elif not everything:
             ends = self._limited(begun, ends, pins)
+        initial = self._initial or {}
         self._handed = {
-            # A new one is there also without a message: from now on it is known where it begins.
+            # A new one is there also without a message: from now on it is known where it begins. Where the query itself
+            # begins is no part of a checkpoint: Spark asks anew when it plans its first micro-batch again.
             key: Record.at(pins[key], max(record.offset, ends[key]), record.offset)
-            if key in new
+            if key in new or (initial.get(key) == record and record.offset < ends[key])
             else record.moved(pins[key], max(record.offset, ends[key]))
             for key, record in begun.items()
         }
@@ -348,7 +350,8 @@ class Plans:
             self._check({key: start[key] for key in keys if key in start and key in pins}, pins)
         # Of what is not planned as well: retention is to wait there from now on.
         there = {key: record for key, record in end.items() if self._lives.get(key) == record.uid}
-        self._begin_channel({key: replace(record, offset=first_of[key]) for key, record in there.items()})
+        begun = {key: replace(record, offset=min(first_of[key], record.offset)) for key, record in there.items()}
+        self._begin_channel(begun)
         ranges = []
         for topic, partition, first, behind in wanted:
             pin = pins.get((topic, partition))
@@ -429,9 +432,8 @@ class Plans:
         places = [f"{t}/{p} at {floors[t, p]} (the query begins at {r.offset})" for (t, p), r in sorted(other.items())]
         more = f" and {len(places) - NAMED_MAX} more" if len(places) > NAMED_MAX else ""
         raise ReadFailed(
-            f"commitChannel {channel} stands elsewhere: {', '.join(places[:NAMED_MAX])}{more}; moving it could cost or "
-            f"repeat another reader's messages: name another channel, begin where it stands (startingChannel {channel}), "
-            f"or move it there yourself (nsqha seek)"
+            f"commitChannel {channel} stands elsewhere: {', '.join(places[:NAMED_MAX])}{more}; another reader may need "
+            f"it there: name another channel, begin where it stands (startingChannel {channel}), or nsqha seek it"
         )
 
     def _begin_channel(self, begun: Records) -> None:
@@ -510,22 +512,30 @@ class Plans:
 
     def _check(self, known: Records, pins: Mapping[Key, Pin]) -> None:
         for key, record in known.items():
-            if not self._options.subscription.wants(*key):
+            if key not in pins and not self._selects(key, record):
                 self._left_out(key)
             elif why := self._witnesses.differs(key, record, pins.get(key)):
                 self._lost(why)
 
+    def _selects(self, key: Key, record: Record) -> bool:
+        """Whether a partition that was not found would be read if it were there. ReadFailed."""
+        subscription = self._options.subscription
+        if subscription.names:
+            return key[0] in subscription.names and subscription.wants(*key)
+        there = self._segments.snapshot(of_those_there(Subscription(topics=(key[0],)))).pins
+        return not any(_key(pin) == key and same_topic(record, pin) for pin in there)
+
     def _left_out(self, key: Key) -> None:
-        """Nobody knows whether it is there: it is not asked for."""
-        topic, option = key[0], self._options.subscription.option
-        if self._options.subscription.wants_some_of(topic):
-            topic = f"{topic}/{key[1]}"
+        """The subscription is another one than that of the checkpoint."""
+        subscription = self._options.subscription
+        option = "subscribe" if subscription.topics else "assign" if subscription.assigned else "subscribePattern"
+        what = f"{key[0]}/{key[1]}" if subscription.assigned else key[0]
+        line = f"the checkpoint reads {what}, {option} does not name it any more"
         if self._strict:
             raise ReadFailed(
-                f"the checkpoint reads {topic}, {option} does not name it any more: name it, or take a new "
-                f"checkpointLocation; failOnDataLoss false reads on without it"
+                f"{line}: name it, or take a new checkpointLocation; failOnDataLoss false reads on without it"
             )
-        logger.warning("the checkpoint reads %s, %s does not name it any more; read on without it", topic, option)
+        logger.warning("%s; read on without it, as failOnDataLoss is false", line)
 
     def _lost(self, why: str) -> None:
         if self._strict:
@@ -555,6 +565,6 @@ def _is_not_there(error: ReadFailed) -> bool:
 
 def _first(start: Record | None, end: Record) -> int:
     """Where a micro-batch begins in a partition."""
-    if start is None or start.uid != end.uid:
+    if start is None or start.uid != end.uid or (end.first is not None and start.first is None):
         return end.offset if end.first is None else end.first
     return start.offset

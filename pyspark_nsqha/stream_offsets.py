@@ -9,7 +9,7 @@ Everything here is pure.
     log_id, epoch, chain    the witness: an entry that was committed when the offset was chosen, at or behind the
               batch of the last message that was read. A log that has this entry has everything before it, too; one that
               has not has lost or exchanged messages that were committed, by an unclean election or a restored backup
-    first     only in the micro-batch in which a partition is new: where its reading begins
+    first     only in the micro-batch in which a partition, or the query, begins: where its reading does
 
 A record that stands for the same offset as the last one is that one: Spark compares JSON, and would run micro-batches
 without messages as long as entries without messages come.

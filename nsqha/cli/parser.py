@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     examples: tuple[str, ...] = ()
     shape: str = ""
     times: bool = False
-    """Whether an argument such as -2h is a time and no flag."""
+    """Whether a word such as -2h that stands for itself is a time and no flag."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.times and args is not None:
-            args = [f"@{word}" if re.fullmatch(r"-\d[\d.a-zµμ]*", word) else word for word in args]
+            args = self._with_times(args)
         if args and args[0].startswith("-") and self.verbs():
             word = args[0].partition("=")[0]
             if word not in self.flags():  # argparse would miss a verb, or take the flag's value for one
@@ -60,6 +60,22 @@ class Parser(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._gathered = False
+
+    def _with_times(self, args: Sequence[str]) -> list[str]:
+        """What argparse takes as meant: `-2h` behind a flag is its value as it stands, and `@-2h` elsewhere."""
+        words: list[str] = []
+        for word in args:
+            if not re.fullmatch(r"-\d[\d.a-zµμ]*", word):
+                words.append(word)
+            elif words and self._takes_value(words[-1]):
+                words[-1] += f"={word}"
+            else:
+                words.append(f"@{word}")
+        return words
+
+    def _takes_value(self, word: str) -> bool:
+        action = self._option_string_actions.get(word)
+        return action is not None and action.nargs is None
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)

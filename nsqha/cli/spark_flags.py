@@ -5,13 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from nsqha.cli import exits
+from nsqha.cli.admin import Admin, credentials
 from nsqha.cli.parser import GRPC_ADDRESS, Parser, add_certificate, add_json, add_timeout
+from nsqha.cli.screen import say
+from nsqha.cli.times import Place, parse_instant, parse_place
 from nsqha.cli.topic import size
+
+INSTALL = f"in the clone of nsqha: {sys.executable} -m pip install -e '.[spark]'"
+TIMES = "-2h, 2026-11-20T10:00Z, @1795262005, start or end"
+TIME_HELP = (
+    "TIME is -2h, 2026-11-20T10:00 (local time unless it ends with Z or +01:00; an @ may stand before it), @1795262005 "
+    "(seconds since 1970), start or end; --until is exclusive."
+)
 
 
 def add_spark(verb: Parser) -> None:
@@ -56,6 +68,81 @@ def connection(args: argparse.Namespace) -> Any:
             args.parser.error(f"--broker {broker!r} is not HOST:PORT")
     tls = Tls(*files) if all(files) else None
     return Connection(brokers, tls, timeout_ms=max(args.timeout // 10**6, 1))
+
+
+class Within(NamedTuple):
+    """A range of time, in nanoseconds; None: as far as the log goes."""
+
+    since: int | None
+    until: int | None
+
+
+def place(parser: Parser, flag: str, text: str, now_ns: int) -> Place:
+    """A time, start or end. What is none of them is a usage error."""
+    date = re.match(r"\d{4}-\d\d-\d\d", text) is not None
+    try:
+        found = Place("time", parse_instant(text, now_ns)) if date else parse_place(text, now_ns)
+    except ValueError as error:
+        if date or text[:1] in "@-":  # a time that is out of range, or misspelled
+            parser.error(f"{flag}: {str(error).replace(f'@{text}', text)}")
+        parser.error(f"{flag} {text!r} is no time: {TIMES}")
+    if found.kind in ("offset", "id"):
+        parser.error(f"{flag} {text!r} is no time: {TIMES}")
+    return found
+
+
+def is_place(text: str, now_ns: int) -> bool:
+    """Whether that can be read as somewhere in a log, however unlikely."""
+    if re.match(r"\d{4}-\d\d-\d\d", text):
+        return True
+    try:
+        parse_place(text, now_ns)
+    except ValueError:
+        return False
+    return True
+
+
+def time_range(parser: Parser, since: str | None, until: str | None, now_ns: int) -> Within:
+    """What --from and --until say. One that leaves nothing, or is reversed, is a usage error."""
+    found: list[int | None] = []
+    for flag, text, whole in (("--from", since, "start"), ("--until", until, "end")):
+        at = place(parser, flag, text, now_ns) if text is not None else Place("start" if whole == "start" else "end")
+        if at.kind != "time" and at.kind != whole:
+            parser.error(f"{flag} {text} leaves nothing to read")
+        found.append(at.value if at.kind == "time" else None)
+    within = Within(*found)
+    if within.since is not None and within.until is not None and within.since >= within.until:
+        parser.error(f"--from {since} is not before --until {until}")
+    return within
+
+
+def say_range(within: Within) -> None:
+    """Which times are meant, with their zone: a time without one is local, and that may surprise."""
+    words = [
+        f"{word} {datetime.fromtimestamp(ns / 1e9).astimezone().isoformat(' ', 'milliseconds')}"
+        for word, ns in zip(("from", "until"), within, strict=True)
+        if ns is not None
+    ]
+    if words:
+        say(" ".join(words))
+
+
+@contextmanager
+def administration(args: argparse.Namespace, *addresses: str) -> Iterator[Admin]:
+    """The first of these brokers that is there."""
+    for address in addresses:
+        try:
+            admin = Admin(address, args.timeout / 1e9, credentials(args))
+            break
+        except exits.Exit as error:
+            # The flag has another name here than elsewhere.
+            failed = exits.Exit(error.status, re.sub(r"(^|set )--grpc-address\b", r"\1--broker", str(error)))
+            if error.status != exits.UNREACHABLE:
+                raise failed from None
+    else:
+        raise failed
+    with admin:
+        yield admin
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from nsqha.cli.parser import (
     name,
 )
 from nsqha.cli.screen import Cell, print_json, say, show_bytes, some, table
+from nsqha.cli.spark_checks import check_lake
 from nsqha.cli.spark_flags import administration
 from nsqha.cli.times import parse_duration, show_duration
 
@@ -130,6 +131,7 @@ def _lake(uri: str | None) -> Any:
     """What tells the state of the lake; nothing if there is none."""
     if uri is None:
         return lambda: None
+    check_lake(uri)  # one that is none is told before anybody is asked
     from pyspark_nsqha.lake.commit import ManifestCommits
     from pyspark_nsqha.lake.manifest import BadManifest
     from pyspark_nsqha.lake.store import Store, StoreFailed

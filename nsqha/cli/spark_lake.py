@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -16,12 +17,23 @@ from nsqha.cli.parser import (
     name,
 )
 from nsqha.cli.screen import Progress, print_json, say, show_bytes, show_count
-from nsqha.cli.spark_flags import add_common, add_spark, add_split_bytes, connection, started
-from nsqha.cli.times import parse_place, show_duration
+from nsqha.cli.spark_checks import check_lake, check_target, near_misses
+from nsqha.cli.spark_flags import (
+    TIME_HELP,
+    add_common,
+    add_spark,
+    add_split_bytes,
+    connection,
+    is_place,
+    say_range,
+    started,
+    time_range,
+)
+from nsqha.cli.times import show_duration
 from nsqha.cli.topic import size
 
 AGAIN_SECONDS_MAX = 300.0  # unless --interval is longer
-STATUSES = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY)
+STATUSES = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE, exits.PARTLY, exits.INTERRUPTED)
 TOTALS = (
     '{"files", "rows", "bytes", "log_bytes", "missing": [{"topic", "topic_uid", "partition", "first", "end", '
     '"reason"}], "failed": {"TOPIC/PARTITION": why}, "seconds"}'
@@ -68,12 +80,10 @@ def add_backfill(verbs: Any) -> None:
         help="write a range of time into Parquet files",
         description="Write the messages of a range of time into Parquet files below a folder or an object store's URI. "
         "What is there already is passed over: a backfill that was stopped goes on where it was. Nothing is kept from "
-        "retention longer than it takes.\n\n"
-        "TIME is -2h, -1d12h, @2026-11-20T10:00 (local unless it ends with Z or +01:00), start or end; --until is "
-        "exclusive.",
+        f"retention longer than it takes.\n\n{TIME_HELP}",
         examples=(
             "nsqha spark backfill orders --from -2d --to lake",
-            "nsqha spark backfill orders --from @2026-11-20 --until @2026-11-21 --to lake --json",
+            "nsqha spark backfill orders --from 2026-11-20 --until 2026-11-21 --to lake --json",
         ),
         shape=TOTALS,
         statuses=STATUSES,
@@ -101,7 +111,7 @@ def add_compact(verbs: Any) -> None:
         "commits are an Iceberg table is refused.",
         examples=("nsqha spark compact --lake lake",),
         shape='{"merged", "files", "bytes", "removed", "seconds"}',
-        statuses=(exits.FAILED, exits.USAGE),
+        statuses=(exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.INTERRUPTED),
     )
     verb.add_argument("topic", metavar="TOPIC", nargs="*", type=name, help="default all")
     verb.add_argument("--lake", metavar="URI", required=True, help="what archive was told as --to")
@@ -174,7 +184,7 @@ def run_archive(args: argparse.Namespace) -> int:
                     raise
                 failures += 1
                 pause = again_after(args.interval / 1e9, failures)
-                say(f"{args.parser.prog}: {error}; tried again in {show_duration(pause)}")
+                say(f"{args.parser.prog}: {error}; trying again in {show_duration(pause)}")
                 time.sleep(pause)
                 continue
             progress.close()
@@ -201,9 +211,10 @@ def run_backfill(args: argparse.Namespace) -> int:
 
     topics, pattern = _topics(args)
     _check_place(args)
-    since, until = _time(args, "--from", args.since, "start"), _time(args, "--until", args.until, "end")
-    if since is not None and until is not None and since >= until:
-        args.parser.error(f"--from {args.since.lstrip('@')} is not before --until {args.until.lstrip('@')}")
+    within = time_range(args.parser, args.since, args.until, time.time_ns())
+    if not args.json:
+        say_range(within)
+    since, until = within
     _look(args, topics, pattern)
     progress = Progress("backfill")
     with started(args, "nsqha backfill") as session:
@@ -218,24 +229,9 @@ def run_backfill(args: argparse.Namespace) -> int:
 
 def _check_place(args: argparse.Namespace) -> None:
     """--to is the lake, and elsewhere the end of a range: one that looks like that is not made a folder."""
-    try:
-        parse_place(args.to, time.time_ns())
-    except ValueError:
+    if not is_place(args.to, time.time_ns()):
         return
     args.parser.error(f"--to {args.to!r} is no lake: the range ends at --until; a folder of that name is ./{args.to}")
-
-
-def _time(args: argparse.Namespace, flag: str, text: str, none: str) -> int | None:
-    """Nanoseconds; None for the end of the log that `none` names."""
-    try:
-        place = parse_place(text, time.time_ns())
-    except ValueError as error:
-        args.parser.error(f"{flag}: {error}")
-    if place.kind == none:
-        return None
-    if place.kind != "time":
-        args.parser.error(f"{flag} {text!r} is no time: -2h, @2026-11-20T10:00 or {none}")
-    return int(place.value)
 
 
 # ---- compact
@@ -250,6 +246,7 @@ def run_compact(args: argparse.Namespace) -> int:
     begun = time.monotonic()
     store = Store(args.lake)
     commits = ManifestCommits(store)
+    check_lake(args.lake)
     _failures(commits.state)
     if commits.of_table:
         args.parser.error(f"{store.uri} is an Iceberg table: its files are not merged")
@@ -315,8 +312,12 @@ def _look(args: argparse.Namespace, topics: tuple[str, ...], pattern: str) -> No
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.snapshot import Asked, Segments
 
-    _failures(lambda: _commits(args, Store(args.to)).state())
-    _failures(lambda: Segments(connection(args)).snapshot(Asked(topics, pattern)))
+    store = Store(args.to)
+    # In front of the commits: with a table the first look at them makes one.
+    _failures(lambda: check_target(store))
+    _failures(lambda: _commits(args, store).state())
+    with near_misses(args, topics):
+        _failures(lambda: Segments(connection(args)).snapshot(Asked(topics, pattern)))
 
 
 def _commits(args: argparse.Namespace, store: Any) -> Any:
@@ -327,10 +328,16 @@ def _commits(args: argparse.Namespace, store: Any) -> Any:
         return ManifestCommits(store)
     from pyspark_nsqha.lake.iceberg import IcebergCommits
 
+    # pyiceberg says so of every file, for the columns in which Parquet keeps no statistics.
+    logging.getLogger("pyiceberg.io.pyarrow").addFilter(_says_more_than_statistics)
     namespace, dot, table = args.table.rpartition(".")
     if not (namespace and dot and table):
         args.parser.error(f"--table {args.table!r} is not NAMESPACE.TABLE")
     return IcebergCommits(store, args.catalog, args.table)
+
+
+def _says_more_than_statistics(record: logging.LogRecord) -> bool:
+    return "PyArrow statistics missing" not in str(record.msg)
 
 
 def _failures(work: Any) -> Any:
@@ -383,10 +390,16 @@ def _tell(args: argparse.Namespace, totals: Any, seconds: float) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    if not args.full:
-        return _verify(args, None)
-    with started(args, "nsqha verify") as session:
-        return _verify(args, session)
+    from pyspark_nsqha.snapshot import Asked, Segments
+
+    check_lake(args.lake)
+    with near_misses(args, args.topic):
+        if not args.full:
+            return _verify(args, None)
+        if not args.lake_only:  # what is wrong is said before Spark starts
+            _failures(lambda: Segments(connection(args)).snapshot(Asked(tuple(args.topic))))
+        with started(args, "nsqha verify") as session:
+            return _verify(args, session)
 
 
 def _verify(args: argparse.Namespace, session: Any) -> int:
@@ -476,11 +489,22 @@ def _tell_report(args: argparse.Namespace, report: Any, seconds: float) -> int:
     for partition in report.partitions:
         behind = f", {show_count(partition.behind)} behind the log" if partition.behind else ""
         what = f"{show_count(partition.rows)} in {show_count(partition.files, 'file')}, {show_bytes(partition.bytes)}"
-        print(f"{partition.life}: offsets [{partition.first}, {partition.end}), {what}{behind}")
+        which = f"{partition.life}{_which(partition, report.partitions)}"
+        print(f"{which}: offsets [{partition.first}, {partition.end}), {what}{behind}")
     if ok:
         compared = f", {show_count(report.rows_compared)} compared with the log" if args.full else ""
         print(f"ok: {show_count(report.anchors, 'chain')} compared with the broker{compared}", flush=True)
     return exits.OK if ok else exits.FAILED
+
+
+def _which(partition: Any, others: list[Any]) -> str:
+    """What tells it from another life of the same partition: the topic was made anew."""
+    same = [one for one in others if str(one.life) == str(partition.life)]
+    if len(same) == 1 or partition.behind is not None:
+        return ""
+    if any(one.behind is not None for one in same):
+        return " (earlier topic of this name)"
+    return f" (topic uid {partition.life.topic_uid:016x})"
 
 
 def _partition_record(partition: Any) -> dict[str, Any]:

@@ -14,11 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqha.cli import exits
-from nsqha.cli.admin import Admin, credentials, record
+from nsqha.cli.admin import Admin, record
 from nsqha.cli.parser import TCP_ADDRESS, Parser, add_verb, add_yes, count_up_to, duration, name
 from nsqha.cli.screen import Progress, confirm, print_json, say, show_bytes, show_count, table
-from nsqha.cli.spark_flags import add_common, connection, started
-from nsqha.cli.times import Place, parse_instant, parse_place, show_duration, show_time
+from nsqha.cli.spark_checks import check_lake, near_misses
+from nsqha.cli.spark_flags import (
+    TIME_HELP,
+    Within,
+    add_common,
+    administration,
+    connection,
+    place,
+    say_range,
+    started,
+    time_range,
+)
+from nsqha.cli.times import show_duration
 from nsqha.ids import is_ephemeral
 
 if TYPE_CHECKING:
@@ -30,7 +41,7 @@ SPLIT_BYTES = 16 << 20  # log per task: a wave of them lasts seconds
 IDS_MAX = 100_000
 IDS_BYTES_MAX = 4 << 20
 OFFSETS = re.compile(r"(\d{1,4}):(\d{1,15})-(\d{1,15})?")
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Send messages of TOPIC once more: those of a range of time or of offsets, those that a query selects, or a list of ids.
 
 --into publishes them into another topic, as new messages; what is committed when it begins is all that is looked at.
@@ -39,7 +50,7 @@ is gone on from by the same command: what was finished is not sent again. Order 
 only. --channel instead moves that channel of TOPIC back to where the range begins, as `nsqha seek` does; other
 channels see nothing.
 
-TIME is -2h, 2026-11-20T10:00 (local unless it ends with Z or +01:00), @1795262005, start or end; --to is exclusive."""
+{TIME_HELP}"""
 SHAPE = (
     '{"topic", "into", "channel", "done", "messages", "bytes", "sent", "possible_duplicates", "missing", "left", '
     '"failed": [why], "partitions": [as `seek` has them, with --channel], "seconds"}'
@@ -67,7 +78,8 @@ def add_replay(verbs: Any) -> None:
     verb.add_argument("topic", metavar="TOPIC", type=name)
     what = verb.add_argument_group("what")
     what.add_argument("--from", dest="since", metavar="TIME", help="from the first message that is not older")
-    what.add_argument("--to", "--until", dest="until", metavar="TIME", help="up to there (default: what is committed)")
+    what.add_argument("--until", metavar="TIME", help="up to there (default: what is committed)")
+    what.add_argument("--to", dest="until", help=argparse.SUPPRESS)
     what.add_argument(
         "--offsets", metavar="P:FIRST-END", type=offsets, action="append", default=[],
         help="of partition P; without END up to what is committed; may be repeated",
@@ -120,10 +132,16 @@ def offsets(text: str) -> tuple[int, int, int | None]:
 def run_replay(args: argparse.Namespace) -> int:
     check(args)
     args.now_ns = time.time_ns()
-    for flag, text in (("--from", args.since), ("--to", args.until)):
-        if text is not None:
-            place(args, flag, text)  # said before anybody is asked
-    return _move_channel(args) if args.channel else _send(args)
+    if args.channel:
+        if args.since is not None:
+            at = place(args.parser, "--from", args.since, args.now_ns)  # said before anybody is asked
+            if at.kind == "time" and not args.json:
+                say_range(Within(at.value, None))
+        return _move_channel(args)
+    args.within = time_range(args.parser, args.since, args.until, args.now_ns)
+    if not args.json:
+        say_range(args.within)
+    return _send(args)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -135,16 +153,16 @@ def check(args: argparse.Namespace) -> None:
         error(f"{args.topic} is ephemeral: it has no log that could be read again")
     ranged = args.since is not None or args.until is not None
     if args.offsets and ranged:
-        error("--offsets says where a range begins and ends: leave out --from and --to")
+        error("--offsets says where a range begins and ends: leave out --from and --until")
     if args.ids and (ranged or args.offsets or args.where):
-        error("--ids is a list of its own: leave out --from, --to, --offsets and --where")
+        error("--ids is a list of its own: leave out --from, --until, --offsets and --where")
     if not (args.ids or args.where or args.offsets or args.since is not None):
         error("say what: --from TIME (start: everything), --offsets, --ids or --where")
     if len({number for number, _, _ in args.offsets}) < len(args.offsets):
         error("--offsets names a partition twice")
     if args.channel:
         for flag, given in (
-            ("--ids", args.ids), ("--where", args.where), ("--to", args.until), ("--rate", args.rate),
+            ("--ids", args.ids), ("--where", args.where), ("--until", args.until), ("--rate", args.rate),
             ("--lake", args.lake),
             ("--defer", args.defer), ("--state", args.state), ("END of --offsets", any(o[2] for o in args.offsets)),
         ):  # fmt: skip
@@ -154,27 +172,13 @@ def check(args: argparse.Namespace) -> None:
         error(f"--into is {args.topic} itself: every channel of it would get them again; --allow-same if that is meant")
 
 
-def place(args: argparse.Namespace, flag: str, text: str) -> Place:
-    """A time, start or end; also ISO-8601 without @."""
-    try:
-        if re.match(r"\d{4}-\d\d-\d\d", text):
-            return Place("time", parse_instant(text, args.now_ns))
-        found = parse_place(text, args.now_ns)
-    except ValueError as error:
-        args.parser.error(f"{flag}: {error}")
-    if found.kind in ("offset", "id"):
-        args.parser.error(f"{flag}: {text} is no time; --offsets P:FIRST-END takes offsets, --ids a file of ids")
-    return found
-
-
 # ---- a channel
 
 
 def _move_channel(args: argparse.Namespace) -> int:
     """Back, in every partition where that is back."""
     started_s = time.monotonic()
-    address = (args.broker or [args.broker_default])[0]
-    with Admin(address, args.timeout / 1e9, credentials(args)) as admin:
+    with administration(args, *(args.broker or [args.broker_default])) as admin:
         plans = list(_seeks(args, admin, plan_only=True, only=None))
         back = {one.partition for one in plans if not one.error and one.messages > 0}
         ahead = [one.partition for one in plans if not one.error and one.messages < 0]
@@ -212,7 +216,7 @@ def _seeks(args: argparse.Namespace, admin: Admin, *, plan_only: bool, only: set
     if args.offsets:
         targets = [(number, {"offset": first}) for number, first, _ in args.offsets]
     else:
-        at = place(args, "--from", args.since)
+        at = place(args.parser, "--from", args.since, args.now_ns)
         target: dict[str, Any] = {"timestamp_ns": at.value} if at.kind == "time" else {at.kind: True}
         targets = [(None, target)] if only is None else [(number, target) for number in sorted(only)]
     for number, target in targets:
@@ -230,8 +234,10 @@ def _send(args: argparse.Namespace) -> int:
 
     began = time.monotonic()
     ids = _ids(args)
+    if args.lake:
+        check_lake(args.lake)
     try:
-        with _planned(args, ids) as replay:
+        with near_misses(args, [args.topic]), _planned(args, ids) as replay:
             if (args.plan and not args.where) or not replay.state.left:
                 return _tell_plan(args, replay, began) if args.plan else _tell_sent(args, replay.state, [], began)
             if not args.where:
@@ -277,8 +283,7 @@ def _planned(args: argparse.Namespace, ids: list[str]) -> Iterator[Replay]:
 
     asked = connection(args)
     log = Segments(asked)
-    since = _time(args, "--from", args.since, "start")
-    until = _time(args, "--to", args.until, "end")
+    since, until = args.within
     found = pinned(log, args.topic, [at for at in (since, until) if at is not None], lake=args.lake)
     try:
         order = order_of(found, args.topic, args.into, _asked(args, ids))
@@ -315,23 +320,11 @@ def _planned(args: argparse.Namespace, ids: list[str]) -> Iterator[Replay]:
             pass  # it ends by itself
 
 
-def _time(args: argparse.Namespace, flag: str, text: str | None, whole: str) -> int | None:
-    """Nanoseconds since 1970; None: `whole`, that is as far as the log goes."""
-    if text is None:
-        return None
-    found = place(args, flag, text)
-    if found.kind == "time":
-        return found.value
-    if found.kind != whole:
-        args.parser.error(f"{flag} {text} leaves nothing to send")
-    return None
-
-
 def _asked(args: argparse.Namespace, ids: list[str]) -> dict[str, Any]:
     """What tells one replay from another, as it was written."""
     asked: dict[str, Any] = {
         "--from": args.since,
-        "--to": args.until,
+        "--until": args.until,
         "--offsets": ",".join(f"{number}:{first}-{'' if end is None else end}" for number, first, end in args.offsets),
         "--ids": hashlib.sha256(" ".join(ids).encode()).hexdigest() if ids else "",
         "--where": args.where,
@@ -404,14 +397,16 @@ def _tell_sent(args: argparse.Namespace, state: State, failed: list[str], began:
     if args.json:
         _print(args, not failed, {"messages": state.total, "left": state.left, "failed": failed}, began, state=state)
     else:
-        print(_told(state, time.monotonic() - began), flush=True)
+        print(words_of(state, time.monotonic() - began), flush=True)
     if not failed:
         return exits.OK
     return exits.PARTLY if state.sent else exits.FAILED
 
 
-def _told(state: State, seconds: float) -> str:
-    told = f"{show_count(state.sent)} sent in {show_duration(seconds)}"
+def words_of(state: State, seconds: float) -> str:
+    told = f"{show_count(state.sent - state.sent_before)} sent in {show_duration(seconds)}"
+    if state.sent_before:
+        told += f", {state.sent_before:,} by earlier runs"
     if state.possible_duplicates:
         told += f"; up to {state.possible_duplicates:,} of them perhaps stored twice"
     if state.missing:
@@ -427,8 +422,6 @@ def _tell_plan(args: argparse.Namespace, replay: Replay, began: float) -> int:
         return exits.OK
     took = f", {show_duration(size.messages / args.rate)} at {args.rate:,}/s" if args.rate else ""
     print(f"{show_count(size.messages)}, {show_bytes(size.bytes)}{took}", flush=True)
-    if args.since is not None and (at := place(args, "--from", args.since)).kind == "time":
-        say(f"from {show_time(at.value)}")
     return exits.OK
 
 

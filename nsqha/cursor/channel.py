@@ -72,7 +72,7 @@ class Channel(ChannelCursor):
     @property
     def message_count(self) -> int:
         """Messages that the topic has handed to this channel since it was created or this leader began."""
-        return max(self._board.state.pump - self._counted_from, 0)
+        return max(self.end - self._counted_from, 0)
 
     # ---- first delivery
 

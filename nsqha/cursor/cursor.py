@@ -85,6 +85,11 @@ class ChannelCursor:
         return self._ring.low
 
     @property
+    def end(self) -> int:
+        """The end of what it may read: the pump, or a reader's log end."""
+        return self._board.state.end_for(self.committed)
+
+    @property
     def next_read(self) -> int:
         """The next offset of the log to hand out."""
         return self._ring.next

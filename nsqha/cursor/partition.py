@@ -118,7 +118,7 @@ class PartitionCursors:
         self._final = False
         for committed in self.state.channels.values():
             self._open(committed)
-            self.channels[committed.name].count_from(self.state.pump)
+            self.channels[committed.name].count_from(self.state.end_for(committed))
 
     # ---- asking
 
@@ -471,9 +471,10 @@ class PartitionCursors:
                     return Forgotten(live, live.gone(end))
             case state.Emptied(first, end):
                 for channel in self.channels.values():
-                    channel.emptied(first, end)
                     if channel.committed.reader:
                         channel.reload()  # nobody reads on over what is finished
+                    else:
+                        channel.emptied(first, end)
             case state.DeliverAt(refs):
                 for channel in self.channels.values():
                     if not channel.committed.reader:

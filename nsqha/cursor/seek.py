@@ -1,10 +1,10 @@
 """Moving a cursor: what would happen, and what an event of it says.
 
-A seek is one event. Everything about it is decided when it is applied (the target is clamped to [log start, pump]
-there), so a plan is a forecast; what was done is told by the `Sought` effect. Asking twice is safe: the second goes to
-the same place.
+A seek is one event. Everything about it is decided when it is applied (also its target: clamped to [log start, pump], a
+reader's to [log start, log end]), so a plan is a forecast; what was done is told by the `Sought` effect. Asking twice
+is safe: the second goes to the same place.
 
-`empty` is a seek to the pump that also drops the deferred messages. `undo` goes back to where the last seek came from,
+`empty` is a seek to that end that also drops the deferred messages. `undo` goes back to where the last seek came from,
 with the finished ranges it had if they fitted into the event; dropped deferred messages stay dropped.
 """
 
@@ -29,12 +29,12 @@ class SeekPlan:
     again: int  # finished or handed out messages that would be delivered (again)
     skipped: int  # messages that were not handed out yet and would not be
     exact: bool  # an undo would restore the finished ranges too
-    clamped: bool  # the target asked for was outside [log start, pump]
+    clamped: bool  # the target asked for was outside of these bounds
 
 
 def plan(state: PartitionState, channel: Channel, target: int) -> SeekPlan:
     """What a seek to `target` would do."""
-    goes_to = state.clamp(target)
+    goes_to = state.clamp(channel.committed, target)
     place = channel.next_read
     return SeekPlan(
         channel=channel.name,

@@ -14,9 +14,10 @@ What a channel is, here:
     undo       where the last seek came from
 
 The **pump** is the end of what the topic has handed to its channels. It is the end of the log, except that it stands
-still while the topic is paused or has no channel; unpause and first create move it to that event's own place, which is
-the first offset of the event's batch. A new channel starts at the pump as it was before the event moved it. nsqd's "the
-first channel gets the backlog, a later one starts now", its topic pause and its topic empty all follow from this.
+still while the topic is paused or has no channel of consumers; unpause and first create move it to that event's own
+place, which is the first offset of the event's batch. A new channel starts at the pump as it was before the event moved
+it. nsqd's "the first channel gets the backlog, a later one starts now", its topic pause and its topic empty all follow
+from this.
 
 A message with a deliver-at time is deferred by every channel when the pump passes it: the attributes frame is the
 event. Until then it is remembered in `later`.
@@ -25,12 +26,14 @@ Ephemeral channels are in the log by name only: they write no progress, hold not
 epoch. Their cursors live in the leader's memory (`channel`), so here their floor is where they began.
 
 A reader's channel is the place of somebody who takes the log as it lies in the files. It hands out nothing, so nothing
-is deferred in it; seeks alone move its floor, which holds the log start back as any durable channel's does, and no
-policy gives up what it has not read.
+is deferred in it, the pump does not move for it, and it goes up to the log's end; seeks alone move its floor, which
+holds the log start back as any durable channel's does, and no policy gives up what it has not read. A topic that has
+only readers' channels lets go what they have read; the pump, where consumers will begin, then follows the log start.
 
 A hold (`holds`) keeps the log start from passing what a batch reader needs, as long as batches' timestamps say.
 
-Invariants: floor <= pump; no range begins at or below the floor; log start <= pump and <= every durable floor.
+Invariants: floor <= pump, a reader's floor <= log end; no range begins at or below the floor; log start <= pump and <=
+every durable floor.
 """
 
 from __future__ import annotations
@@ -269,18 +272,30 @@ class PartitionState:
     @property
     def moving(self) -> bool:
         """Whether the pump follows the log."""
-        return not self.paused and bool(self.channels)
+        return not self.paused and self.consumed
+
+    @property
+    def consumed(self) -> bool:
+        """Whether there is a channel of consumers; nobody's place that only reads the files counts."""
+        return any(not channel.reader for channel in self.channels.values())
 
     def by_uid(self, uid: int) -> ChannelState | None:
         return next((channel for channel in self.channels.values() if channel.uid == uid), None)
 
-    def clamp(self, target: int) -> int:
-        """Where a seek to `target` would go."""
-        return min(max(target, self.log_start[0]), self.pump)
+    def end_for(self, channel: ChannelState) -> int:
+        """The end of what the channel may read."""
+        return self.applied.end_offset if channel.reader else self.pump
+
+    def clamp(self, channel: ChannelState, target: int) -> int:
+        """Where a seek of the channel to `target` would go."""
+        return min(max(target, self.log_start[0]), self.end_for(channel))
 
     def log_start_limit(self) -> int:
         """No log start may name an offset above this: a channel may still need what follows."""
-        return min([self.pump, *(channel.floor for channel in self.channels.values() if not channel.ephemeral)])
+        floors = [channel.floor for channel in self.channels.values() if not channel.ephemeral]
+        if self.channels and not self.paused and not self.consumed:
+            return min(floors)  # an archive alone would keep everything for ever: its readers say what may go
+        return min([self.pump, *floors])
 
     def later(self) -> list[tuple[int, int]]:
         """(offset, due_ns) of messages with a deliver-at time that the pump has not passed."""
@@ -302,7 +317,7 @@ class PartitionState:
             self._apply_frames(entry, data, effects)
         end = entry.first_offset + entry.count
         self.applied = Applied(log_id, entry.epoch, entry.chain, end, entry.position + entry.size)
-        if self.channels and not self.paused:
+        if self.moving:
             self.pump = end
             if self._later:
                 self._move_pump(end, effects)
@@ -382,6 +397,12 @@ class PartitionState:
         del self._later[:n], self._later_due[:n]
         return refs
 
+    def _lift_pump(self, offset: int) -> None:
+        """What is below goes without having been handed to a channel."""
+        if self.pump < offset:
+            self.pump = offset
+            self._cut_later(offset)
+
     def _topic_empty(self, place: int, effects: list[Effect]) -> None:
         first = self.pump
         if first >= place:
@@ -391,7 +412,7 @@ class PartitionState:
         for channel in self.channels.values():
             if not channel.ephemeral:
                 channel.ranges.add(first, place)
-                channel.raise_floor(channel.floor)
+                channel.raise_floor(channel.floor)  # a reader's may be anywhere up to the end
         effects.append(Emptied(first, place))
 
     # ---- which channels there are
@@ -453,14 +474,14 @@ class PartitionState:
         channel = self.by_uid(event.uid)
         if channel is None or (event.undo and channel.undo is None):
             return
-        if event.forward and self.clamp(event.target) <= channel.floor:
+        if event.forward and self.clamp(channel, event.target) <= channel.floor:
             return
         back = channel.undo
         channel.undo = Undo(event.old_floor, event.old_ranges)
         channel.seek = log_id
         channel.ranges = RangeSet()
         channel.attempts.clear()
-        channel.floor = self.clamp(back.floor if event.undo and back else event.target)
+        channel.floor = self.clamp(channel, back.floor if event.undo and back else event.target)
         if event.undo and back and back.ranges:
             channel.ranges = RangeSet(back.ranges)
             channel.raise_floor(channel.floor)
@@ -490,15 +511,15 @@ class PartitionState:
                 else:
                     offset = min(offset, ref.offset)
         self.log_start = (max(self.log_start[0], offset), max(self.log_start[1], position))
+        self._lift_pump(self.log_start[0])
         self.log_start_log_id = entry.log_id
         effects.append(LogStartMoved(*self.log_start))
 
     def _abandon(self, abandoned: events.Abandoned, effects: list[Effect]) -> None:
         end = min(abandoned.end, self.applied.end_offset)
         if abandoned.uid == 0:
-            if not self.moving and self.pump < end:
-                self.pump = end
-                self._cut_later(end)
+            if not self.moving:
+                self._lift_pump(end)
             return
         channel = self.by_uid(abandoned.uid)
         if channel is not None and not channel.reader and channel.floor < min(end, self.pump):
@@ -510,9 +531,7 @@ class PartitionState:
     def start_at(self, offset: int, position: int) -> None:
         """The log's first file begins here. If that is above the last known log start, the file wins."""
         self.log_start = (max(self.log_start[0], offset), max(self.log_start[1], position))
-        if self.pump < offset:
-            self.pump = offset
-            self._cut_later(offset)
+        self._lift_pump(offset)
         for channel in self.channels.values():
             if not channel.ephemeral:  # these are not where it says anyway, and every replica has to say the same
                 channel.raise_floor(offset)

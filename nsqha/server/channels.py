@@ -331,7 +331,7 @@ class Channels:
                 await partition.commit_events()
             moved = cursors.channels.get(channel)
             if moved is not None and moved.committed.reader:
-                floor, goal = moved.committed.floor, cursors.state.clamp(target)
+                floor, goal = moved.committed.floor, cursors.state.clamp(moved.committed, target)
                 if goal > floor or (back and goal < floor):
                     (cursors.seek if back else cursors.advance)(channel, target)
                     await partition.commit_events()

@@ -212,7 +212,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 floor=channel.floor,
                 next_read=channel.next_read,
                 finished_ranges=channel.finished_range_count,
-                depth=channel.depth(partition.cursors.pump),
+                depth=channel.depth(channel.end),
                 in_flight_count=channel.in_flight,
                 deferred_count=channel.deferred_count,
                 uncommitted_progress=channel.uncommitted_progress,
@@ -249,7 +249,7 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
 
 def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) -> float | None:
     """Age of the oldest message that the channel has not finished, by publish time; None if all are."""
-    offset = channel.oldest_unfinished(partition.cursors.pump)
+    offset = channel.oldest_unfinished(channel.end)
     if offset is None:
         return None
     try:

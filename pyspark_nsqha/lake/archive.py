@@ -181,9 +181,9 @@ def _not_fitting(pin: Pin, state: State, found: Snapshot, subject: Subject, uri:
     there = state.covered_from(life, pin.start.offset)
     if floor is not None and floor > max(there, pin.start.offset):
         return (
-            f"{life}: channel {subject.channel} is at offset {floor}, and {uri} has nothing behind {there}: another "
-            f"lake uses this channel, or files went; give --channel another name, or go back: nsqha seek {life} "
-            f"{subject.channel} {there}"
+            f"{life}: channel {subject.channel} is at offset {floor}, and {uri} has nothing from offset {there} on: "
+            "another lake uses this channel, or files went; give --channel another name, or go back: "
+            f"nsqha seek {life} {subject.channel} {there}"
         )
     return ""
 

@@ -290,6 +290,16 @@ def noted(store: Store) -> set[str]:
     return {path for note in _notes(store, lambda: 0) for path in (*note.old, *note.new)}
 
 
+def replaced(store: Store) -> dict[str, int]:
+    """When each file that was merged into another one may be removed: nanoseconds since 1970, by the store's clock."""
+    far = 1 << 62
+    found: dict[str, int] = {}
+    for note in _notes(store, lambda: far):
+        for path in note.old:
+            found[path] = max(found.get(path, 0), far - note.age_ns + note.keep_ns)
+    return found
+
+
 def _named(state: State) -> set[str]:
     return {file.path for files in state.files.values() for file in files}
 

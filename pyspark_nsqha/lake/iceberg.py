@@ -17,6 +17,7 @@ The table is partitioned by identity(topic) and day(timestamp). Its catalog and 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -174,7 +175,8 @@ class IcebergCommits:
             from pyiceberg.catalog import load_catalog
             from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
         except ImportError:
-            raise StoreFailed("--format iceberg needs pyiceberg: pip install 'nsqha[iceberg]'") from None
+            install = f"in the clone of nsqha: {sys.executable} -m pip install -e '.[lake]'"
+            raise StoreFailed(f"--format iceberg needs pyiceberg: {install}") from None
         catalog = load_catalog(self._catalog_name, **self._properties)
         try:
             table = catalog.load_table(self._name)

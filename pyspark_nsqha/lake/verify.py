@@ -22,10 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 
 from nsqha.commitlog.entry import BROKEN_CHAIN
 from pyspark_nsqha.lake import names
+from pyspark_nsqha.lake.compact import replaced
 from pyspark_nsqha.lake.contents import GAP, MISMATCH, Check, Problem, differences, problem
 from pyspark_nsqha.lake.manifest import LakeFile, Life, Missing, Range, State, without
 from pyspark_nsqha.lake.parquet import BadFile, footer_of, open_file
@@ -35,6 +37,7 @@ from pyspark_nsqha.lake.task import Read
 from pyspark_nsqha.model import Cut, Gone, Pin, ReadFailed, Split
 
 THREADS = 8  # that look at footers
+_MINUTE_NS = 60 * 10**9
 AGAIN_MAX = 5  # times that retention takes what is being compared
 
 
@@ -155,6 +158,13 @@ def _check_files(
         else:
             there.append(file)
     stray = sorted(set(sizes) - {file.path for file in wanted})
+    until = replaced(store) if stray else {}
+    if merged := [path for path in stray if path in until]:
+        removed = datetime.fromtimestamp(-(-max(until[path] for path in merged) // _MINUTE_NS) * 60)
+        report.notes.append(
+            f"{len(merged)} files that compact replaced; the first compact after {removed:%Y-%m-%d %H:%M} removes them"
+        )
+    stray = [path for path in stray if path not in until]
     if stray:
         which = f"{len(stray)} files that no manifest names, as {stray[0]}"
         report.notes.append(f"{which}: of a run that goes on, or that ended early")

@@ -57,6 +57,21 @@ def test_the_next_leader_has_holds_and_places_of_readers(cluster: Cluster, topic
     cluster.wait_isr(topic, 3)
 
 
+def test_the_next_leader_gives_the_first_channel_of_consumers_the_backlog(cluster: Cluster, topic: str) -> None:
+    cluster.wait_isr(topic, 3)
+    alone = f"{topic}-read"
+    leader, other = cluster.leader(topic), cluster.followers(topic)[0]
+    call(leader, "CreateTopic", topic=alone, settings=admin_pb2.TopicSettings(replicas=3))
+    wait_until(cluster.all_in_sync, "the new topic in sync")
+    publish(other, alone, b"one", b"two", b"three")
+    call(other, "CommitReader", topic=alone, channel="archive", offsets={0: 3})
+    cluster.leader(alone).kill()
+    cluster.wait_isr(alone, 2)
+    wait_until(lambda: not call(other, "Snapshot", topics=[alone]).partitions[0].error, "the next leader")
+    depths = [call(other, "CreateChannel", topic=alone, channel=name).channel.depth for name in ("billing", "later")]
+    assert depths == [3, 0]
+
+
 def test_no_node_gives_a_consumer_a_place(cluster: Cluster, topic: str) -> None:
     cluster.wait_isr(topic, 3)
     publish(cluster.leader(topic), topic, b"one")

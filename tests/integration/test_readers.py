@@ -71,6 +71,13 @@ def test_a_readers_channel_is_made_shown_and_kept_from_consumers(node: DevNode) 
     assert "not behind" in node.ok("channel", "show", "r1", "spark")
 
 
+def test_the_first_channel_of_consumers_gets_the_backlog_that_a_reader_has_read(node: DevNode) -> None:
+    node.publish("r4", "one", "two", "three")
+    segments(node, "CommitReader", topic="r4", channel="archive", offsets={0: 3})
+    assert node.json("channel", "show", "r4", "archive")["depth"] == 0
+    assert [node.json("channel", "create", "r4", name)["depth"] for name in ("billing", "later")] == [3, 0]
+
+
 def test_a_channel_of_consumers_is_not_one_of_readers(node: DevNode) -> None:
     node.create("r2", "billing")
     with pytest.raises(grpc.RpcError) as refused:
@@ -108,4 +115,5 @@ def test_holds_and_reader_channels_outlive_a_kill(tmp_path: Path) -> None:
     assert [held["id"] for held in partition["holds"]] == [hold]
     channel = node.json("channel", "show", "t", "spark")
     assert channel["reader"] and channel["depth"] == 1
+    assert node.json("channel", "create", "t", "billing")["depth"] == 2, "the topic's first channel of consumers"
     assert node.stop() == 0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +119,23 @@ def test_what_the_page_shows_runs_from_top_to_bottom(
     assert "\n3\n" in said  # rows of lake and log
     shown = here.json("channel", "show", "orders", "pipeline")
     assert shown["reader"]
+
+
+def test_the_catalog_that_the_page_shows_takes_a_table(tmp_path: Path) -> None:
+    """In a process of its own: pyiceberg looks at the environment when it is imported."""
+    settings = re.findall(r"^export (PYICEBERG_\w+)=(.+)$", PAGE, re.MULTILINE)
+    assert len(settings) == 2
+    environment = {name: value.replace("$PWD", str(tmp_path)) for name, value in settings}
+    [line] = re.findall(r"^nsqha (spark archive .* --format iceberg)$", PAGE, re.MULTILINE)
+    args = build_parser("spark").parse_args(line.split())
+    code = (
+        "import sys; from pyspark_nsqha.lake.iceberg import IcebergCommits; from pyspark_nsqha.lake.store import Store;"
+        "print(IcebergCommits(Store(sys.argv[1]), sys.argv[2], sys.argv[3]).state().sequence)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / args.to), args.catalog, args.table]
+    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0\n", done.stderr
+    assert (tmp_path / "catalog.db").exists() and (tmp_path / "warehouse/nsqha/messages").is_dir()
 
 
 def test_what_the_readme_shows_runs(spark: Any, here: DevNode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from nsqha.cli import build_parser, exits
 from nsqha.cli.admin import Admin
 from nsqha.cli.v2client import Publisher
 from pyspark_nsqha import replay, replay_state
+from pyspark_nsqha.lake.commit import ManifestCommits
+from pyspark_nsqha.lake.manifest import Addition
+from pyspark_nsqha.lake.manifest import State as LakeState
+from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.options import Connection
 from pyspark_nsqha.snapshot import Segments
 from tests.integration.devnode import DevNode
@@ -121,7 +126,10 @@ def test_offsets_name_exactly_these_messages(topic: Topic, spark: Any) -> None:
     assert topic.sent() == Counter(wanted)
 
 
-def test_a_query_sends_what_it_selects(topic: Topic, spark: Any) -> None:
+def test_a_query_sends_what_it_selects_without_pandas(
+    topic: Topic, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as after `pip install`: the extra does not bring it
     wanted = [body for body in topic.publish(0, 1000) if b"failed" in body]
     where = ("--where", "get_json_object(cast(value as string), '$.state') = 'failed'")
     plan = topic.replay(*where, "--plan")
@@ -138,6 +146,10 @@ def test_a_query_that_cannot_run_is_said_before_anything_is_sent(topic: Topic, s
     assert ended.value.code == exits.USAGE
     said = capsys.readouterr().err
     assert "--where:" in said and "no_such_column" in said and len(said.splitlines()) == 1
+    with pytest.raises(SystemExit):
+        topic.replay("--where", "nothing(", "--yes")
+    said = capsys.readouterr().err
+    assert "--where: [PARSE_SYNTAX_ERROR]" in said and len(said.splitlines()) == 1
 
 
 def test_a_list_of_ids_is_sent_and_nothing_between_them(topic: Topic, spark: Any) -> None:
@@ -308,6 +320,9 @@ def test_topics_are_named_matched_or_all_and_one_channel_may_be_asked_for(topic:
 
 def test_a_lake_that_has_nothing_lacks_everything(topic: Topic) -> None:
     topic.publish(0, 10)
+    with pytest.raises(exits.Exit, match="is no lake: it has no manifest"):
+        topic.json("lag", topic.name, "--lake", str(topic.folder))
+    ManifestCommits(Store(str(topic.folder))).append(LakeState(), Addition(), run="run")
     [channel] = topic.json("lag", topic.name, "--lake", str(topic.folder))["channels"]
     assert (channel["channel"], channel["lake_messages"]) == ("", 10)
     told = topic.json("lag", topic.name, "--lake", str(topic.folder), "--fail-above", "9", status=exits.FAILED)

@@ -152,6 +152,23 @@ def test_a_commit_channel_follows_and_shows_lag(spark: Any, node: DevNode, topic
     assert len(copy.rows) == 101
 
 
+def test_a_new_query_does_not_take_the_channel_of_another_one(
+    spark: Any, node: DevNode, topic: str, tmp_path: Path
+) -> None:
+    publish(node, topic, *(f"{i:03d}" for i in range(10)))
+    options = {"subscribe": topic, "commitChannel": "archive", "maxOffsetsPerTrigger": 6}
+    first = Copy(spark, node, tmp_path / "first", **options)
+    first.run()
+    assert depth(node, topic, "archive") == 4
+    for n, start in enumerate(("earliest", "latest")):
+        with pytest.raises(Exception, match=rf"commitChannel archive stands elsewhere: {topic}/\d at \d+ "):
+            Copy(spark, node, tmp_path / f"{n}", startingOffsets=start, **options).run()
+    assert depth(node, topic, "archive") == 4
+    publish(node, topic, "one", "two")
+    first.run()
+    assert len(first.rows) == 12 and depth(node, topic, "archive") == 2
+
+
 def test_a_sink_of_ours_behind_a_stream_of_ours(spark: Any, node: DevNode, topic: str, tmp_path: Path) -> None:
     publish(node, topic, *(f"{i:03d}" for i in range(50)))
     source = spark.readStream.format("nsqha").options(brokers=node.grpc, subscribe=topic, startingOffsets="earliest")

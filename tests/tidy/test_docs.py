@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -72,3 +73,16 @@ def flags() -> set[str]:
 def test_every_flag_is_one(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*\w(?![\w-])", page.read_text()))
     assert not sorted(named - flags() - FOREIGN)
+
+
+def test_every_extra_that_is_named_is_one() -> None:
+    """Of `nsqha[extra]` and `pip install -e '.[extra,other]'`, in pages and in what commands say."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [path for folder in ("nsqha", "lookupd", "pyspark_nsqha") for path in (ROOT / folder).rglob("*.py")]
+    named = {
+        (path.name, extra)
+        for path in [ROOT / "Makefile", *PAGES, *sources]
+        for some in re.findall(r"(?:nsqha|'\.)\[([a-z][a-z,-]*)\]", path.read_text())
+        for extra in some.split(",")
+    }
+    assert {extra for _, extra in named} == set(extras), sorted(named)

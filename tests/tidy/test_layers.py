@@ -122,10 +122,11 @@ def test_the_spark_side_and_the_broker_share_the_format_only(module: str, path: 
 
 def test_what_spark_imports_in_every_application_is_light() -> None:
     """Whoever has pyspark_nsqha installed pays for its import in each application that looks up a data source."""
-    tree = ast.parse((ROOT / "pyspark_nsqha" / "__init__.py").read_text())
-    found = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert found == {"__future__", "typing", "pyspark.sql.datasource"}
-    assert not [node for node in tree.body if isinstance(node, ast.Import)]
+    for name, modules in (("__init__", set()), ("source", {"pyspark.sql.datasource"})):
+        tree = ast.parse((ROOT / "pyspark_nsqha" / f"{name}.py").read_text())
+        found = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+        assert found == {"__future__", "typing", *modules}
+        assert not [node for node in tree.body if isinstance(node, ast.Import)]
 
 
 @pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")

@@ -44,6 +44,15 @@ def test_a_relative_time_is_no_flag_where_times_are_expected() -> None:
     assert build_parser("peek").parse_args(["peek", "t", "-2d", "-n", "5"]).place == "@-2d"
 
 
+def test_what_follows_a_flag_is_its_value_as_it_was_written() -> None:
+    """A URI is no time: it would become a folder of another name."""
+    backfill = build_parser("spark").parse_args
+    found = backfill(["spark", "backfill", "orders", "--from", "-2d", "--to", "-1h", "--broker", "-1"])
+    assert (found.since, found.to, found.broker) == ("-2d", "-1h", ["-1"])
+    found = backfill(["spark", "replay", "orders", "--from", "-2d", "--until", "-1h", "--plan", "--into", "x"])
+    assert (found.since, found.until, found.plan) == ("-2d", "-1h", True)
+
+
 def test_flags_may_stand_anywhere() -> None:
     """Also between arguments of which the last may be left out."""
     for words in ("t c --plan -2h", "t --plan c -2h", "--plan t c -2h", "t c --plan -- -2h"):
@@ -55,7 +64,7 @@ def test_flags_may_stand_anywhere() -> None:
 
 def test_a_word_that_is_wrong_is_told_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'-1' is not a whole number above zero" in fails("peek", "t", "-n", "-1", capsys=capsys)
-    assert "'-1s' is not a duration" in fails("seek", "t", "c", "start", "--clock-skew", "-1s", capsys=capsys)
+    assert "'-1s' is negative" in fails("seek", "t", "c", "start", "--clock-skew", "-1s", capsys=capsys)
 
 
 def test_no_more_is_peeked_at_than_a_broker_gives(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,11 @@ main()
 """
 
 
+def blocked(package: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCKED.format(package=package, words=["spark", *words])]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=60)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -33,8 +38,19 @@ main()
     ids=lambda words: words[0],
 )
 def test_a_package_that_is_missing_is_named_with_what_installs_it(words: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BLOCKED.format(package="pyspark", words=["spark", *words])]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = blocked("pyspark", tmp_path, *words)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].endswith("pip install 'nsqha[spark]'"), done.stderr
+    install = f"pyspark is not installed here: in the clone of nsqha: {sys.executable} -m pip install -e '.[spark]'"
+    assert done.stderr.splitlines()[-1].endswith(install), done.stderr
+
+
+def test_lag_needs_no_spark_and_names_its_own_flag(tmp_path: Path) -> None:
+    done = blocked("pyspark", tmp_path, "lag", "--broker", "127.0.0.1:1")
+    assert done.returncode == 6, done.stderr
+    assert "cannot reach the broker at 127.0.0.1:1" in done.stderr and "or set --broker or" in done.stderr
+
+
+def test_lag_needs_no_pyarrow_either(tmp_path: Path) -> None:
+    done = blocked("pyarrow", tmp_path, "lag", "--broker", "127.0.0.1:1")
+    assert done.returncode == 6, done.stderr

@@ -129,7 +129,7 @@ class History(Life):
         def moved() -> None:
             reader = self.model.readers.get(READER)
             if reader is not None and reader.uid == uid:
-                reader.moved(cursors.state.clamp(target), back=back)
+                reader.moved(min(max(target, cursors.log_start[0]), self.model.end), back=back)
 
         self._request(moved)
         self.leader.flush()

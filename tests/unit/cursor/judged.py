@@ -63,6 +63,7 @@ class Judged(Leader):
                 | (offsets_of(self.cursors.state.channels[name]) if name in self.cursors.state.channels else set())
                 for name, model in self.model.channels.items()
             }
+            self.model.begins_at(self.cursors.state.log_start[0])
             for step in self.effects_of.pop(entry.log_id, []):
                 step()
             for channel in self.model.channels.values():

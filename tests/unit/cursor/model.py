@@ -198,7 +198,7 @@ class Model:
 
     def _flow(self) -> None:
         """What the topic holds goes to every channel, as nsqd's message pump does."""
-        if self.paused or not (self.channels or self.readers):
+        if self.paused or not self.channels:
             return
         for channel in self.channels.values():
             for offset in range(self.pump, self.end):
@@ -206,6 +206,11 @@ class Model:
                 if offset in self.deliver_at:
                     channel.due[offset] = Due(self.deliver_at[offset], long=True, certain=True)
         self.pump = self.end
+
+    def begins_at(self, log_start: int) -> None:
+        """The log begins here: a topic that only readers keep lets go what they have read."""
+        if self.readers and not self.channels and not self.paused:
+            self.pump = max(self.pump, log_start)
 
     # ---- who holds the files
 

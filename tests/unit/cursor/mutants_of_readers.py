@@ -72,6 +72,11 @@ def readers_defer() -> list[Patch]:
     return [instead(PartitionState, "_move_pump", wrong)]
 
 
+@mutant("a reader's channel is nobody's first channel")
+def readers_take_the_backlog() -> list[Patch]:
+    return [instead(PartitionState, "consumed", property(lambda self: bool(self.channels)))]
+
+
 @mutant("a reader's floor does not go back unless it is asked to")
 def readers_go_back() -> list[Patch]:
     return [instead(PartitionCursors, "advance", PartitionCursors.seek)]

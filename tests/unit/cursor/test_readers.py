@@ -18,10 +18,10 @@ def with_reader(count: int = 9) -> tuple[Leader, Channel]:
 def test_nothing_is_handed_out_and_depth_is_what_is_not_committed_yet():
     leader, reader = with_reader()
     assert leader.deliver(reader) == [] and leader.redeliver(reader) == []
-    assert reader.depth(leader.cursors.pump) == 9
+    assert reader.depth(reader.end) == 9
     leader.cursors.advance("r", 4)
     leader.flush()
-    assert (reader.committed.floor, reader.next_read, reader.depth(leader.cursors.pump)) == (4, 4, 5)
+    assert (reader.committed.floor, reader.next_read, reader.depth(reader.end)) == (4, 4, 5)
     assert not reader.has_final_news and reader.in_flight == 0
 
 
@@ -53,7 +53,7 @@ def test_advances_that_come_in_the_wrong_order_end_at_the_highest():
     assert reader.committed.floor == 6
 
 
-def test_a_place_beyond_the_pump_is_the_pump_and_one_below_the_log_start_the_log_start():
+def test_a_place_beyond_the_log_end_is_the_log_end_and_one_below_the_log_start_the_log_start():
     leader, reader = with_reader()
     leader.cursors.advance("r", 99)
     leader.flush()
@@ -69,7 +69,7 @@ def test_empty_moves_it_to_the_end():
     leader, reader = with_reader()
     leader.cursors.empty("r")
     leader.flush()
-    assert (reader.committed.floor, reader.depth(leader.cursors.pump)) == (9, 0)
+    assert (reader.committed.floor, reader.depth(reader.end)) == (9, 0)
 
 
 def test_messages_for_later_are_counted_and_not_deferred():
@@ -79,7 +79,7 @@ def test_messages_for_later_are_counted_and_not_deferred():
     leader.publish(1)
     assert len(other.committed.deferred) == 3
     assert len(reader.committed.deferred) == 0 and reader.deferred_count == 0
-    assert reader.depth(leader.cursors.pump) == 4
+    assert reader.depth(reader.end) == 4
 
 
 def test_a_floor_holds_the_log_start_and_no_policy_passes_it():
@@ -100,8 +100,8 @@ def test_what_a_topic_drops_for_all_channels_a_reader_does_not_wait_for():
     leader.publish(3)
     leader.cursors.topic_empty()
     leader.flush()
-    assert (reader.committed.floor, reader.floor, reader.depth(leader.cursors.pump)) == (12, 12, 0)
-    assert reader.oldest_unfinished(leader.cursors.pump) is None
+    assert (reader.committed.floor, reader.floor, reader.depth(reader.end)) == (12, 12, 0)
+    assert reader.oldest_unfinished(reader.end) is None
 
 
 def test_the_kind_survives_whatever_the_state_is_made_from():
@@ -118,4 +118,89 @@ def test_a_channel_of_the_same_name_and_another_kind_is_another_channel():
     leader.delete("r")
     again = leader.create("r", uid=reader.uid + 1)
     leader.publish(1)
-    assert leader.deliver(again) == [9]
+    assert leader.deliver(again) == list(range(10)), "the reader's was not the topic's first"
+
+
+# ---- nobody's first channel
+
+
+def test_the_first_channel_of_consumers_gets_the_backlog_whatever_readers_there_are():
+    leader, reader = with_reader()
+    leader.create("s", reader=True)
+    leader.cursors.advance("r", 9)
+    leader.flush()
+    assert (leader.cursors.pump, reader.committed.floor) == (0, 9)
+    assert leader.deliver(leader.create("a")) == list(range(9))
+    assert leader.deliver(leader.create("b")) == [], "that is not the first one"
+
+
+def test_an_ephemeral_channel_of_consumers_is_a_first_one_and_takes_the_backlog():
+    leader, _ = with_reader()
+    for name, expected in (("x#ephemeral", list(range(9))), ("y#ephemeral", [])):
+        leader.cursors.create_ephemeral(name, len(name))
+        leader.flush()
+        assert leader.deliver(leader.cursors.channels[name]) == expected
+        leader.cursors.delete_ephemeral(name)
+        leader.flush()
+
+
+def test_when_the_last_channel_of_consumers_is_gone_the_next_one_begins_there():
+    leader, _ = with_reader(4)
+    leader.create("a")
+    leader.delete("a")
+    leader.publish(2)
+    assert leader.deliver(leader.create("b")) == [4, 5]
+
+
+def test_the_backlog_outlives_a_restart_a_rebuild_and_a_checkpoint():
+    leader, _ = with_reader(4)
+    leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
+    leader.flush()
+    leader.publish(2)
+    for state in (TinyLog.rebuild(leader.log), checkpoint.decode(checkpoint.encode(leader.cursors.state))):
+        assert (state.pump, state.applied.end_offset) == (0, 6)
+    leader = leader.restart()
+    assert leader.cursors.channels["r"].depth(6) == 6
+    assert leader.deliver(leader.create("a")) == list(range(6))
+
+
+def test_what_readers_let_go_is_gone_and_the_first_consumers_begin_behind_it():
+    leader, _ = with_reader(0)
+    leader.publish(3, deliver_at=leader.now.wall_ns + 10**12)
+    leader.publish(6)
+    leader.cursors.advance("r", 5)
+    leader.flush()
+    assert leader.cursors.log_start_limit() == 5
+    leader.cursors.propose_log_start(9, leader.log.end_position)
+    leader.flush()
+    assert (leader.cursors.log_start[0], leader.cursors.pump, leader.cursors.state.later()) == (5, 5, [])
+    assert leader.deliver(leader.create("a")) == [5, 6, 7, 8]
+
+
+def test_a_paused_topic_keeps_its_backlog_from_retention_whatever_readers_have_read():
+    leader, reader = with_reader()
+    leader.pause_topic()
+    leader.cursors.advance("r", 9)
+    leader.flush()
+    assert (reader.committed.floor, leader.cursors.log_start_limit()) == (9, 0)
+    leader.pause_topic(paused=False)
+    assert leader.deliver(leader.create("a")) == list(range(9))
+
+
+def test_messages_for_later_wait_for_their_time_in_the_first_channel_of_consumers_too():
+    leader, _ = with_reader(1)
+    leader.publish(2, deliver_at=leader.now.wall_ns + 10**12)
+    channel = leader.create("a")
+    assert leader.deliver(channel) == [0] and len(channel.committed.deferred) == 2
+
+
+def test_what_a_topic_drops_is_dropped_of_a_reader_from_where_it_stands():
+    leader, reader = with_reader()
+    leader.cursors.advance("r", 4)
+    leader.flush()
+    leader.cursors.topic_empty()
+    leader.flush()
+    assert (leader.cursors.pump, reader.committed.floor, reader.floor, list(reader.committed.ranges)) == (9, 9, 9, [])
+    leader.cursors.topic_empty()
+    leader.publish(1)
+    assert (reader.committed.floor, reader.depth(reader.end)) == (9, 1)

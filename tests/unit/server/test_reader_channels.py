@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.commitlog.log import LogLimits
-from nsqha.election.model import TopicSettings
+from nsqha.election.model import ChannelList, TopicSettings
 from nsqha.errors import LimitReached, NotFound, OutcomeUnknown, Unavailable, WrongKind
 from nsqha.server import channels
 from nsqha.server.broker import Broker
@@ -218,6 +218,46 @@ def test_the_kind_and_the_place_survive_a_restart_and_a_rebuild_from_the_log(tmp
             assert await commit(broker, 0) == 3
 
     asyncio.run(life())
+
+
+def test_the_first_channel_of_consumers_begins_where_the_log_does_after_restarts_too(tmp_path) -> None:
+    async def life() -> None:
+        async with running(tmp_path) as broker:
+            await published(broker, 3)
+            await commit(broker, 3)
+            await broker.channels.ensure_reader("t", "lake")
+            assert led(broker).cursors.channels["lake"].depth(3) == 3
+        async with running(tmp_path) as broker:
+            await published(broker, 2)
+            assert await commit(broker, 9) == 5, "as far as the log goes"
+            for channel, depth in (("consumers", 5), ("more", 0)):
+                await broker.channels.create("t", channel)
+                cursor = led(broker).cursors.channels[channel]
+                assert cursor.depth(cursor.end) == depth
+
+    asyncio.run(life())
+
+
+def test_a_topic_of_readers_alone_lets_go_what_they_have_read() -> None:
+    rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
+    record = ChannelList().with_channel("r", 200, reader=True)
+    rig.cursors.reconcile(record)
+    rig.partition.commit_events()
+    rig.disk.sync()
+    fill(rig, pairs=6)
+    end = rig.log.end.offset
+    keep_house(rig, 8)
+    assert rig.log.start.offset == 0
+    rig.cursors.advance("r", end)
+    rig.partition.commit_events()
+    rig.disk.sync()
+    keep_house(rig, 8)
+    start = rig.log.start.offset
+    assert 0 < start == rig.cursors.pump <= end
+    rig.cursors.reconcile(record.with_channel("a", 300))
+    rig.partition.commit_events()
+    rig.disk.sync()
+    assert rig.cursors.channels["a"].floor == start
 
 
 def test_a_reader_is_never_abandoned_and_others_keep_what_it_keeps() -> None:

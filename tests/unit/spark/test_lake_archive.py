@@ -158,7 +158,8 @@ def test_a_floor_that_a_crash_left_behind_is_raised_at_the_next_start(lake: Lake
 def test_a_floor_ahead_of_the_lake_is_refused(lake: Lake, log: FakeLog) -> None:
     log.floors = {("archive", "orders", 0): 7, ("archive", "orders", 1): 6}
     expected = (
-        r"orders/0: channel archive is at offset 7, and .* has nothing behind 0: .*: nsqha seek orders/0 archive 0$"
+        r"orders/0: channel archive is at offset 7, and .* has nothing from offset 0 on: "
+        r".*: nsqha seek orders/0 archive 0$"
     )
     with pytest.raises(ReadFailed, match=expected):
         archive(lake)

@@ -111,7 +111,7 @@ def test_without_spark_nothing_is_tried_again(run: Any) -> None:
         run(loop)
 
 
-@pytest.mark.parametrize("place", ["end", "-2h", "@2026-11-20T10:00", "17"])
+@pytest.mark.parametrize("place", ["end", "-2h", "@2026-11-20T10:00", "2026-11-20T10:00Z", "17"])
 def test_the_end_of_a_range_is_no_lake(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         status("backfill", "orders", "--from", "-2d", f"--to={place}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 
 import pytest
 
@@ -185,8 +186,32 @@ def test_it_gives_up_after_the_timeout_and_says_what_is_published():
     text = str(failed.value)
     assert "nothing was stored for 30 s (option timeoutMs)" in text
     assert "not stored: no leader" in text
-    assert "this task has published 2 messages, and up to 2 more may be stored" in text
+    assert "this task has published 2 messages, and none besides is stored" in text
     assert "\n" not in text
+
+
+def test_what_was_never_sent_is_not_said_to_be_stored_perhaps():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = f"127.0.0.1:{listener.getsockname()[1]}"
+    publisher = TaskPublisher([free], sleep=lambda _: None, timeout_s=0.2)
+    with pytest.raises(PublishFailed, match=r"Connection refused; .* published 0 messages, and none besides is stored"):
+        publisher.publish(mpub(b"1"))
+
+
+def test_what_was_sent_and_has_no_answer_may_be_stored_and_what_came_later_not():
+    clock = [0.0]
+    with ScriptedNsqd(["ok", "silent"]) as nsqd:
+        publisher = TaskPublisher([nsqd.address], now=lambda: clock[0], sleep=lambda _: None, timeout_s=0.3)
+        publisher.publish(mpub(b"1"))
+        publisher.flush()
+        publisher.publish(mpub(b"2", b"3"))
+        while len(nsqd.commands) < 2:
+            time.sleep(0.01)
+        address = nsqd.address
+    clock[0] = 600.0
+    with pytest.raises(PublishFailed, match=f"{address}: .*published 1 messages, and up to 2 more may be stored"):
+        publisher.publish(mpub(b"4"))
+    publisher.close()
 
 
 def test_progress_puts_the_timeout_off():
@@ -268,6 +293,99 @@ def test_something_else_than_nsqd_is_told_apart():
         publisher.publish(mpub(b"1"))
     answered.join(5)
     listener.close()
+
+
+class Closing:
+    """A port that takes connections and closes them when something comes, as a gRPC port does."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.recv(4096)
+                self.connections += 1
+
+    def __enter__(self) -> Closing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+        assert not self._thread.is_alive()
+
+
+def test_ports_that_close_before_an_answer_are_no_brokers_and_that_is_said_soon():
+    clock = [0.0]
+
+    def sleep(_: float) -> None:
+        clock[0] += 1.0
+
+    with Closing() as first, Closing() as second:
+        addresses = [first.address, second.address]
+        publisher = TaskPublisher(addresses, now=lambda: clock[0], sleep=sleep, timeout_s=120)
+        with pytest.raises(PublishRefused, match=r"no address in option nsqd .*IDENTIFY.* nsqd takes --tcp-address"):
+            publisher.publish(mpub(b"1"))
+        assert clock[0] == 5.0 and first.connections + second.connections == 6
+
+
+def test_a_broker_that_was_there_is_waited_for_although_its_port_closes_for_a_while():
+    clock = [0.0]
+    with Closing() as going, ScriptedNsqd(["ok"]) as nsqd:
+        publisher = TaskPublisher([nsqd.address], now=lambda: clock[0], sleep=lambda _: None, timeout_s=120)
+        publisher.publish(mpub(b"1"))
+        publisher.flush()
+        publisher.close()
+        publisher._brokers = [going.address]
+
+        def sleep(_: float) -> None:
+            clock[0] += 1.0
+            if clock[0] == 100.0:
+                publisher._brokers = [nsqd.address]
+
+        publisher._sleep = sleep
+        publisher.publish(mpub(b"2"))
+        publisher.flush()
+        publisher.close()
+        assert nsqd.bodies == [b"1", b"2"]
+
+
+def test_a_port_where_nobody_listens_yet_may_be_a_brokers_and_is_waited_for():
+    clock = [0.0]
+
+    def sleep(_: float) -> None:
+        clock[0] += 10.0
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = f"127.0.0.1:{listener.getsockname()[1]}"
+    with Closing() as wrong:
+        publisher = TaskPublisher([free, wrong.address], now=lambda: clock[0], sleep=sleep, timeout_s=55)
+        with pytest.raises(PublishFailed, match="nothing was stored for 55 s"):
+            publisher.publish(mpub(b"1"))
+
+
+def test_one_broker_among_wrong_ports_is_found():
+    clock = [0.0]
+
+    def sleep(_: float) -> None:
+        clock[0] += 10.0
+
+    with Closing() as wrong, ScriptedNsqd() as nsqd:
+        publisher = TaskPublisher([wrong.address, nsqd.address], now=lambda: clock[0], sleep=sleep, timeout_s=120)
+        publisher.publish(mpub(b"1"))
+        publisher.flush()
+        publisher.close()
+        assert nsqd.bodies == [b"1"]
 
 
 def test_a_broker_without_tls_is_not_published_to_in_clear():

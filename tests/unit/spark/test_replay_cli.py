@@ -10,7 +10,8 @@ import pytest
 from nsqha.cli import build_parser, exits
 from nsqha.cli.spark_flags import Within, place, say_range, time_range
 from nsqha.cli.spark_lag import limit
-from nsqha.cli.spark_replay import progress_line
+from nsqha.cli.spark_replay import progress_line, words_of
+from pyspark_nsqha.replay_state import Order, Span, State
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -74,6 +75,21 @@ def test_a_file_of_ids_is_checked_before_anybody_is_asked(tmp_path: Path) -> Non
     assert "has more than 100,000 ids" in said("".join(f"{n:016x}\n" for n in range(100_001)))
 
 
+def test_a_channel_is_told_which_time_is_meant_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["replay", "orders", "--from", "2026-11-20T10:00Z", "--channel", "billing", "--broker", "127.0.0.1:1"]
+    args = build_parser("spark").parse_args(["spark", *words])
+    with pytest.raises(exits.Exit):
+        args.run(args)
+    assert capsys.readouterr().err.startswith("from 2026-11-20 ")
+
+
+def test_a_range_of_a_backfill_is_looked_at_first(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("backfill", "orders", "--to", "lake", "--broker", "127.0.0.1:1")
+    assert "--from -1h is not before --until -2h" in refused(capsys, *words, "--from", "-1h", "--until", "-2h")
+    assert "--from '17' is no time: -2h, 2026-11-20T10:00Z," in refused(capsys, *words, "--from", "17")
+    assert "--until start leaves nothing to read" in refused(capsys, *words, "--until", "start")
+
+
 @pytest.mark.parametrize("verb", ["replay", "backfill"])
 def test_times_are_as_seek_takes_them_and_as_iso_8601(verb: str) -> None:
     parser, now = build_parser("spark").verbs()["spark"].verbs()[verb], time.time_ns()
@@ -111,6 +127,19 @@ def test_a_limit_is_a_number_of_messages_or_a_time(capsys: pytest.CaptureFixture
     assert "is negative" in refused(capsys, "lag", "--fail-above=-10m")
     assert "--interval needs a time above zero" in refused(capsys, "lag", "--interval", "0")
     assert "give topics by name, or --pattern" in refused(capsys, "lag", "orders", "--pattern", "o.*")
+
+
+def test_what_earlier_runs_sent_is_told_apart(tmp_path: Path) -> None:
+    def ended() -> State:
+        return State.load(tmp_path / "state") or State(Order("orders", 1, "again"), [Span(0, 0, 9)], tmp_path / "state")
+
+    first = ended()
+    first.end([Span(0, 0, 7)], sent=7, possible_duplicates=0)
+    assert words_of(first, 1.0) == "7 messages sent in 1s"
+    assert words_of(ended(), 0.0) == "0 messages sent in 0ms, 7 by earlier runs"
+    second = ended()
+    second.end([Span(0, 7, 9)], sent=2, possible_duplicates=0)
+    assert words_of(second, 2.0) == "2 messages sent in 2s, 7 by earlier runs"
 
 
 def test_progress_is_in_messages() -> None:

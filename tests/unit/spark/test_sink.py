@@ -204,6 +204,7 @@ def test_unknown_columns_are_left_out_if_the_user_says_so():
         ({"nsqd": "a:1,b"}, "nsqd: 'b' is no host:port; give a broker's --tcp-address"),
         ({"topic": "a b"}, "option topic: 'a b' is no topic name"),
         ({"bathBytes": "1"}, "there is no option 'bathbytes'; did you mean batchBytes?"),
+        ({"Brokers": "b:4152"}, "option brokers is for reading: write nsqd, with --tcp-address of brokers"),
         ({"subscribe": "t"}, "option subscribe is not for write but for read and readStream: leave it out"),
         ({"batchBytes": "1q"}, "batchBytes: '1q' is no size such as"),
         ({"batchBytes": "1"}, "batchBytes: '1' is not between 1k and 1g"),

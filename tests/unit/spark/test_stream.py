@@ -296,6 +296,28 @@ def test_a_topic_that_is_gone_is_noticed():
         query.batch()
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "text"),
+    [
+        ({"subscribe": "a"}, {"subscribe": "b"}, "reads a, subscribe does not name it any more: name it, or"),
+        ({"assign": '{"a":[0]}'}, {"assign": '{"b":[0]}'}, "reads a/0, assign does not name it"),
+        ({"subscribePattern": "a|b"}, {"subscribePattern": "b"}, "reads a, subscribePattern does not name it"),
+    ],
+)
+def test_a_topic_that_is_not_subscribed_to_any_more_is_not_called_deleted(
+    before: dict[str, str], now: dict[str, str], text: str, caplog: pytest.LogCaptureFixture
+):
+    service = Service(a=log(10), b=log(3))
+    query = Query(service, **before)
+    query.batch()
+    service.logs["a", 0].append(1)
+    with pytest.raises(ReadFailed, match=text):
+        restarted(service, query, **now).batch()
+    went_on = restarted(service, query, failOnDataLoss="false", **now)
+    assert went_on.batch() == ({"b": range(3)} if "subscribePattern" not in now else {})
+    assert text.split(":")[0] in caplog.text
+
+
 def test_what_retention_took_unread_is_noticed():
     service = Service(a=log(10))
     query = Query(service)
@@ -406,47 +428,6 @@ def test_without_a_time_nothing_is_held():
     assert service.holds == []
 
 
-def test_the_channel_stands_where_the_query_begins_and_follows_what_is_processed():
-    service = Service(a=log(10))
-    query = Query(service, commitChannel="lake", maxOffsetsPerTrigger=4)
-    query.batch()
-    assert service.moves == [("a", True, {0: 0})]
-    query.batch()
-    query.batch()
-    assert service.moves[1:] == [("a", False, {0: 4}), ("a", False, {0: 8})]
-    assert service.holds == []  # the channel holds
-    service.moves.clear()
-    service.logs["a", 0].append(1)
-    restarted(service, query, commitChannel="lake").batch()
-    assert service.moves[0] == ("a", True, {0: 10})
-
-
-def test_a_new_topic_gets_the_channel_before_it_is_read():
-    service = Service(a=log(10))
-    query = Query(service, commitChannel="lake")
-    query.batch()
-    service.logs["new", 0] = log(5, start=2)
-    query.batch()
-    assert ("new", True, {0: 2}) in service.moves
-
-
-def test_a_channel_that_is_no_readers_ends_the_query_at_once():
-    service = Service(a=log(10))
-    query = Query(service, commitChannel="lake")
-    service.refuses = "channel lake is no reader's"
-    with pytest.raises(ReadFailed, match="channel lake is no reader's"):
-        query.batch()
-
-
-def test_a_floor_that_cannot_be_moved_just_now_ends_nothing(caplog: pytest.LogCaptureFixture):
-    service = Service(a=log(10))
-    query = Query(service, commitChannel="lake")
-    query.batch()
-    service.refuses = "no leader"
-    query.plans.done(query.at)
-    assert "commitChannel lake was not moved: no leader" in caplog.text
-
-
 # ---- the reader that Spark sees
 
 
@@ -503,4 +484,4 @@ def test_a_witness_is_an_entry_that_was_committed_when_the_offset_was_chosen():
     service = Service(a=log(10))
     query = Query(service, maxOffsetsPerTrigger=4)
     query.batch()
-    assert query.at["a", 0] == Record(4, 7, 10, 1, service.logs["a", 0].chains[10], first=None)
+    assert query.at["a", 0] == Record(4, 7, 10, 1, service.logs["a", 0].chains[10], first=0)
