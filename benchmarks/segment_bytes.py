@@ -29,9 +29,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nsqha.cli import exits
+from nsqha.cli.brokers.v2client import Publisher
 from nsqha.cli.log import folders
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.terminal import exits
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.pairs import file_name
 from nsqha.commitlog.storage import OsStorage

@@ -36,7 +36,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.brokers.v2client import Publisher
 from pyspark_nsqha import jobs
 from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.lake import archive

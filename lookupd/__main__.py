@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from nsqha.cli import exits
+from nsqha.cli.terminal import exits
 from nsqha.options import nsqlookupd_command_line
 
 

@@ -34,7 +34,7 @@ from nsqha.election.session import View
 from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
 from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
-from nsqha.server.http_envelope import ApiError, HttpApi, Reply, Request
+from nsqha.server.http.server import ApiError, HttpApi, Reply, Request
 
 SPREAD_LIMIT = 4
 SPREAD_LIMIT_MAX = 100

@@ -24,8 +24,8 @@ from typing import Any, Protocol, TypeVar
 from lookupd.links import Links
 from lookupd.standby import Gone, Standby
 from nsqha.clock import Clock
-from nsqha.election.controller import ControllerMachine
-from nsqha.election.events import (
+from nsqha.election.controller.controller import ControllerMachine
+from nsqha.election.controller.events import (
     Action,
     Answered,
     Blamed,
@@ -45,8 +45,8 @@ from nsqha.election.events import (
     Tick,
     TopicRead,
 )
+from nsqha.election.controller.rounds import Limits
 from nsqha.election.model import Controller, PartitionMeta, Versioned
-from nsqha.election.rounds import Limits
 from nsqha.election.session import Session
 from nsqha.election.store import Intent, MetadataStore
 from nsqha.errors import (
@@ -63,8 +63,8 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import Histogram
-from nsqha.server.peers import Peers
-from nsqha.server.replica_reports import reports_in
+from nsqha.server.peers.api import Peers
+from nsqha.server.replica.replica_reports import reports_in
 
 TTL_S = 3.0
 WORKERS = 8

@@ -31,12 +31,12 @@ from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.options import SECOND, Loaded, LookupdOptions, host_name, version_line
-from nsqha.server.http_envelope import HttpServer
-from nsqha.server.listen import bound_address, bound_port, listen, raise_open_files_limit
-from nsqha.server.peers import Peers
+from nsqha.server.http.server import HttpServer
+from nsqha.server.peers.api import Peers
+from nsqha.server.runtime.listen import bound_address, bound_port, listen, raise_open_files_limit
 
 if TYPE_CHECKING:
-    from nsqha.election.etcd import EtcdStore
+    from nsqha.election.etcd.store import EtcdStore
 
 
 class Lookupd:
@@ -151,9 +151,10 @@ async def _until_signal(options: LookupdOptions) -> None:
 async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncExitStack) -> tuple[EtcdStore, Peers]:
     """The cluster's metadata and a way to its nodes; both are closed with `stack`."""
     # grpc takes a tenth of a second to import, and a daemon without a cluster does not need it.
+    from nsqha.election.etcd.access import open_store
     from nsqha.pb.v1 import replication_pb2, routing_pb2
-    from nsqha.server import certificates, renewing
-    from nsqha.server.etcd_access import open_store
+    from nsqha.server.peers import renewing
+    from nsqha.server.runtime import certificates
 
     files = certificates.CertificateFiles.of(options)
     if files is not None:

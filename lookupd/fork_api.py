@@ -30,7 +30,7 @@ from typing import Any
 from lookupd.cluster_api import Cluster, different_hosts, node_uid, number, partition_named
 from nsqha.election.model import REPLICAS_MAX, PartitionMeta, TopicSettings
 from nsqha.ids import PARTITIONS_MAX
-from nsqha.server.http_envelope import ApiError, HttpApi, Request
+from nsqha.server.http.server import ApiError, HttpApi, Request
 
 DAY_MS = 24 * 3600 * 1000
 SYNCDISK_MAX = 4000

@@ -31,7 +31,7 @@ from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
 from nsqha.election.model import NodeInfo
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral
-from nsqha.server.http_envelope import ApiError, HttpApi, Request
+from nsqha.server.http.server import ApiError, HttpApi, Request
 
 
 class LookupdApi:

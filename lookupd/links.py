@@ -16,7 +16,7 @@ from typing import Protocol
 
 from nsqha.election.model import NodeInfo
 from nsqha.pb.v1.replication_pb2 import LiveMessage
-from nsqha.server.peers import Message, Peers, PeerStream
+from nsqha.server.peers.api import Message, Peers, PeerStream
 
 REOPEN_S = 0.25
 SUSPECTS_MAX = 10_000

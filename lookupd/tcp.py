@@ -20,7 +20,7 @@ from lookupd.registry import Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
 from nsqha.nsqlog import Log
-from nsqha.server.listen import address_text
+from nsqha.server.runtime.listen import address_text
 
 SILENCE_S = 60.0
 SWEEP_S = 5.0

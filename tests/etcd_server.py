@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsqha.election.etcd_binary import find_etcd
+from nsqha.election.etcd.binary import find_etcd
 from tests import freezing
 from tests.integration.servers import free_port
 

@@ -1,7 +1,7 @@
-"""Before a call is carried out: who asks may (`nsqha.server.members`), and what was sent can be read.
+"""Before a call is carried out: who asks may (`nsqha.server.peers.identity`), and what was sent can be read.
 
 Health and reflection are for whoever gets as far as this port. Methods between nodes look after themselves
-(`nsqha.server.peer_grpc`).
+(`nsqha.server.peers.calls`).
 
 Who asks is looked at when the request is there. So no method of these services takes a stream of them.
 """
@@ -18,9 +18,9 @@ from grpc import aio
 
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, segments_pb2
-from nsqha.server import peer_grpc
-from nsqha.server.members import may_administrate, may_read
-from nsqha.server.peers import ADMINISTRATOR_URI, READER_URI, PeerIdentity
+from nsqha.server.peers import calls as peer_grpc
+from nsqha.server.peers.api import ADMINISTRATOR_URI, READER_URI, PeerIdentity
+from nsqha.server.peers.identity import may_administrate, may_read
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor

@@ -25,7 +25,7 @@ from nsqha.errors import (
     WrongKind,
 )
 from nsqha.nsqlog import Log
-from nsqha.server.peers import ERROR_TRAILER, kind_and_text
+from nsqha.server.peers.api import ERROR_TRAILER, kind_and_text
 
 __all__ = ["Context", "answers", "refuse"]
 

@@ -21,13 +21,13 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
 from nsqha.election.session import called
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.pb.v1 import admin_pb2
-from nsqha.server.holding import live_holds, log_time
-from nsqha.server.snapshot import under_replicated
+from nsqha.server.node.snapshot import under_replicated
+from nsqha.server.partition.holding import live_holds, log_time
 
 if TYPE_CHECKING:
-    from nsqha.server.broker import Broker
-    from nsqha.server.stats import ChannelStats
-    from nsqha.server.topic import Topic
+    from nsqha.server.http.stats import ChannelStats
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.partition.topic import Topic
 
 ASK_SECONDS = 2.0
 

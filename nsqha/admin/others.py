@@ -15,8 +15,8 @@ from grpc import aio
 
 from nsqha.errors import Unavailable
 from nsqha.pb.v1 import admin_pb2_grpc, segments_pb2, segments_pb2_grpc
-from nsqha.server import peer_grpc
-from nsqha.server.certificates import CertificateFiles
+from nsqha.server.peers import calls as peer_grpc
+from nsqha.server.runtime.certificates import CertificateFiles
 
 ENDING_SECONDS = 60.0
 """What was asked before certificates were renewed has so long to end."""

@@ -24,9 +24,9 @@ from nsqha.pb.v1 import admin_pb2
 
 if TYPE_CHECKING:
     from nsqha.commitlog.reader import Batch
-    from nsqha.server.broker import Broker
-    from nsqha.server.partition import Partition
-    from nsqha.server.topic import Topic
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.partition.topic import Topic
 
 PEEK_DEFAULT = 100
 PEEK_MAX = 10_000

@@ -35,9 +35,9 @@ BEGIN_SECONDS = 1.5  # that an epoch may take to begin before they are asked aga
 
 if TYPE_CHECKING:
     from nsqha.cursor.seek import SeekPlan
-    from nsqha.server.broker import Broker
-    from nsqha.server.partition import Partition
-    from nsqha.server.topic import Topic
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.partition.topic import Topic
 
 CLOCK_SKEW_NS = 1_000_000_000
 

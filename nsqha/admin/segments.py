@@ -30,15 +30,15 @@ from nsqha.cursor.holds import HOLD_MS_MAX
 from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, segments_pb2, segments_pb2_grpc
-from nsqha.server.listen import reason
+from nsqha.server.runtime.listen import reason
+from nsqha.server.runtime.unfinished import StillUnderWay
 from nsqha.server.segments.pins import Effort, TooManyBorders, Wanted, pin
 from nsqha.server.segments.renewals import HoldRenewals
-from nsqha.server.unfinished import StillUnderWay
 
 if TYPE_CHECKING:
-    from nsqha.server.broker import Broker
-    from nsqha.server.partition import Partition
-    from nsqha.server.topic import Topic
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.partition.topic import Topic
 
 LEADER_SECONDS = 2.0  # for leaders to be found, while they are elected
 AGAIN_SECONDS = 0.05

@@ -32,11 +32,14 @@ from nsqha.election.rules import check_settings
 from nsqha.errors import Conflict
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
-from nsqha.server import front_door, peer_grpc, renewing, settings
+from nsqha.server.peers import calls as peer_grpc
+from nsqha.server.peers import listener as front_door
+from nsqha.server.peers import renewing
+from nsqha.server.topics import settings
 
 if TYPE_CHECKING:
-    from nsqha.server.broker import Broker
-    from nsqha.server.certificates import CertificateFiles
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.segments.renewals import HoldRenewals
 
 log = Log("admin")

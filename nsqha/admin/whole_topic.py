@@ -16,10 +16,10 @@ from nsqha.admin.spread import Spread
 from nsqha.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from nsqha.server.broker import Broker
-    from nsqha.server.leaders import Leaders
-    from nsqha.server.partition import Partition
-    from nsqha.server.topic import Topic
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.partition.topic import Topic
+    from nsqha.server.routing.leaders import Leaders
 
 LEADER_SECONDS = 2.0  # for a leader to be found, while one is elected
 CALL_SECONDS = 5.0  # for it to answer

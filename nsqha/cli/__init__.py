@@ -2,7 +2,7 @@
 
 stdout is data, stderr is talk. Exit status: 0 ok, 1 failed, 2 usage, 3 not found, 4 exists already or was changed,
 5 not allowed, 6 unreachable or timed out, 7 partly done (stdout lists what), 8 not confirmed, 130 interrupted,
-141 whoever read the output is gone (`nsqha.cli.exits`).
+141 whoever read the output is gone (`nsqha.cli.terminal.exits`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from nsqha.cli.parser import Parser
+    from nsqha.cli.terminal.parser import Parser
 
 
 def build_parser(verb: str | None = None) -> Parser:
     """The whole command line; or, if `verb` is one, as much of it as that verb needs: the others are a name."""
     from nsqha import __version__
-    from nsqha.cli.parser import Parser
-    from nsqha.cli.verbs import VERBS
+    from nsqha.cli.terminal.parser import Parser
+    from nsqha.cli.verbs import VERBS, module_of
 
     parser = Parser(
         prog="nsqha",
@@ -31,7 +31,7 @@ def build_parser(verb: str | None = None) -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, help in VERBS.items():
         if verb in (None, name):
-            import_module(f"nsqha.cli.{name}").add_parser(commands)
+            import_module(module_of(name)).add_parser(commands)
         else:
             commands.add_parser(name, help=help)
     return parser
@@ -39,13 +39,13 @@ def build_parser(verb: str | None = None) -> Parser:
 
 def main() -> NoReturn:
     """Run one command; ends the process with its exit status."""
-    from nsqha.cli import exits
+    from nsqha.cli.terminal import exits
 
     exits.run(lambda: _status(sys.argv[1:]))
 
 
 def _status(argv: list[str]) -> int:
-    from nsqha.cli import exits
+    from nsqha.cli.terminal import exits
     from nsqha.errors import NsqhaError
 
     prog = "nsqha"

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from nsqha.cli import exits
-from nsqha.cli.parser import Parser, add_verb
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import Parser, add_verb
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import NsqhaError
 
@@ -121,8 +121,8 @@ def _ask() -> dict[str, list[str]]:
     """Topics and their channels, from the broker of the environment."""
     import os
 
-    from nsqha.cli.admin import Admin
-    from nsqha.cli.parser import GRPC_ADDRESS
+    from nsqha.cli.brokers.admin import Admin
+    from nsqha.cli.terminal.parser import GRPC_ADDRESS
 
     with Admin(os.environ.get("NSQHA_GRPC_ADDRESS", GRPC_ADDRESS), ASK_SECONDS) as admin:
         return {topic.name: list(topic.channels) for topic in admin.call("ListTopics").topics}

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nsqha.cli.parser import Parser
+from nsqha.cli.terminal.parser import Parser
 from nsqha.goflags import BOOL, DURATION, Flag, format_duration
 from nsqha.options import LookupdOptions, Options, flags_of
 

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsqha.cli import exits
-from nsqha.cli.parser import (
+from nsqha.cli.peek import body_json, body_line
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import (
     Parser,
     add_grpc,
     add_json,
@@ -26,9 +27,8 @@ from nsqha.cli.parser import (
     did_you_mean,
     topic_and_partition,
 )
-from nsqha.cli.peek import body_json, body_line
-from nsqha.cli.screen import Progress, bold, confirm, print_json, say, show_bytes, show_count, table
-from nsqha.cli.times import show_time
+from nsqha.cli.terminal.screen import Progress, bold, confirm, print_json, say, show_bytes, show_count, table
+from nsqha.cli.terminal.times import show_time
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import ConfigError, LogCorrupt, NotFound, NsqhaError
 from nsqha.ids import PARTITIONS_MAX
@@ -132,7 +132,7 @@ def _of_folder(verbs: Any, word: str, run: Any, help: str, examples: tuple[str, 
 
 
 def run_skip(args: argparse.Namespace) -> int:
-    from nsqha.cli.admin import Admin, record
+    from nsqha.cli.brokers.admin import Admin, record
 
     topic, partition = args.topic
     chosen: dict[str, Any] = {"topic": topic}

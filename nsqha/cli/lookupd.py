@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import Any
 
-from nsqha.cli import exits
-from nsqha.cli.parser import add_verb
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import add_verb
 from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\

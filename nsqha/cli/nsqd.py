@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from nsqha.cli import exits
+from nsqha.cli.terminal import exits
 from nsqha.errors import NsqhaError
 from nsqha.options import Options, nsqd_command_line
 
@@ -26,7 +26,7 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
     log = nsqlog.Log("node")
     for notice in notices:
         log.info("flag_without_meaning", "%s", notice)
-    from nsqha.server.node import serve_until_signal
+    from nsqha.server.node.start import serve_until_signal
 
     try:
         return serve_until_signal(options)

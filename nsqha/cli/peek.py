@@ -7,12 +7,12 @@ import base64
 import sys
 from typing import Any
 
-from nsqha.cli import exits
-from nsqha.cli.admin import Admin
-from nsqha.cli.parser import add_grpc, add_json, add_verb, count_up_to, topic_and_partition
-from nsqha.cli.screen import bold, print_json, printable, say
+from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.seek import PLACE_FIELDS, place_of
-from nsqha.cli.times import show_time
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, count_up_to, topic_and_partition
+from nsqha.cli.terminal.screen import bold, print_json, printable, say
+from nsqha.cli.terminal.times import show_time
 from nsqha.cli.verbs import VERBS
 
 BODY_SHOWN = 200

@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nsqha.cli import exits
-from nsqha.cli.parser import add_json, add_tcp, add_verb, duration, name
-from nsqha.cli.screen import Progress, print_json, say, show_count
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import add_json, add_tcp, add_verb, duration, name
+from nsqha.cli.terminal.screen import Progress, print_json, say, show_count
 from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
-    from nsqha.cli.v2client import Publisher
+    from nsqha.cli.brokers.v2client import Publisher
 
 RUN_MESSAGES = 200  # on the way at once: their answers fit into any socket buffer
 RUN_BYTES = 256 << 10
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("give messages or files, not both")
     if "" in args.messages:
         args.parser.error(f"message {args.messages.index('') + 1} is empty, and brokers refuse empty messages")
-    from nsqha.cli.v2client import Publisher
-    from nsqha.cli.v2security import Security
+    from nsqha.cli.brokers.v2client import Publisher
+    from nsqha.cli.brokers.v2security import Security
 
     delay_ms = -(-args.delay // 10**6)
     publisher = Publisher(args.nsqd_tcp_address, args.timeout / 1e9, security=Security.of(args))

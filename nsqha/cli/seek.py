@@ -7,11 +7,11 @@ import sys
 import time
 from typing import Any
 
-from nsqha.cli import exits
-from nsqha.cli.admin import Admin, record
-from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, duration, name, topic_and_partition
-from nsqha.cli.screen import confirm, print_json, say, show_bytes, table
-from nsqha.cli.times import Place, parse_place, show_duration, show_time
+from nsqha.cli.brokers.admin import Admin, record
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, duration, name, topic_and_partition
+from nsqha.cli.terminal.screen import confirm, print_json, say, show_bytes, table
+from nsqha.cli.terminal.times import Place, parse_place, show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\

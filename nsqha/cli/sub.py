@@ -7,14 +7,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from nsqha.cli import exits
-from nsqha.cli.parser import Parser, add_json, add_tcp, add_verb, count, duration, name
 from nsqha.cli.peek import body_json
-from nsqha.cli.screen import print_json
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import Parser, add_json, add_tcp, add_verb, count, duration, name
+from nsqha.cli.terminal.screen import print_json
 from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
-    from nsqha.cli.v2client import Message
+    from nsqha.cli.brokers.v2client import Message
 
 WINDOW = 200
 WAIT_SECONDS = 1.0
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
 
 def consume(args: argparse.Namespace, topic: str, channel: str, requeue_ms: int | None) -> int:
     """Print until there is a reason to end. A message is answered only after its line left this process."""
-    from nsqha.cli.v2client import Subscriber
-    from nsqha.cli.v2security import Security
+    from nsqha.cli.brokers.v2client import Subscriber
+    from nsqha.cli.brokers.v2security import Security
 
     wanted: int | None = args.count
     window = WINDOW if wanted is None else min(WINDOW, wanted)

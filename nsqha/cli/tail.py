@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import Any
 
-from nsqha.cli.parser import add_verb, name
 from nsqha.cli.sub import SHAPE, STATUSES, add_common, consume
+from nsqha.cli.terminal.parser import add_verb, name
 from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\

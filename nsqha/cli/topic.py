@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from nsqha.cli import exits
-from nsqha.cli.admin import Admin, record
-from nsqha.cli.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
-from nsqha.cli.screen import Cell, confirm, print_json, say, show_bytes, show_count, some, table
-from nsqha.cli.times import show_duration, show_time
+from nsqha.cli.brokers.admin import Admin, record
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
+from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, show_bytes, show_count, some, table
+from nsqha.cli.terminal.times import show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
 SYNC = ("always", "interval", "none")

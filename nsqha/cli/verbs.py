@@ -1,4 +1,5 @@
-"""What `nsqha --help` lists. The verb itself is the module of that name, imported only when it is called."""
+"""What `nsqha --help` lists. The verb itself is the module of that name, or `command` in the package of that name,
+imported only when it is called."""
 
 from __future__ import annotations
 
@@ -19,3 +20,10 @@ VERBS = {
     "log": "dump and verify log files, offline; let channels go on behind damage",
     "completion": "print a script that completes words in a shell",
 }
+
+_PACKAGES = ("dev", "cluster", "spark")
+
+
+def module_of(verb: str) -> str:
+    """Where `add_parser` of the verb is."""
+    return f"nsqha.cli.{verb}.command" if verb in _PACKAGES else f"nsqha.cli.{verb}"

@@ -3,7 +3,7 @@
     MetadataStore    protocol; blocking, so the shell calls it in a worker thread
       MemoryStore      all the rules below; tests, simulation
         EmbeddedStore    the same with a file behind it (nsqha.election.embedded), for a node without etcd
-      EtcdStore        the cluster's (nsqha.election.etcd)
+      EtcdStore        the cluster's (nsqha.election.etcd.store)
 
 - Every change is compare-and-set: it names the version it read and raises `Conflict` if that is no longer current.
 - A change is durable when the call returns. `OutcomeUnknown`: it may or may not have happened; read again.

@@ -14,8 +14,8 @@ from pathlib import Path
 from nsqha.clock import SystemClock
 from nsqha.commitlog.storage import MemStorage, OsStorage
 from nsqha.election.embedded import EmbeddedStore
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_client import EtcdOptions
+from nsqha.election.etcd.client import EtcdOptions
+from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.model import TopicRecord, Versioned
 from nsqha.election.session import Session
 from nsqha.election.store import MemoryStore, MetadataStore

@@ -29,13 +29,13 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # see tests/conftest
 
 import grpc
 
+from nsqha.cli.brokers.v2client import Publisher, Refused, Subscriber
 from nsqha.cli.log import Folder, folders
-from nsqha.cli.v2client import Publisher, Refused, Subscriber
 from nsqha.clock import SystemClock
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_client import EtcdOptions
+from nsqha.election.etcd.client import EtcdOptions
+from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.model import PartitionMeta
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.pb.v1 import replication_pb2 as pb

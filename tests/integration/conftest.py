@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from nsqha.clock import SystemClock
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_client import EtcdOptions
+from nsqha.election.etcd.client import EtcdOptions
+from nsqha.election.etcd.store import EtcdStore
 from tests.etcd_server import EtcdServer
 from tests.integration.cluster import Cluster
 from tests.integration.etcd_rig import Open

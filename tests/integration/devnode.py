@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nsqha.cli.admin import Admin
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.brokers.v2client import Publisher
 
 BIN = Path(sys.executable).parent
 ANY_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "grpc", "segments", "lookupd-tcp", "lookupd-http")]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_bridge import rpc
-from nsqha.election.etcd_client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.store import EtcdStore
 from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from tests.etcd_server import eventually
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from nsqha.clock import SystemClock
 from nsqha.election.accepting import Hold
-from nsqha.election.etcd_accepting import EtcdAcceptance, Look
-from nsqha.election.etcd_bridge import rpc
-from nsqha.election.etcd_client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.accepting import EtcdAcceptance, Look
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.errors import NsqhaError
 from tests.integration.cluster import CLUSTER_NAME, Cluster, Member, posted
 from tests.integration.servers import wait_until
@@ -122,7 +122,8 @@ class Restorable:
     def accept(self, *words: str, status: int = 0, answer_seconds: float | None = None) -> dict[str, Any]:
         """`answer_seconds`: how long nodes are waited for that do not answer, if not as long as usual."""
         before = "" if answer_seconds is None else f"cluster_accept.ANSWER_SECONDS = {answer_seconds}; "
-        command = [sys.executable, "-c", f"from nsqha.cli import cluster_accept, main; {before}main()", "cluster"]
+        code = f"from nsqha.cli.cluster import accept as cluster_accept; from nsqha.cli import main; {before}main()"
+        command = [sys.executable, "-c", code, "cluster"]
         environment = os.environ | {"NSQHA_ETCD_ENDPOINT": self.cluster.etcd.endpoint}
         done = subprocess.run(
             [*command, "accept-metadata", *words, "--json"],

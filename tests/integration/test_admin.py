@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from nsqha.cli.v2client import Message, Publisher, Refused, Subscriber
+from nsqha.cli.brokers.v2client import Message, Publisher, Refused, Subscriber
 from nsqha.pb.v1 import admin_pb2 as pb
 from nsqha.pb.v1 import admin_pb2_grpc
 from tests.integration.devnode import DevNode

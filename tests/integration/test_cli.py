@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from nsqha.cli import build_parser
-from nsqha.cli.admin import Admin
-from nsqha.cli.parser import Parser
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.terminal.parser import Parser
 from tests.integration.devnode import BIN, DevNode
 
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from nsqha.cli import exits
+from nsqha.cli.terminal import exits
 from tests.certificates import Certificates
 from tests.integration.servers import BIN, Node
 

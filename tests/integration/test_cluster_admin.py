@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nsqha.cli.v2client import Publisher, Subscriber
+from nsqha.cli.brokers.v2client import Publisher, Subscriber
 from nsqha.pb.v1 import admin_pb2 as pb
 from nsqha.pb.v1 import admin_pb2_grpc
 from tests.integration.cluster import Cluster, Member, posted

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from nsqha.cli.v2client import Message, Publisher, Subscriber
+from nsqha.cli.brokers.v2client import Message, Publisher, Subscriber
 from tests.integration.cluster import Cluster, UnderLoad, gone, posted
 from tests.integration.servers import wait_until
 

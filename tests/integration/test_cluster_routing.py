@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.exits import Exit
-from nsqha.cli.v2client import Publisher, Refused, Subscriber
+from nsqha.cli.brokers.v2client import Publisher, Refused, Subscriber
+from nsqha.cli.terminal.exits import Exit
 from tests.integration.cluster import Cluster, Member, posted
 from tests.integration.servers import wait_until
 

@@ -11,8 +11,8 @@ import uvloop
 
 from lookupd.controller import SECONDS
 from nsqha.election import moves
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_keys import put
+from nsqha.election.etcd.keys import put
+from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.placement import PartitionName
 from nsqha.errors import NotFound
 from nsqha.quantile import Histogram

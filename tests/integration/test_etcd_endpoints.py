@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from nsqha.clock import SystemClock
-from nsqha.election import etcd_client
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_client import EtcdClient, EtcdOptions
+from nsqha.election.etcd import client as etcd_client
+from nsqha.election.etcd.client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.model import TopicSettings
 from tests.etcd_server import EtcdServer, eventually
 from tests.tcp_relay import Relay

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.election import etcd_keys
-from nsqha.election.etcd_bridge import rpc
-from nsqha.election.etcd_client import EtcdClient, EtcdOptions, Full
-from nsqha.election.etcd_keys import created, txn
+from nsqha.election.etcd import keys as etcd_keys
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import EtcdClient, EtcdOptions, Full
+from nsqha.election.etcd.keys import created, txn
 from nsqha.election.model import TopicSettings
 from nsqha.election.session import StoreIdentity
 from nsqha.errors import ConfigError, Conflict, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable

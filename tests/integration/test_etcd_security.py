@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nsqha.clock import SystemClock
-from nsqha.election.etcd import EtcdStore
-from nsqha.election.etcd_bridge import rpc
-from nsqha.election.etcd_client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.model import NodeInfo, TopicSettings
 from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from tests.certificates import Certificates

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from nsqha.election.etcd_bridge import rpc
-from nsqha.election.etcd_client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.election.model import NodeInfo, TopicSettings
 from nsqha.errors import OutcomeUnknown, Unavailable
 from tests.etcd_server import EtcdServer, eventually

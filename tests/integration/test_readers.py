@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nsqha.cli import exits
+from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import segments_pb2, segments_pb2_grpc
 from tests.integration.devnode import DevNode
 

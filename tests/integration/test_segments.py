@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.brokers.v2client import Publisher
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from tests.integration.cluster import Cluster
 from tests.integration.devnode import DevNode

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from nsqha.cli.brokers.v2client import Publisher
 from nsqha.cli.log import folders
-from nsqha.cli.v2client import Publisher
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage

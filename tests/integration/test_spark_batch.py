@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.admin import Admin
-from nsqha.cli.v2client import Publisher, Subscriber
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.brokers.v2client import Publisher, Subscriber
 from pyspark_nsqha.options import Connection
 from pyspark_nsqha.snapshot import Asked, Segments
 from tests.integration.cluster import Cluster

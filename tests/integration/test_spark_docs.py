@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nsqha.cli import build_parser
-from nsqha.cli.admin import Admin
+from nsqha.cli.brokers.admin import Admin
 from tests.integration.devnode import DevNode
 
 pytest.importorskip("pyspark")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.admin import Admin
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.brokers.v2client import Publisher
 from pyspark_nsqha import jobs
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.backfill import backfill

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli.v2client import Subscriber
+from nsqha.cli.brokers.v2client import Subscriber
 from pyspark_nsqha.publisher import Command, LinkSecurity, PublishRefused, TaskPublisher
 from tests.certificates import Certificates
 from tests.integration.cluster import Cluster

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli import build_parser, exits
-from nsqha.cli.admin import Admin
-from nsqha.cli.v2client import Publisher
+from nsqha.cli import build_parser
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.terminal import exits
 from pyspark_nsqha import replay, replay_state
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.manifest import Addition

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.v2client import Subscriber
+from nsqha.cli.brokers.v2client import Subscriber
 from tests.integration.servers import Node
 
 pytest.importorskip("pyspark")

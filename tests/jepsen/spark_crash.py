@@ -36,8 +36,8 @@ from typing import IO
 import grpc
 import pyarrow.parquet as pq
 
-from nsqha.cli import exits
-from nsqha.cli.v2client import Publisher, Refused
+from nsqha.cli.brokers.v2client import Publisher, Refused
+from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import segments_pb2_grpc
 from nsqha.pb.v1.segments_pb2 import SnapshotRequest
 from pyspark_nsqha.lake.commit import ManifestCommits

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqha.errors import NsqhaError
-from nsqha.server import holding
+from nsqha.server.partition import holding
 
 if TYPE_CHECKING:
-    from nsqha.server.partition import Partition
+    from nsqha.server.partition.partition import Partition
     from tests.sim.cluster import SimCluster
     from tests.sim.node import SimNode
 

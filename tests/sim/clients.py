@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import hot, ids
 from nsqha.errors import NsqhaError, OutcomeUnknown
-from nsqha.server.delivery import Consumer
-from nsqha.server.verdicts import Verdicts
+from nsqha.server.partition.consumer_acks import Verdicts
+from nsqha.server.partition.delivery import Consumer
 
 if TYPE_CHECKING:
     from tests.sim.loop import NodeLoop, Scheduler

@@ -20,14 +20,14 @@ import random
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from nsqha.election.controller.planner import PlanLimits
+from nsqha.election.controller.rounds import Limits
 from nsqha.election.model import TopicSettings
-from nsqha.election.planner import PlanLimits
-from nsqha.election.rounds import Limits
 from nsqha.election.store import Change, MemoryStore
 from nsqha.errors import NsqhaError
 from nsqha.options import Options
 from nsqha.pb.v1 import admin_pb2, replication_pb2, routing_pb2
-from nsqha.server.peers import Method
+from nsqha.server.peers.api import Method
 from tests.sim.batch_readers import BatchReaders
 from tests.sim.clients import History, Publisher, Reader
 from tests.sim.comparison import Comparison
@@ -373,7 +373,8 @@ class SimCluster:
     def _rescued(self) -> bool:
         """An operator looks at partitions that nobody leads for long: every member died with damage, more than once; or
         some with damage, and the others with their host before a sync; or all of them with their hosts, which is an
-        operator's decision where sync=interval is the nodes' default and not the topic's (`election.rounds.Part`)."""
+        operator's decision where sync=interval is the nodes' default and not the topic's
+        (`election.controller.rounds.Part`)."""
         hosts_die = self.plan.sync != "always"
         looks = self.operators is not None and (self.plan.damage_anywhere or hosts_die or bool(self.lost))
         for name, key, _ in self.named_metas() if looks else ():

@@ -1,7 +1,7 @@
-"""A network between simulated nodes: `nsqha.server.peers` over nothing but a loop's `call_later` and a seed.
+"""A network between simulated nodes: `nsqha.server.peers.api` over nothing but a loop's `call_later` and a seed.
 
-It obeys the same contract as gRPC (tests/unit/server/test_peers.py) and, where that contract promises nothing, is as
-unkind as a real network may be:
+It obeys the same contract as gRPC (tests/unit/server/peers/test_api.py) and, where that contract promises nothing, is
+as unkind as a real network may be:
 
 - A message takes a random time; order within a direction of a stream holds, order between streams does not.
 - When a stream ends, any number of the messages under way still arrives, first ones first, before the end does.
@@ -32,7 +32,7 @@ from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from nsqha.server.peers import PeerIdentity, methods_of
+from nsqha.server.peers.api import PeerIdentity, methods_of
 from tests.sim.peers import SimPeers, SimPeerServer
 from tests.sim.wire import Over, Wire
 

@@ -1,5 +1,5 @@
-"""Whole nodes and controllers of a simulated cluster: what `nsqha.server.node` and `lookupd.daemon` put together, over
-a simulated disk, network and metadata store.
+"""Whole nodes and controllers of a simulated cluster: what `nsqha.server.node.start` and `lookupd.daemon` put together,
+over a simulated disk, network and metadata store.
 
 A machine (`SimNode`) outlives its processes: it keeps the disk. A process is started, killed (the page cache stays),
 loses power (what was not synced may be gone), is frozen, or dies at the n-th change of its disk from now.
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 from lookupd.controller import ControllerShell
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.cursor.lmdb_cache import LmdbCache
+from nsqha.election.controller.rounds import Limits
 from nsqha.election.model import NodeInfo
-from nsqha.election.rounds import Limits
 from nsqha.errors import ConfigError, NsqhaError
 from nsqha.options import Options
-from nsqha.server.broker import Broker
-from nsqha.server.cluster import Cluster
-from nsqha.server.disk import DiskRounds
-from nsqha.server.node import limits_of
-from nsqha.server.opening import PartitionOpener
+from nsqha.server.node.broker import Broker
+from nsqha.server.node.membership import Cluster
+from nsqha.server.node.start import limits_of
+from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.runtime.disk import DiskRounds
 from tests.sim.loop import NodeLoop, SimClock, SimPool
 from tests.sim.operators import AdminPort
 from tests.sim.storage import Crashed, SimStorage
 
 if TYPE_CHECKING:
-    from nsqha.server.replicas import Replicas
+    from nsqha.server.replica.roles import Replicas
     from tests.sim.metadata import SimMetadata
     from tests.sim.net import Network
 

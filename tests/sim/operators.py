@@ -20,14 +20,14 @@ from nsqha.election.placement import PartitionName
 from nsqha.election.unclean import elect_unclean
 from nsqha.errors import NsqhaError
 from nsqha.pb.v1 import admin_pb2, replication_pb2
-from nsqha.server.peers import PeerIdentity
-from nsqha.server.replica_reports import reports_in
+from nsqha.server.peers.api import PeerIdentity
+from nsqha.server.replica.replica_reports import reports_in
 from tests.sim.ledger import LATE_SECONDS, Operation, Pause
 from tests.sim.loop import WALL_NS
 
 if TYPE_CHECKING:
-    from nsqha.server.broker import Broker
-    from nsqha.server.leaders import LeaderAt
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.routing.leaders import LeaderAt
     from tests.sim.cluster import SimCluster
     from tests.sim.node import SimNode
     from tests.sim.peers import SimPeers, SimPeerServer

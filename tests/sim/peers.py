@@ -1,4 +1,4 @@
-"""`nsqha.server.peers` over the simulated network (`net`): what one process calls, and what it answers."""
+"""`nsqha.server.peers.api` over the simulated network (`net`): what one process calls, and what it answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import OutcomeUnknown, Unavailable
-from nsqha.server.peers import Accept, Answer, Message, Method, PeerIdentity, StreamHandler, error_of, kind_and_text
+from nsqha.server.peers.api import Accept, Answer, Message, Method, PeerIdentity, StreamHandler, error_of, kind_and_text
 from tests.sim.wire import End, Over, Wire
 
 if TYPE_CHECKING:

@@ -11,14 +11,15 @@ from nsqha.commitlog import lookup, recovery
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.lookup import LogReader
 from nsqha.cursor import loading
-from nsqha.election import controller, elect
+from nsqha.election import elect
+from nsqha.election.controller import controller
 from nsqha.election.unclean import elect_unclean
-from nsqha.server.damage import Damage
-from nsqha.server.giving_up import GivingUp
-from nsqha.server.log_trust import LogTrust
-from nsqha.server.repair import Repairer, is_lost
-from nsqha.server.replica_answers import ReplicaAnswers
-from nsqha.server.replicas import Replicas
+from nsqha.server.integrity.corrupt_ranges import Damage
+from nsqha.server.integrity.mark_lost import GivingUp
+from nsqha.server.integrity.peer_repair import Repairer, is_lost
+from nsqha.server.integrity.suspect_logs import LogTrust
+from nsqha.server.replica.roles import Replicas
+from nsqha.server.replica.status import ReplicaAnswers
 from tests.sim.planting import damage, losses, mutant
 
 # ---- found and mended

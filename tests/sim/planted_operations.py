@@ -15,9 +15,9 @@ from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import LogStartMoved, PartitionState
 from nsqha.election import moves
 from nsqha.errors import NsqhaError
-from nsqha.server.channels import Channels
-from nsqha.server.opening import PartitionOpener
-from nsqha.server.partition import Partition
+from nsqha.server.partition.partition import Partition
+from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.topics.channels import Channels
 from tests.sim.planting import batch_readers, in_order, long_delays, mutant, topics_go
 
 # ---- operators

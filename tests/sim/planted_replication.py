@@ -8,23 +8,26 @@ from typing import Any
 from unittest.mock import patch
 
 from nsqha.commitlog.log import PartitionLog, SyncTicket
-from nsqha.election import controller, elect
+from nsqha.election import elect
+from nsqha.election.controller import controller
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.replication.acceptance import Accepted, Fenced
 from nsqha.replication.isr import IsrKeeper, Refused
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server import catchup, leadership, promises
-from nsqha.server.catchup import CatchUp
-from nsqha.server.disk import DiskRounds
-from nsqha.server.follower import Follower
-from nsqha.server.following import Receiver
-from nsqha.server.journalling import JournalWriter
-from nsqha.server.lanes import Lane
-from nsqha.server.partition_records import PartitionRecords
-from nsqha.server.promises import Promises
-from nsqha.server.publishing import PublishWaiter
-from nsqha.server.push import Pushed
-from nsqha.server.replicas import Replicas
+from nsqha.server.clients.publish import PublishWaiter
+from nsqha.server.replica import catch_up as catchup
+from nsqha.server.replica import follower_service as promises
+from nsqha.server.replica import leadership
+from nsqha.server.replica.catch_up import CatchUp
+from nsqha.server.replica.follower import Follower
+from nsqha.server.replica.follower_service import Promises
+from nsqha.server.replica.partition_records import PartitionRecords
+from nsqha.server.replica.receiver import Receiver
+from nsqha.server.replica.roles import Replicas
+from nsqha.server.replica.sender import Pushed
+from nsqha.server.routing.publisher import Lane
+from nsqha.server.runtime.disk import DiskRounds
+from nsqha.server.runtime.journal import JournalWriter
 from tests.sim.planting import mutant
 from tests.sim.storage import SimFile, SimStorage
 

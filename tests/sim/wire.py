@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from nsqha.server.peers import Message, Method, PeerIdentity, StreamHandler, kind_and_text
+from nsqha.server.peers.api import Message, Method, PeerIdentity, StreamHandler, kind_and_text
 
 if TYPE_CHECKING:
     from tests.sim.net import Network

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from nsqha.cli.admin import Admin
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.brokers.v2client import Publisher
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.pairs import SEGMENT

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.admin import Admin
+from nsqha.cli.brokers.admin import Admin
 from pyspark_nsqha.options import Connection
 from pyspark_nsqha.snapshot import Segments
 from tests.integration.cluster import Cluster

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.server.tls import ClusterTls
+from nsqha.server.runtime.tls import ClusterTls
 from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.model import ReadFailed, Replica
 from pyspark_nsqha.options import Connection, Tls

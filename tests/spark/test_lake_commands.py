@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from nsqha.cli.admin import Admin
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.brokers.v2client import Publisher
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.store import Store
 from tests.integration.cluster import Cluster

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.admin import Admin
+from nsqha.cli.brokers.admin import Admin
 from tests.integration.devnode import BIN, DevNode, die_with_parent
 from tests.integration.servers import wait_until
 from tests.integration.spark_session import environment

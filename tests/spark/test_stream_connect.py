@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli.v2client import Publisher, Subscriber
+from nsqha.cli.brokers.v2client import Publisher, Subscriber
 from tests.integration.devnode import BIN, DevNode, die_with_parent
 from tests.integration.spark_session import environment
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.admin import Admin
-from nsqha.cli.v2client import Publisher
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.brokers.v2client import Publisher
 from tests.integration.devnode import DevNode
 from tests.spark.stream_driver import Driver, newest
 

@@ -25,15 +25,6 @@ LAYERS = {
     "nsqha.cursor.lmdb_tables": 2,
     "nsqha.election.embedded": 2,
     "nsqha.election.etcd": 2,
-    "nsqha.election.etcd_accepting": 2,
-    "nsqha.election.etcd_binary": 2,
-    "nsqha.election.etcd_bridge": 2,
-    "nsqha.election.etcd_client": 2,
-    "nsqha.election.etcd_keys": 2,
-    "nsqha.election.etcd_lease": 2,
-    "nsqha.election.etcd_session": 2,
-    "nsqha.election.etcd_view": 2,
-    "nsqha.election.etcd_watch": 2,
     "nsqha.pb": 2,
     "nsqha.server": 3,
     "nsqha.admin": 3,
@@ -57,11 +48,11 @@ ALLOWED = {
     "nsqha.commitlog.readonce": {"os"},  # with its variant for the scrub
     "nsqha.cursor.lmdb_tables": {"lmdb", "os"},  # the one user of lmdb
     "nsqha.cursor.lmdb_proof": {"os"},
-    "nsqha.election.etcd_binary": {"os"},
-    "nsqha.election.etcd_client": {"grpc", "threading", "ssl"},  # the one user of etcd, with threads of its own:
-    "nsqha.election.etcd_lease": {"grpc", "threading"},
-    "nsqha.election.etcd_session": {"threading"},
-    "nsqha.election.etcd_watch": {"grpc", "threading"},
+    "nsqha.election.etcd.binary": {"os"},
+    "nsqha.election.etcd.client": {"grpc", "threading", "ssl"},  # the one user of etcd, with threads of its own:
+    "nsqha.election.etcd.lease": {"grpc", "threading"},
+    "nsqha.election.etcd.session": {"threading"},
+    "nsqha.election.etcd.watch": {"grpc", "threading"},
     "nsqha.options": {"os"},  # NSQHA_* and the host name
     "nsqha.goflags": {"os"},
     "nsqha.nsqlog": {"time"},

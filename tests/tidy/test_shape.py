@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli.verbs import VERBS
+from nsqha.cli.verbs import VERBS, module_of
 from tests.tidy.test_layers import ROOT, imports, modules
 
 LINES_MAX = 600
 MODULES = modules()
 OURS = ("nsqha", "lookupd", "pyspark_nsqha")
-STARTED = {"nsqha.__main__", "lookupd.__main__", "nsqha.cli.nsqd", *(f"nsqha.cli.{verb}" for verb in VERBS)}
+STARTED = {"nsqha.__main__", "lookupd.__main__", "nsqha.cli.nsqd", *map(module_of, VERBS)}
 
 
 def test_no_file_has_two_ideas() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.options import SECOND, Loaded, LookupdOptions, Options, load_nsqd, load_nsqlookupd
-from nsqha.server.node import LEAVE_SECONDS_MAX
+from nsqha.server.node.start import LEAVE_SECONDS_MAX
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 DAEMONS = ["broker", "lookupd"]

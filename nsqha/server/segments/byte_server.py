@@ -39,19 +39,19 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqha.nsqlog import Log
-from nsqha.server import listen
-from nsqha.server.members import may_read
-from nsqha.server.peers import READER_URI, PeerIdentity
+from nsqha.server.http.stats import SegmentStats
+from nsqha.server.peers.api import READER_URI, PeerIdentity
+from nsqha.server.peers.identity import may_read
+from nsqha.server.runtime import listen
+from nsqha.server.runtime.tls import cluster_reader_context
 from nsqha.server.segments.heads import HEAD_BYTES_MAX, Head
 from nsqha.server.segments.ranges import Answer, Ask, Found, Refusal, chain_at, check_chain, found, planned
 from nsqha.server.segments.sending import Ended, Sender, opened, read_once
 from nsqha.server.segments.turns import RETRY_AFTER_SECONDS, Turn, Turns, busy
-from nsqha.server.stats import SegmentStats
-from nsqha.server.tls import cluster_reader_context
 
 if TYPE_CHECKING:
-    from nsqha.server.broker import Broker
-    from nsqha.server.certificates import CertificateFiles
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.runtime.certificates import CertificateFiles
 
 WATCH_SECONDS = 0.5
 PROGRESS_SECONDS = 5  # a reader that takes nothing for so long is looked at

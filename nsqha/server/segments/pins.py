@@ -19,13 +19,13 @@ from nsqha.commitlog.cuts import Cut, cut_at, cut_points, ranges_cut
 from nsqha.commitlog.entry import Place
 from nsqha.errors import LimitReached
 from nsqha.pb.v1 import segments_pb2
-from nsqha.server.listen import split_host_port
+from nsqha.server.runtime.listen import split_host_port
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.broker import Broker
-    from nsqha.server.partition import Partition
-    from nsqha.server.topic import Topic
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.partition.topic import Topic
 
 BORDERS_MAX = 1 << 19  # that one request may have one node look for: 4 TiB of log
 

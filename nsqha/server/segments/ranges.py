@@ -29,7 +29,7 @@ from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.broker import Broker
+    from nsqha.server.node.broker import Broker
 
 FRAMES_BYTES_MAX = 64 << 20  # of one answer, unless one batch is larger
 ENTRIES_BYTES_MAX = 4 << 20  # of one answer: 52,428 batches

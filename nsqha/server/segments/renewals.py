@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.nsqlog import Log
-from nsqha.server import holding
-from nsqha.server.unfinished import Unfinished
+from nsqha.server.partition import holding
+from nsqha.server.runtime.unfinished import Unfinished
 
 if TYPE_CHECKING:
-    from nsqha.server.broker import Broker
-    from nsqha.server.partition import Partition
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.partition.partition import Partition
 
 LEFT_MS = 16 * 60 * 1000  # after a look; with so much left nothing is written
 RENEW_MS = 2 * LEFT_MS  # from now on: `holding.renew` writes where less than half of it is left

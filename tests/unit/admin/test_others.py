@@ -14,8 +14,8 @@ from nsqha.admin.others import GrpcOthers
 from nsqha.admin.service import AdminServer
 from nsqha.errors import LogCorrupt, NotFound, OutcomeUnknown, Unavailable
 from nsqha.pb.v1 import admin_pb2 as pb
-from nsqha.server import tls
-from tests.unit.server.test_peer_grpc import files, made
+from nsqha.server.runtime import tls
+from tests.unit.server.peers.test_calls import files, made
 
 
 def served(

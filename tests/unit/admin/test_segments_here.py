@@ -15,12 +15,12 @@ from nsqha.admin import segments
 from nsqha.admin.segments import SegmentsService
 from nsqha.election.model import TopicSettings
 from nsqha.pb.v1 import segments_pb2 as pb
-from nsqha.server import holding
-from nsqha.server.broker import Broker
+from nsqha.server.node.broker import Broker
+from nsqha.server.partition import holding
 from nsqha.server.segments import pins, renewals
 from tests.unit.admin.test_segments import Context, Refused
 from tests.unit.server.broker_rig import led, on_a_broker
-from tests.unit.server.test_broker import ONE
+from tests.unit.server.node.test_broker import ONE
 
 HOUR_MS = 3_600_000
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli import broker, build_parser, exits, lookupd
-from nsqha.cli import cluster_show as show
-from nsqha.cli.cluster_access import Picture, look
-from nsqha.cli.cluster_change import cost
-from nsqha.cli.cluster_import import partition as imported_partition
+from nsqha.cli import broker, build_parser, lookupd
+from nsqha.cli.cluster import show
+from nsqha.cli.cluster.access import Picture, look
+from nsqha.cli.cluster.change import cost
+from nsqha.cli.cluster.import_topics import partition as imported_partition
+from nsqha.cli.terminal import exits
 from nsqha.commitlog.journal import CutIntent, PartitionRecord
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
@@ -300,10 +301,14 @@ def test_a_wrong_flag_of_a_daemon_has_a_suggestion(capsys: pytest.CaptureFixture
 def test_a_verb_imports_what_it_needs() -> None:
     """Each line is a process that people and monitoring start all the time."""
     parse = "from nsqha.cli import build_parser; build_parser('cluster').parse_args(['cluster', 'status'])"
-    show = "import nsqha.cli.cluster_show, nsqha.server.etcd_access"
+    show = "import nsqha.cli.cluster.show, nsqha.election.etcd.access"
     for code, without in (
         (parse, {"nsqha.election.model", "grpc", "msgspec"}),
-        (show, {"aiohttp", "uvloop", "tenacity", "lookupd", "nsqha.election.events", "nsqha.server.broker"}),
+        (
+            show,
+            {"aiohttp", "uvloop", "tenacity", "lookupd"}
+            | {"nsqha.election.controller.events", "nsqha.server.node.broker"},
+        ),
     ):
         check = f"import sys\n{code}\nassert not sys.modules.keys() & {without!r}, sys.modules.keys() & {without!r}"
         subprocess.run([sys.executable, "-c", check], check=True, timeout=60)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nsqha.cli import build_parser, completion, exits
+from nsqha.cli import build_parser, completion
 from nsqha.cli.completion import candidates
+from nsqha.cli.terminal import exits
 from nsqha.cli.verbs import VERBS
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 
-from nsqha.cli.dev import ETCD_PORT, PORTS
-from nsqha.cli.dev_cluster import LINES_MAX, all_joined, summary
-from nsqha.cli.dev_plan import Plan, Ports, make_plan
+from nsqha.cli.dev.cluster import LINES_MAX, all_joined, summary
+from nsqha.cli.dev.command import ETCD_PORT, PORTS
+from nsqha.cli.dev.plan import Plan, Ports, make_plan
 from nsqha.options import load_nsqd, load_nsqlookupd
 
 WANTED = PORTS | {"etcd": ETCD_PORT}

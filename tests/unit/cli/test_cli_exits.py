@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from nsqha.cli import exits, nsqd
+from nsqha.cli import nsqd
+from nsqha.cli.terminal import exits
 from nsqha.errors import AppendFailed
 from nsqha.options import Options
 
@@ -99,7 +100,7 @@ def test_a_node_that_can_not_start_on_a_full_disk_says_what_to_do(
             raise raised
         raise AppendFailed(f"/d/journal.new: {full}") from full
 
-    monkeypatch.setattr("nsqha.server.node.serve_until_signal", start)
+    monkeypatch.setattr("nsqha.server.node.start.serve_until_signal", start)
     assert nsqd.run(Options(data_path="/d"), ()) == exits.FAILED
     (line,) = capsys.readouterr().err.splitlines()
     assert "--data-path=/d: its disk is full" in line and "make room and start again" in line

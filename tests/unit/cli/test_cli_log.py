@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsqha.cli import build_parser, exits
-from nsqha.cli.admin import Admin
+from nsqha.cli import build_parser
+from nsqha.cli.brokers.admin import Admin
 from nsqha.cli.log import folders
+from nsqha.cli.terminal import exits
 from nsqha.errors import NotFound
 from nsqha.pb.v1 import admin_pb2 as pb
 

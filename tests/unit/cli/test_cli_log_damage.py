@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli import _status, exits
+from nsqha.cli import _status
+from nsqha.cli.terminal import exits
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reader import BatchCache

@@ -7,9 +7,10 @@ import argparse
 import pytest
 
 from nsqha.admin import peeking
-from nsqha.cli import build_parser, exits, peek
-from nsqha.cli.admin import credentials
-from nsqha.cli.parser import count, did_you_mean, duration, timeout, topic_and_partition
+from nsqha.cli import build_parser, peek
+from nsqha.cli.brokers.admin import credentials
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import count, did_you_mean, duration, timeout, topic_and_partition
 from nsqha.cli.topic import replicas, size, span
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import ConfigError, Conflict, LogCorrupt, NotFound, OutcomeUnknown, Unavailable

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli import build_parser, exits
+from nsqha.cli import build_parser
 from nsqha.cli.pub import BODY_BYTES_MAX, RUN_BYTES, RUN_MESSAGES, rate, runs, size_of, sources
+from nsqha.cli.terminal import exits
 
 
 def args(*messages: str, file: tuple[str, ...] = (), whole: bool = False) -> argparse.Namespace:

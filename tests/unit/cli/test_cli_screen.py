@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from nsqha.cli import exits
 from nsqha.cli.peek import body_json, body_line
-from nsqha.cli.screen import Progress, coloured, confirm, printable, progress_line, show_bytes, table
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.screen import Progress, coloured, confirm, printable, progress_line, show_bytes, table
 
 
 class Terminal(io.StringIO):

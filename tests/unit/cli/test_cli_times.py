@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqha.cli.times import DAY_NS, Place, parse_duration, parse_instant, parse_place, show_duration, show_time
+from nsqha.cli.terminal.times import DAY_NS, Place, parse_duration, parse_instant, parse_place, show_duration, show_time
 
 S = 10**9
 NOW = 1_795_262_005 * S

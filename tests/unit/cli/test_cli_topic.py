@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli import build_parser, exits, topic
-from nsqha.cli.admin import Admin
+from nsqha.cli import build_parser, topic
+from nsqha.cli.brokers.admin import Admin
+from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import admin_pb2 as pb
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nsqha.cli import exits
-from nsqha.cli.v2client import Connection, Publisher, Refused, Subscriber
+from nsqha.cli.brokers.v2client import Connection, Publisher, Refused, Subscriber
+from nsqha.cli.terminal import exits
 
 OK = struct.pack(">II", 6, 0) + b"OK"
 HEARTBEAT = struct.pack(">II", 15, 0) + b"_heartbeat_"

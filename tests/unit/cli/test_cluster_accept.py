@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from nsqha.cli import cluster_accept, exits
+from nsqha.cli.cluster import accept as cluster_accept
+from nsqha.cli.terminal import exits
 from nsqha.election.accepting import NodeEvidence, WaitingNode, plan
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta, TopicRecord, Versioned

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from nsqha.election.controller import ControllerMachine
-from nsqha.election.elect import ReplicaReport
-from nsqha.election.events import (
+from nsqha.election.controller.controller import ControllerMachine
+from nsqha.election.controller.events import (
     Action,
     Answered,
     Event,
@@ -30,9 +29,10 @@ from nsqha.election.events import (
     Tick,
     TopicRead,
 )
+from nsqha.election.controller.rounds import Limits
+from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import PartitionName
-from nsqha.election.rounds import Limits
 from nsqha.election.store import MemorySession, MemoryStore
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown
 from nsqha.ids import PartitionKey

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from nsqha.election.controller.planner import PlanLimits, fewer
+from nsqha.election.controller.rounds import Limits
 from nsqha.election.model import NodeInfo, PartitionMeta
-from nsqha.election.planner import PlanLimits, fewer
-from nsqha.election.rounds import Limits
 from tests.unit.election.cluster_rig import Cluster
 
 QUICK = Limits(plan=PlanLimits(settle_s=1.0, replace_after_s=20.0, emergency_after_s=10.0))

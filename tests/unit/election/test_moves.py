@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha.election.events import PutIntent
+from nsqha.election.controller.events import PutIntent
+from nsqha.election.controller.planner import PlanLimits, Planner, World
 from nsqha.election.model import MOVED_FROM_MAX, NodeInfo, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.election.moves import (
     BALANCE,
@@ -23,7 +24,6 @@ from nsqha.election.moves import (
     read_intents,
 )
 from nsqha.election.placement import Move, PartitionName
-from nsqha.election.planner import PlanLimits, Planner, World
 from nsqha.election.rules import tombstone_of
 
 SETTINGS = TopicSettings()

@@ -12,9 +12,9 @@ from typing import Any
 from lookupd.controller import ControllerShell, Gate
 from lookupd.standby import Gone
 from nsqha.clock import SystemClock
+from nsqha.election.controller.planner import PlanLimits
+from nsqha.election.controller.rounds import Limits
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
-from nsqha.election.planner import PlanLimits
-from nsqha.election.rounds import Limits
 from nsqha.election.session import Session
 from nsqha.election.store import MemoryStore, MetadataStore
 from nsqha.errors import Unavailable
@@ -28,7 +28,7 @@ from nsqha.pb.v1.replication_pb2 import (
     StatusRequest,
 )
 from nsqha.pb.v1.routing_pb2 import KnownChannelsReply
-from nsqha.server.peers import PeerIdentity, PeerStream, StreamHandler
+from nsqha.server.peers.api import PeerIdentity, PeerStream, StreamHandler
 
 LIMITS = Limits(plan=PlanLimits(settle_s=0.2))
 

@@ -21,7 +21,7 @@ from nsqha.clock import ManualClock, SystemClock
 from nsqha.election.model import PartitionMeta, TopicSettings
 from nsqha.errors import Unavailable
 from nsqha.options import LookupdOptions
-from nsqha.server.http_envelope import ApiError
+from nsqha.server.http.server import ApiError
 from tests.unit.lookupd.nodes_rig import World
 
 

@@ -17,12 +17,12 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.options import Options
-from nsqha.server.broker import Broker
-from nsqha.server.delivery import Consumer
-from nsqha.server.disk import DiskRounds
-from nsqha.server.node import limits_of
-from nsqha.server.opening import PartitionOpener
-from nsqha.server.partition import Partition
+from nsqha.server.node.broker import Broker
+from nsqha.server.node.start import limits_of
+from nsqha.server.partition.delivery import Consumer
+from nsqha.server.partition.partition import Partition
+from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.runtime.disk import DiskRounds
 from tests.unit.server.shell_rig import FakeWire
 
 

@@ -1,4 +1,4 @@
-"""A broker in memory that keeps the contract of `server.api.BrokerApi`, and remembers what was published."""
+"""A broker in memory that keeps the contract of `server.http.broker_api.BrokerApi` and remembers what was published."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from nsqha.clock import ManualClock
 from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options, checked
-from nsqha.server.api import Check, Ports
-from nsqha.server.stats import BrokerStats, ChannelStats, ClientStats, NodeStats, TopicStats
+from nsqha.server.http.broker_api import Check, Ports
+from nsqha.server.http.stats import BrokerStats, ChannelStats, ClientStats, NodeStats, TopicStats
 
 SECOND = 10**9
 

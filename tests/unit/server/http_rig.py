@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
-from nsqha.server.http_api import HttpServer
+from nsqha.server.http.api import HttpServer
 from tests.unit.server.fake_broker import FakeBroker
 from tests.unit.server.raw_http import Answer, Connection
 

@@ -6,9 +6,9 @@ import asyncio
 
 from grpc import aio
 
-from nsqha.server import front_door
-from nsqha.server.peer_grpc import GrpcPeerServer, server_options
-from nsqha.server.peers import PeerStream
+from nsqha.server.peers import listener as front_door
+from nsqha.server.peers.api import PeerStream
+from nsqha.server.peers.calls import GrpcPeerServer, server_options
 from tests.unit.server.peer_rig import SERVICES, Recorder, reply
 
 

@@ -12,10 +12,10 @@ import uvloop
 from grpc import aio
 
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server import front_door
-from nsqha.server.http2 import HEADERS, PREFACE, Headers
-from nsqha.server.peer_grpc import GrpcPeers, GrpcPeerServer, server_options
-from nsqha.server.peers import Message, PeerStream
+from nsqha.server.peers import listener as front_door
+from nsqha.server.peers.api import Message, PeerStream
+from nsqha.server.peers.calls import GrpcPeers, GrpcPeerServer, server_options
+from nsqha.server.peers.http2 import HEADERS, PREFACE, Headers
 from tests.sim.net import Network
 
 SERVICES = (pb.DESCRIPTOR.services_by_name["Replication"],)

@@ -19,16 +19,16 @@ from nsqha.cursor.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versioned
 from nsqha.errors import NotFound
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.budget import PublishBudget
-from nsqha.server.channels import wrong_kind
-from nsqha.server.delivery import Consumer, Delivery
-from nsqha.server.measures import Measures
-from nsqha.server.partition import Partition, PartitionRuntime
-from nsqha.server.relay_service import RelayService
-from nsqha.server.relaying import Relaying
-from nsqha.server.topic import Topic
-from nsqha.server.trimming import AbandonedPolicy, Trimmer
-from nsqha.server.verdicts import Verdicts
+from nsqha.server.partition.consumer_acks import Verdicts
+from nsqha.server.partition.delivery import Consumer, Delivery
+from nsqha.server.partition.partition import Partition, PartitionRuntime
+from nsqha.server.partition.retention import AbandonedPolicy, Trimmer
+from nsqha.server.partition.topic import Topic
+from nsqha.server.routing.relay_client import Relaying
+from nsqha.server.routing.relay_server import RelayService
+from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.measures import Measures
+from nsqha.server.topics.channels import wrong_kind
 from tests.sim.net import Network
 from tests.unit.server.routing_rig import TOPIC_UID, FakeLeaders, Nodes
 from tests.unit.server.shell_rig import FakeWire, Outcome

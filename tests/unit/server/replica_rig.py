@@ -26,12 +26,12 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSett
 from nsqha.errors import Unavailable
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.follower import Follower
-from nsqha.server.journalling import JournalWriter
-from nsqha.server.opening import PartitionOpener
-from nsqha.server.peers import PeerIdentity
-from nsqha.server.replica_runtime import ReplicaRuntime
-from nsqha.server.replicas import Replicas
+from nsqha.server.peers.api import PeerIdentity
+from nsqha.server.replica.follower import Follower
+from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.replica.replica_runtime import ReplicaRuntime
+from nsqha.server.replica.roles import Replicas
+from nsqha.server.runtime.journal import JournalWriter
 from tests.unit.server.peer_rig import VirtualLoop
 
 UID = 0x51

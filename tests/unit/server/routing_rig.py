@@ -10,11 +10,11 @@ from typing import Any
 
 from nsqha import hot
 from nsqha.pb.v1 import routing_pb2
-from nsqha.server.budget import PublishBudget
-from nsqha.server.forward_service import ForwardService
-from nsqha.server.forwarding import Forwarder
-from nsqha.server.hints import Hints
-from nsqha.server.leaders import LeaderAt
+from nsqha.server.routing.forward_client import Forwarder
+from nsqha.server.routing.forward_server import ForwardService
+from nsqha.server.routing.hints import Hints
+from nsqha.server.routing.leaders import LeaderAt
+from nsqha.server.runtime.budget import PublishBudget
 from tests.sim.net import Network
 from tests.unit.server.peer_rig import VirtualLoop
 from tests.unit.server.shell_rig import Outcome

@@ -30,11 +30,11 @@ from nsqha.cursor.state import Effect, PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.errors import Poisoned
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.budget import PublishBudget
-from nsqha.server.delivery import Consumer, Delivery
-from nsqha.server.measures import Measures
-from nsqha.server.partition import Partition, PartitionRuntime
-from nsqha.server.trimming import AbandonedPolicy, Trimmer
+from nsqha.server.partition.delivery import Consumer, Delivery
+from nsqha.server.partition.partition import Partition, PartitionRuntime
+from nsqha.server.partition.retention import AbandonedPolicy, Trimmer
+from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.measures import Measures
 
 NODE = 7
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli import build_parser, exits, spark_flags, spark_lag
+from nsqha.cli import build_parser
+from nsqha.cli.spark import flags as spark_flags
+from nsqha.cli.spark import lag as spark_lag
+from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import admin_pb2, segments_pb2
 from pyspark_nsqha.lag import Lag, Limit, Look, PartitionLag, Rates, look, rates
 from pyspark_nsqha.lake.manifest import Addition, Missing, State

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli import build_parser, exits, spark_lake
+from nsqha.cli import build_parser
+from nsqha.cli.spark import lake as spark_lake
+from nsqha.cli.terminal import exits
 from pyspark_nsqha import jobs, snapshot
 from pyspark_nsqha.jobs import CannotStart
 from pyspark_nsqha.lake import archive, task

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli import build_parser, exits
-from nsqha.cli.spark_flags import Within, place, say_range, time_range
-from nsqha.cli.spark_lag import limit
-from nsqha.cli.spark_replay import progress_line, words_of
+from nsqha.cli import build_parser
+from nsqha.cli.spark.flags import Within, place, say_range, time_range
+from nsqha.cli.spark.lag import limit
+from nsqha.cli.spark.replay import progress_line, words_of
+from nsqha.cli.terminal import exits
 from pyspark_nsqha.replay_state import Order, Span, State
 
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
-from nsqha.server import listen
-from nsqha.server.peers import PeerIdentity
+from nsqha.server.peers.api import PeerIdentity
+from nsqha.server.runtime import listen
 from nsqha.server.segments import ranges
 from nsqha.server.segments.byte_server import ByteServer, Limits
 from nsqha.server.segments.ranges import Ask, Found

@@ -13,7 +13,7 @@ import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
-from nsqha.server import listen
+from nsqha.server.runtime import listen
 from nsqha.server.segments import byte_server, ranges
 from nsqha.server.segments import turns as turns_module
 from nsqha.server.segments.byte_server import Limits

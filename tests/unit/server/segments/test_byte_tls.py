@@ -13,9 +13,9 @@ import pytest
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import View
 from nsqha.options import Options
-from nsqha.server.certificates import CertificateFiles
-from nsqha.server.members import may_read
-from nsqha.server.peers import PeerIdentity
+from nsqha.server.peers.api import PeerIdentity
+from nsqha.server.peers.identity import may_read
+from nsqha.server.runtime.certificates import CertificateFiles
 from nsqha.server.segments.byte_server import Limits
 from nsqha.server.segments.ranges import Ask, Refusal
 from pyspark_nsqha import fetch

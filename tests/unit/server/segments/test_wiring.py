@@ -14,8 +14,8 @@ import pytest
 
 from nsqha.errors import ConfigError
 from nsqha.options import Options
-from nsqha.server.joining import node_info
-from nsqha.server.node import Node
+from nsqha.server.node.joining import node_info
+from nsqha.server.node.start import Node
 from tests.certificates import Certificates
 
 LOOPBACK = "127.0.0.1"

@@ -1,0 +1,191 @@
+"""The broker's gRPC administration, as verbs use it: errors become exit statuses, unknown names get a suggestion.
+
+grpc is imported here, when a verb connects, and nowhere else in the command line: it costs a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import did_you_mean
+from nsqha.cli.terminal.screen import some
+
+ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
+LOOK_SECONDS = 1.0  # for what makes an error more useful
+CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
+
+
+class Admin:
+    """One connection. Requests are named by their RPC: `call("PauseTopic", topic="orders", paused=True)`."""
+
+    def __init__(self, address: str, timeout_s: float, certified: Any = None) -> None:
+        """`certified`: gRPC credentials, for a broker that wants a certificate."""
+        probe(address, min(timeout_s, 5.0))
+        # Before the first import of grpc: its own log lines are not ours.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        import grpc
+
+        from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
+
+        self.messages: Any = admin_pb2
+        self.address = address
+        self._grpc: Any = grpc
+        self._timeout_s = timeout_s
+        options = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1)]
+        self._certified = certified is not None
+        self._channel: Any = (
+            grpc.insecure_channel(address, options=options)
+            if certified is None
+            else grpc.secure_channel(address, certified, options=options)
+        )
+        self._stub: Any = admin_pb2_grpc.AdminStub(self._channel)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Admin:
+        return cls(args.grpc_address, args.timeout / 1e9, credentials(args))
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def call(self, rpc: str, **fields: Any) -> Any:
+        """One answer."""
+        return self._call(self._stub, self.messages, rpc, fields)
+
+    def call_segments(self, rpc: str, **fields: Any) -> Any:
+        """One answer of the Segments service, which is at the same address."""
+        from nsqha.pb.v1 import segments_pb2, segments_pb2_grpc
+
+        return self._call(segments_pb2_grpc.SegmentsStub(self._channel), segments_pb2, rpc, fields)
+
+    def _call(self, stub: Any, messages: Any, rpc: str, fields: dict[str, Any]) -> Any:
+        request = getattr(messages, f"{rpc}Request")(**fields)
+        try:
+            return getattr(stub, rpc)(request, timeout=self._timeout_s)
+        except self._grpc.RpcError as error:
+            raise self._exit(error, rpc, fields) from None
+
+    def stream(self, rpc: str, **fields: Any) -> Iterator[Any]:
+        """Many answers."""
+        request = getattr(self.messages, f"{rpc}Request")(**fields)
+        try:
+            yield from getattr(self._stub, rpc)(request, timeout=self._timeout_s)
+        except self._grpc.RpcError as error:
+            raise self._exit(error, rpc, fields) from None
+
+    def _exit(self, error: Any, rpc: str, fields: dict[str, Any]) -> exits.Exit:
+        code, text = error.code(), error.details() or ""
+        codes = self._grpc.StatusCode
+        if code is codes.NOT_FOUND:
+            return exits.Exit(exits.NOT_FOUND, text + self._suggestion(fields))
+        if code is codes.ALREADY_EXISTS:
+            return exits.Exit(exits.CONFLICT, text)
+        if code is codes.INVALID_ARGUMENT:
+            return exits.Exit(exits.USAGE, text)
+        if code is codes.PERMISSION_DENIED:
+            return exits.Exit(exits.NOT_ALLOWED, text)
+        if code is codes.DEADLINE_EXCEEDED:
+            what = f"no answer from {self.address} within {self._timeout_s:g} s"
+            if not rpc.startswith(CHANGES_NOTHING):
+                what += "; it may or may not have been done: look before you try again, or raise --timeout"
+            return exits.Exit(exits.UNREACHABLE, what + self._trouble(fields.get("topic", "")))
+        if code is codes.UNAVAILABLE and not self._certified and "Socket closed" in text:
+            wanted = "if it wants a certificate, give --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca"
+            what = f"{self.address} closed the connection; {wanted}"
+            return exits.Exit(exits.UNREACHABLE, what)
+        if code is codes.UNAVAILABLE and "HTTP/2" in text:
+            what = f"{self.address} does not speak gRPC; is that the broker's --grpc-address?"
+            return exits.Exit(exits.UNREACHABLE, what)
+        if code is codes.UNAVAILABLE:
+            return exits.Exit(exits.UNREACHABLE, f"{self.address} can not do it now: {text}; try again")
+        if code is codes.UNIMPLEMENTED:
+            return exits.Exit(exits.FAILED, f"{self.address} has no {rpc}: another program, or another version")
+        return exits.Exit(exits.FAILED, f"{rpc} at {self.address} failed: {text or code.name}")
+
+    def _trouble(self, name: str) -> str:
+        """Why nothing may have come of a request: partitions of the topic that acknowledge nothing."""
+        from nsqha.cli.topic import unserved
+
+        try:
+            request = self.messages.DescribeTopicRequest(topic=name)
+            topic = self._stub.DescribeTopic(request, timeout=LOOK_SECONDS).topic
+        except self._grpc.RpcError:
+            return ""
+        idle = [f"{name}/{p.partition}: {why}" for p in topic.partitions if (why := unserved(p))]
+        return f" ({some(idle)})" if idle else ""
+
+    def _suggestion(self, fields: dict[str, Any]) -> str:
+        try:
+            topics = self._stub.ListTopics(self.messages.ListTopicsRequest(), timeout=LOOK_SECONDS).topics
+        except self._grpc.RpcError:
+            return ""
+        channels = {topic.name: list(topic.channels) for topic in topics}
+        topic, channel = fields.get("topic", ""), fields.get("channel", "")
+        if topic not in channels:
+            return did_you_mean(topic, channels)
+        return did_you_mean(channel, channels[topic]) if channel and channel not in channels[topic] else ""
+
+
+def credentials(args: argparse.Namespace) -> Any:
+    """gRPC credentials of the --cluster-tls files; None without them."""
+    files = (args.cluster_tls_cert, args.cluster_tls_key, args.cluster_tls_ca)
+    if not any(files):
+        return None
+    if not all(files):
+        raise exits.Exit(exits.USAGE, "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca go together")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from nsqha.server.peers.calls import channel_credentials
+    from nsqha.server.runtime.tls import load_cluster_tls
+
+    return channel_credentials(load_cluster_tls(*files))
+
+
+def probe(address: str, timeout_s: float) -> None:
+    """Fail fast and in plain words if nobody listens."""
+    import socket
+
+    host, port = host_and_port(address, "--grpc-address")
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError as error:
+        where = f"--grpc-address or {ENVIRONMENT['--grpc-address']}"
+        free = "nsqd takes a free port unless its own --grpc-address names one"
+        raise unreachable(address, error, f"{where} ({free})") from None
+
+
+def host_and_port(address: str, flag: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port[:9]) < 65536:
+        name = ENVIRONMENT[flag]
+        source = f"{name} in the environment:" if os.environ.get(name) == address else flag
+        raise exits.Exit(exits.USAGE, f"{source} {address!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def unreachable(address: str, error: OSError, where: str) -> exits.Exit:
+    why = "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+    text = f"cannot reach the broker at {address}: {why}; start one with `nsqha dev`, or set {where}"
+    return exits.Exit(exits.UNREACHABLE, text)
+
+
+def record(message: Any) -> dict[str, Any]:
+    """A protobuf message as JSON: every field that has a value or a default, names as in the .proto file."""
+    shown: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            shown[field.name] = [record(v) if field.message_type else v for v in value]
+        elif field.message_type is not None:
+            shown[field.name] = record(value) if message.HasField(field.name) else None
+        elif field.enum_type is not None:
+            prefix = field.enum_type.values_by_number[0].name.rpartition("_")[0]
+            shown[field.name] = field.enum_type.values_by_number[value].name.removeprefix(f"{prefix}_").lower()
+        else:
+            shown[field.name] = value
+    return shown

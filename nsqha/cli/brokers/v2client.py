@@ -1,0 +1,276 @@
+"""A small NSQ V2 client on a blocking socket: what `pub`, `sub` and `tail` need, against any nsqd.
+
+    Publisher   PUB and DPUB, many on the way at once; answers come in order
+    Subscriber  SUB; runs of messages as they arrive; FIN or REQ for a run at a time
+
+Frames from the server: [size u32 = 4 + data][frame type u32][data]; a message's data is
+[timestamp ns i64][attempts u16][id 16][body]. What the server says is bounded before it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nsqha import __version__
+from nsqha.cli.brokers.admin import host_and_port, unreachable
+from nsqha.cli.brokers.v2security import PLAIN, Security, words
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.screen import show_count
+
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+FRAME_BYTES_MAX = 256 << 20
+RECEIVE_BYTES = 256 << 10
+_HEAD = struct.Struct(">II")
+_MESSAGE = struct.Struct(">qH16s")
+_SIZE = struct.Struct(">I")
+IS_IT_NSQD = "; is that the TCP port of nsqd?"
+HINTS = {
+    b"E_INVALID DPUB timeout": "nsqd's --max-req-timeout bounds delays",
+    b"E_BAD_MESSAGE PUB message too big": "nsqd's --max-msg-size bounds messages",
+    b"E_BAD_MESSAGE DPUB message too big": "nsqd's --max-msg-size bounds messages",
+    b"E_AUTH_FAILED": "--auth-secret is not right, or the auth server does not answer",
+    b"E_AUTH_FIRST": "the broker wants AUTH: give --auth-secret or --auth-secret-file",
+    b"E_AUTH_DISABLED": "the broker asks nobody for a secret: leave --auth-secret out",
+    b"E_UNAUTHORIZED": "--auth-secret does not allow it",
+}
+"""What to change when the server refuses something."""
+
+
+class Message(NamedTuple):
+    timestamp_ns: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+class Refused(exits.Exit):
+    """The server answered with an error frame."""
+
+    def __init__(self, data: bytes) -> None:
+        hint = next((f" ({hint})" for start, hint in HINTS.items() if data.startswith(start)), "")
+        if b"TLS required" in data:
+            hint = " (the broker wants TLS: give --tls, and --tls-root-ca-file if its authority is one of your own)"
+        denied = data.startswith((b"E_AUTH", b"E_UNAUTHORIZED"))
+        super().__init__(exits.NOT_ALLOWED if denied else exits.FAILED, data.decode("utf-8", "replace") + hint)
+
+
+def _agreed(answer: bytes) -> dict[str, Any]:
+    """What a server says to IDENTIFY; one that negotiates nothing says OK."""
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Connection:
+    """A socket that has identified itself, with TLS and AUTH as `security` says."""
+
+    def __init__(
+        self, address: str, timeout_s: float, *, heartbeat_ms: int = 30_000, security: Security = PLAIN
+    ) -> None:
+        self._address = address
+        self._data = bytearray()
+        self._spoke = False
+        host, port = host_and_port(address, "--nsqd-tcp-address")
+        try:
+            self._socket: socket.socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise unreachable(address, error, "--nsqd-tcp-address or NSQHA_TCP_ADDRESS") from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        identity = {
+            "client_id": "nsqha",
+            "hostname": socket.gethostname(),
+            "user_agent": f"nsqha-cli/{__version__}",
+            "heartbeat_interval": heartbeat_ms,
+            "feature_negotiation": True,
+            "tls_v1": security.tls,
+        }
+        try:
+            self._identify(identity, security, host)
+        except BaseException:
+            self.close()
+            raise
+
+    def _identify(self, identity: dict[str, object], security: Security, host: str) -> None:
+        body = json.dumps(identity).encode()
+        agreed = _agreed(self.ask(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body))
+        if security.tls:
+            if not agreed.get("tls_v1"):
+                raise exits.Exit(exits.NOT_ALLOWED, f"{self._address} has no TLS; leave the --tls flags out")
+            self._socket = security.wrap(self._socket, host, self._address)
+            self.expect_ok()
+        if security.auth_secret:
+            self.ask(b"AUTH\n" + _SIZE.pack(len(security.auth_secret)) + security.auth_secret)
+
+    def ask(self, command: bytes) -> bytes:
+        """Send it and read its answer. Refused."""
+        self.send(command)
+        frames = self.frames()
+        if not frames:
+            raise exits.Exit(exits.UNREACHABLE, f"{self._address} did not answer in time")
+        kind, data = frames[0]
+        if kind == ERROR:
+            raise Refused(data)
+        return data
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise self._gone(error) from None
+
+    def frames(self) -> list[tuple[int, bytes]]:
+        """What has arrived: at least one frame, heartbeats answered and left out; empty if nothing came in time."""
+        found: list[tuple[int, bytes]] = []
+        while not found:
+            try:
+                received = self._socket.recv(RECEIVE_BYTES)
+            except TimeoutError:
+                return []
+            except OSError as error:
+                raise self._gone(error) from None
+            if not received:
+                raise self._gone(None)
+            self._data += received
+            beats = 0
+            for frame in self._take():
+                if frame == (RESPONSE, b"_heartbeat_"):
+                    beats += 1
+                else:
+                    found.append(frame)
+            if beats:
+                self.send(b"NOP\n" * beats)
+        return found
+
+    def _take(self) -> list[tuple[int, bytes]]:
+        """Whole frames out of what was received."""
+        data, at, frames = self._data, 0, []
+        while len(data) - at >= 8:
+            size, kind = _HEAD.unpack_from(data, at)
+            if not 4 <= size <= FRAME_BYTES_MAX or kind > MESSAGE:
+                what = f"{self._address} does not speak the NSQ protocol{'' if self._spoke else IS_IT_NSQD}"
+                raise exits.Exit(exits.FAILED, what)
+            if len(data) - at < 4 + size:
+                break
+            frames.append((kind, bytes(data[at + 8 : at + 4 + size])))
+            at += 4 + size
+            self._spoke = True
+        del data[:at]
+        return frames
+
+    def expect_ok(self, n: int = 1) -> int:
+        """Read `n` answers; how many were OK. Refused with the first that is not."""
+        ok = 0
+        while ok < n:
+            frames = self.frames()
+            if not frames:
+                raise exits.Exit(exits.UNREACHABLE, f"{self._address} did not answer in time")
+            for kind, data in frames:
+                if kind == ERROR:
+                    raise Refused(data)
+                ok += 1
+        return ok
+
+    def wait_at_most(self, seconds: float | None) -> None:
+        """How long `frames` waits."""
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _gone(self, error: OSError | None) -> exits.Exit:
+        closed = f"the broker closed the connection{'' if self._spoke else IS_IT_NSQD}"
+        why = "timed out" if isinstance(error, TimeoutError) else closed
+        if isinstance(error, ssl.SSLError):
+            why = words(error)  # under TLS 1.3 the broker looks at our certificate after the handshake
+        return exits.Exit(exits.UNREACHABLE, f"{self._address}: {why}")
+
+
+class Publisher(Connection):
+    """Publishes runs of messages; `published` counts what was answered with OK."""
+
+    def __init__(self, address: str, timeout_s: float, *, security: Security = PLAIN) -> None:
+        # Without heartbeats: a publisher that waits for its next line would not answer them.
+        super().__init__(address, timeout_s, heartbeat_ms=-1, security=security)
+        self.published = 0
+
+    def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int = 0) -> None:
+        """Store all of them. If one is refused, `published` says how many before it were stored."""
+        command = f"DPUB {topic} {delay_ms}\n" if delay_ms else f"PUB {topic}\n"
+        head = command.encode()
+        lost: exits.Exit | None = None
+        try:
+            self.send(b"".join(part for body in bodies for part in (head, _SIZE.pack(len(body)), body)))
+        except exits.Exit as error:
+            # Refused in the middle of a body: why may have arrived before the connection went.
+            lost = error
+        waiting = len(bodies)
+        while waiting:
+            try:
+                frames = self.frames()
+            except exits.Exit as error:
+                why = lost or error
+                if why.status != exits.UNREACHABLE:
+                    raise why from None
+                raise exits.Exit(why.status, f"{why}: {show_count(waiting)} may or may not have been stored") from None
+            if not frames:
+                text = f"{self._address} did not answer in time: {show_count(waiting)} may or may not have been stored"
+                raise exits.Exit(exits.UNREACHABLE, text)
+            for kind, data in frames:
+                if kind == ERROR:
+                    raise Refused(data)
+                waiting -= 1
+                self.published += 1
+
+
+class Subscriber(Connection):
+    """A consumer. At most `window` messages are in flight, and never more than are still wanted."""
+
+    def __init__(
+        self, address: str, timeout_s: float, topic: str, channel: str, *, window: int, security: Security = PLAIN
+    ) -> None:
+        super().__init__(address, timeout_s, security=security)
+        self.send(f"SUB {topic} {channel}\n".encode())
+        self.expect_ok()
+        self._window = window
+        self.send(b"RDY %d\n" % window)
+
+    def messages(self) -> list[Message]:
+        """The next run; empty if none came in time."""
+        return [message for kind, data in self.frames() if (message := self._message(kind, data)) is not None]
+
+    def _message(self, kind: int, data: bytes) -> Message | None:
+        if kind == ERROR:
+            # A FIN that came too late: the message was given to somebody else, which is not the end of this run.
+            if data.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED")):
+                return None
+            raise Refused(data)
+        if kind != MESSAGE or len(data) < _MESSAGE.size:
+            return None
+        timestamp_ns, attempts, message_id = _MESSAGE.unpack_from(data)
+        return Message(timestamp_ns, attempts, message_id, data[_MESSAGE.size :])
+
+    def answer(self, messages: Sequence[Message], requeue_ms: int | None, wanted: int | None) -> None:
+        """Finish these (or requeue them with a delay). `wanted` more messages are wanted; None: no end."""
+        parts: list[bytes] = []
+        if wanted is not None and wanted < self._window:
+            # Before the answers: each of them would make room for a message that nobody wants.
+            self._window = wanted
+            parts.append(b"RDY %d\n" % wanted)
+        for message in messages:
+            parts.append(b"FIN %s\n" % message.id if requeue_ms is None else b"REQ %s %d\n" % (message.id, requeue_ms))
+        self.send(b"".join(parts))
+
+    def leave(self) -> None:
+        """Have the last answers processed, then go. What is in flight goes back to the channel."""
+        self.send(b"CLS\n")
+        while frames := self.frames():
+            if (RESPONSE, b"CLOSE_WAIT") in frames:
+                break
+        self.close()

@@ -1,0 +1,232 @@
+"""How the cluster verbs reach etcd and the nodes, and how people name what is there.
+
+Reads for decisions are linearizable; changes are compare-and-set or intents, so a verb may run next to the controller
+and to other operators. A cluster that does not exist is never begun by looking at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nsqha.cli.brokers.admin import credentials
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import did_you_mean
+from nsqha.clock import SystemClock
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.moves import Intents, read_intents
+from nsqha.election.placement import PartitionName, able
+from nsqha.election.session import called
+from nsqha.election.store import MetadataStore
+from nsqha.errors import ConfigError, LogCorrupt
+
+if TYPE_CHECKING:
+    from nsqha.election.etcd.store import EtcdStore
+
+
+@dataclass(frozen=True)
+class EtcdFlags:
+    """As `nsqha.election.etcd.access` wants them."""
+
+    etcd_endpoints: tuple[str, ...]
+    etcd_ca: str
+    etcd_cert: str
+    etcd_key: str
+    etcd_user: str
+    etcd_password_file: str
+    cluster_name: str
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> EtcdFlags:
+        given = args.etcd_endpoint or [args.etcd_endpoint_default]
+        endpoints = tuple(part.strip() for text in given for part in text.split(",") if part.strip())
+        names = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file", "cluster_name")
+        return cls(endpoints, *(getattr(args, name) for name in names))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Everything at about the same time."""
+
+    cluster_name: str
+    cluster_id: int
+    etcd: str
+    revision: int
+    topics: Mapping[str, TopicRecord]
+    nodes: Mapping[int, NodeInfo]
+    intents: Intents
+    controller: Controller | None
+    unreadable: tuple[str, ...] = ()  # records that nobody can read, and why; they are not in here
+
+    @cached_property
+    def metas(self) -> dict[PartitionName, PartitionMeta]:
+        return {
+            PartitionName(name, topic.uid, number): meta
+            for name, topic in sorted(self.topics.items())
+            for number, meta in sorted(topic.partitions.items())
+        }
+
+    @cached_property
+    def away(self) -> list[int]:
+        """Nodes that records name and that are not alive."""
+        named = {uid for meta in self.metas.values() for uid in (*meta.replicas, *meta.isr)}
+        return sorted((named | self.intents.decommissions) - set(self.nodes))
+
+    @cached_property
+    def able(self) -> dict[int, NodeInfo]:
+        """The nodes that may get replicas."""
+        return able(self.nodes, self.intents.decommissions)
+
+    def settings(self, name: PartitionName) -> TopicSettings:
+        return self.topics[name.topic].settings
+
+    def name(self, uid: int) -> str:
+        """What people call a node, or called it before it went; else its uid."""
+        return called(uid, self.nodes, self.intents.names) or f"{uid:016x}"
+
+    def names(self, uids: Any) -> list[str]:
+        return [self.name(uid) for uid in uids]
+
+    def node(self, text: str, *, alive: bool = True) -> int:
+        """The uid of a node by its name or uid. Exit: there is none."""
+        found = [uid for uid, node in self.nodes.items() if text in (node.name, f"{uid:016x}")]
+        away = [uid for uid in self.away if text in (self.name(uid), f"{uid:016x}")]
+        if not alive:
+            found += away
+        if len(found) > 1:
+            uids = ", ".join(f"{uid:016x}" for uid in found)
+            raise exits.Exit(exits.USAGE, f"several nodes are called {text}: {uids}; name it by its uid")
+        if found:
+            return found[0]
+        if away:
+            raise exits.Exit(exits.UNREACHABLE, f"node {text} is away; start it first")
+        # No guess: the one that is meant may be away, and its neighbour's name is the closest.
+        names = ", ".join(sorted(node.name for node in self.nodes.values()))
+        known = f"alive are {names}" + (f"; away: {', '.join(self.names(self.away))}" if self.away else "")
+        raise exits.Exit(exits.NOT_FOUND, f"there is no node {text}; {known}")
+
+    def topic(self, name: str) -> TopicRecord:
+        """Exit: there is none."""
+        record = self.topics.get(name)
+        if record is None:
+            raise exits.Exit(exits.NOT_FOUND, f"there is no topic {name}{did_you_mean(name, self.topics)}")
+        return record
+
+    def partition(self, topic: str, number: int | None) -> tuple[PartitionName, PartitionMeta]:
+        """Exit: there is none; a topic with several needs its number."""
+        record = self.topic(topic)
+        if number is None and len(record.partitions) > 1:
+            last = len(record.partitions) - 1
+            raise exits.Exit(
+                exits.USAGE, f"topic {topic} has several partitions; name one, {topic}/0 to {topic}/{last}"
+            )
+        meta = record.partitions.get(number or 0)
+        if meta is None:
+            raise exits.Exit(exits.NOT_FOUND, f"topic {topic} has no partition {number}")
+        return PartitionName(topic, record.uid, number or 0), meta
+
+
+@contextmanager
+def opened(args: argparse.Namespace) -> Iterator[EtcdStore]:
+    """The metadata of the cluster that the flags name; it has to exist."""
+    from nsqha.election.etcd.access import open_store
+
+    flags = EtcdFlags.of(args)
+    store = open_store(flags, SystemClock(), random.SystemRandom(), begin=False)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = False) -> Picture:
+    """Ask etcd for everything. `forgiving`: for a look and no change, what can not be read is left out."""
+    flags = EtcdFlags.of(args)
+    topics: Mapping[str, Versioned[TopicRecord]]
+    nodes: Mapping[int, NodeInfo]
+    try:
+        topics, nodes = store.topics(), store.nodes()
+    except (ConfigError, LogCorrupt):
+        if not forgiving:
+            raise
+        topics, nodes = store.view().topics, store.view().nodes
+    intents = {name: intent.record for name, intent in store.intents().items()}
+    return Picture(
+        flags.cluster_name,
+        store.cluster().record.cluster_id,
+        ", ".join(flags.etcd_endpoints),
+        store.revision,
+        {name: topic.record for name, topic in topics.items()},
+        nodes,
+        read_intents(intents),
+        store.controller(),
+        tuple(sorted(store.view().unreadable.values())),
+    )
+
+
+def ask_nodes(picture: Picture, name: PartitionName, args: argparse.Namespace) -> dict[int, ReplicaReport | str]:
+    """What each replica of a partition says of itself, live; or why it did not."""
+    from nsqha.pb.v1 import replication_pb2 as pb
+
+    replicas = picture.metas[name].replicas
+    addresses = {uid: picture.nodes[uid].grpc_address for uid in replicas if uid in picture.nodes}
+    key = pb.PartitionKey(topic_uid=name.uid, partition=name.number)
+    request = pb.StatusRequest(cluster_id=picture.cluster_id, keys=[key])
+    answers = ask_each(addresses, "Status", request, _report, args)
+    return {uid: answers.get(uid, "away") for uid in replicas}
+
+
+Said = TypeVar("Said")
+
+
+def ask_each(
+    addresses: Mapping[int, str],
+    method: str,
+    request: Any,
+    read: Callable[[Any, int], Said | str],
+    args: argparse.Namespace,
+) -> dict[int, Said | str]:
+    """Call these nodes all at once; what `read` makes of each reply, or why there is none."""
+    import grpc
+
+    from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
+    from nsqha.server.peers.calls import client_options
+
+    certified = credentials(args)
+    options = [*client_options(), ("grpc.enable_http_proxy", 0)]
+    found: dict[int, Said | str] = {}
+    calls = {}
+    channels = []
+    try:
+        for uid, address in addresses.items():
+            if certified is None:
+                channel = grpc.insecure_channel(address, options=options)
+            else:
+                channel = grpc.secure_channel(address, certified, options=options)
+            channels.append(channel)
+            calls[uid] = getattr(ReplicationStub(channel), method).future(request, timeout=args.timeout / 1e9)
+        for uid, call in calls.items():
+            try:
+                found[uid] = read(call.result(), uid)
+            except grpc.RpcError as error:
+                found[uid] = f"no answer: {(error.details() or error.code().name).splitlines()[0]}"
+    finally:
+        for channel in channels:
+            channel.close()
+    return found
+
+
+def _report(reply: Any, uid: int) -> ReplicaReport | str:
+    from nsqha.server.replica.replica_reports import reports_in
+
+    if reply.node_uid != uid:
+        return f"node {reply.node_uid:016x} answers at its address"
+    if not reply.replicas:
+        return f"poisoned: {reply.poisoned}" if reply.poisoned else "does not have this partition"
+    return next(iter(reports_in(reply).values()))

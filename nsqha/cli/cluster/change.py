@@ -1,0 +1,356 @@
+"""`nsqha cluster move`, `decommission`, `balance`, `elect`: what they ask for, and how far it is."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from lookupd.changes import Changes
+from nsqha.cli.cluster import show
+from nsqha.cli.cluster.access import Picture, ask_nodes, look, opened
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.screen import confirm, print_json, say, show_count, table
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import PartitionMeta
+from nsqha.election.placement import PartitionName, balance, host_of, replicas_wanted, spread
+from nsqha.election.store import MetadataStore
+from nsqha.election.unclean import Unclean, elect_unclean
+
+LOOK_SECONDS = 0.3
+CONTROLLER_HINT = "there is no controller now; it begins when a lookup daemon of this cluster runs"
+
+
+def move(args: argparse.Namespace) -> int:
+    with opened(args) as store:
+        picture = look(store, args)
+        name, meta = picture.partition(*args.topic)
+        wanted = [picture.node(text.strip()) for text in args.nodes.split(",") if text.strip()]
+        _check_replicas(wanted, picture)
+        enough = replicas_wanted(picture.settings(name), picture.able)
+        if len(wanted) < enough:
+            text = (
+                f"{name.topic} is to have {enough} replicas and the controller would add the rest again; name {enough}"
+            )
+            raise exits.Exit(exits.USAGE, text)
+        _changes(store).move({name: tuple(wanted)})
+        _warn(picture)
+
+        def left(now: Picture) -> str:
+            if name not in now.intents.moves:
+                return ""
+            shown = show.move(name, wanted, now)
+            return f"joining: {', '.join(shown['joining'])}" if shown["joining"] else "all are in sync"
+
+        now = _wait(store, args, left) if args.wait else look(store, args)
+        shown = show.move(name, wanted, now)
+    if args.json:
+        print_json(shown)
+    elif args.wait:
+        print(f"{show.place(name)} is on {', '.join(shown['replicas'])}")
+    else:
+        before, after = ", ".join(picture.names(meta.replicas)), ", ".join(shown["wanted"])
+        print(f"{show.place(name)} moves from {before or 'nowhere'} to {after}; see nsqha cluster status")
+    return exits.OK
+
+
+def _check_replicas(wanted: list[int], picture: Picture) -> None:
+    if not wanted:
+        raise exits.Exit(exits.USAGE, "name at least one node")
+    if len(set(wanted)) != len(wanted):
+        raise exits.Exit(exits.USAGE, "a node is named twice")
+    hosts = [host_of(picture.nodes[uid]) for uid in wanted]
+    for host in hosts:
+        if hosts.count(host) > 1:
+            raise exits.Exit(exits.USAGE, f"two of the nodes are on host {host}; replicas are never on the same host")
+
+
+def decommission(args: argparse.Namespace) -> int:
+    with opened(args) as store:
+        picture = look(store, args)
+        uid = picture.node(args.node, alive=False)
+        changes = _changes(store)
+        if args.undo:
+            if not changes.recommission(uid):
+                raise exits.Exit(exits.NOT_FOUND, f"{picture.name(uid)} is not being decommissioned")
+        else:
+            changes.decommission(uid)
+            _warn(picture)
+
+        def left(now: Picture) -> str:
+            found = show.decommission(uid, now)
+            if len(found["stuck"]) == found["replicas"]:
+                return ""  # nothing is left that could be waited for
+            lines = [f"can not be moved: {line}" for line in show.stuck_lines(found["stuck"])]
+            return "\n".join([f"{show_count(found['replicas'], 'replica')} left, {found['moving']} under way", *lines])
+
+        now = _wait(store, args, left) if args.wait and not args.undo else look(store, args)
+        shown = show.decommission(uid, now)
+    if args.undo:
+        shown["stuck"] = {}
+    if args.json:
+        print_json(shown)
+    elif args.undo:
+        print(f"{shown['node']} takes replicas again")
+    elif shown["replicas"]:
+        left_there = show_count(shown["replicas"], "replica")
+        print(f"{shown['node']} is being emptied, {left_there} left; see nsqha cluster status")
+    else:
+        print(f"{shown['node']} is empty; it can be stopped for good")
+    for line in show.stuck_lines(shown["stuck"]):
+        say(f"{args.parser.prog}: can not be moved: {line}")
+    if not shown["stuck"]:
+        return exits.OK
+    say("to go on: start a node on another host, or choose fewer replicas with nsqha topic set; or --undo")
+    return exits.PARTLY if args.wait else exits.OK
+
+
+def balance_(args: argparse.Namespace) -> int:
+    with opened(args) as store:
+        changes = _changes(store)
+        if args.pause or args.resume:
+            changes.pause_balance(args.pause)
+        picture = look(store, args)
+        nodes = picture.able
+        metas = {name: meta for name, meta in picture.metas.items() if name not in picture.intents.moves}
+        found = [] if args.pause or args.resume else spread(metas, nodes, args.limit)
+        if found and not args.dry_run:
+            changes.move({planned.name: planned.replicas for planned in found})
+            _warn(picture)
+    transfers = balance(metas, nodes, len(metas))
+    shown = {
+        "dry_run": args.dry_run,
+        "paused": picture.intents.balance_paused,
+        "transfers": [
+            {
+                "topic": transfer.name.topic,
+                "partition": transfer.name.number,
+                "from": picture.name(transfer.source),
+                "to": picture.name(transfer.target),
+            }
+            for transfer in transfers
+        ],
+        "moves": [show.move(planned.name, planned.replicas, picture) for planned in found],
+    }
+    if args.json:
+        print_json(shown)
+    else:
+        _print_balance(shown)
+    return exits.OK
+
+
+def _print_balance(shown: dict[str, Any]) -> None:
+    would = "would go" if shown["dry_run"] or shown["paused"] else "goes"
+    for found in shown["transfers"]:
+        print(f"{found['topic']}/{found['partition']}: the lead {would} from {found['from']} to {found['to']}")
+    for found in shown["moves"]:
+        verb = "would move" if shown["dry_run"] else "moves"
+        before, after = ", ".join(found["replicas"]), ", ".join(found["wanted"])
+        print(f"{found['topic']}/{found['partition']}: {verb} from {before} to {after}")
+    if not shown["transfers"] and not shown["moves"]:
+        print("nothing to even out")
+    if shown["paused"]:
+        print("balancing is paused: leaderships stay where they are until nsqha cluster balance --resume")
+
+
+def elect(args: argparse.Namespace) -> int:
+    if not args.unclean and args.node is None:
+        raise exits.Exit(exits.USAGE, "say who is to lead, --node NODE; or --unclean when nobody may lead")
+    with opened(args) as store:
+        picture = look(store, args)
+        name, meta = picture.partition(*args.topic)
+        wanted = picture.node(args.node) if args.node is not None else 0
+        shown = _unclean(store, picture, name, meta, wanted, args) if args.unclean else None
+        if shown is None:
+            shown = _hand_over(store, picture, name, meta, wanted, args)
+    if args.json:
+        print_json(shown)
+    elif shown["done"]:
+        print(f"{show.place(name)} is led by {shown['leader']} in epoch {shown['epoch']}")
+    else:
+        print(f"{show.place(name)} goes to {shown['leader']}; see nsqha cluster topics {name.topic}")
+    return exits.OK
+
+
+def _hand_over(
+    store: MetadataStore,
+    picture: Picture,
+    name: PartitionName,
+    meta: PartitionMeta,
+    wanted: int,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Name the successor; the controller elects it when it has all that the leader has."""
+    if meta.leader != wanted:
+        if wanted not in meta.isr:
+            members = ", ".join(picture.names(meta.isr)) or "nobody"
+            raise exits.Exit(exits.NOT_ALLOWED, f"{picture.name(wanted)} is not in sync; in sync: {members}")
+        if meta.leader not in picture.nodes:
+            raise exits.Exit(
+                exits.NOT_ALLOWED, f"{show.place(name)} has no leader to hand over; the controller elects one if it can"
+            )
+        store.replace_partition(name.topic, name.uid, name.number, replace(meta, successor=wanted))
+        _warn(picture)
+
+    def left(now: Picture) -> str:
+        found = now.metas.get(name)
+        if found is None or found.leader == wanted:
+            return ""
+        if found.successor != wanted:
+            raise exits.Exit(exits.FAILED, f"{show.place(name)}: the hand-over was given up; see the controller's log")
+        return f"still led by {now.name(found.leader)}"
+
+    now = (_wait(store, args, left) if args.wait else look(store, args)).metas.get(name, meta)
+    return {
+        "topic": name.topic,
+        "partition": name.number,
+        "leader": picture.name(wanted),
+        "epoch": now.epoch,
+        "unclean": False,
+        "answers": {},
+        "ahead": {},
+        "unheard": [],
+        "lossless": True,
+        "done": now.leader == wanted,
+    }
+
+
+def _unclean(
+    store: MetadataStore,
+    picture: Picture,
+    name: PartitionName,
+    meta: PartitionMeta,
+    wanted: int,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    answers = ask_nodes(picture, name, args)
+    reports = {uid: answer for uid, answer in answers.items() if isinstance(answer, ReplicaReport)}
+    found = elect_unclean(meta, reports, picture.nodes, wanted)
+    if not args.json:
+        _print_answers(answers, meta, picture)
+    if isinstance(found, str):
+        raise exits.Exit(exits.NOT_ALLOWED, f"{show.place(name)}: {found}")
+    for line in cost(found, reports, picture):
+        say(line)
+    leader = picture.name(found.meta.leader)
+    confirm(f"let {leader} lead {show.place(name)} with what it has?", yes=args.yes)
+    registered = {found.meta.leader: found.meta.registration}
+    put = store.replace_partition(name.topic, name.uid, name.number, found.meta, registered=registered)
+    return {
+        "topic": name.topic,
+        "partition": name.number,
+        "leader": leader,
+        "epoch": put.epoch,
+        "unclean": True,
+        "answers": {
+            picture.name(uid): {"last_epoch": answer.last_epoch, "end": answer.end, "committed": answer.committed}
+            if isinstance(answer, ReplicaReport)
+            else answer
+            for uid, answer in answers.items()
+        },
+        "ahead": {picture.name(uid): end for uid, end in found.ahead.items()},
+        "unheard": picture.names(found.unheard),
+        "lossless": found.lossless,
+        "done": True,
+    }
+
+
+def _print_answers(answers: dict[int, ReplicaReport | str], meta: PartitionMeta, picture: Picture) -> None:
+    rows: list[tuple[str | int, ...]] = []
+    for uid, answer in answers.items():
+        member = "in the ISR" if uid in meta.isr else ""
+        if isinstance(answer, ReplicaReport):
+            told = [
+                text
+                for text, holds in (
+                    ("its end was cut", answer.cut),
+                    ("has damage", answer.corrupt),
+                    (f"poisoned: {answer.poisoned}", bool(answer.poisoned)),
+                    ("another log than the record names", uid in meta.isr and meta.isr[uid] != answer.log_uid),
+                )
+                if holds
+            ]
+            rows.append(
+                (
+                    picture.name(uid),
+                    member,
+                    str(answer.last_epoch),
+                    str(answer.end),
+                    str(answer.committed),
+                    ", ".join(told),
+                )
+            )
+        else:
+            rows.append((picture.name(uid), member, "", "", "", answer))
+    table(("NODE", "", "LAST EPOCH", "LOG END", "COMMITTED", ""), rows)
+
+
+def cost(found: Unclean, reports: dict[int, ReplicaReport], picture: Picture) -> list[str]:
+    """What an unclean election may lose, in words."""
+    leader = picture.name(found.meta.leader)
+    chosen = reports[found.meta.leader]
+    if found.lossless:
+        return [f"{leader} is in the ISR and has all of its log: nothing that was acknowledged is lost"]
+    lines = [f"{leader} has the log up to entry {chosen.end:,}; whatever was acknowledged above it is lost"]
+    for uid, other in found.ahead.items():
+        lines.append(f"{picture.name(uid)} has {other:,} entries: what it has more is thrown away")
+    if found.unheard:
+        names = ", ".join(picture.names(found.unheard))
+        lines.append(f"not heard, may have acknowledged more, and loses it when it comes back: {names}")
+    return lines + _damage(leader, chosen)
+
+
+def _damage(leader: str, chosen: ReplicaReport) -> list[str]:
+    """What a leader with damage can not read, as far as it knows."""
+    if not chosen.corrupt:
+        return []
+    lines = []
+    for first, end, first_offset, end_offset in chosen.damage:
+        text = f"{leader} can not read batches {first:,} to {end - 1:,}"
+        if first_offset < end_offset:
+            text += f": messages at offsets {first_offset:,} to {end_offset - 1:,}"
+        lines.append(text)
+    if chosen.damaged_ranges > len(chosen.damage):
+        lines.append(f"... and {chosen.damaged_ranges - len(chosen.damage):,} more ranges")
+    if not lines:
+        lines.append(f"{leader} can not say where its channels are, or what of its log is damaged")
+    lines.append("the other replicas that are alive are asked for it first; what none has is given up")
+    lines.append("channels stop in front of it until nsqha log skip; what they did there is lost:")
+    lines.append("messages may come again, deferred ones may not; whoever comes back with the bytes gives them")
+    return lines
+
+
+def _changes(store: MetadataStore) -> Changes:
+    return Changes(store, random.SystemRandom())
+
+
+def _warn(picture: Picture) -> None:
+    if picture.controller is None:
+        say(CONTROLLER_HINT)
+
+
+def _wait(store: MetadataStore, args: argparse.Namespace, left: Callable[[Picture], str]) -> Picture:
+    """Until nothing is left; says so whenever it changes. The work goes on if this is interrupted."""
+    said = ""
+    while True:
+        now = look(store, args)
+        text = left(now)
+        if not text:
+            return now
+        if now.controller is None:
+            text += f"\n{CONTROLLER_HINT}"
+        if text != said:
+            say(text)
+            said = text
+        time.sleep(LOOK_SECONDS)
+
+
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "move": move,
+    "decommission": decommission,
+    "balance": balance_,
+    "elect": elect,
+}

@@ -1,0 +1,273 @@
+"""`nsqha cluster`: its verbs talk to etcd, and to nodes if need be.
+
+What takes a while is an intent in etcd, carried out by whichever lookup daemon is controller: the verb may end, or its
+terminal go away, and the work goes on. --wait shows how far it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import (
+    Parser,
+    add_certificate,
+    add_etcd,
+    add_json,
+    add_timeout,
+    add_verb,
+    add_yes,
+    count,
+    topic_and_partition,
+)
+from nsqha.cli.terminal.parser import name as topic_name
+from nsqha.cli.verbs import VERBS
+
+USUAL = (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
+MOVE = '{"topic", "partition", "replicas", "wanted", "joining"}'
+DECOMMISSION = '{"node", "replicas", "leaderships", "moving", "stuck": {"topic/partition": why}}'
+
+
+def add_parser(commands: Any) -> None:
+    noun = add_verb(commands, "cluster", None, help=VERBS["cluster"])
+    verbs = noun.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _add_looks(verbs)
+    _add_moves(verbs)
+    _add_elect(verbs)
+    _add_import(verbs)
+    _add_accept(verbs)
+
+
+def _add_looks(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "status",
+        lambda args: _shown(args, "status"),
+        help="show whether the cluster is well, and what it is busy with",
+        description="Show whether the cluster is well. Exit status 1: something can not be acknowledged, there is "
+        "no controller, or records can not be read; for monitoring.",
+        examples=("nsqha cluster status", "nsqha cluster status --json"),
+        shape='{"cluster", "cluster_id", "revision", "controller": {"name", "epoch"} or null, "nodes", "away", '
+        '"partitions", "leaderless", "below_min_isr", "under_replicated", "owed": {"topic/partition": replicas}, '
+        '"moves", "decommissions", "balance_paused", "doubt", "unreadable", "healthy"}',
+        statuses=USUAL,
+    )
+    _finish(verb)
+    verb = add_verb(
+        verbs,
+        "nodes",
+        lambda args: _shown(args, "nodes"),
+        help="list the nodes and what they hold",
+        examples=("nsqha cluster nodes", "nsqha cluster nodes --json"),
+        shape='{"name", "uid", "state", "tcp", "http", "grpc", "segments", "host", "zone", "version", '
+        '"replicas", "leaderships"} per line',
+        statuses=USUAL,
+    )
+    _finish(verb)
+    verb = add_verb(
+        verbs,
+        "topics",
+        lambda args: _shown(args, "topics"),
+        help="list partitions: leader, in-sync replicas, state",
+        examples=("nsqha cluster topics", "nsqha cluster topics orders --json"),
+        shape='{"topic", "partition", "uid", "state", "leader", "successor", "epoch", "isr", "replicas", "owed", '
+        '"min_isr", "sync"} per line',
+        statuses=USUAL,
+    )
+    verb.add_argument("topic", metavar="TOPIC", type=topic_name, nargs="?", help="only this one")
+    _finish(verb)
+
+
+def _add_moves(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "move",
+        lambda args: _change(args, "move"),
+        help="give a partition other replicas",
+        description="Give a partition these replicas, the one that is to lead first. New ones catch up before old ones "
+        "are given up; publishing goes on.",
+        examples=(
+            "nsqha cluster move orders/0 node-2,node-3,node-1",
+            "nsqha cluster move orders node-1,node-2,node-3 --wait",
+        ),
+        shape=MOVE,
+        statuses=USUAL,
+    )
+    _add_partition(verb)
+    verb.add_argument("nodes", metavar="NODE,NODE", help="names or uids, see nsqha cluster nodes")
+    _finish(verb, wait=True)
+
+    verb = add_verb(
+        verbs,
+        "decommission",
+        lambda args: _change(args, "decommission"),
+        help="move everything away from a node, and give it nothing more",
+        description="Move everything away from a node; when it is empty it can be stopped for good. Partitions that "
+        "no other node can take are named, with the reason. --wait also ends when only such are left, with exit "
+        "status 7.",
+        examples=(
+            "nsqha cluster decommission node-3",
+            "nsqha cluster decommission node-3 --undo",
+        ),
+        shape=DECOMMISSION,
+        statuses=(*USUAL, exits.PARTLY),
+    )
+    verb.add_argument("node", metavar="NODE", help="name or uid")
+    verb.add_argument("--undo", action="store_true", help="let it take replicas again")
+    _finish(verb, wait=True)
+
+    verb = add_verb(
+        verbs,
+        "balance",
+        lambda args: _change(args, "balance"),
+        help="even out how much each node holds",
+        description="Begin the moves that even out how many replicas each node holds. Leaderships go back to the first "
+        "replica of each partition by themselves, unless that is paused.",
+        examples=(
+            "nsqha cluster balance --dry-run",
+            "nsqha cluster balance --limit 2",
+            "nsqha cluster balance --resume",
+        ),
+        shape='{"dry_run", "paused", "transfers", "moves"}',
+        statuses=USUAL,
+    )
+    chosen = verb.add_mutually_exclusive_group()
+    chosen.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    chosen.add_argument("--pause", action="store_true", help="leaderships stay where they are")
+    chosen.add_argument("--resume", action="store_true", help="leaderships go back by themselves again")
+    verb.add_argument("--limit", type=count, default=4, metavar="N", help="at most so many moves (default 4)")
+    _finish(verb)
+
+
+def _add_elect(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "elect",
+        lambda args: _change(args, "elect"),
+        help="hand a partition to another leader; or, at a price, give it one when nobody may lead",
+        description="Hand the leadership of a partition to a member of its in-sync replicas.\n\n"
+        "With --unclean: elect a leader although no in-sync replica can lead. What the others have more is lost, also "
+        "if it was acknowledged. Every replica is asked first, what may be lost is shown, and you are asked.",
+        examples=("nsqha cluster elect orders/0 --node node-2",),
+        shape='{"topic", "partition", "leader", "epoch", "unclean", "answers", "ahead", "unheard", "lossless", "done"}',
+        statuses=(*USUAL, exits.CONFLICT, exits.NOT_ALLOWED, exits.NOT_CONFIRMED),
+    )
+    _add_partition(verb)
+    verb.add_argument("--node", metavar="NODE", help="who is to lead (with --unclean default: the one that has most)")
+    verb.add_argument("--unclean", action="store_true", help="acknowledged messages may be lost")
+    add_yes(verb)
+    _add_nodes(verb)
+    _finish(verb, wait=True)
+
+
+def _add_import(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "import",
+        _import,
+        help="move the topics of a node that was alone into the cluster",
+        description="Move the topics of a node that was alone into the cluster; the node has to be stopped. Messages "
+        "and channels stay where they are, in its data folder: start it with --etcd-endpoint afterwards. A topic name "
+        "that the cluster has already is refused, and then nothing is changed.",
+        examples=("nsqha cluster import data --yes",),
+        shape='{"cluster", "cluster_id", "node", "topics"}',
+        statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
+    )
+    verb.add_argument("data_path", metavar="PATH", help="its data folder")
+    add_yes(verb)
+    _finish(verb)
+
+
+def _add_accept(verbs: Any) -> None:
+    verb = add_verb(
+        verbs,
+        "accept-metadata",
+        _accept,
+        help="let an etcd that was put back to an older state follow the nodes again",
+        description="Nodes do not believe an etcd that was restored from a backup: they elect nobody and change no "
+        "replicas until this command. It asks every node what it has, shows what would change and what may be lost, "
+        "and asks. Then every epoch rises above all that nodes have promised, the replicas that have most are in sync, "
+        "and topics that etcd has forgotten come back. All nodes stop for some seconds. If it is interrupted, "
+        "run it again; where no node waits it does nothing.",
+        examples=("nsqha cluster accept-metadata", "nsqha cluster accept-metadata --yes --json"),
+        shape='{"done", "generation", "nodes", "unheard", "restored", "deleted", "partitions"}',
+        statuses=(*USUAL, exits.CONFLICT, exits.NOT_CONFIRMED),
+    )
+    verb.add_argument(
+        "--without",
+        metavar="UID",
+        action="append",
+        help="decide although this node is not heard; what it alone has may be lost. May be repeated",
+    )
+    add_yes(verb)
+    _add_nodes(verb)
+    _finish(verb)
+
+
+def _accept(args: argparse.Namespace) -> int:
+    from nsqha.cli.cluster import accept as cluster_accept
+
+    return cluster_accept.run(args)
+
+
+def _import(args: argparse.Namespace) -> int:
+    from nsqha.cli.cluster import import_topics as cluster_import
+
+    return cluster_import.run(args)
+
+
+def _add_partition(verb: Parser) -> None:
+    verb.add_argument(
+        "topic", metavar="TOPIC/PARTITION", type=topic_and_partition, help="orders/0; orders if it has one"
+    )
+
+
+def _add_nodes(verb: Parser) -> None:
+    """For verbs that ask the nodes themselves."""
+    add_certificate(verb)
+    add_timeout(verb, "3s")
+
+
+def _finish(verb: Parser, *, wait: bool = False) -> None:
+    if wait:
+        verb.add_argument("--wait", action="store_true", help="until it is done, and show how far it is")
+    add_json(verb)
+    add_etcd(verb)
+
+
+def _shown(args: argparse.Namespace, what: str) -> int:
+    from nsqha.cli.cluster import show
+    from nsqha.cli.cluster.access import look, opened
+    from nsqha.cli.terminal.screen import print_json
+
+    with opened(args) as store:
+        picture = look(store, args, forgiving=True)
+        doubt = store.why_not() if what == "status" else ""
+    if what == "status":
+        shown = show.status(picture, doubt)
+        if args.json:
+            print_json(shown)
+        else:
+            show.print_status(shown, picture.etcd)
+        return exits.OK if shown["healthy"] else exits.FAILED
+    if what == "nodes":
+        rows = show.nodes(picture)
+    else:
+        if args.topic is not None:
+            picture.topic(args.topic)
+        rows = show.partitions(picture, args.topic)
+    if args.json:
+        for row in rows:
+            print_json(row)
+    elif what == "nodes":
+        show.print_nodes(rows)
+    else:
+        show.print_partitions(rows)
+    return exits.OK
+
+
+def _change(args: argparse.Namespace, verb: str) -> int:
+    from nsqha.cli.cluster import change as cluster_change
+
+    return cluster_change.VERBS[verb](args)

@@ -1,0 +1,216 @@
+"""What `nsqha cluster status`, `nodes` and `topics` show, made of one `Picture`; and how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nsqha.cli.cluster.access import Picture
+from nsqha.cli.terminal.screen import show_count, some, table
+from nsqha.election.health import BELOW, LEADERLESS, OK, UNDER, owed, progress, state_of, stays
+from nsqha.election.model import NodeInfo
+from nsqha.election.placement import PartitionName
+from nsqha.ids import is_ephemeral
+
+
+def status(picture: Picture, doubt: str = "") -> dict[str, Any]:
+    """One page about the cluster. `doubt`: why nobody decides by these metadata now; empty: they are believed."""
+    metas = picture.metas
+    states: dict[str, list[str]] = {UNDER: [], BELOW: [], LEADERLESS: []}
+    without_node: dict[str, int] = {}
+    for name, meta in metas.items():
+        states.setdefault(state_of(meta, picture.nodes), []).append(place(name))
+        if missing := unplaced(name, picture):
+            without_node[place(name)] = missing
+    controller, intents = picture.controller, picture.intents
+    return {
+        "cluster": picture.cluster_name,
+        "cluster_id": f"{picture.cluster_id:016x}",
+        "revision": picture.revision,
+        "controller": {"name": controller.name, "epoch": controller.epoch} if controller else None,
+        "nodes": sorted(picture.names(picture.nodes)),
+        "away": sorted(picture.names(picture.away)),
+        "partitions": len(metas),
+        "leaderless": states[LEADERLESS],
+        "below_min_isr": states[BELOW],
+        "under_replicated": states[UNDER],
+        "owed": without_node,
+        "moves": [move(name, wanted, picture) for name, wanted in sorted(intents.moves.items())],
+        "decommissions": [decommission(uid, picture) for uid in sorted(intents.decommissions)],
+        "balance_paused": intents.balance_paused,
+        "doubt": doubt,
+        "unreadable": list(picture.unreadable),
+        "healthy": not (controller is None or doubt or picture.unreadable or states[LEADERLESS] or states[BELOW]),
+    }
+
+
+def place(name: PartitionName) -> str:
+    return f"{name.topic}/{name.number}"
+
+
+def unplaced(name: PartitionName, picture: Picture) -> int:
+    """Replicas that a partition is to have and no node was found for. An #ephemeral topic has the one of its node."""
+    if is_ephemeral(name.topic):
+        return 0
+    return owed(picture.metas[name], picture.settings(name), picture.able)
+
+
+def move(name: PartitionName, wanted: Sequence[int], picture: Picture) -> dict[str, Any]:
+    """A change of replicas that is under way."""
+    meta = picture.metas.get(name)
+    return {
+        "topic": name.topic,
+        "partition": name.number,
+        "replicas": picture.names(meta.replicas if meta else ()),
+        "wanted": picture.names(wanted),
+        "joining": picture.names(uid for uid in wanted if meta is None or uid not in meta.isr),
+    }
+
+
+def decommission(uid: int, picture: Picture) -> dict[str, Any]:
+    """How far the emptying of a node is. An #ephemeral topic is not waited for: it ends with its node anyway."""
+    lasting = {name: meta for name, meta in picture.metas.items() if not is_ephemeral(name.topic)}
+    return {
+        "node": picture.name(uid),
+        **progress(uid, lasting, picture.intents.moves),
+        "stuck": {place(name): why for name, why in stuck(uid, picture).items()},
+    }
+
+
+def stuck(uid: int, picture: Picture) -> dict[PartitionName, str]:
+    """The partitions that can not be moved off a node as things are, and why."""
+    leaving = {name for name, wanted in picture.intents.moves.items() if uid not in wanted}
+    metas = {n: meta for n, meta in picture.metas.items() if n not in leaving and not is_ephemeral(n.topic)}
+    settings = {name: picture.settings(name) for name in metas}
+    able = {node: info for node, info in picture.able.items() if node != uid}
+    return stays(uid, metas, settings, picture.nodes, able)
+
+
+def print_status(shown: dict[str, Any], etcd: str) -> None:
+    controller = shown["controller"]
+    print(f"cluster     {shown['cluster']} ({shown['cluster_id']}), etcd {etcd}, revision {shown['revision']:,}")
+    who = f"{controller['name']}, epoch {controller['epoch']}" if controller else "none: start nsqha lookupd"
+    print(f"controller  {who}")
+    away = f"; away: {', '.join(shown['away'])}" if shown["away"] else ""
+    print(f"nodes       {len(shown['nodes'])} alive: {', '.join(shown['nodes']) or 'none'}{away}")
+    if shown["doubt"]:
+        print(f"metadata    not believed: {shown['doubt']}")
+    for why in shown["unreadable"]:
+        print(f"unreadable  {why}")
+    print(f"partitions  {shown['partitions']:,}{_troubles(shown)}")
+    for found in shown["moves"]:
+        joining = f", joining: {', '.join(found['joining'])}" if found["joining"] else ""
+        print(f"moving      {found['topic']}/{found['partition']} to {', '.join(found['wanted'])}{joining}")
+    for found in shown["decommissions"]:
+        left = f"{show_count(found['replicas'], 'replica')}, {show_count(found['leaderships'], 'leadership')} left"
+        print(f"emptying    {found['node']}: {left if found['replicas'] else 'empty, it can be stopped for good'}")
+        for line in stuck_lines(found["stuck"]):
+            print(f"            can not be moved: {line}")
+    if shown["balance_paused"]:
+        print("balance     paused: leaderships stay where they are")
+
+
+def stuck_lines(stuck: Mapping[str, str]) -> list[str]:
+    """`orders/0, orders/1: why`, one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for where, why in stuck.items():
+        by_reason.setdefault(why, []).append(where)
+    return [f"{some(places)}: {why}" for why, places in by_reason.items()]
+
+
+def _troubles(shown: dict[str, Any]) -> str:
+    texts = []
+    for key, what in (
+        ("leaderless", "without leader"),
+        ("below_min_isr", "below min_isr"),
+        ("under_replicated", "with fewer in sync than replicas"),
+    ):
+        places = shown[key]
+        if places:
+            texts.append(f"\n            {len(places):,} {what}: {some(places)}")
+    text = "".join(texts) or ", all in sync on every replica"
+    if shown["owed"]:
+        missing = [f"{where} ({count})" for where, count in shown["owed"].items()]
+        text += f"\n            {len(missing):,} with replicas that no node was found for: {some(missing)}"
+    return text
+
+
+def nodes(picture: Picture) -> list[dict[str, Any]]:
+    """Those that are alive, and those that records still name."""
+    rows = []
+    for uid in [*sorted(picture.nodes, key=picture.name), *picture.away]:
+        node = picture.nodes.get(uid) or NodeInfo(uid)
+        held = progress(uid, picture.metas, picture.intents.moves)
+        rows.append(
+            {
+                "name": picture.name(uid),
+                "uid": f"{uid:016x}",
+                "state": node_state(uid, picture),
+                "tcp": node.tcp_address,
+                "http": node.http_address,
+                "grpc": node.grpc_address,
+                "segments": node.segments_address,
+                "host": node.host,
+                "zone": node.zone,
+                "version": node.version,
+                "replicas": held["replicas"],
+                "leaderships": held["leaderships"],
+            }
+        )
+    return rows
+
+
+def node_state(uid: int, picture: Picture) -> str:
+    node = picture.nodes.get(uid)
+    if node is None:
+        return "away"
+    if node.poisoned:
+        return f"poisoned: {node.poisoned}"
+    if node.leaving:
+        return "leaving"
+    return "decommissioned" if uid in picture.intents.decommissions else OK
+
+
+def print_nodes(rows: Sequence[dict[str, Any]]) -> None:
+    keys = ("name", "uid", "state", "tcp", "grpc", "segments", "host", "zone", "replicas", "leaderships")
+    table([key.upper() for key in keys], [[row[key] for key in keys] for row in rows])
+
+
+def partitions(picture: Picture, topic: str | None = None) -> list[dict[str, Any]]:
+    """Every partition, or those of a topic."""
+    return [
+        {
+            "topic": name.topic,
+            "partition": name.number,
+            "uid": f"{name.uid:016x}",
+            "state": state_of(meta, picture.nodes),
+            "leader": picture.name(meta.leader) if meta.leader else "",
+            "successor": picture.name(meta.successor) if meta.successor else "",
+            "epoch": meta.epoch,
+            "isr": picture.names(uid for uid in meta.replicas if uid in meta.isr),
+            "replicas": picture.names(meta.replicas),
+            "owed": unplaced(name, picture),
+            "min_isr": meta.min_isr,
+            "sync": meta.sync or picture.settings(name).sync or "",
+        }
+        for name, meta in picture.metas.items()
+        if topic in (None, name.topic)
+    ]
+
+
+def print_partitions(rows: Sequence[dict[str, Any]]) -> None:
+    table(
+        ("PARTITION", "STATE", "LEADER", "EPOCH", "IN SYNC", "REPLICAS", "MIN_ISR"),
+        [
+            (
+                f"{row['topic']}/{row['partition']}",
+                row["state"],
+                row["leader"],
+                row["epoch"],
+                ", ".join(row["isr"]),
+                ", ".join(row["replicas"]) + (f" and {row['owed']} more" if row["owed"] else ""),
+                row["min_isr"],
+            )
+            for row in rows
+        ],
+    )

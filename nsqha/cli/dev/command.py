@@ -1,0 +1,112 @@
+"""`nsqha dev`: the command line; what it runs is in `node` (one process) and `cluster` (many)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from typing import Any
+
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.parser import add_json, add_verb
+from nsqha.cli.verbs import VERBS
+
+LOOPBACK = "127.0.0.1"
+PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "grpc": 4152, "segments": 4154}
+ETCD_PORT = 2379
+NODES_MAX = 15
+SYNC = ("always", "interval", "none")
+MAX_DELAY = "8760h"
+
+OK_MEANS = {
+    "always": "on disk: written and fdatasync'ed before OK (group commit)",
+    "interval": "written to the OS before OK; fsync every 2,500 messages or 2 s",
+    "none": "written to the OS before OK; fsync left to the OS",
+}
+
+DESCRIPTION = """\
+Run a broker and a lookup daemon in one process, on this machine only. Ctrl-C stops them; data is kept.
+A port that is taken is replaced by a free one, and that is said.
+
+With --nodes 3 it is a cluster: three brokers, a lookup daemon and an etcd, each a process of its own. A process that
+dies stays down (kill one and watch) and its start command is printed; --restart starts it again. The log of each is in
+the data folder. The first node has the ports above, the next ones 100 more each. etcd syncs its files only with
+--sync=always, as the brokers then do."""
+
+
+def add_parser(commands: Any) -> None:
+    verb = add_verb(
+        commands,
+        "dev",
+        run,
+        help=VERBS["dev"],
+        description=DESCRIPTION,
+        examples=(
+            "nsqha dev",
+            "nsqha dev --data-dir try --sync interval",
+            "nsqha dev --json",
+            "nsqha dev --nodes 3",
+            "nsqha dev --nodes 3 --restart --json",
+        ),
+        shape='{"nodes": [{"pid", "tcp", "http", "grpc", "segments", "data", "start": [argv]}], '
+        '"lookupd": [{"pid", "tcp", "http"}]}  once it serves, and nothing else; '
+        'of a cluster also "etcd": {"pid", "endpoint"}',
+        statuses=(exits.FAILED, exits.USAGE),
+    )
+    verb.add_argument("--nodes", type=nodes, default=1, metavar="N", help=f"brokers, 1 to {NODES_MAX} (default: 1)")
+    verb.add_argument("--restart", action="store_true", help="of a cluster: start again what dies")
+    verb.add_argument(
+        "--data-dir",
+        "--data-path",
+        metavar="PATH",
+        default="data",
+        help="folder of everything stored (default: ./data)",
+    )
+    verb.add_argument("--sync", choices=SYNC, default="always", help="what OK means for new topics (default: always)")
+    add_json(verb, "print one line of JSON once it serves, and nothing else")
+    for name, default in PORTS.items():
+        verb.add_argument(f"--{name}-port", type=port, default=default, help=f"default {default}; 0: any free one")
+    verb.add_argument("--etcd-port", type=port, help=f"of a cluster; default {ETCD_PORT}; 0: any free one")
+
+
+def nodes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= NODES_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes, 1 to {NODES_MAX}")
+    return int(text)
+
+
+def port(text: str) -> int:
+    if not text.isdecimal() or int(text[:9]) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.nodes > 1:
+        from nsqha.cli.dev import cluster as dev_cluster
+
+        return dev_cluster.run(args)
+    for flag, given in (("--restart", args.restart), ("--etcd-port", args.etcd_port is not None)):
+        if given:
+            raise exits.Exit(exits.USAGE, f"{flag} is for a cluster; it needs --nodes 2 or more")
+    from nsqha.cli.dev import node as dev_node
+
+    return dev_node.run(args)
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on it, on this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def command() -> str:
+    """How this program is called from a shell in the same folder."""
+    path = os.path.relpath(sys.argv[0])
+    return path if os.path.basename(path) == "nsqha" and not path.startswith("..") else "nsqha"

@@ -1,0 +1,186 @@
+"""What a cluster on one machine consists of: folders, ports and command lines. No process is touched here.
+
+    D/dev.lock  D/etcd/  D/etcd.log  D/lookupd.log  D/node-1/  D/node-1.log  D/node-2/ ...
+
+The first node has the usual ports, each further one 100 more, so that they can be told apart at a glance; what is taken
+is replaced by any free port. Everything listens on the loopback address only.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsqha.cli.dev.command import LOOPBACK, MAX_DELAY
+
+STRIDE = 100
+SINGLE_NODE_FILES = ("journal", "metadata")
+
+# One member has nobody to wait for: a short election makes it serve in a fifth of the time. History is kept for an
+# hour, so that a long run does not grow for ever.
+ETCD_FLAGS = (
+    "--heartbeat-interval=20", "--election-timeout=200", "--auto-compaction-mode=periodic",
+    "--auto-compaction-retention=1h", "--log-level=warn",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One broker."""
+
+    name: str
+    tcp: str
+    http: str
+    grpc: str
+    segments: str
+    data: Path
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LookupdPlan:
+    tcp: str
+    http: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EtcdPlan:
+    endpoint: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything, and what has to be said about it."""
+
+    folder: Path
+    nodes: tuple[NodePlan, ...]
+    lookupd: LookupdPlan
+    etcd: EtcdPlan
+    notes: tuple[str, ...]
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+
+class Ports:
+    """Hands out ports: the wished one, or else any that is free. Those handed out are held until `release`."""
+
+    def __init__(self, bind: Callable[[int], socket.socket | None] | None = None) -> None:
+        self.taken: list[str] = []
+        self._bind = bind or bind_loopback
+        self._held: list[socket.socket] = []
+
+    def take(self, wanted: int, what: str) -> int:
+        """`what` is said if somebody else has it. 0: any."""
+        held = self._bind(wanted) if 0 <= wanted <= 65535 else None
+        if held is None:
+            self.taken.append(f"{wanted} ({what})")
+            held = self._bind(0)
+        if held is None:
+            raise OSError("no port is free")
+        self._held.append(held)
+        return int(held.getsockname()[1])
+
+    def release(self) -> None:
+        """Their users are about to listen."""
+        for held in self._held:
+            held.close()
+        self._held.clear()
+
+
+def bind_loopback(port: int) -> socket.socket | None:
+    """None: somebody has it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((LOOPBACK, port))
+    except OSError:
+        held.close()
+        return None
+    return held
+
+
+def make_plan(
+    folder: Path,
+    *,
+    nodes: int,
+    wanted: Mapping[str, int],
+    sync: str,
+    etcd: str,
+    ports: Ports,
+    program: Sequence[str] = (),
+) -> Plan:
+    """`wanted` has a port for each of tcp, http, grpc, segments, lookupd-tcp, lookupd-http, etcd; `etcd` is a path."""
+    nsqha = (sys.executable, "-m", "nsqha")
+    # In this order: when a port is taken, the first nodes keep the usual ones.
+    chosen = [
+        {kind: _node_port(ports, wanted[kind], kind, n) for kind in ("tcp", "http", "grpc", "segments")}
+        for n in range(nodes)
+    ]
+    lookupd_tcp = _at(ports.take(wanted["lookupd-tcp"], "lookupd-tcp"))
+    lookupd_http = _at(ports.take(wanted["lookupd-http"], "lookupd-http"))
+    endpoint, peer = _at(ports.take(wanted["etcd"], "etcd")), _at(ports.take(0, "etcd peers"))
+    lookupd = (
+        *nsqha, "lookupd", "--tcp-address", lookupd_tcp, "--http-address", lookupd_http,
+        "--broadcast-address", LOOPBACK, "--etcd-endpoint", endpoint,
+    )  # fmt: skip
+    return Plan(
+        folder,
+        tuple(_node(nsqha, folder, number, found, endpoint, sync) for number, found in enumerate(chosen, 1)),
+        LookupdPlan(lookupd_tcp, lookupd_http, lookupd),
+        EtcdPlan(endpoint, tuple(_etcd(etcd, folder / "etcd", endpoint, peer, sync))),
+        tuple(_notes(folder, nodes, ports.taken)),
+    )
+
+
+def _node_port(ports: Ports, first: int, kind: str, index: int) -> int:
+    name = kind if index == 0 else f"{kind} of node-{index + 1}"
+    return ports.take(first + STRIDE * index if first else 0, name)
+
+
+def _node(
+    nsqha: tuple[str, ...], folder: Path, number: int, chosen: Mapping[str, int], endpoint: str, sync: str
+) -> NodePlan:
+    name = f"node-{number}"
+    tcp, http, grpc, segments = (_at(chosen[kind]) for kind in ("tcp", "http", "grpc", "segments"))
+    data = folder / name
+    argv = (
+        *nsqha, "broker", "--tcp-address", tcp, "--http-address", http, "--grpc-address", grpc,
+        "--segments-address", segments, "--data-path", str(data), "--etcd-endpoint", endpoint, "--node-name", name,
+        "--broadcast-address", LOOPBACK, "--sync", sync, "--max-req-timeout", MAX_DELAY,
+    )  # fmt: skip
+    return NodePlan(name, tcp, http, grpc, segments, data, argv)
+
+
+def _etcd(program: str, folder: Path, endpoint: str, peer: str, sync: str) -> list[str]:
+    client, peers = f"http://{endpoint}", f"http://{peer}"
+    argv = [program, "--name", "dev", "--data-dir", str(folder)]
+    argv += ["--listen-client-urls", client, "--advertise-client-urls", client]
+    argv += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"dev={peers}"]
+    argv += ETCD_FLAGS
+    # What OK promises about messages holds for the records they depend on: no syncs there if there are none here.
+    return argv if sync == "always" else [*argv, "--unsafe-no-fsync"]
+
+
+def _notes(folder: Path, nodes: int, taken: Sequence[str]) -> list[str]:
+    notes = [f"ports taken, others are used instead: {', '.join(taken)}"] if taken else []
+    if any((folder / name).exists() for name in SINGLE_NODE_FILES):
+        notes.append(f"{folder} also has the data of a single node; it is not used here")
+    extra = sorted(path.name for path in folder.glob("node-*") if path.is_dir() and _number(path.name) > nodes)
+    if extra:
+        notes.append(f"there are data of {', '.join(extra)}, not started; what only they have can not be served")
+    return notes
+
+
+def _number(name: str) -> int:
+    text = name.removeprefix("node-")
+    return int(text) if text.isdecimal() else 0
+
+
+def _at(port: int) -> str:
+    return f"{LOOPBACK}:{port}"

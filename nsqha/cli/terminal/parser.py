@@ -1,0 +1,316 @@
+"""What all verbs share: one-line errors, help with examples that run, near misses, and where the broker is.
+
+A verb's help ends with its examples (tests run every one of them), the shape of its --json output and its exit
+statuses. All of it hangs on the parser object, so that tests and completion read what people read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from nsqha.cli.terminal import exits
+from nsqha.cli.terminal.times import parse_duration
+
+GRPC_ADDRESS = "127.0.0.1:4152"
+TCP_ADDRESS = "127.0.0.1:4150"
+ETCD_ENDPOINT = "127.0.0.1:2379"
+COLUMNS = 118  # of running text in help; that is the width of what is written by hand
+
+Run = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line and say what was meant."""
+
+    examples: tuple[str, ...] = ()
+    shape: str = ""
+    times: bool = False
+    """Whether a word such as -2h that stands for itself is a time and no flag."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)
+
+    _gathered = False  # the flags have been taken out already
+
+    def error(self, message: str) -> NoReturn:
+        if self.times:
+            message = message.replace("@-", "-")
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(exits.USAGE)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.times and args is not None:
+            args = self._with_times(args)
+        if args and args[0].startswith("-") and self.verbs():
+            word = args[0].partition("=")[0]
+            if word not in self.flags():  # argparse would miss a verb, or take the flag's value for one
+                self.error(f"unknown flag {word}; flags of a verb come behind it")
+        if self.verbs() or self._gathered:
+            return super().parse_known_args(args, namespace)
+        self._gathered = True
+        try:  # flags may stand anywhere, in front of an argument that may be left out too
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._gathered = False
+
+    def _with_times(self, args: Sequence[str]) -> list[str]:
+        """What argparse takes as meant: `-2h` behind a flag is its value as it stands, and `@-2h` elsewhere."""
+        words: list[str] = []
+        for word in args:
+            if not re.fullmatch(r"-\d[\d.a-zµμ]*", word):
+                words.append(word)
+            elif words and self._takes_value(words[-1]):
+                words[-1] += f"={word}"
+            else:
+                words.append(f"@{word}")
+        return words
+
+    def _takes_value(self, word: str) -> bool:
+        action = self._option_string_actions.get(word)
+        return action is not None and action.nargs is None
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            verb: Parser = getattr(found, "parser", self)
+            kind = "flag" if unknown[0].startswith("-") else "argument"
+            word = unknown[0].partition("=")[0]
+            verb.error(f"unknown {kind} {word}{did_you_mean(word, verb.flags())}")
+        return found
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        # argparse has no hook for this; without, it lists every choice and names none.
+        choices = action.choices
+        if choices is not None and value not in choices:
+            names = [str(choice) for choice in choices]
+            text = f"{value!r} is unknown{did_you_mean(str(value), names)}: one of {', '.join(names)}"
+            raise argparse.ArgumentError(action, text)
+
+    def flags(self) -> list[str]:
+        """Every flag of this verb."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def verbs(self) -> dict[str, Parser]:
+        """The verbs below this one."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return dict(action.choices)
+        return {}
+
+    def positionals(self) -> list[argparse.Action]:
+        """What is given by place, in order."""
+        return [action for action in self._actions if not action.option_strings and action.dest != "help"]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`" (did you mean x?)"`, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), 1, 0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def add_verb(
+    commands: Any,
+    name: str,
+    run: Run | None,
+    *,
+    help: str,
+    description: str = "",
+    examples: Sequence[str] = (),
+    shape: str = "",
+    statuses: Sequence[int] = (),
+    times: bool = False,
+) -> Parser:
+    """A verb and its help. `shape` is one line of its --json output."""
+    parts = []
+    if examples:
+        parts.append("examples:\n" + "\n".join(f"  {example}" for example in examples))
+    if shape:
+        parts.append("--json prints:\n" + _wrapped(shape, "  "))
+    if statuses:
+        words = [f"{status} {exits.MEANING[status]}".replace(" ", "\N{NO-BREAK SPACE}") for status in sorted(statuses)]
+        parts.append(_wrapped(f"exit status: 0 ok, {', '.join(words)}").replace("\N{NO-BREAK SPACE}", " "))
+    told = _wrapped(description or help[0].upper() + help[1:] + ".")
+    parser: Parser = commands.add_parser(name, help=help, description=told, epilog="\n\n".join(parts))
+    parser.examples = tuple(examples)
+    parser.shape = shape
+    parser.times = times
+    if run is not None:
+        parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    """Lines that are too long are broken; others stay as they are."""
+    lines = []
+    for line in text.split("\n"):
+        fits = len(indent + line) <= COLUMNS
+        lines += (
+            [indent + line] if fits else textwrap.wrap(line, COLUMNS, initial_indent=indent, subsequent_indent=indent)
+        )
+    return "\n".join(lines)
+
+
+def add_json(parser: Parser, what: str = "print JSON") -> None:
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def add_yes(parser: Parser) -> None:
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+
+
+def add_grpc(parser: Parser) -> None:
+    """Where the administration of the broker is."""
+    default = os.environ.get("NSQHA_GRPC_ADDRESS", GRPC_ADDRESS)
+    parser.add_argument(
+        "--grpc-address",
+        metavar="HOST:PORT",
+        default=default,
+        help=f"broker (default {GRPC_ADDRESS}, $NSQHA_GRPC_ADDRESS)",
+    )
+    add_timeout(parser)
+    add_certificate(parser)
+
+
+def add_timeout(parser: Parser, default: str = "10s") -> None:
+    """In nanoseconds."""
+    help = f"wait so long for an answer (default {default})"
+    parser.add_argument("--timeout", metavar="TIME", type=timeout, default=default, help=help)
+
+
+def add_certificate(parser: Parser) -> None:
+    """For brokers whose gRPC port wants a certificate of their cluster's authority."""
+    group = parser.add_argument_group("nodes that want a certificate")
+    for name, what in (
+        ("cert", "certificate of whoever asks"),
+        ("key", "key of --cluster-tls-cert"),
+        ("ca", "certificate authority of the cluster"),
+    ):
+        variable = f"NSQHA_CLUSTER_TLS_{name.upper()}"
+        default = os.environ.get(variable, "")
+        group.add_argument(f"--cluster-tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
+
+
+def add_tcp(parser: Parser) -> None:
+    """Where NSQ clients connect."""
+    default = os.environ.get("NSQHA_TCP_ADDRESS", TCP_ADDRESS)
+    parser.add_argument(
+        "--nsqd-tcp-address",
+        metavar="HOST:PORT",
+        default=default,
+        help=f"broker or nsqd (default {TCP_ADDRESS}, $NSQHA_TCP_ADDRESS)",
+    )
+    add_timeout(parser)
+    _add_security(parser)
+
+
+def _add_security(parser: Parser) -> None:
+    """For brokers and nsqds with --tls-required or --auth-http-address; `nsqha.cli.brokers.v2security` reads them."""
+    group = parser.add_argument_group("brokers with TLS or AUTH")
+    group.add_argument("--tls", action="store_true", help="use TLS; each of the following flags means it too")
+    for name, what in (
+        ("root-ca-file", "certificate authority of the broker (default: those of this system)"),
+        ("cert", "certificate of whoever connects"),
+        ("key", "key of --tls-cert"),
+    ):
+        variable = f"NSQHA_TLS_{name.upper().replace('-', '_')}"
+        default = os.environ.get(variable, "")
+        group.add_argument(f"--tls-{name}", metavar="PATH", default=default, help=f"{what} (${variable})")
+    group.add_argument("--tls-insecure-skip-verify", action="store_true", help="take any certificate")
+    group.add_argument("--auth-secret", metavar="SECRET", default="", help="for AUTH ($NSQHA_AUTH_SECRET)")
+    group.add_argument("--auth-secret-file", metavar="PATH", default="", help="file with it: others can not see it")
+
+
+def add_etcd(parser: Parser) -> None:
+    """Where a cluster's metadata are."""
+    group = parser.add_argument_group("the cluster")
+    given = os.environ.get("NSQHA_ETCD_ENDPOINT", ETCD_ENDPOINT)
+    group.add_argument(
+        "--etcd-endpoint",
+        metavar="HOST:PORT",
+        action="append",
+        help=f"member of its etcd, may be repeated (default {ETCD_ENDPOINT}, $NSQHA_ETCD_ENDPOINT)",
+    )
+    group.add_argument(
+        "--cluster-name",
+        metavar="NAME",
+        default=os.environ.get("NSQHA_CLUSTER_NAME", "nsqha"),
+        help="default nsqha, $NSQHA_CLUSTER_NAME",
+    )
+    for name, what in (
+        ("etcd-ca", "certificate authority of etcd; with it TLS is used"),
+        ("etcd-cert", "certificate for etcd"),
+        ("etcd-key", "key of --etcd-cert"),
+        ("etcd-user", "user name for etcd"),
+        ("etcd-password-file", "file with the password for etcd"),
+    ):
+        variable = f"NSQHA_{name.upper().replace('-', '_')}"
+        kind, default = "NAME" if name == "etcd-user" else "PATH", os.environ.get(variable, "")
+        group.add_argument(f"--{name}", metavar=kind, default=default, help=f"{what} (${variable})")
+    parser.set_defaults(etcd_endpoint_default=given)
+
+
+# ---- types of arguments: ValueError would lose the reason
+
+
+def duration(text: str) -> int:
+    """Nanoseconds."""
+    try:
+        value = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def timeout(text: str) -> int:
+    """Nanoseconds, some."""
+    value = duration(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdecimal() or not 0 < int(text[:20]) < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def count_up_to(most: int) -> Callable[[str], int]:
+    """A whole number above zero, and no more than that."""
+
+    def bounded(text: str) -> int:
+        if (value := count(text)) > most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {most}")
+        return value
+
+    return bounded
+
+
+def name(text: str) -> str:
+    """A name that NSQ takes."""
+    from nsqha.ids import valid_name
+
+    if not valid_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name: 1 to 64 of . a-z A-Z 0-9 _ - and perhaps #ephemeral")
+    return text
+
+
+def topic_and_partition(text: str) -> tuple[str, int | None]:
+    """`orders` or `orders/3`."""
+    topic, slash, partition = text.partition("/")
+    if slash and not (re.fullmatch("[0-9]{1,9}", partition) and int(partition) < 1024):
+        raise argparse.ArgumentTypeError(f"{text!r} is not TOPIC or TOPIC/PARTITION")
+    return name(topic), int(partition) if slash else None

@@ -1,0 +1,66 @@
+"""Whether the leader of an epoch leads. It is asked now and then, also when nobody complains.
+
+A leader that was elected a moment ago may still be about to begin, so one answer is not enough; one that has promised
+its epoch and does not lead it never will: a process life leads an epoch once. Its answers count double.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from nsqha.election.controller.rounds import Limits, Part
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import PartitionMeta
+from nsqha.election.placement import PartitionName
+from nsqha.ids import PartitionKey
+
+
+class Idle(NamedTuple):
+    """A leader that says that it does not lead."""
+
+    epoch: int
+    audits: int
+    counted: float
+
+
+class Audit:
+    """What leaders say of themselves."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._idle: dict[PartitionName, Idle] = {}
+        self._last: dict[int, PartitionKey] = {}  # that each node was asked for
+
+    def turn(self, node: int, keys: Iterable[PartitionKey]) -> list[PartitionKey]:
+        """What fits one question, of all that a node is to be asked for: those behind the ones of the last question."""
+        ordered = sorted(set(keys))
+        first = bisect_right(ordered, self._last.get(node, (0, 0)))
+        chosen = [*ordered[first:], *ordered[:first]][: self._limits.keys_max]
+        if chosen:
+            self._last[node] = chosen[-1]
+        return chosen
+
+    def answered(self, part: Part, node: int, report: ReplicaReport | None, now: float) -> None:
+        """A node says what it has of a partition; None: nothing."""
+        meta = part.meta
+        if node != meta.leader:
+            return
+        if report is not None and report.leading:
+            self.forget(part.name)
+            return
+        idle = self._idle.get(part.name, Idle(meta.epoch, 0, now - self._limits.audit_s))
+        if now - idle.counted >= self._limits.audit_s * 0.9:
+            gave_up = report is not None and report.promise >= meta.epoch
+            weight = (self._limits.idle_audits + 1) // 2 if gave_up else 1
+            self._idle[part.name] = Idle(meta.epoch, idle.audits + weight, now)
+
+    def does_not_lead(self, name: PartitionName, meta: PartitionMeta) -> bool:
+        """It has said so often enough."""
+        idle = self._idle.get(name)
+        return idle is not None and idle.epoch == meta.epoch and idle.audits >= self._limits.idle_audits
+
+    def forget(self, name: PartitionName) -> None:
+        """Another leader, or none, or no partition."""
+        self._idle.pop(name, None)

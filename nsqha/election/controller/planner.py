@@ -1,0 +1,283 @@
+"""The controller's slow work: where replicas go, and which leader moves where, a little at a time.
+
+Every second or so the planner looks at the whole picture and says what to begin or to continue. All of it is throttled,
+because all of it costs the disks and the network of nodes that are busy serving; none of it is urgent, except that a
+partition which is one loss away from standing still gets a new replica sooner.
+
+    no replicas yet                      -> placed
+    a move is asked for (intent)         -> its next step
+    a node is being emptied (intent)     -> moves off it
+    a node stays away                    -> moves that replace it, after `replace_after_s`
+    fewer replicas than the topic wants  -> moves that add some, once the nodes have been the same for `settle_s`
+    more replicas than its settings say  -> moves that take some away, likewise
+    leader is not the first replica      -> transfer, after `settle_s`
+
+A partition whose leader is looked for gets no more replicas: they could copy from nobody, and a single replica that can
+do without an operator as long as there is no other would need one.
+
+It also keeps the names of the nodes that hold something, so that one that is away can be called what people know it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nsqha.election import moves
+from nsqha.election.controller.events import PutIntent, RemoveIntent, Say
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
+from nsqha.election.placement import (
+    Load,
+    Move,
+    PartitionName,
+    Transfer,
+    able,
+    balance,
+    fill,
+    min_isr_of,
+    place,
+    replicas_due,
+    replicas_wanted,
+)
+
+
+@dataclass(frozen=True)
+class PlanLimits:
+    """Times in seconds, counts of partitions in the whole cluster."""
+
+    settle_s: float = 10.0  # nodes came or went so long ago at least
+    replace_after_s: float = 600.0  # a node that is away for so long does not come back soon
+    emergency_after_s: float = 30.0  # the same for a partition with fewer live members than min_isr
+    moves_max: int = 4  # under way at once
+    transfers_max: int = 4  # of leaderships back to their first replica, in one round
+    transfers_every_s: float = 2.0
+
+
+@dataclass(frozen=True)
+class World:
+    """The picture that plans are made from."""
+
+    metas: Mapping[PartitionName, PartitionMeta]
+    settings: Mapping[PartitionName, TopicSettings]
+    nodes: Mapping[int, NodeInfo]
+    unled: frozenset[PartitionName] = frozenset()  # a leader is looked for
+
+    def load(self) -> Load:
+        return Load.of(meta.replicas for meta in self.metas.values())
+
+
+@dataclass
+class Steps:
+    """What to do now."""
+
+    puts: list[NamedPut] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    intents: list[PutIntent | RemoveIntent | Say] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NamedPut:
+    """A partition's record to put by compare-and-set, and why, for people."""
+
+    name: PartitionName
+    meta: PartitionMeta
+    why: str
+
+
+class Planner:
+    """Knows since when nodes are away, and what it has asked for already."""
+
+    def __init__(self, now: float, limits: PlanLimits) -> None:
+        self.limits = limits
+        self.moves: Mapping[PartitionName, tuple[int, ...]] = {}
+        self.decommissions: frozenset[int] = frozenset()
+        self.balance_paused = False
+        self._names: Mapping[int, str] = {}  # of nodes, as they are kept
+        self._versions: dict[str, int] = {}
+        self._asked: set[str] = set()  # intents that are being written
+        self._away: dict[int, float] = {}
+        self._changed = now  # when nodes came or went
+        self._known: dict[int, int] = {}  # node -> registration
+        self._next_transfers = now + limits.settle_s
+        self._ready = False
+
+    def metadata(
+        self, world: World, intents: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int], now: float
+    ) -> None:
+        """The picture changed."""
+        read = moves.read_intents(intents)
+        self.moves, self.decommissions, self.balance_paused = read.moves, read.decommissions, read.balance_paused
+        self._names = read.names
+        self._versions = dict(versions)
+        lives = {uid: node.registration for uid, node in world.nodes.items()}
+        if lives != self._known:
+            self._known, self._changed = lives, now
+        named = {uid for meta in world.metas.values() for uid in meta.replicas}
+        named.update(uid for wanted in self.moves.values() for uid in wanted)
+        self._away = {uid: self._away.get(uid, now) for uid in named if uid not in world.nodes}
+        self._ready = True
+
+    def intent_done(self, name: str) -> None:
+        self._asked.discard(name)
+
+    def avoided(self, nodes: Mapping[int, NodeInfo]) -> frozenset[int]:
+        """Nodes that should not become leaders if others can."""
+        return self.decommissions | {uid for uid, node in nodes.items() if node.leaving or node.poisoned}
+
+    def place(self, names: Iterable[PartitionName], world: World) -> list[NamedPut]:
+        """Replicas for partitions that have none; nothing for those that no node can take now."""
+        nodes = able(world.nodes, self.decommissions)
+        load = world.load()
+        puts = []
+        for name in names:
+            meta, settings = world.metas[name], world.settings[name]
+            (replicas,) = place([name.number], replicas_wanted(settings, nodes), nodes, load).values()
+            if replicas:
+                min_isr = min_isr_of(settings, settings.replicas or len(replicas))
+                puts.append(NamedPut(name, replace(meta, replicas=replicas, min_isr=min_isr), "replicas_placed"))
+        return puts
+
+    def plan(self, world: World, now: float) -> Steps:
+        """What to begin or go on with."""
+        steps = Steps()
+        if self._ready:
+            self._continue_moves(world, steps)
+            self._begin_moves(world, steps, now)
+            self._balance(world, steps, now)
+            self._keep_names(world, steps)
+        return steps
+
+    def _continue_moves(self, world: World, steps: Steps) -> None:
+        for name, wanted in self.moves.items():
+            intent = moves.move_name(name)
+            meta = world.metas.get(name)
+            if meta is None:
+                self._remove(intent, steps)
+                continue
+            match moves.next_step(meta, wanted, world.settings[name]):
+                case moves.Put(new, why):
+                    steps.puts.append(NamedPut(name, new, why))
+                case moves.HandOver(candidates):
+                    avoided = self.avoided(world.nodes)
+                    fit = [u for u in candidates if u in meta.isr and u in world.nodes and u not in avoided]
+                    if fit:
+                        steps.transfers.append(Transfer(name, meta.leader, fit[0]))
+                case moves.Done() if self._remove(intent, steps):
+                    text = f"{name.topic}:{name.number}: the move is done"
+                    steps.intents.append(
+                        Say("move_done", text, "info", {"topic": name.topic, "partition": name.number})
+                    )
+
+    def _begin_moves(self, world: World, steps: Steps, now: float) -> None:
+        room = self.limits.moves_max - len(self.moves)
+        nodes = able(world.nodes, self.decommissions)
+        # Most partitions are fine, and this runs all the time: only the others get a closer look.
+        suspects = self.decommissions | self._away.keys()
+        default = replicas_wanted(TopicSettings(), nodes)
+        closer = sorted(
+            name
+            for name, meta in world.metas.items()
+            if meta.leader
+            and (room > 0 or name in self.moves)  # one that goes elsewhere needs no room
+            and (
+                name in self.moves
+                or len(meta.replicas) < (world.settings[name].replicas or default)
+                or len(meta.replicas) > (world.settings[name].replicas or len(meta.replicas))
+                or not suspects.isdisjoint(meta.replicas)
+            )
+        )
+        if not closer:
+            return
+        load = world.load()
+        for name in closer:
+            if room <= 0 and name not in self.moves:
+                continue
+            meta = world.metas[name]
+            found = self._better(name, meta, world, nodes, load, now)
+            if found is not None and self._put(name, *found, steps):
+                load.add([uid for uid in found[0] if uid not in meta.replicas])
+                room -= name not in self.moves
+
+    def _better(
+        self,
+        name: PartitionName,
+        meta: PartitionMeta,
+        world: World,
+        nodes: Mapping[int, NodeInfo],
+        load: Load,
+        now: float,
+    ) -> tuple[tuple[int, ...], str] | None:
+        """Other replicas for a partition, and why; None if it has the right ones, or there are none better."""
+        wanted = self.moves.get(name)
+        away = {uid for uid in (*meta.replicas, *(wanted or ())) if self._stays_away(uid, meta, world, now)}
+        if wanted is not None and not away & set(wanted):
+            return None  # a move is under way, to nodes that are there
+        emptied = self.decommissions & set(meta.replicas)
+        gone = away | emptied
+        settings = world.settings[name]
+        settled = now - self._changed >= self.limits.settle_s
+        count = replicas_due(meta, settings, nodes)
+        keep = [uid for uid in (wanted or meta.replicas) if uid not in gone]
+        filled = fill(keep, count, nodes, load)
+        if gone and len(filled) >= min(len(wanted or meta.replicas), count):
+            return filled, "node_decommissioned" if emptied else "node_away"
+        if not gone and settled and len(filled) > len(meta.replicas) and name not in world.unled:
+            return filled, "more_replicas"
+        if not gone and settled and wanted is None and settings.replicas and len(meta.replicas) > settings.replicas:
+            return fewer(meta, settings.replicas, nodes)
+        return None
+
+    def _stays_away(self, uid: int, meta: PartitionMeta, world: World, now: float) -> bool:
+        if uid in world.nodes:
+            return False
+        alive = [member for member in meta.isr if member in world.nodes]
+        emergency = len(alive) < meta.min_isr
+        limit = self.limits.emergency_after_s if emergency else self.limits.replace_after_s
+        return now - self._away.get(uid, now) >= limit
+
+    def _balance(self, world: World, steps: Steps, now: float) -> None:
+        if self.balance_paused or now < self._next_transfers or now - self._changed < self.limits.settle_s:
+            return
+        self._next_transfers = now + self.limits.transfers_every_s
+        under_way = sum(1 for meta in world.metas.values() if meta.successor)
+        nodes = able(world.nodes, self.decommissions)
+        still = {name: meta for name, meta in world.metas.items() if name not in self.moves}
+        steps.transfers += balance(still, nodes, self.limits.transfers_max - under_way)
+
+    def _keep_names(self, world: World, steps: Steps) -> None:
+        """What each node that holds replicas, or is to be emptied, is called; forgotten when it is away and neither."""
+        named = self.decommissions.union(*(meta.replicas for meta in world.metas.values()))
+        for uid in sorted(named & world.nodes.keys()):
+            name, key = world.nodes[uid].name, moves.node_name(uid)
+            if name and name != self._names.get(uid) and key not in self._asked:
+                self._asked.add(key)
+                steps.intents.append(PutIntent(key, {"node": uid, "name": name}, self._versions.get(key, 0)))
+        for uid in sorted(self._names.keys() - named - world.nodes.keys()):
+            self._remove(moves.node_name(uid), steps)
+
+    def _put(self, name: PartitionName, replicas: tuple[int, ...], why: str, steps: Steps) -> bool:
+        intent = moves.move_name(name)
+        if intent in self._asked:
+            return False
+        self._asked.add(intent)
+        record = moves.move_intent(Move(name, replicas), why)
+        steps.intents.append(PutIntent(intent, record, self._versions.get(intent, 0)))
+        text = f"{name.topic}:{name.number}: replicas become {', '.join(f'{uid:016x}' for uid in replicas)} ({why})"
+        fields = {"topic": name.topic, "partition": name.number, "why": why}
+        steps.intents.append(Say("move_begins", text, "info", fields))
+        return True
+
+    def _remove(self, intent: str, steps: Steps) -> bool:
+        if intent in self._asked or intent not in self._versions:
+            return False
+        self._asked.add(intent)
+        steps.intents.append(RemoveIntent(intent, self._versions[intent]))
+        return True
+
+
+def fewer(meta: PartitionMeta, count: int, nodes: Mapping[int, NodeInfo]) -> tuple[tuple[int, ...], str] | None:
+    """`count` of the replicas: the leader, and members of the ISR as they are listed; None while there are too few."""
+    fit = [uid for uid in meta.replicas if uid in meta.isr and uid in nodes]
+    kept = sorted(fit, key=lambda uid: uid != meta.leader)[:count]
+    return (tuple(uid for uid in fit if uid in kept), "fewer_replicas") if len(kept) == count else None

@@ -1,0 +1,48 @@
+"""What the controller has asked nodes and not heard yet: one question at a time to each node, and one that is urgent.
+
+Partitions that would have been asked for meanwhile wait until the answer is there (`wait`, `returned`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from nsqha.election.controller.events import Probe
+from nsqha.election.controller.rounds import Asked, Limits
+from nsqha.election.placement import PartitionName
+from nsqha.ids import PartitionKey
+
+
+class Questions:
+    """Of one term of one controller."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._asked: dict[tuple[int, bool], Asked] = {}
+        self._waiting: defaultdict[tuple[int, bool], set[PartitionName]] = defaultdict(set)
+        self._number = 0
+
+    def ask(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> Probe | None:
+        """What a node has of these partitions; None: it has not answered the last question yet."""
+        asked = self._asked.get((node, urgent))
+        if asked is not None and now < asked.due:
+            return None
+        chosen = tuple(sorted(set(keys))[: self._limits.keys_max])
+        self._number += 1
+        timeout = self._limits.doubt_s if urgent else self._limits.probe_s
+        # An answer that never comes would silence us for good; after twice its time the question counts as lost.
+        self._asked[node, urgent] = Asked(self._number, frozenset(chosen), now, now + 2 * timeout)
+        return Probe(self._number, node, chosen, timeout)
+
+    def wait(self, node: int, urgent: bool, names: Iterable[PartitionName]) -> None:
+        """These are asked for when the answer is there."""
+        self._waiting[node, urgent].update(names)
+
+    def returned(self, number: int, node: int) -> tuple[Asked | None, set[PartitionName]]:
+        """The question that was answered, or failed, and who waited for that. None: it was given up."""
+        for urgent in (True, False):
+            asked = self._asked.get((node, urgent))
+            if asked is not None and asked.number == number:
+                return self._asked.pop((node, urgent)), self._waiting.pop((node, urgent), set())
+        return None, set()

@@ -1,0 +1,140 @@
+"""From flags to the metadata of a cluster: what brokers, lookup daemons and `nsqha cluster` share.
+
+The password is read from a file, so that it is in no list of processes, no environment and no log. That nobody answers
+is said in one line with what to look at.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Protocol
+
+from nsqha.clock import Clock
+from nsqha.election.etcd.accepting import EtcdAcceptance, Look
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.keys import Keys
+from nsqha.election.etcd.store import EtcdStore
+from nsqha.election.etcd.view import Trouble
+from nsqha.election.model import TopicRecord, Versioned
+from nsqha.election.session import StoreIdentity
+from nsqha.errors import ConfigError, NotFound, NsqhaError, OutcomeUnknown, Unavailable
+
+PASSWORD_BYTES_MAX = 4096
+
+
+class EtcdFlags(Protocol):
+    """The part of the options that says how to reach etcd; of `Options` and `LookupdOptions`."""
+
+    @property
+    def etcd_endpoints(self) -> tuple[str, ...]: ...
+    @property
+    def etcd_ca(self) -> str: ...
+    @property
+    def etcd_cert(self) -> str: ...
+    @property
+    def etcd_key(self) -> str: ...
+    @property
+    def etcd_user(self) -> str: ...
+    @property
+    def etcd_password_file(self) -> str: ...
+    @property
+    def cluster_name(self) -> str: ...
+
+
+def etcd_options(flags: EtcdFlags) -> EtcdOptions:
+    """How to reach etcd. ConfigError: flags that do not go together, a file that can not be read."""
+    if bool(flags.etcd_user) != bool(flags.etcd_password_file):
+        raise ConfigError("--etcd-user and --etcd-password-file go together")
+    for name, path in (("ca", flags.etcd_ca), ("cert", flags.etcd_cert), ("key", flags.etcd_key)):
+        if path and not Path(path).is_file():
+            raise ConfigError(f"--etcd-{name}={path}: there is no such file")
+    password = _password(flags.etcd_password_file) if flags.etcd_password_file else ""
+    return EtcdOptions(
+        tuple(endpoint.rstrip("/") for endpoint in flags.etcd_endpoints),
+        ca=flags.etcd_ca,
+        cert=flags.etcd_cert,
+        key=flags.etcd_key,
+        user=flags.etcd_user,
+        password=password,
+    )
+
+
+def open_store(
+    flags: EtcdFlags,
+    clock: Clock,
+    rng: random.Random,
+    *,
+    cluster_id: int = 0,
+    seen: StoreIdentity = StoreIdentity(0, 0),
+    trouble: Trouble = lambda text: None,
+    begin: bool = True,
+) -> EtcdStore:
+    """The metadata of the cluster; blocks up to a few seconds. As `EtcdStore`, with errors that name the flags.
+
+    Without `begin` a cluster that is not there is not made: NotFound."""
+    options = etcd_options(flags)
+    try:
+        if not begin:
+            _check_exists(options, flags.cluster_name)
+        return EtcdStore(options, flags.cluster_name, clock, rng, cluster_id=cluster_id, seen=seen, trouble=trouble)
+    except (Unavailable, OutcomeUnknown) as error:
+        raise _unusable(flags, error) from None
+
+
+def _unusable(flags: EtcdFlags, error: NsqhaError) -> Unavailable:
+    where = ", ".join(etcd_options(flags).endpoints)
+    what = str(error).removeprefix("etcd ").replace(f": {where}: ", ": ")  # of one endpoint gRPC says where it is, too
+    return Unavailable(f"etcd at {where} {what}; start it, or correct --etcd-endpoint")
+
+
+def look_at(flags: EtcdFlags, clock: Clock) -> Look:
+    """What nodes and operators wrote about the metadata of this etcd, believed or not. Unavailable."""
+    acceptance = EtcdAcceptance(etcd_options(flags), flags.cluster_name, clock, lambda text: None)
+    try:
+        return acceptance.look()
+    except (Unavailable, OutcomeUnknown) as error:
+        raise _unusable(flags, error) from None
+    finally:
+        acceptance.close()
+
+
+def stored_topics(flags: EtcdFlags, clock: Clock) -> dict[str, Versioned[TopicRecord]]:
+    """What the etcd that is there says of topics, believed or not; nothing if it has no such cluster. Unavailable."""
+    try:
+        store = open_store(flags, clock, random.Random(), begin=False)
+    except NotFound:
+        return {}
+    try:
+        return store.topics()
+    finally:
+        store.close()
+
+
+def _check_exists(options: EtcdOptions, name: str) -> None:
+    key = Keys(name).cluster
+    client = EtcdClient(options)
+    try:
+        found = client.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key, keys_only=True))
+    finally:
+        client.close()
+    if not found.kvs:
+        where = ", ".join(options.endpoints)
+        raise NotFound(f"etcd at {where} has no cluster {name}; check --cluster-name, or start a broker to begin it")
+
+
+def _password(path: str) -> str:
+    """One line; what else the file has is refused, not cut off."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(PASSWORD_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"--etcd-password-file={path}: {error.strerror}") from None
+    try:
+        text = data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        text = ""
+    if not text or "\n" in text or len(data) > PASSWORD_BYTES_MAX:
+        raise ConfigError(f"--etcd-password-file={path}: must hold the password in one line, and nothing else")
+    return text

@@ -1,0 +1,493 @@
+"""Calls to etcd: which endpoint, how long, how often, and what a failure means.
+
+One channel per endpoint; all calls use the same one until it fails, then the first of the others that answers, as one
+of them may be dead too (`on_rotate` says so: a stream that hangs on a frozen member has to move as well). Each call has
+a deadline, after which
+
+    a read                       is repeated, at most ATTEMPTS times, then Unavailable
+    a change that was not sent   is repeated likewise
+    a change that etcd refused   Unavailable or ConfigError; nothing was done
+    a change without room        Full; it is carried out by now, or never will be, and a read tells
+    any other failed change      OutcomeUnknown; etcd may still carry it out, even after the next read
+
+gRPC's own retries are off: a compare-and-set that is sent twice would report a conflict with itself.
+
+Certificate files are read again whenever an endpoint fails, as with an expired certificate the next connection would.
+If they are others and can be used, connections are made with them from then on; calls and streams that are under way
+stay where they are.
+
+With a password a token is asked for when it is needed, and again when etcd does not know it any more (tokens expire
+after some idle minutes). The token travels as plain metadata: gRPC refuses call credentials without TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nsqha.grpc_env  # noqa: F401
+
+# isort: split
+import grpc
+
+from nsqha.election.etcd.bridge import rpc
+from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
+
+CALL_S = 1.0  # at most this long for one call; a member that died holds a call in flight for so long
+ATTEMPTS = 4
+LOGINS = 2  # deadlines of a call that a login may take
+CONNECT_S = 1.0  # at most this long for one of the other endpoints to answer
+PAUSE_S = 0.1  # before a call is tried again on the last endpoint of a round
+MESSAGE_BYTES_MAX = 64 << 20  # of an answer; a page of records is far smaller
+
+Metadata = tuple[tuple[str, str], ...]
+Pems = tuple[bytes | None, bytes | None, bytes | None]  # CA, key, certificate
+_Code = grpc.StatusCode
+
+# Both ping options are needed: with the first alone a frozen member was noticed after 70 s. Below 5 s between pings
+# etcd ends the connection (too_many_pings), and likewise after three of them without a call under way, which gRPC sends
+# only if told to. gRPC's own pause before it connects again grows to two minutes. The lowest pause is also how long one
+# attempt to connect may take.
+GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True)
+class EtcdOptions:
+    """How to reach etcd."""
+
+    endpoints: tuple[str, ...]  # host:port, also http://host:port and https://host:port
+    ca: str = ""  # files; a CA, or https:// in an endpoint, means TLS
+    cert: str = ""
+    key: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    call_s: float = CALL_S
+
+    def __post_init__(self) -> None:
+        """ConfigError: what does not go together."""
+        if not self.endpoints:
+            raise ConfigError("no etcd endpoint is given; name at least one host:port")
+        for endpoint in self.endpoints:
+            _target(endpoint)
+        if len({_scheme(endpoint) for endpoint in self.endpoints} - {""}) > 1:
+            raise ConfigError("some etcd endpoints are http://, some https://; use one of them")
+        if bool(self.cert) != bool(self.key):
+            raise ConfigError("a client certificate for etcd needs both its file and its key's file")
+        if self.cert and not self.tls:
+            raise ConfigError("a client certificate for etcd needs TLS; name the CA's file or use https:// endpoints")
+        if any(_scheme(endpoint) == "http" for endpoint in self.endpoints) and self.ca:
+            raise ConfigError("http:// endpoints do not use TLS; leave the CA out or write https://")
+        if bool(self.user) != bool(self.password):
+            raise ConfigError("etcd's user and password are given together or not at all")
+        if not 0 < self.call_s <= CALL_S:
+            raise ConfigError(f"the deadline of a call to etcd is {self.call_s} s; more than 0, at most {CALL_S}")
+
+    @property
+    def tls(self) -> bool:
+        return bool(self.ca) or any(_scheme(endpoint) == "https" for endpoint in self.endpoints)
+
+
+class EtcdClient:
+    """Channels and calls. From any thread; a call blocks at most ATTEMPTS deadlines, and as often CONNECT_S."""
+
+    def __init__(self, options: EtcdOptions, *, etcd_cluster_id: int = 0, revision_seen: int = 0) -> None:
+        """`etcd_cluster_id` and `revision_seen`, 0: none, are what the node's journal says. Nothing is sent yet."""
+        self.options = options
+        self._pems = _pems(options)
+        self._unusable = ""  # why files that are there now are not used
+        self._lock = threading.Lock()
+        self._stubs: list[Stubs | None] = [None] * len(options.endpoints)
+        self._current = 0
+        self._rotating = threading.Lock()
+        self._token = ""
+        self._login = threading.Lock()
+        self._cluster_id = etcd_cluster_id
+        self._revision = revision_seen
+        self._stale = ""
+        self.foreign = False  # `doubt` is that it is another etcd, and not an older state of ours
+        self._closed = threading.Event()
+        self._rotated: list[Callable[[], None]] = []
+
+    # What is known of the other side
+
+    @property
+    def etcd_cluster_id(self) -> int:
+        return self._cluster_id
+
+    @property
+    def revision(self) -> int:
+        """The highest that this process has seen."""
+        return self._revision
+
+    @property
+    def doubt(self) -> str:
+        """Why this etcd is not believed; empty: it is."""
+        return self._stale
+
+    def forget(self) -> None:
+        """Believe whoever answers next, as if nothing had been seen yet."""
+        with self._lock:
+            self._stale, self.foreign, self._cluster_id, self._revision = "", False, 0, 0
+
+    def check(self) -> None:
+        """StaleMetadata if any answer so far came from a foreign or older etcd."""
+        if self._stale:
+            raise StaleMetadata(self._stale)
+
+    def saw(self, header: Any, *, at_least: int) -> None:
+        """An answer's header: it has to be of our etcd, and not older than what was known when it was asked for.
+
+        Raises StaleMetadata, now and from now on."""
+        with self._lock:
+            if self._stale:
+                raise StaleMetadata(self._stale)
+            if not self._cluster_id:
+                self._cluster_id = header.cluster_id
+            if header.cluster_id != self._cluster_id:
+                self.foreign = True
+                self._stale = (
+                    f"etcd {', '.join(self.options.endpoints)} is cluster {header.cluster_id:016x}, this node belongs "
+                    f"to {self._cluster_id:016x}; connect it to the right one, or see nsqha cluster accept-metadata"
+                )
+            elif header.revision < at_least:
+                self._stale = (
+                    f"etcd {', '.join(self.options.endpoints)} is at revision {header.revision}, this node has seen "
+                    f"{at_least}: it was put back to an older state; see nsqha cluster accept-metadata"
+                )
+            if self._stale:
+                raise StaleMetadata(self._stale)
+            self._revision = max(self._revision, header.revision)
+
+    # Calls
+
+    def read(self, method: Callable[[Stubs], Any], request: Any) -> Any:
+        """A linearizable read, repeated until it succeeds or ATTEMPTS are used up. Unavailable, StaleMetadata."""
+        return self._checked(method, request, repeatable=True)
+
+    def ranges(self, *requests: Any) -> tuple[list[Any], Any]:
+        """The keys of each RangeRequest, all of one revision, and the header with it. Unavailable, StaleMetadata.
+
+        It is not one transaction: etcd 3.5.1 panics if a client goes away during one that only reads.
+        """
+        while True:
+            first = self.read(lambda stubs: stubs.kv.Range, requests[0])
+            revision = first.header.revision
+            try:
+                return [first.kvs, *(self._range_at(revision, request) for request in requests[1:])], first.header
+            except Compacted:
+                continue  # changes went on and were compacted meanwhile
+
+    def _range_at(self, revision: int, request: Any) -> Any:
+        then = rpc.RangeRequest()
+        then.CopyFrom(request)
+        then.revision = revision
+        return self.read(lambda stubs: stubs.kv.Range, then).kvs
+
+    def change(self, method: Callable[[Stubs], Any], request: Any) -> Any:
+        """Sent at most once. OutcomeUnknown, Unavailable (nothing was done), StaleMetadata (likewise, if raised first
+        by `check`; an answer from a foreign etcd changed that one)."""
+        return self._checked(method, request, repeatable=False)
+
+    def lease_call(self, method: Callable[[Stubs], Any], request: Any, *, repeatable: bool = True) -> Any:
+        """A call whose answer's revision says nothing: leases are no data and any member may answer."""
+        self.check()
+        answer = self._call(method, request, repeatable)
+        self.saw(answer.header, at_least=0)
+        return answer
+
+    def _checked(self, method: Callable[[Stubs], Any], request: Any, *, repeatable: bool) -> Any:
+        self.check()
+        at_least = self._revision  # before the call: answers may overtake each other
+        answer = self._call(method, request, repeatable)
+        self.saw(answer.header, at_least=at_least)
+        return answer
+
+    def _call(self, method: Callable[[Stubs], Any], request: Any, repeatable: bool) -> Any:
+        failure: NsqhaError = Unavailable("etcd was not asked")
+        for attempt in range(ATTEMPTS):
+            if self._closed.is_set():
+                raise Unavailable("the connection to etcd was closed")
+            index, token = self._current, ""
+            try:
+                token = self.token()
+                return method(self._stubs_of(index))(request, timeout=self.options.call_s, metadata=_metadata(token))
+            except ValueError:
+                # What gRPC says when the channel was closed meanwhile; before anything is sent.
+                if not self._closed.is_set():
+                    raise
+            except grpc.RpcError as error:
+                if _token_expired(error):
+                    self.forget_token(token)
+                    failure = Unavailable(f"etcd does not take the login of {self.options.user}: {_text(error)}")
+                    continue
+                failure = _meaning(error, self._unusable)
+                if isinstance(failure, Full) or not (isinstance(failure, OutcomeUnknown) or _not_sent(error)):
+                    raise failure from None
+                self.rotate(index)
+                if isinstance(failure, OutcomeUnknown):
+                    if not repeatable:
+                        raise failure from None
+                    failure = Unavailable(f"etcd does not answer: {_text(error)}")
+            if attempt % len(self._stubs) == len(self._stubs) - 1:
+                self._closed.wait(PAUSE_S)
+        raise failure
+
+    def confirm(self, key: bytes) -> None:
+        """A read for nothing but its answer's header: an older etcd is noticed. Unavailable, StaleMetadata.
+
+        `key`: one that our login may read, which in a secured etcd is nothing but the cluster's prefix."""
+        self.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key, count_only=True))
+
+    # Streams
+
+    @property
+    def endpoint(self) -> int:
+        """The one in use now, to open a stream on it and to leave it when that stream breaks."""
+        return self._current
+
+    def open_stream(self, endpoint: int, method: Callable[[Stubs], Any], requests: Any) -> Any:
+        """A stream with a valid token; errors come while it is read."""
+        return method(self._stubs_of(endpoint))(requests, metadata=_metadata(self.token()))
+
+    def on_rotate(self, moved: Callable[[], None]) -> None:
+        """Call `moved` when another endpoint is used from now on; from any thread, must not block."""
+        self._rotated.append(moved)
+
+    def rotate(self, failed: int) -> None:
+        """Use another endpoint, unless somebody else already left `failed`: streams and calls notice one after the
+        other that a member died, and together they would come round to it again."""
+        self._renew()
+        with self._rotating:
+            if len(self._stubs) == 1 or failed != self._current:
+                return
+            count = len(self._stubs)
+            with self._lock:
+                self._stubs[failed] = None  # of a member that froze it would still look connected
+            self._current = self._speaking([(failed + n) % count for n in range(1, count)])
+        for moved in self._rotated:
+            moved()
+
+    def _speaking(self, endpoints: list[int]) -> int:
+        """The first of them to answer anything; the first of all if that takes too long, or none does."""
+        if len(endpoints) == 1:
+            return endpoints[0]
+        speaking: list[int] = []
+        silent: set[int] = set()
+        decided = threading.Event()
+
+        def ended(endpoint: int, asked: Any) -> None:
+            if asked.code() in (_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.CANCELLED):
+                silent.add(endpoint)
+            else:
+                speaking.append(endpoint)
+            if speaking or len(silent) == len(endpoints):
+                decided.set()
+
+        asked = []
+        with contextlib.suppress(Unavailable, ValueError):  # the client was closed; ValueError is gRPC's word for it
+            for endpoint in endpoints:
+                asked.append(self._stubs_of(endpoint).health.future(b"", timeout=CONNECT_S))
+                asked[-1].add_done_callback(partial(ended, endpoint))
+            decided.wait(CONNECT_S)
+        for each in asked:
+            each.cancel()
+        found = next(iter(speaking), endpoints[0])
+        with self._lock:
+            for endpoint in set(endpoints) - {found}:
+                self._stubs[endpoint] = None
+        return found
+
+    def _renew(self) -> None:
+        """Connect with what the certificate files have now, if they changed."""
+        try:
+            pems = _pems(self.options)
+        except ConfigError as error:
+            self._unusable = f"; {error}"
+            return
+        with self._lock:
+            self._unusable = ""
+            if pems != self._pems:
+                self._pems = pems
+                # Not closed: what is under way holds its channel, which goes with the last call or stream.
+                self._stubs = [None] * len(self._stubs)
+
+    # Login
+
+    def token(self) -> str:
+        """Empty without a user. Raises what a call raises; ConfigError for a wrong password."""
+        if not self.options.user or self._token:
+            return self._token
+        # A login costs etcd a tenth of a second of its CPU, on purpose: threads that need one share it.
+        if not self._login.acquire(timeout=LOGINS * self.options.call_s):
+            raise Unavailable("etcd does not answer: a login is under way")
+        try:
+            return self._token or self._authenticate()
+        finally:
+            self._login.release()
+
+    def _authenticate(self) -> str:
+        request = rpc.AuthenticateRequest(name=self.options.user, password=self.options.password)
+        timeout = LOGINS * self.options.call_s
+        try:
+            answer = self._stubs_of(self._current).auth.Authenticate(request, timeout=timeout)
+        except grpc.RpcError as error:
+            if error.code() == _Code.INVALID_ARGUMENT and "authentication failed" in _text(error):
+                raise ConfigError(f"etcd refuses user {self.options.user} with this password") from None
+            raise
+        self._token = answer.token
+        return answer.token  # type: ignore[no-any-return]
+
+    def forget_token(self, token: str | None = None) -> None:
+        """Log in again before the next call, unless that has happened."""
+        if token is None or token == self._token:
+            self._token = ""
+
+    def close(self) -> None:
+        """Calls that wait end with Unavailable, streams with an error."""
+        self._closed.set()
+        with self._lock:
+            for stubs in self._stubs:
+                if stubs is not None:
+                    stubs.channel.close()
+
+    def _stubs_of(self, index: int) -> Stubs:
+        with self._lock:
+            if self._closed.is_set():
+                raise Unavailable("the connection to etcd was closed")
+            stubs = self._stubs[index]
+            if stubs is None:
+                target = _target(self.options.endpoints[index])
+                if self._pems is None:
+                    channel = grpc.insecure_channel(target, options=GRPC_OPTIONS)
+                else:
+                    credentials = grpc.ssl_channel_credentials(*self._pems)
+                    channel = grpc.secure_channel(target, credentials, options=GRPC_OPTIONS)
+                self._stubs[index] = stubs = Stubs(channel)
+            return stubs
+
+
+class Stubs:
+    """etcd3's stubs over one channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.kv: Any = rpc.KVStub(channel)
+        self.lease: Any = rpc.LeaseStub(channel)
+        self.watch: Any = rpc.WatchStub(channel)
+        self.auth: Any = rpc.AuthStub(channel)
+        # Needs no login. An etcd that does not know it answers so, which is an answer.
+        self.health: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+
+
+def _metadata(token: str) -> Metadata:
+    return (("token", token),) if token else ()
+
+
+def _scheme(endpoint: str) -> str:
+    return endpoint.split("://", 1)[0] if "://" in endpoint else ""
+
+
+def _target(endpoint: str) -> str:
+    """host:port for gRPC. ConfigError."""
+    scheme, address = _scheme(endpoint), endpoint.split("://", 1)[-1]
+    host, colon, port = address.rpartition(":")
+    if scheme not in ("", "http", "https") or not host or not colon or not port.isdecimal() or int(port[:9]) > 65535:
+        raise ConfigError(f"{endpoint!r} is no endpoint of etcd; write host:port or https://host:port")
+    return address
+
+
+def _pems(options: EtcdOptions) -> Pems | None:
+    """What the files have, None without TLS. ConfigError if they can not be used: gRPC only says "handshake failed"."""
+    if not options.tls:
+        return None
+    pems = _file(options.ca), _file(options.key), _file(options.cert)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if options.ca:
+            context.load_verify_locations(cafile=options.ca)
+        if options.cert:
+            # An encrypted key would be asked about on the terminal. gRPC can not use one either.
+            context.load_cert_chain(options.cert, options.key, password="")
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(filter(None, (options.ca, options.cert, options.key)))
+        why = error.strerror or getattr(error, "reason", None) or str(error)
+        raise ConfigError(f"{files} for the connection to etcd can not be used: {why}") from None
+    return pems
+
+
+def _file(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} for the connection to etcd can not be read: {error.strerror}") from error
+
+
+def _text(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
+
+
+def reason(error: Exception) -> str:
+    """For a log line."""
+    if isinstance(error, grpc.RpcError):
+        return _text(error)
+    return str(error) if isinstance(error, (NsqhaError, ValueError)) else f"{type(error).__name__}: {error}"
+
+
+def _token_expired(error: grpc.RpcError) -> bool:
+    """Checked by etcd before it does anything."""
+    details = error.details() or ""
+    return "invalid auth token" in details or "revision of auth store is old" in details
+
+
+def _cause(details: str) -> str:
+    """`127.0.0.1:2379: Connection refused` of gRPC's whole sentence."""
+    cause = re.sub(r"^[A-Z_]+: (ipv[46]:)?", "", details.rpartition("last error: ")[2])
+    return cause.replace("Failed to connect to remote host: ", "")
+
+
+def _not_sent(error: grpc.RpcError) -> bool:
+    return error.code() == _Code.UNAVAILABLE and "failed to connect to all addresses" in (error.details() or "")
+
+
+def _meaning(error: grpc.RpcError, remark: str = "") -> NsqhaError:
+    """OutcomeUnknown unless it is certain that nothing was done. `remark`: what else may be why it is not reached."""
+    code, details = error.code(), error.details() or ""
+    if _not_sent(error):
+        return Unavailable(f"etcd can not be reached: {_cause(details)}{remark}")
+    if code == _Code.PERMISSION_DENIED or (code == _Code.INVALID_ARGUMENT and "user name is empty" in details):
+        return ConfigError(f"etcd refuses this user: {details}")
+    if details.startswith("etcdserver:") and "space exceeded" in details:
+        return Full(f"etcd is full: {details}")
+    if details.startswith("etcdserver:") and code not in (_Code.UNAVAILABLE, _Code.UNKNOWN, _Code.DEADLINE_EXCEEDED):
+        # Too large, compacted, lease gone: etcd itself said no. Its "request timed out" is UNAVAILABLE.
+        return Compacted(details) if "compacted" in details else Unavailable(f"etcd refuses: {details}")
+    return OutcomeUnknown(f"etcd did not answer: {_text(error)}")
+
+
+class Full(OutcomeUnknown):
+    """etcd has no room left. It says so of a change that it refuses, and of the first ones that it carries out over its
+    quota: those are in force."""
+
+
+class Compacted(Unavailable):
+    """The asked-for revision is no longer kept."""

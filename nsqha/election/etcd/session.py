@@ -1,0 +1,142 @@
+"""A process's life in a cluster: what hangs on its lease, and how it gets there.
+
+A node's key is created only if it is absent, so that its create_revision is a registration nobody else had. One that is
+there already belongs to an earlier life of this node, which is waited for until its lease ends; or, if it is still
+renewed after twice that time, to another process that runs on a copy of the data directory.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from nsqha.clock import Clock
+from nsqha.election.etcd import keys as etcd_keys
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import EtcdClient, Full
+from nsqha.election.etcd.keys import created, delete, get, put, txn
+from nsqha.election.etcd.lease import EtcdLease
+from nsqha.election.etcd.view import Trouble
+from nsqha.election.model import Controller, NodeInfo
+from nsqha.election.session import Lost
+from nsqha.errors import ConfigError, Conflict, NotFound, OutcomeUnknown
+
+WAIT_S = 0.25  # between two looks at a key that has to go
+CLONE_TTLS = 2
+LESSOR_S = 1.0  # etcd looks for leases that ended every half second
+
+
+class EtcdSession:
+    """One lease and the keys on it."""
+
+    def __init__(
+        self, client: EtcdClient, keys: etcd_keys.Keys, clock: Clock, *, ttl_s: float, lost: Lost, trouble: Trouble
+    ) -> None:
+        """Raises what a call raises."""
+        self._client = client
+        self._keys = keys
+        self._clock = clock
+        self._closed = threading.Event()
+        self._node: NodeInfo | None = None
+        self._lease = EtcdLease(client, clock, ttl_s=ttl_s, lost=lost, trouble=trouble)
+        self._lease.start()
+
+    @property
+    def ttl_s(self) -> float:
+        return self._lease.ttl_s
+
+    @property
+    def lease_id(self) -> int:
+        return self._lease.id
+
+    @property
+    def over(self) -> bool:
+        return self._lease.gone
+
+    def ticked(self) -> None:
+        self._lease.ticked()
+
+    def fresh(self, now: float) -> bool:
+        return self._lease.fresh(now)
+
+    def register(self, node: NodeInfo) -> NodeInfo:
+        self._check_open()
+        if self._node is not None:
+            raise Conflict("this session has registered its node already")
+        key = self._keys.node(node.node_uid)
+        deadline = 0.0
+        while True:
+            self._check_open()
+            kv = self._create(key, etcd_keys.node_value(node))
+            if kv is not None and kv.lease == self._lease.id:
+                self._node = etcd_keys.node_info(kv)
+                return self._node
+            now = self._clock.monotonic()
+            if kv is not None:
+                deadline = deadline or now + self._patience(kv.lease)
+                if now > deadline:
+                    raise ConfigError(self._clone(kv))
+            self._closed.wait(WAIT_S)
+
+    def update(self, node: NodeInfo) -> NodeInfo:
+        if self._node is None or self._node.node_uid != node.node_uid:
+            raise NotFound(f"node {node.node_uid:016x} is not registered by this session")
+        self._check_open()
+        registration = self._node.registration
+        key = self._keys.node(node.node_uid)
+        change = put(key, etcd_keys.node_value(node), lease=self._lease.id)
+        answer = self._client.change(lambda stubs: stubs.kv.Txn, txn([created(key, registration)], [change]))
+        if not answer.succeeded:
+            raise NotFound(f"node {node.node_uid:016x} lost its registration {registration}")
+        self._node = replace(node, registration=registration)
+        return self._node
+
+    def campaign(self, candidate: Controller) -> Controller | None:
+        self._check_open()
+        kv = self._create(self._keys.controller, etcd_keys.controller_value(candidate), wait_out_doubt=False)
+        return etcd_keys.controller_of(kv) if kv.lease == self._lease.id else None
+
+    def resign(self) -> None:
+        key = self._keys.controller
+        answer = self._client.read(lambda stubs: stubs.kv.Range, rpc.RangeRequest(key=key))
+        if answer.kvs and answer.kvs[0].lease == self._lease.id:
+            ours = created(key, answer.kvs[0].create_revision)
+            self._client.change(lambda stubs: stubs.kv.Txn, txn([ours], [delete(key)]))
+
+    def depose(self, controller: Controller) -> None:
+        key = self._keys.controller
+        self._client.change(lambda stubs: stubs.kv.Txn, txn([created(key, controller.epoch)], [delete(key)]))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._lease.stop(revoke=True)
+
+    def _create(self, key: bytes, value: bytes, *, wait_out_doubt: bool = True) -> Any:
+        """The key as it is now, created on our lease if it was absent. None: the outcome is unknown, ask again."""
+        request = txn([created(key, 0)], [put(key, value, lease=self._lease.id), get(key)], [get(key)])
+        try:
+            answer = self._client.change(lambda stubs: stubs.kv.Txn, request)
+        except OutcomeUnknown as error:
+            if wait_out_doubt and not isinstance(error, Full):  # which takes an operator
+                return None
+            raise
+        return answer.responses[-1].response_range.kvs[0]
+
+    def _patience(self, lease: int) -> float:
+        """How long a key on this lease can be there without being renewed, twice."""
+        request = rpc.LeaseTimeToLiveRequest(ID=lease)
+        answer = self._client.lease_call(lambda stubs: stubs.lease.LeaseTimeToLive, request)
+        return CLONE_TTLS * max(float(answer.grantedTTL), self._lease.ttl_s) + LESSOR_S
+
+    def _clone(self, kv: Any) -> str:
+        other = etcd_keys.node_info(kv)
+        return (
+            f"another process is node {other.node_uid:016x} ({other.name or 'no name'} on {other.host or 'no host'}, "
+            f"{other.tcp_address}) and still alive: this data directory is a copy; stop that node, or start this one "
+            "with an empty data directory"
+        )
+
+    def _check_open(self) -> None:
+        if self._closed.is_set() or self._lease.gone:
+            raise NotFound("this session is over; open another one")

@@ -1,0 +1,147 @@
+"""A copy of a cluster's keys, kept up to date by the watch and handed out as immutable views.
+
+Only the watch thread changes it. A record that can not be read (of a newer version, or damaged) is left as it was known
+before, reported once, and named in each view (`unreadable`); whoever has to decide by it reads it himself and gets the
+error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nsqha.election.etcd import keys as etcd_keys
+from nsqha.election.model import Controller, NodeInfo, PartitionMeta, Tombstone, TopicRecord, Versioned
+from nsqha.election.session import View
+from nsqha.errors import ConfigError, LogCorrupt
+
+Trouble = Callable[[str], None]
+
+
+@dataclass
+class Records:
+    """What the keys hold. A topic's partitions are under its uid, as in etcd, until a view puts them together."""
+
+    keys: etcd_keys.Keys
+    trouble: Trouble
+    revision: int = 0
+    topics: dict[str, Versioned[TopicRecord]] = field(default_factory=dict)
+    partitions: dict[int, dict[int, PartitionMeta]] = field(default_factory=dict)
+    tombstones: dict[int, Tombstone] = field(default_factory=dict)
+    nodes: dict[int, NodeInfo] = field(default_factory=dict)
+    controller: Controller | None = None
+    node_names: dict[int, str] = field(default_factory=dict)  # also of those that are away
+    unreadable: dict[str, str] = field(default_factory=dict)  # without the prefix -> why
+    _names: dict[int, str] = field(default_factory=dict)  # by topic uid
+    _round: dict[str, None] = field(default_factory=dict)  # keys that changed since the last view
+    _gone: list[int] = field(default_factory=list)  # uids of topics that were removed since the last view
+
+    def put(self, kv: Any) -> None:
+        short = self._touch(kv)
+        try:
+            self._put(short, kv)
+            self.unreadable.pop(short, None)
+        except (LogCorrupt, ConfigError) as error:
+            self.unreadable[short] = str(error)
+            self.trouble(str(error))
+
+    def remove(self, kv: Any) -> None:
+        short = self._touch(kv)
+        self.unreadable.pop(short, None)
+        kind, _, rest = short.partition("/")
+        if short == "controller":
+            self.controller = None
+        elif kind == "topics":
+            removed = self.topics.pop(rest, None)
+            if removed is not None:
+                self._gone.append(removed.record.uid)
+        elif kind == "nodes":
+            self.nodes.pop(etcd_keys.uid_of(short), None)
+        elif kind == "tombstones":
+            self.tombstones.pop(etcd_keys.uid_of(short), None)
+        elif kind == "intents":
+            self.node_names.pop(etcd_keys.uid_of(short), None)
+        elif (partition := etcd_keys.partition_of(short)) is not None:
+            uid, number = partition
+            self.partitions.get(uid, {}).pop(number, None)
+
+    def changed(self, before: View) -> tuple[View, list[str]]:
+        """The view after what was put and removed since `before`, and a hint for each record."""
+        # Only now is the name of a new topic certain: its partitions' keys come first.
+        hints = list(dict.fromkeys(self._hint(short) for short in self._round))
+        topics = dict(before.topics)
+        for hint in hints:
+            kind, _, name = hint.partition("/")
+            if kind == "topics":
+                topics.pop(name, None)
+                if name in self.topics:
+                    topics[name] = self._join(self.topics[name])
+        self._end_round()
+        return self._view(topics), hints
+
+    def whole(self) -> View:
+        """The view from scratch."""
+        self._end_round()
+        return self._view({name: self._join(topic) for name, topic in self.topics.items()})
+
+    def _view(self, topics: dict[str, Versioned[TopicRecord]]) -> View:
+        return View(
+            self.revision,
+            topics,
+            dict(self.tombstones),
+            dict(self.nodes),
+            self.controller,
+            dict(self.node_names),
+            dict(self.unreadable),
+        )
+
+    def _join(self, topic: Versioned[TopicRecord]) -> Versioned[TopicRecord]:
+        return join(topic, self.partitions.get(topic.record.uid, {}))
+
+    def _touch(self, kv: Any) -> str:
+        short = self.keys.short(kv.key)
+        self.revision = max(self.revision, kv.mod_revision)
+        self._round[short] = None
+        return short
+
+    def _hint(self, short: str) -> str:
+        partition = etcd_keys.partition_of(short)
+        if partition is None:
+            return short
+        name = self._names.get(partition[0])
+        return "" if name is None else f"topics/{name}"
+
+    def _end_round(self) -> None:
+        for uid in self._gone:
+            self._names.pop(uid, None)
+            self.partitions.pop(uid, None)
+        self._round.clear()
+        self._gone.clear()
+
+    def _put(self, short: str, kv: Any) -> None:
+        kind, _, rest = short.partition("/")
+        if short == "controller":
+            self.controller = etcd_keys.controller_of(kv)
+        elif kind == "topics":
+            before = self.topics.get(rest)
+            self.topics[rest] = topic = etcd_keys.versioned_of(TopicRecord, kv)
+            if before is not None and before.record.uid != topic.record.uid:
+                self._gone.append(before.record.uid)
+            self._names[topic.record.uid] = rest
+        elif kind == "nodes" and (uid := etcd_keys.uid_of(short)):
+            self.nodes[uid] = etcd_keys.node_info(kv)
+        elif kind == "tombstones" and (uid := etcd_keys.uid_of(short)):
+            self.tombstones[uid] = etcd_keys.record_of(Tombstone, kv)
+        elif kind == "intents":
+            intent = etcd_keys.intent_of(kv).record  # also of those that are not kept here: this is who reports it
+            if uid := etcd_keys.uid_of(short):
+                self.node_names[uid] = str(intent.get("name", ""))
+        elif (partition := etcd_keys.partition_of(short)) is not None:
+            uid, number = partition
+            self.partitions.setdefault(uid, {})[number] = etcd_keys.partition_meta(kv)
+
+
+def join(topic: Versioned[TopicRecord], partitions: dict[int, PartitionMeta]) -> Versioned[TopicRecord]:
+    """A topic as the rest of the program knows it."""
+    return Versioned(replace(topic.record, partitions=dict(sorted(partitions.items()))), topic.version)

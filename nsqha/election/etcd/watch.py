@@ -1,0 +1,193 @@
+"""One thread that follows all keys of a cluster, for as long as the store is open.
+
+    list everything at revision R -> watch from R + 1 -> events ... -> broken: pause, watch from where it stopped
+           ^                                                                                    |
+           '---------------- etcd has compacted that revision away, hint "" <-------------------'
+
+Where it stopped is the last *event's* revision + 1: in the middle of a backlog the header of a response already names
+the newest revision, while events up to it are still to come. A response without events is a progress notification,
+only sent when there is nothing more to come, and there the header counts.
+
+Each attempt is a fresh stream on the client's current endpoint, after a pause of 50 ms that doubles up to 1 s. The
+thread hands over views and hints; whoever gets them is called on this thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from nsqha.election.etcd import keys as etcd_keys
+from nsqha.election.etcd.bridge import rpc
+from nsqha.election.etcd.client import Compacted, EtcdClient, reason
+from nsqha.election.etcd.view import Records, Trouble
+from nsqha.election.session import View
+from nsqha.errors import NsqhaError, StaleMetadata
+
+PAUSE_MIN_S = 0.05
+PAUSE_MAX_S = 1.0
+PAGE = 500  # records per answer of a list
+STOP_WAIT_S = 2.0
+
+Publish = Callable[[View, list[str]], None]
+
+
+class EtcdWatch:
+    """The thread. `publish` gets each new view and the hints that lead to it."""
+
+    def __init__(self, client: EtcdClient, keys: etcd_keys.Keys, publish: Publish, trouble: Trouble) -> None:
+        self._client = client
+        self._keys = keys
+        self._publish = publish
+        self._trouble = trouble
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
+        self._stream: Any = None
+        self._endpoint = 0  # of the client, that it is on
+        self._view = View()
+        self._records = Records(keys, trouble)
+        self._next = 0  # the revision to watch from
+        self._broke = False  # a stream has ended
+        self._relist = False
+        self._doubted = False  # and that was said
+
+    def start(self) -> None:
+        """List, publish the first view, then follow in the background. Raises what a read raises."""
+        self._list()
+        self._client.on_rotate(self.reconnect)
+        self._thread.start()
+
+    def reconnect(self) -> None:
+        """Give up the stream there is; the thread opens another. From any thread."""
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+    def begin_again(self) -> None:
+        """List everything anew: what was known is of another past. From any thread."""
+        self._relist = True
+        self.reconnect()
+
+    def stop(self) -> None:
+        """No more calls of `publish` when this returns, unless one of them hangs."""
+        self._stopped.set()
+        self.reconnect()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(STOP_WAIT_S)
+
+    def _list(self) -> None:
+        kvs, revision = list_keys(self._client, self._keys.all)
+        records = Records(self._keys, self._trouble, revision)
+        for kv in kvs:
+            records.put(kv)
+        self._records, self._next = records, revision + 1
+        self._view = records.whole()
+        self._publish(self._view, [""])
+
+    def _run(self) -> None:
+        pause = PAUSE_MIN_S
+        while not self._stopped.is_set():
+            why = "etcd ended the stream"
+            try:
+                for response in self._responses():
+                    self._take(response)
+                    pause = PAUSE_MIN_S
+            except Exception as error:
+                # Whatever it is, no thread that can not be started included: without this one nothing is seen any more.
+                why = reason(error)
+                if isinstance(error, grpc.RpcError):
+                    self._leave(error.code())
+                elif isinstance(error, StaleMetadata) and not self._doubted:
+                    self._doubted = True
+                    self._publish(self._view, [""])  # whoever looks now hears of it from the store
+            if self._stopped.is_set():
+                return
+            self._broke = True
+            if pause == PAUSE_MIN_S:  # not for every attempt
+                self._trouble(f"the watch on etcd broke and goes on behind revision {self._next - 1}: {why}")
+            self._stopped.wait(pause)
+            pause = min(2 * pause, PAUSE_MAX_S)
+
+    def _leave(self, code: grpc.StatusCode) -> None:
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            self._client.forget_token()
+        elif code != grpc.StatusCode.CANCELLED:
+            self._client.rotate(self._endpoint)
+
+    def _responses(self) -> Iterator[Any]:
+        """Of one stream."""
+        if not self._next or self._relist:
+            self._next = 0  # as long as that fails
+            self._relist = self._doubted = False
+            self._list()
+        elif self._broke:
+            # A watch that goes on behind what an older etcd has would wait there without a word. A read notices.
+            self._client.confirm(self._keys.cluster)
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        create = rpc.WatchCreateRequest(
+            key=self._keys.all,
+            range_end=etcd_keys.prefix_end(self._keys.all),
+            start_revision=self._next,
+            progress_notify=True,
+        )
+        requests.put(rpc.WatchRequest(create_request=create))
+        self._endpoint = self._client.endpoint
+        self._stream = stream = self._client.open_stream(
+            self._endpoint, lambda stubs: stubs.watch.Watch, iter(requests.get, None)
+        )
+        try:
+            if self._stopped.is_set():
+                return
+            yield from stream
+        finally:
+            requests.put(None)  # lets gRPC's sending thread go
+            stream.cancel()
+            self._stream = None
+
+    def _take(self, response: Any) -> None:
+        self._client.saw(response.header, at_least=0)  # of a member that may lag
+        if response.canceled:
+            if response.compact_revision:
+                self._next = 0
+                raise Compacted(f"revision {response.compact_revision} is the oldest that etcd still has")
+            self._client.forget_token()  # an expired token looks like a permission that is missing
+            raise NsqhaError(f"etcd refuses the watch: {response.cancel_reason}")
+        if response.events:
+            for event in response.events:
+                if event.type == event.DELETE:
+                    self._records.remove(event.kv)
+                else:
+                    self._records.put(event.kv)
+            self._next = response.events[-1].kv.mod_revision + 1
+            self._view, hints = self._records.changed(self._view)
+            self._publish(self._view, hints)
+        elif not response.created:
+            self._next = max(self._next, response.header.revision + 1)
+
+
+def list_keys(client: EtcdClient, prefix: bytes, *, revision: int = 0) -> tuple[list[Any], int]:
+    """All keys with a prefix, at one revision (0: now), page by page. Unavailable, StaleMetadata."""
+    while True:
+        try:
+            return _list_at(client, prefix, revision)
+        except Compacted:
+            if revision:
+                raise
+            # Changes went on and were compacted while we listed; begin again.
+
+
+def _list_at(client: EtcdClient, prefix: bytes, revision: int) -> tuple[list[Any], int]:
+    kvs: list[Any] = []
+    start, end = prefix, etcd_keys.prefix_end(prefix)
+    while True:
+        request = rpc.RangeRequest(key=start, range_end=end, limit=PAGE, revision=revision)
+        answer = client.read(lambda stubs: stubs.kv.Range, request)
+        kvs += answer.kvs
+        revision = revision or answer.header.revision
+        if not answer.more:
+            return kvs, revision
+        start = answer.kvs[-1].key + b"\0"

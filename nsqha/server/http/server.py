@@ -1,0 +1,514 @@
+"""NSQ's HTTP manners, shared by nsqd's API and the lookup daemon's; aiohttp's server is known only here.
+
+    api = HttpApi()
+    api.add("GET", "/ping", ping, plain=True)            # no X-Nsq-Content-Type; errors as plain text
+    api.add("POST", "/pub", publish, quiet=True)         # not logged
+    api.add("GET", "/config/:opt", read_option)          # request.param is what stands for :opt
+
+    async def channels(request: Request) -> object:
+        topic = request.query.require("topic")           # 400 MISSING_ARG_TOPIC
+        return {"channels": [...]}                       # JSON
+
+    server = HttpServer(api, Log("http"))
+    address = await server.listen(listen("0.0.0.0:4151", flag="http-address"))      # "[::]:4151"
+    ...
+    await server.close()
+
+A handler returns None (200, empty body, no Content-Type), str or bytes (sent raw as text/plain), a Reply (anything
+else about the answer), or whatever msgspec turns into JSON. It refuses with `raise ApiError(404, "TOPIC_NOT_FOUND")`,
+which becomes {"message":"TOPIC_NOT_FOUND"}. `await request.body(limit)` is None when the body is larger than `limit`.
+
+What is done for every request: unknown path 404 NOT_FOUND, wrong method 405 METHOD_NOT_ALLOWED with Allow, OPTIONS,
+a path that is known but for a trailing slash or its case is redirected (GET 301, else 308 so that the method stays),
+a query that does not decode 400 INVALID_REQUEST, an unexpected exception 500 INTERNAL_ERROR and a logged traceback,
+bytes that are no HTTP `HTTP/1.1 400 Bad Request` and close, and a log line `200 GET /stats (127.0.0.1:5) 1.2ms`.
+
+Only the query carries parameters; a form in a POST body is a message like any other. The first value wins.
+`Content-Encoding` of a request is not undone: the bytes are the message. Nothing is read before its size was checked.
+A connection that is idle, or dribbles its header, for IDLE_S is closed; a body must come within BODY_S, and what is
+answered must be taken within TAKE_S. A body of more than SMALL_BODY_BYTES is read only when `room` is left for it, and
+keeps its size until it is answered. Who gets none within ROOM_S is refused: 503 UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import quote, unquote_to_bytes
+
+import msgspec
+from aiohttp import StreamReader, web
+from aiohttp.http import HttpVersion11
+from aiohttp.http_parser import RawRequestMessage
+
+from nsqha.errors import Unavailable
+from nsqha.goflags import format_duration
+from nsqha.ids import valid_name
+from nsqha.nsqlog import Log
+from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.listen import address_text, bound_address, too_many_files
+
+IDLE_S = 120.0
+"""Longer than the 90 s after which Go's HTTP client lets go of an idle connection, so that we never race it."""
+BODY_S = 60.0
+TAKE_S = 60.0
+"""How long a peer may take to read what its connection holds for it."""
+ROOM_S = 30.0
+SMALL_BODY_BYTES = 64 * 1024
+"""About what is read of each request in any case, before anybody asks for its body."""
+LINGER_S = 5.0
+"""How long the rest of a refused body is read away, so that the client sees the refusal instead of a reset."""
+DRAIN_S = 5.0
+"""How long a request in progress may take when the server closes."""
+HANDSHAKE_S = 5.0
+HEADER_BYTES_MAX = 16 * 1024
+"""Of the request line, and of each header field."""
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+_NSQ = ("X-Nsq-Content-Type", "nsq; version=1.0")
+_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
+_PRINTABLE = "".join(map(chr, range(33, 127)))
+
+
+class ApiError(Exception):
+    """An answer other than 200: `{"message": code}`, with `extra` beside it."""
+
+    def __init__(self, status: int, code: str, **extra: object) -> None:
+        super().__init__(code)
+        self.status = status
+        self.code = code
+        self.extra = extra
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that is not simply text, JSON or nothing."""
+
+    body: bytes
+    content_type: str = TEXT
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Query:
+    """The parameters of a request."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, text: str) -> None:
+        """ApiError 400 INVALID_REQUEST for what Go's parser refuses: a bad %-escape or a semicolon."""
+        self._values: dict[str, str] = {}
+        for part in text.split("&"):
+            if not part:
+                continue
+            if ";" in part or _PERCENT.search(part):
+                raise ApiError(400, "INVALID_REQUEST")
+            name, _, value = part.partition("=")
+            self._values.setdefault(_unescape(name), _unescape(value))
+
+    def get(self, name: str) -> str | None:
+        """The first value; None if the parameter is not there (`?topic=` is there, and empty)."""
+        return self._values.get(name)
+
+    def require(self, name: str) -> str:
+        """The first value, or 400 MISSING_ARG_<NAME>."""
+        value = self._values.get(name)
+        if value is None:
+            raise ApiError(400, f"MISSING_ARG_{name.upper()}")
+        return value
+
+    def require_name(self, name: str, invalid: str | None = None) -> str:
+        """As `require`, and a valid topic or channel name, or 400 INVALID_ARG_<NAME> (or the code `invalid`)."""
+        value = self.require(name)
+        if not valid_name(value):
+            raise ApiError(400, invalid or f"INVALID_ARG_{name.upper()}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """nsqd's booleans: false and 0 are false, true and 1 are true, and so is any other word."""
+        value = self._values.get(name)
+        return default if value is None else value not in ("false", "0")
+
+
+class Request:
+    """What a handler sees of a request."""
+
+    __slots__ = ("_continued", "_inner", "_query", "_room", "_taken", "method", "param", "path", "query_text")
+
+    def __init__(self, inner: web.BaseRequest, room: PublishBudget | None = None) -> None:
+        target = inner.raw_path
+        if "://" in target[:8]:  # the absolute form, as a proxy's client sends it
+            target = "/" + target.split("://", 1)[1].partition("/")[2]
+        path, _, self.query_text = target.partition("?")
+        self._inner = inner
+        self._query: Query | None = None
+        self._room = room
+        self._taken = 0  # of the room
+        self._continued = False
+        self.method = inner.method
+        self.path = _decode(path) if "%" in path else path
+        self.param = ""
+
+    @property
+    def query(self) -> Query:
+        if self._query is None:
+            self._query = Query(self.query_text)
+        return self._query
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names compare without case."""
+        return self._inner.headers
+
+    @property
+    def remote(self) -> str:
+        """`ip:port` of the peer."""
+        transport = self._inner.transport
+        return address_text(transport.get_extra_info("peername") if transport else None)
+
+    @property
+    def content_length(self) -> int | None:
+        """What the header announces; None for a chunked body."""
+        return self._inner.content_length
+
+    async def body(self, limit: int) -> bytes | None:
+        """The whole body, or None as soon as it is known to be larger than `limit` bytes; 503 if there is no room."""
+        announced = self._inner.content_length
+        if announced is not None and announced > limit:
+            return None
+        await self._take_room(announced or 0)
+        await self._say_continue()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S) as deadline:
+                while part := await self._inner.content.readany():
+                    size += len(part)
+                    if size > limit:
+                        return None
+                    parts.append(part)
+                    if announced is None and size > SMALL_BODY_BYTES and not self._taken:
+                        deadline.reschedule(None)
+                        await self._take_room(limit)
+                        deadline.reschedule(asyncio.get_running_loop().time() + BODY_S)
+        except (TimeoutError, web.RequestPayloadError) as error:
+            raise ApiError(400, "INVALID_REQUEST") from error
+        if self.broken_body:
+            raise ApiError(400, "INVALID_REQUEST")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _take_room(self, size: int) -> None:
+        if self._room is not None and size > SMALL_BODY_BYTES:
+            try:
+                await self._room.enter(size, ROOM_S)
+            except Unavailable as error:
+                raise ApiError(503, "UNAVAILABLE", detail=str(error)) from None
+            self._taken = size
+
+    def give_room(self) -> None:
+        """The request is answered."""
+        if self._room is not None and self._taken:
+            self._room.give(self._taken)
+            self._taken = 0
+
+    async def _say_continue(self) -> None:
+        # Only now, as Go does: a body that is refused by its length is not asked for.
+        if self.unsent_body and self._inner.transport is not None:
+            self._inner.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._continued = True
+
+    @property
+    def unsent_body(self) -> bool:
+        """Whether the peer still waits for our `100 Continue` before it sends the body."""
+        return not self._continued and self._inner.headers.get("Expect", "").lower() == "100-continue"
+
+    @property
+    def broken_body(self) -> bool:
+        """The body's chunks turned into garbage before its end."""
+        protocol = self._inner.protocol
+        return isinstance(protocol, _Connection) and protocol.broken
+
+
+Handler = Callable[[Request], Awaitable[object]]
+Gate = Callable[[Request], None]
+"""Called before routing; refuses by raising ApiError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    handler: Handler
+    plain: bool = False
+    quiet: bool = False
+
+
+class HttpApi:
+    """Which handler answers which method and path. The last segment of a path may be a parameter (`/config/:opt`)."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, dict[str, Route]] = {}
+
+    def add(self, method: str, path: str, handler: Handler, *, plain: bool = False, quiet: bool = False) -> None:
+        methods = self._routes.setdefault(_key(path), {})
+        assert method not in methods, f"{method} {path} is there already"
+        methods[method] = Route(handler, plain, quiet)
+
+    def find(self, request: Request) -> Route | Reply:
+        """The route, or the answer when there is none; sets `request.param`."""
+        methods, request.param = self._methods(request.path)
+        if route := methods.get(request.method):
+            return route
+        if target := self._redirect(request):
+            return target
+        if not methods:
+            raise ApiError(404, "NOT_FOUND")
+        allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
+        if request.method == "OPTIONS":
+            return Reply(b"", headers=allow)
+        return Reply(_encode({"message": "METHOD_NOT_ALLOWED"}), JSON, 405, allow | dict([_NSQ]))
+
+    def _methods(self, path: str) -> tuple[dict[str, Route], str]:
+        if methods := self._routes.get(path):
+            return methods, ""
+        parent, _, last = path.rpartition("/")
+        if last and (methods := self._routes.get(parent + "/:")):
+            return methods, last
+        return {}, ""
+
+    def _nearly(self, path: str) -> tuple[str, dict[str, Route]]:
+        """The path that was meant: no doubled or trailing slashes, lower case; a parameter stays as it is."""
+        segments = [part for part in path.split("/") if part] or [""]
+        *parents, last = segments
+        lower = "/".join(["", *map(str.lower, parents)])
+        for known, shown in ((f"{lower}/{last.lower()}", last.lower()), (f"{lower}/:", quote(last, safe=""))):
+            if known != path and (methods := self._routes.get(known)):
+                return f"{lower}/{shown}", methods
+        return "", {}
+
+    def _redirect(self, request: Request) -> Reply | None:
+        path, methods = self._nearly(request.path)
+        if request.method not in methods:
+            return None
+        query = quote(request.query_text.encode("utf-8", "surrogateescape"), safe=_PRINTABLE)
+        location = {"Location": f"{path}?{query}" if query else path}
+        if request.method == "GET":
+            # Only for people: whoever follows redirects reads the header.
+            return Reply(b"Moved Permanently\n", "text/plain; charset=utf-8", 301, location)
+        return Reply(b"", "", 308, location)
+
+
+class HttpServer:
+    """Serves an HttpApi on any number of listeners; `gate` may refuse a request before it is looked at."""
+
+    def __init__(self, api: HttpApi, log: Log, *, gate: Gate | None = None, room: PublishBudget | None = None) -> None:
+        self._api = api
+        self._log = log
+        self._gate = gate
+        self._room = room
+        self._web: _WebServer | None = None
+        self._listeners: list[asyncio.Server] = []
+
+    async def listen(self, sock: socket.socket, ssl_context: ssl.SSLContext | None = None) -> str:
+        """Serve on this listening socket, which now belongs to the server; returns its address for the log."""
+        loop = asyncio.get_running_loop()
+        if self._web is None:
+            self._web = _WebServer(self._answer)
+        timeout = HANDSHAKE_S if ssl_context else None
+        server = await loop.create_server(self._web, sock=sock, ssl=ssl_context, ssl_handshake_timeout=timeout)
+        self._listeners.append(server)
+        return bound_address(sock)
+
+    async def close(self) -> None:
+        """Stop accepting, let requests in progress end within DRAIN_S, close every connection."""
+        for server in self._listeners:
+            server.close()
+        self._listeners.clear()
+        if self._web is not None:
+            self._web.pre_shutdown()
+            await self._web.shutdown(DRAIN_S)
+
+    async def _answer(self, inner: web.BaseRequest) -> web.Response:
+        started = time.perf_counter_ns()
+        request = Request(inner, self._room)
+        quiet = False
+        try:
+            if self._gate is not None:
+                self._gate(request)
+            found = self._api.find(request)
+            if isinstance(found, Reply):
+                response = _response(found)
+            else:
+                quiet = found.quiet
+                response = await self._run(found, request)
+        except ApiError as refusal:
+            response = _refusal(refusal, plain=False)
+        finally:
+            request.give_room()
+        if request.unsent_body:
+            inner.content.feed_eof()  # what was not asked for will not come
+            response.force_close()
+        if request.broken_body:
+            response.force_close()
+        if not quiet:
+            took = format_duration(time.perf_counter_ns() - started)
+            where = f"{inner.method} {inner.raw_path}"
+            self._log.info("http_request", "%d %s (%s) %s", response.status, where, request.remote, took)
+        return response
+
+    async def _run(self, route: Route, request: Request) -> web.Response:
+        try:
+            result = await route.handler(request)
+        except ApiError as refusal:
+            return _refusal(refusal, plain=route.plain)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            self._log.error("http_failed", "%s %s: %r", request.method, request.path, error, error=error)
+            return _refusal(ApiError(500, "INTERNAL_ERROR"), plain=route.plain)
+        reply = result if isinstance(result, Reply) else _reply(result)
+        return _response(reply, None if route.plain else _NSQ)
+
+
+def _reply(result: object) -> Reply:
+    if result is None:
+        return Reply(b"", "")
+    if isinstance(result, str):
+        return Reply(result.encode("utf-8", "surrogateescape"))
+    if isinstance(result, bytes):
+        return Reply(result)
+    return Reply(_encode(result), JSON)
+
+
+def _refusal(refusal: ApiError, *, plain: bool) -> web.Response:
+    if plain:
+        return _response(Reply(refusal.code.encode(), TEXT, refusal.status))
+    return _response(Reply(_encode({"message": refusal.code, **refusal.extra}), JSON, refusal.status), _NSQ)
+
+
+def _response(reply: Reply, extra: tuple[str, str] | None = None) -> web.Response:
+    headers = {"Server": "nsqha", **reply.headers}
+    if reply.body and reply.content_type:
+        headers["Content-Type"] = reply.content_type
+    if extra is not None:
+        headers[extra[0]] = extra[1]
+    return web.Response(body=reply.body, status=reply.status, headers=headers)
+
+
+def _encode(value: object) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def _key(path: str) -> str:
+    parent, colon, _ = path.partition("/:")
+    return parent + colon
+
+
+def _unescape(text: str) -> str:
+    return _decode(text.replace("+", " ")) if "%" in text or "+" in text else text
+
+
+def _decode(text: str) -> str:
+    return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's connection, but bytes that are no HTTP get what Go answers them, and nobody logs them; and who does not
+    take what was written is dropped, while it is written and when the connection closes."""
+
+    __slots__ = ("_drop", "_socket", "body", "broken")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.body: StreamReader | None = None
+        self.broken = False
+        self._socket: asyncio.Transport | None = None
+        self._drop: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._socket = cast(asyncio.Transport, transport)  # aiohttp forgets its own before everything is sent
+        if too_many_files(transport):
+            self.force_close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._taken()
+        self._socket = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._must_be_taken()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def force_close(self) -> None:
+        super().force_close()
+        self._must_be_taken()
+
+    async def start(self) -> None:
+        await super().start()
+        self._must_be_taken()  # it is closing
+
+    def _must_be_taken(self) -> None:
+        if self._drop is None and self._socket is not None and self._socket.get_write_buffer_size():
+            self._drop = self._loop.call_later(TAKE_S, self._socket.abort)
+
+    def _taken(self) -> None:
+        if self._drop is not None:
+            self._drop.cancel()
+            self._drop = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._messages and not isinstance(self._messages[-1][0], RawRequestMessage) and self.body is not None:
+            # The parser gave up. If it did so inside a body, aiohttp forgets to tell who reads that body.
+            self.broken = not self.body.is_eof()
+            self.body.feed_eof()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("part of an answer is sent already")
+        reason = {400: "Bad Request"}.get(status, "Internal Server Error")
+        response = _response(Reply(f"{status} {reason}".encode(), TEXT, status))
+        response.force_close()
+        return response
+
+
+class _WebServer(web.Server):
+    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        super().__init__(handler, request_factory=self._request)
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(
+            self,
+            loop=self._loop,
+            access_log=None,
+            keepalive_timeout=IDLE_S,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+        )
+
+    def _request(
+        self, message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> web.BaseRequest:
+        if message.method == "UNKNOWN":
+            # What aiohttp makes of garbage says HTTP/1.0; clients look for "HTTP/1.1 400".
+            message = message._replace(version=HttpVersion11)
+        protocol.body = payload
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop)

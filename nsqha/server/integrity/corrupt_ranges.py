@@ -1,0 +1,263 @@
+"""The batches of this node's replicas that do not verify, until they are mended from other replicas.
+
+    recovery, scrub, readers, pushes --found--> damaged --Repairer--> as it was: readers in front of it go on
+                                                      '-- no other replica: OwnDamage of who leads --> made good
+
+Owner of what is known to be damaged. A range is mended where it is as soon as anybody has it, led or not. What nobody
+has, the leader may have given up (LOST, see `mark_lost`) or trimmed: then a follower does as its leader did.
+
+Invariants: what neither is committed nor has an entry behind it, and so may be cut yet, is not mended. A range counts
+as damage as long as its own bytes are not here: what was given up is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqha.errors import LogCorrupt, NsqhaError, Poisoned
+from nsqha.ids import PartitionKey
+from nsqha.nsqlog import Log
+from nsqha.ranges import RangeSet
+from nsqha.server.integrity.peer_repair import Repairer, lost_of
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.commitlog.verdict import Report
+    from nsqha.server.integrity.suspect_logs import LogTrust
+    from nsqha.server.partition.local_repair import OwnDamage
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.replica.replica_runtime import ReplicaRuntime
+    from nsqha.server.replica.roles import Replicas
+
+
+log = Log("damage")
+
+
+class DamagedRange(NamedTuple):
+    """Batches that do not verify. Both offsets 0: not known, as the entries around do not verify either."""
+
+    first: int  # log ids
+    end: int
+    first_offset: int
+    end_offset: int
+
+
+class Damage:
+    """What is damaged in the replicas of one node."""
+
+    def __init__(self, runtime: ReplicaRuntime, replicas: Replicas, trust: LogTrust) -> None:
+        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
+        self._replicas = replicas
+        self._trust = trust
+        self._node = runtime.node
+        self._nodes = runtime.nodes
+        self._disk = runtime.disk
+        self._on_failure = runtime.on_failure
+        self._bad: dict[PartitionKey, RangeSet] = {}  # log ids that are known not to verify
+        runtime.opener.on_mended = self._mended_alone
+        self._repairer = Repairer(
+            runtime.peers,
+            cluster_id=runtime.cluster_id,
+            log_of=replicas.log_of,
+            others=self._others,
+            mended=self.mended,
+            missed=self._follow_leader,
+            run=runtime.disk.run,
+            on_failure=runtime.on_failure,
+            spawn=runtime.spawn,
+        )
+
+    # ---- what is known
+
+    def recovered(self, key: PartitionKey, report: Report) -> RangeSet:
+        """A log was opened; what does not verify of it."""
+        bad = self._bad.get(key, RangeSet())
+        for damage in report.damage:
+            if not damage.readable and damage.first.log_id < damage.end.log_id:
+                bad.add(damage.first.log_id, damage.end.log_id)
+        if bad:
+            self._bad[key] = bad
+        return bad
+
+    def found(self, key: PartitionKey, first: int, end: int) -> bool:
+        """Batches of a replica of this node do not verify. Whether that is news."""
+        if (log_ := self._replicas.log_of(key)) is None:
+            return False
+        first, end = log_.whole_damage(first, end)
+        if first >= end:
+            return False
+        bad = self._bad.setdefault(key, RangeSet())
+        news = bad.end_of_range(first) < end
+        bad.add(first, end)
+        if (own := self._own(key)) is not None:
+            own.found(first, end)  # also what was looked at before: it was good since, perhaps
+        else:
+            self._see_to(key, log_)
+        return news
+
+    def leads(self, key: PartitionKey, partition: Partition) -> None:
+        """It is led here: what is found of it is mended by others, or, as long as there are none, by itself."""
+        partition.on_damage = lambda first, end: self.found(key, first, end)
+        if partition.own_damage is not None:
+            partition.own_damage.alone = lambda: self._only_here(key)
+
+    def known(self, key: PartitionKey) -> list[tuple[int, int]]:
+        """The log ids that are known not to verify."""
+        return list(self._bad.get(key, ()))
+
+    def told(self, key: PartitionKey) -> list[DamagedRange]:
+        """The same, for people, with what recovery found missing at the end."""
+        if (log_ := self._replicas.log_of(key)) is None:
+            return []
+        missing = [(first, end) for first, end in self._trust.left(key) if first >= log_.end.log_id]
+        return [damaged_range(log_, first, end) for first, end in self.known(key) + missing]
+
+    def keep_house(self) -> None:
+        """About once a second: what could not be mended when it was found can be now, perhaps."""
+        for key, bad in list(self._bad.items()):
+            log_ = self._replicas.log_of(key)
+            if log_ is None and self._replicas.record_of(key) is None:
+                self.gone(key)
+                self._trust.gone(key)
+            elif log_ is not None:
+                bad.cut_below(log_.start.log_id)
+                bad.discard(log_.end.log_id, 1 << 63)
+                if bad:
+                    self._see_to(key, log_)
+                else:
+                    del self._bad[key]
+
+    def nodes_changed(self) -> None:
+        """A node came, perhaps: what nobody had may be there now."""
+        self._repairer.ask_again()
+
+    def gone(self, key: PartitionKey) -> None:
+        """The replica is not here any more."""
+        self._bad.pop(key, None)
+
+    # ---- repair
+
+    def _see_to(self, key: PartitionKey, log_: PartitionLog) -> None:
+        if (own := self._own(key)) is not None:
+            for first, end in self._bad[key]:
+                own.known(first, end)
+            return
+        if not self._others(key):
+            return
+        committed = self._replicas.committed_of(key)
+        for first, end in self._bad[key]:
+            # The entry behind says what was here, committed or not: nobody may lead before, who could say that it is.
+            if end < log_.end.log_id or end <= committed:
+                self._repairer.damaged(key, first, end)
+
+    def mended(self, key: PartitionKey, first: int, end: int) -> None:
+        """[first, end) is as it was: whoever stopped in front of it goes on."""
+        if (bad := self._bad.get(key)) is not None:
+            bad.discard(first, end)
+        self._trust.mended(key, first, end)
+        if (log_ := self._replicas.log_of(key)) is not None:
+            self.on_mended(log_, first, end)
+        if (leadership := self._replicas.leading.get(key)) is not None:
+            for delivery in leadership.partition.deliveries.values():
+                delivery.mended()
+        if (follower := self._replicas.followers.get(key)) is not None:
+            follower.mended()
+        self._trust.look(key)
+
+    async def ask_everybody(self, key: PartitionKey, log_: PartitionLog) -> None:
+        """Ask all other replicas, once, for all that is damaged."""
+        for first, end in self.known(key):
+            if self._others(key):
+                await self._repairer.mend(key, log_, first, end)
+
+    async def mend_before_following(self, key: PartitionKey, leader: str, epoch: int) -> bool:
+        """Mend what recovery found of a log that is about to follow, instead of cutting it off: behind the damage may
+        be batches that its leader has lost. Whether there is nothing left to cut. Unavailable: not yet."""
+        if self._trust.unsound_from(key) is None or (log_ := self._replicas.log_of(key)) is None:
+            return True
+        for first, end in [(first, min(end, log_.end.log_id)) for first, end in self._trust.left(key)]:
+            if first < end and not await self._repairer.mend(key, log_, first, end):
+                try:
+                    await self._as_leader(key, log_, leader, epoch, first, end)
+                except LogCorrupt as error:
+                    log.info("not_mended", "%s: the leader has another log: %s", log_.directory, error)
+                    return False
+                self._trust.mended(key, first, end)
+        if (follower := self._replicas.followers.get(key)) is not None:
+            follower.mended()
+        return True
+
+    async def _as_leader(
+        self, key: PartitionKey, log_: PartitionLog, leader: str, epoch: int, first: int, end: int
+    ) -> None:
+        await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
+        lost = await self._lost_of(log_, first, end)
+        bad = self._bad.get(key)
+        if bad is not None and self._replicas.log_of(key) is log_:  # else it has gone, or begun anew, meanwhile
+            at = first
+            for first_lost, end_lost in [*lost, (end, end)]:
+                bad.discard(at, first_lost)
+                at = end_lost
+
+    async def _lost_of(self, log_: PartitionLog, first: int, end: int) -> RangeSet:
+        snapshot = log_.snapshot()
+        return await self._disk.read(lambda: lost_of(snapshot, first, end))
+
+    async def _follow_leader(self, key: PartitionKey, first: int, end: int) -> None:
+        """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or
+        retention has gone past it: then a checkpoint behind it says where the channels are."""
+        log_, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
+        if log_ is None or follower is None or follower.port is None or follower.behind:
+            return
+        if follower.damage is not None and follower.damage[1] <= follower.committed:
+            await self._replicas.look_behind_damage(follower)
+        try:
+            if (await self._lost_of(log_, first, end)).total() == end - first or (port := follower.port) is None:
+                return
+            if (leader := self._nodes().get(port.leader)) is None:
+                return
+            await self._as_leader(key, log_, leader.grpc_address, follower.epoch, first, end)
+        except Poisoned as error:
+            self._on_failure(error)
+        except (NsqhaError, ValueError, OSError) as error:
+            log.info("not_mended", "%s: %s", log_.directory, error)
+        else:
+            follower.mended()
+
+    def _only_here(self, key: PartitionKey) -> bool:
+        """Whether no other node has a replica, or is to have one."""
+        topic = self._replicas.record_of(key)
+        if topic is None or key[1] not in topic.record.partitions:
+            return False
+        meta = topic.record.partitions[key[1]]
+        return {*meta.replicas, *meta.isr} == {self._node}
+
+    def _own(self, key: PartitionKey) -> OwnDamage | None:
+        """Who sees to a partition that is led here and that nobody else has."""
+        leadership = self._replicas.leading.get(key)
+        return leadership.partition.own_damage if leadership is not None and self._only_here(key) else None
+
+    def _mended_alone(self, log_: PartitionLog, first: int, end: int) -> None:
+        self.mended((log_.identity.topic_uid, log_.identity.partition), first, end)
+
+    def _others(self, key: PartitionKey) -> list[str]:
+        """Where the other replicas of a partition are, members of the ISR first."""
+        topic, nodes = self._replicas.record_of(key), self._nodes()
+        if topic is None:
+            return []
+        meta = topic.record.partitions[key[1]]
+        order = [*meta.isr, *(node for node in meta.replicas if node not in meta.isr)]
+        return [nodes[node].grpc_address for node in order if node != self._node and node in nodes]
+
+
+def damaged_range(log_: PartitionLog, first: int, end: int) -> DamagedRange:
+    """The log ids [first, end) with their offsets, as far as these are known."""
+    if first < log_.start.log_id:  # retention went past it meanwhile
+        return DamagedRange(first, end, 0, 0)
+    try:
+        first_offset = log_.entry_before(first).end_offset if first <= log_.end.log_id else log_.end.offset
+        end_offset = log_.entry_before(end).end_offset if end <= log_.end.log_id else 0
+    except LogCorrupt:
+        return DamagedRange(first, end, 0, 0)
+    return DamagedRange(first, end, first_offset, end_offset)

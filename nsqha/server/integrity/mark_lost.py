@@ -1,0 +1,116 @@
+"""An operator gives up what is damaged: `nsqha log skip`, or a leader that is elected in spite of its damage.
+
+    damaged --all others that are alive are asked--> mended
+                                                '--> LOST: replicas are made, and may lead, without these batches
+
+Invariant: nothing is given up before every other replica in reach was asked for it; it stays damage (`corrupt_ranges`),
+so what turns up later is written back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nsqha.errors import Poisoned, StorageError
+from nsqha.ids import PartitionKey
+from nsqha.nsqlog import Log
+from nsqha.ranges import RangeSet
+from nsqha.server.integrity.corrupt_ranges import Damage, DamagedRange, damaged_range
+from nsqha.server.integrity.peer_repair import is_lost
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.server.integrity.suspect_logs import LogTrust
+    from nsqha.server.replica.follower import Follower
+    from nsqha.server.replica.replica_files import ReplicaFiles
+    from nsqha.server.replica.replica_runtime import ReplicaRuntime
+
+
+ASK_SECONDS = 20.0  # that others are asked for what is about to be given up; they are asked again afterwards
+
+log = Log("damage")
+
+
+class GivingUp:
+    """Gives up what is damaged in one node's replicas, where it is told to."""
+
+    def __init__(
+        self,
+        runtime: ReplicaRuntime,
+        damage: Damage,
+        trust: LogTrust,
+        files: ReplicaFiles,
+        *,
+        log_of: Callable[[PartitionKey], PartitionLog | None],
+    ) -> None:
+        self._opener = runtime.opener
+        self._journal_writer = runtime.journal_writer
+        self._disk = runtime.disk
+        self._on_failure = runtime.on_failure
+        self._damage = damage
+        self._trust = trust
+        self._files = files
+        self._log_of = log_of
+
+    async def give_up(self, key: PartitionKey, *, seconds: float = ASK_SECONDS) -> list[DamagedRange]:
+        """What no other replica gives now is LOST, and the log may be copied and led without.
+
+        `seconds`: they are asked so long; what comes later is written all the same. What was given up by this. Safe to
+        repeat. Poisoned: the disk failed. StorageError: it is full, or the like."""
+        if (log_ := self._log_of(key)) is None:
+            return []
+        before = {n for first, end in self._damage.known(key) for n in range(first, end) if is_lost(log_, n)}
+        try:
+            async with asyncio.timeout(seconds):
+                await self._damage.ask_everybody(key, log_)
+        except TimeoutError:
+            log.warning("asked_in_vain", "%s: whoever else has a replica takes too long", log_.directory)
+        given_up = await self._mark(key, log_, before)
+        for lost in given_up:
+            text = "%s: log ids [%d, %d), offsets [%d, %d) are given up: replicas are made without them"
+            log.error("given_up", text, log_.directory, *lost)
+        if (bad := self._trust.unsound_from(key)) is not None:
+            log.error("sound_again", "%s: what recovery doubted from log id %d on counts", log_.directory, bad)
+            self._trust.renewed(key)
+            log_.doubtful_from = None
+        return given_up
+
+    async def before_leading(self, follower: Follower, epoch: int) -> None:
+        """An operator lets this replica lead with what it has: what nobody else has of its damage is given up."""
+        key = follower.key
+        follower.fence(epoch)
+        await follower.files_free()
+        self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+        await self._journal_writer.promise()
+        await self.give_up(key)
+        follower.mended()
+        if follower.state is None:
+            await self._files.reload(follower)
+        if follower.state is None:
+            log_, end = follower.log, max(follower.committed, follower.log.start.log_id)
+            text = "%s: nothing is left that says where its channels were: they begin where the log does"
+            log.error("channels_lost", text, log_.directory)
+            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
+
+    async def _mark(self, key: PartitionKey, log_: PartitionLog, before: set[int]) -> list[DamagedRange]:
+        """Write LOST over what is still damaged; what was not marked `before`."""
+        given_up = []
+        for first, end in self._damage.known(key):
+            if self._log_of(key) is not log_ or not log_.start.log_id <= first < end <= log_.end.log_id:
+                continue  # begun anew or cut meanwhile: nothing is known of that
+            try:
+                marked = await self._disk.run(log_.giving_up(first, end))
+            except Poisoned as error:
+                self._on_failure(error)
+                raise
+            except OSError as error:  # of a full disk, perhaps; what is marked so far is damage as it was
+                raise StorageError(f"{log_.directory}: what is damaged can not be given up now: {error}") from error
+            whole = RangeSet([(first, end)])
+            for part in marked:
+                whole.discard(*log_.whole_damage(*part))
+                given_up += [part] if not before.issuperset(range(*part)) else []
+            for part in list(whole):
+                self._damage.mended(key, *part)  # their own frames proved the entries, or memory had them
+        return [damaged_range(log_, first, end) for first, end in given_up]

@@ -1,0 +1,131 @@
+"""What a node needs before it can be one of a cluster: the metadata in etcd, other nodes, and what it says of itself.
+
+Imported only by nodes that have an etcd endpoint: etcd and gRPC take time to import.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from typing import TYPE_CHECKING
+
+from nsqha import NSQ_VERSION
+from nsqha.election.etcd.access import look_at, open_store
+from nsqha.election.model import NodeInfo
+from nsqha.election.session import StoreIdentity
+from nsqha.errors import StaleMetadata
+from nsqha.nsqlog import Log
+from nsqha.options import Options
+from nsqha.pb.v1 import replication_pb2, routing_pb2
+from nsqha.server.node.membership import Cluster
+from nsqha.server.peers import renewing
+from nsqha.server.peers.calls import GrpcPeerServer
+from nsqha.server.peers.identity import MembersOnly
+from nsqha.server.runtime import tls
+from nsqha.server.safe_mode import hold as held
+from nsqha.server.safe_mode import inventory as evidence
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.server.runtime.certificates import CertificateFiles
+
+__all__ = ["MembersOnly", "node_info", "open_cluster", "peer_server"]
+
+SERVICES = (
+    replication_pb2.DESCRIPTOR.services_by_name["Replication"],
+    routing_pb2.DESCRIPTOR.services_by_name["Routing"],
+)
+
+log = Log("cluster")
+
+
+async def open_cluster(
+    options: Options, journal: NodeJournal, clock: Clock, rng: random.Random, certificates: CertificateFiles | None
+) -> Cluster:
+    """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
+    loop = asyncio.get_running_loop()
+    generation = await loop.run_in_executor(None, lambda: _generation(options, journal, clock))
+    mine = journal.identity
+    store = await loop.run_in_executor(
+        None,
+        lambda: open_store(
+            options,
+            clock,
+            rng,
+            cluster_id=mine.cluster_id,
+            seen=StoreIdentity(mine.etcd_cluster_id, mine.revision_seen),
+            trouble=lambda text: log.warning("etcd", "%s", text),
+        ),
+    )
+    cluster = store.cluster().record
+    if why := held.broken_promise(journal, store.view().topics):
+        await loop.run_in_executor(None, store.close)
+        held.remember_doubt(journal)
+        raise StaleMetadata(why)
+    identity = store.identity()
+    journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
+    journal.stage_revision(identity.revision)
+    journal.follow_generation(generation)
+    await loop.run_in_executor(None, evidence.forget_seen, options.data_path)
+    await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.view())
+    return Cluster(
+        store,
+        loop=loop,
+        clock=clock,
+        node=mine.node_uid,
+        cluster_id=cluster.cluster_id,
+        peers=renewing.peers(SERVICES, certificates),
+        routing_peers=renewing.peers(SERVICES, certificates),
+        ttl_s=options.lease_ttl_ns / 1e9,
+    )
+
+
+def _generation(options: Options, journal: NodeJournal, clock: Clock) -> int:
+    """Of the acceptance that this node may follow. StaleMetadata: it may not start with these metadata."""
+    look = look_at(options, clock)
+    if held.may_start(look, journal):
+        if held.accepts(look, journal):
+            held.follow(journal, look, options.data_path)
+    elif why := held.doubt_about(look, journal) or look.why_not:
+        ours = look.etcd_cluster_id == journal.identity.etcd_cluster_id
+        if ours and held.doubt_about(look, journal):
+            held.remember_doubt(journal)
+        raise StaleMetadata(why)
+    # Else there is no such cluster: the store begins it, or says why not.
+    return look.accepted.record.generation
+
+
+def peer_server(options: Options) -> GrpcPeerServer:
+    """Where other nodes call this one."""
+    return GrpcPeerServer(SERVICES, tls=tls.cluster_tls(options))
+
+
+def node_info(
+    options: Options, node_uid: int, boot_id: str, *, tcp: int, http: int, grpc: str, segments: str
+) -> NodeInfo:
+    """What this node says of itself; `tcp` and `http` are ports, `grpc` and `segments` addresses."""
+    name = options.broadcast_address
+    tcp, http = options.broadcast_tcp_port or tcp, options.broadcast_http_port or http
+    return NodeInfo(
+        node_uid,
+        name=options.node_name or f"{name}:{tcp}",
+        host=options.host,
+        zone=options.topology_zone,
+        region=options.topology_region,
+        hostname=socket.gethostname(),
+        broadcast_address=name,
+        tcp_address=f"{name}:{tcp}",
+        http_address=f"{name}:{http}",
+        grpc_address=_reachable(grpc, name),
+        segments_address=_reachable(segments, name),
+        boot_id=boot_id,
+        version=NSQ_VERSION,
+    )
+
+
+def _reachable(address: str, name: str) -> str:
+    """An address of ours as others dial it; `name` stands for all interfaces. Empty stays empty."""
+    host, _, port = address.rpartition(":")
+    return f"{name}:{port}" if address and host in ("0.0.0.0", "[::]", "") else address

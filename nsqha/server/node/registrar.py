@@ -1,0 +1,324 @@
+"""Announces this node, its topics and its channels to every lookup daemon, as nsqd does (lookup protocol V1).
+
+One task per lookup daemon: connect, `IDENTIFY`, `REGISTER` everything there is, then every change as it happens and a
+`PING` each 15 s. A daemon forgets a node when its connection ends, so after any trouble the cure is always the same:
+close, wait a little, connect and register everything anew. So nothing is kept for a daemon that is away, and one that
+reads too slowly is given up.
+
+Before a brand-new topic takes its first message, the channels that the lookup daemons know for it are created here, or
+the messages until its consumers reconnect would pass them by: `known_channels`.
+
+Requests may be pipelined: the daemon answers them in order, `OK` each; anything else is an error after which it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from nsqha import NSQ_VERSION
+from nsqha.ids import is_ephemeral, valid_name
+from nsqha.nsqlog import Log
+from nsqha.server.runtime.listen import reason, split_host_port
+
+if TYPE_CHECKING:
+    import aiohttp
+
+PING_SECONDS = 15.0
+ANSWER_SECONDS = 1.0
+"""As nsqd: a lookup daemon that does not accept or answer within a second is not there."""
+RETRY_SECONDS = (0.1, 15.0)
+"""First and longest pause before connecting again; it doubles."""
+UNSENT_BYTES_MAX = 64 << 20
+CHANNELS_BYTES_MAX = 5 << 20
+_ACCEPT = "application/vnd.nsq; version=1.0"
+
+Registrations = Callable[[], Mapping[str, Sequence[str]]]
+"""All topics that this node has and their channels, now; of a cluster's, those of which it leads a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How this node wants to be found."""
+
+    broadcast_address: str
+    hostname: str
+    tcp_port: int
+    http_port: int
+    topology_zone: str = ""
+    topology_region: str = ""
+
+    def json(self) -> bytes:
+        fields = {"version": NSQ_VERSION} | {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return msgspec.json.encode(fields)
+
+
+class LookupInfo(msgspec.Struct, frozen=True):
+    """What a lookup daemon says of itself."""
+
+    broadcast_address: str = ""
+    http_port: int = 0
+
+    @property
+    def http_url(self) -> str:
+        host = f"[{self.broadcast_address}]" if ":" in self.broadcast_address else self.broadcast_address
+        return f"http://{host}:{self.http_port}"
+
+
+class LookupdLost(Exception):
+    """The lookup daemon is not there, or does not speak V1."""
+
+
+class Registrar:
+    """Keeps all lookup daemons informed. Its methods may be called at any time; nothing here ever blocks the broker."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        registrations: Registrations,
+        *,
+        answer_bytes_max: int,
+        connect_seconds: float = 2.0,
+        request_seconds: float = 5.0,
+    ) -> None:
+        self._identity = identity
+        self._registrations = registrations
+        self._answer_bytes_max = answer_bytes_max
+        self._seconds = (connect_seconds, request_seconds)
+        self._peers: dict[str, _Peer] = {}
+        self._told = {topic: set(channels) for topic, channels in registrations().items()}
+        self._session: aiohttp.ClientSession | None = None
+        self._log = Log("lookupd")
+
+    def set_peers(self, addresses: Iterable[str]) -> None:
+        """Announce to these daemons, and no longer to others."""
+        wanted = dict.fromkeys(addresses)
+        for address in [a for a in self._peers if a not in wanted]:
+            self._log.info("lookupd_removed", "LOOKUP: removing peer %s", address)
+            self._peers.pop(address).stop()
+        for address in wanted:
+            if address not in self._peers:
+                self._log.info("lookupd_added", "LOOKUP: adding peer %s", address)
+                peer = _Peer(address, self._identity, self._registrations, self._answer_bytes_max)
+                self._peers[address] = peer
+                peer.start()
+
+    async def close(self) -> None:
+        """Leave every daemon: each forgets this node as its connection ends."""
+        peers = list(self._peers.values())
+        self._peers.clear()
+        for peer in peers:
+            peer.stop()
+        await asyncio.gather(*(peer.ended() for peer in peers))
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def connected(self) -> Mapping[str, bool]:
+        """Which daemons know this node now."""
+        return {address: peer.info is not None for address, peer in self._peers.items()}
+
+    # ---- what happens on this node
+
+    def changed(self, topic: str, channels: Iterable[str] | None) -> None:
+        """What this node has of a topic now, None: nothing; whatever is new about that is told."""
+        before, now = self._told.get(topic), None if channels is None else set(channels)
+        if before is None and now is not None:
+            self._tell(f"REGISTER {topic}\n")
+        for channel in sorted((now or set()) - (before or set())):
+            self._tell(f"REGISTER {topic} {channel}\n")
+        for channel in sorted((before or set()) - (now or set())):
+            self._tell(f"UNREGISTER {topic} {channel}\n")
+        if now is not None:
+            self._told[topic] = now
+        elif before is not None:
+            self._tell(f"UNREGISTER {topic}\n")
+            del self._told[topic]
+
+    def _tell(self, line: str) -> None:
+        for peer in self._peers.values():
+            peer.tell(line.encode())
+
+    # ---- what other nodes made
+
+    async def known_channels(self, topic: str) -> list[str]:
+        """The channels of `topic` that any reachable daemon knows, without ephemeral ones.
+
+        Takes as long as the slowest daemon, at most the request timeout; one that fails is as if it knew none.
+        """
+        known = [peer.info for peer in self._peers.values() if peer.info and peer.info.broadcast_address]
+        query = f"/channels?topic={quote(topic, safe='')}"
+        answers = await asyncio.gather(*(self._channels(info.http_url + query) for info in known))
+        return sorted({c for answer in answers for c in answer if valid_name(c) and not is_ephemeral(c)})
+
+    async def _channels(self, url: str) -> list[str]:
+        import aiohttp
+        from yarl import URL
+
+        if self._session is None:
+            connect, total = self._seconds
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=total, sock_connect=connect), headers={"Accept": _ACCEPT}
+            )
+        try:
+            async with self._session.get(URL(url, encoded=True)) as response:
+                body = b""
+                while part := await response.content.readany():
+                    body += part
+                    if len(body) > CHANNELS_BYTES_MAX:
+                        raise ValueError(f"more than {CHANNELS_BYTES_MAX} bytes")
+                if response.status != 200:
+                    raise ValueError(f"status {response.status}")
+                return msgspec.json.decode(body, type=_Channels).channels or []
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            self._log.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))
+            return []
+
+
+def _why(error: Exception, seconds: float) -> str:
+    """For the log: what became of the connection to a daemon that had so many seconds."""
+    if isinstance(error, EOFError):
+        return "it closed the connection"
+    if isinstance(error, TimeoutError) and error.errno is None:
+        return f"no answer within {seconds:g} s"
+    return (
+        reason(getattr(error, "os_error", error)) or "no usable answer"
+    )  # aiohttp keeps the error of the socket there
+
+
+class _Channels(msgspec.Struct):
+    channels: list[str] | None = None
+
+
+class _Peer:
+    """The connection to one lookup daemon."""
+
+    def __init__(self, address: str, identity: Identity, registrations: Registrations, answer_bytes_max: int) -> None:
+        self.info: LookupInfo | None = None  # None while it does not know us
+        self._address = address
+        self._identity = identity
+        self._registrations = registrations
+        self._answer_bytes_max = answer_bytes_max
+        self._changes: list[bytes] = []
+        self._unanswered = 0
+        self._heard_at = 0.0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._log = Log("lookupd")
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        if self._task is not None:
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def tell(self, line: bytes) -> None:
+        """Send this change, if the daemon knows us; if not, it will hear of everything anyway."""
+        if self.info is not None:
+            self._changes.append(line)
+            self._wake.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause = RETRY_SECONDS[0]
+        while True:
+            started = loop.time()
+            try:
+                await self._serve()
+            except (OSError, TimeoutError, ValueError, EOFError, LookupdLost) as error:
+                why = _why(error, ANSWER_SECONDS)
+                self._log.warning("lookupd_lost", "LOOKUPD(%s): %s", self._address, why, peer=self._address)
+            self.info = None
+            if loop.time() - started > PING_SECONDS:
+                pause = RETRY_SECONDS[0]  # it was well for a while: probably restarted
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, RETRY_SECONDS[1])
+
+    async def _serve(self) -> None:
+        """One connection from beginning to end; returns or raises when it is of no more use."""
+        host, port = split_host_port(self._address)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            reader, writer = await asyncio.open_connection(host or "127.0.0.1", port)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                identity = self._identity.json()
+                writer.write(b"  V1IDENTIFY\n" + len(identity).to_bytes(4, "big") + identity)
+                info = msgspec.json.decode(await self._answer(reader), type=LookupInfo)
+            self._log.info("lookupd_connected", "LOOKUPD(%s): peer info %s", self._address, info, peer=self._address)
+            # No await between these two: a change is either in the list or comes as a change.
+            self._changes = self._everything()
+            self.info = info
+            self._unanswered = 0
+            answers = asyncio.get_running_loop().create_task(self._read_answers(reader))
+            answers.add_done_callback(lambda _: self._wake.set())
+            try:
+                await self._talk(writer, answers)
+            finally:
+                answers.cancel()
+                await asyncio.gather(answers, return_exceptions=True)
+        finally:
+            writer.close()
+
+    def _everything(self) -> list[bytes]:
+        lines = []
+        for topic, channels in self._registrations().items():
+            lines += [f"REGISTER {topic} {channel}\n".encode() for channel in channels]
+            if not channels:
+                lines.append(f"REGISTER {topic}\n".encode())
+        return lines
+
+    async def _talk(self, writer: asyncio.StreamWriter, answers: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        next_ping = loop.time() + PING_SECONDS
+        while not answers.done():
+            self._wake.clear()
+            now = loop.time()
+            if now >= next_ping:
+                self._changes.append(b"PING\n")
+                next_ping = now + PING_SECONDS
+            if self._changes:
+                lines, self._changes = self._changes, []
+                if not self._unanswered:
+                    self._heard_at = now
+                self._unanswered += len(lines)
+                writer.write(b"".join(lines))
+                if writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+                    raise LookupdLost("does not keep up")
+            wait_until = next_ping
+            if self._unanswered:
+                wait_until = self._heard_at + ANSWER_SECONDS
+                if now >= wait_until:
+                    raise TimeoutError
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(wait_until, next_ping)):
+                    await self._wake.wait()
+        answers.result()
+
+    async def _read_answers(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            answer = await self._answer(reader)
+            if answer != b"OK":
+                raise LookupdLost(answer.decode("utf-8", "replace"))
+            self._unanswered -= 1
+            self._heard_at = asyncio.get_running_loop().time()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        size = int.from_bytes(await reader.readexactly(4), "big", signed=True)
+        if not 0 <= size <= self._answer_bytes_max:
+            raise LookupdLost(f"response body size ({size}) is outside of 0-{self._answer_bytes_max}")
+        answer = await reader.readexactly(size)
+        if answer.startswith(b"E_"):
+            raise LookupdLost(answer.decode("utf-8", "replace"))
+        return answer

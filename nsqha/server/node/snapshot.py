@@ -1,0 +1,316 @@
+"""One moment of the broker as the immutable records of `server.http.stats`.
+
+Taken only when somebody asks. Figures of a channel are the sums over the partitions this node leads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+import nsqha
+from nsqha import hot
+from nsqha.clock import Now
+from nsqha.election.health import below_min_isr, in_sync
+from nsqha.errors import LogCorrupt
+from nsqha.quantile import NOTHING, merged
+from nsqha.server.http.stats import (
+    BrokerStats,
+    ChannelStats,
+    ClientStats,
+    ClusterStats,
+    CursorStats,
+    DamagedRange,
+    NodeStats,
+    PartitionStats,
+    PushLag,
+    ScrubStats,
+    SegmentStats,
+    TopicStats,
+)
+from nsqha.server.partition.holding import live_holds
+from nsqha.server.runtime.tls import describe
+
+if TYPE_CHECKING:
+    from nsqha.cursor.channel import Channel
+    from nsqha.election.model import PartitionMeta
+    from nsqha.server.clients.connection import Connection
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.node.membership import Cluster
+    from nsqha.server.partition.delivery import Consumer
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.partition.scrub import Scrubber
+    from nsqha.server.partition.topic import Topic
+    from nsqha.server.replica.leadership import Leadership
+
+RANGES_MAX = 100  # damaged ranges that are shown one by one
+
+
+def broker_stats(broker: Broker, topic: str, clients: bool) -> BrokerStats:
+    """All topics, or `topic` alone; connections only if `clients`."""
+    now = broker.now()
+    topics = [t for t in broker.topics.values() if topic in ("", t.name)]
+    producers = [client_stats(c, None) for c in broker.connections.values() if c.pub_counts] if clients else []
+    return BrokerStats(
+        health=broker.health(),
+        start_time_ns=broker.start_time_ns,
+        topics=tuple(topic_stats(t, now, clients, broker.cluster) for t in topics),
+        producers=tuple(producers),
+        node=node_stats(broker),
+    )
+
+
+def node_stats(broker: Broker) -> NodeStats:
+    cache = broker.opener.cursor_cache
+    return NodeStats(
+        version=nsqha.__version__,
+        hot=hot.ACTIVE,
+        sync=broker.options.sync,
+        data_path=broker.options.data_path,
+        grpc_address=broker.grpc_address,
+        segments_address=broker.segments_address,
+        segments=SegmentStats() if broker.segments is None else broker.segments.figures,
+        connections=len(broker.connections),
+        connections_total=broker.connections_total,
+        disk_free_bytes=broker.space.free_bytes,
+        disk_total_bytes=broker.space.total_bytes,
+        disk_refusing=broker.disk_refusing,
+        cursor_cache_written=cache.failure is None and cache.delayed is None,
+        cursor_cache_waiting=cache.overlaid,
+        fsync_seconds=broker.disk.round_seconds.data(),
+        publish_seconds=broker.measures.publish_seconds.data(),
+        batch_messages=broker.measures.batch_messages.data(),
+        loop_lag_seconds=broker.measures.loop_lag_seconds.data(),
+        publish_errors=tuple(sorted(broker.measures.publish_errors.items())),
+        log_events=tuple(sorted(broker.measures.log_events.items())),
+        scrub=scrub_stats(broker.scrubber),
+        cluster=None if broker.cluster is None else cluster_stats(broker.cluster),
+    )
+
+
+def scrub_stats(scrubber: Scrubber) -> ScrubStats:
+    ranges = [(key, damage) for key, found in scrubber.damage.items() for damage in found]
+    shown = [
+        DamagedRange(
+            topic_name=key.topic,
+            partition=key.partition,
+            first_offset=damage.first.offset,
+            end_offset=damage.end.offset,
+            why=damage.why,
+        )
+        for key, damage in ranges[:RANGES_MAX]
+    ]
+    return ScrubStats(
+        rounds=scrubber.rounds, read_bytes=scrubber.bytes_read, damaged_ranges=len(ranges), damage=tuple(shown)
+    )
+
+
+def cluster_stats(cluster: Cluster) -> ClusterStats:
+    replicas, nodes = cluster.replicas, cluster.nodes()
+    lags: dict[int, list[tuple[int, int]]] = {}
+    under = below = 0
+    for leadership in replicas.leading.values():
+        under += under_replicated(leadership.meta, nodes, _wanted(cluster, leadership))
+        below += below_min_isr(leadership.meta, nodes)
+        for node, entries, size in leadership.lags():
+            lags.setdefault(node, []).append((entries, size))
+    return ClusterStats(
+        node=cluster.node,
+        registered=cluster.has_lease,
+        nodes=len(nodes),
+        leaders=len(replicas.leading),
+        followers=len(replicas.followers),
+        followers_behind=sum(f.behind or f.port is None for f in replicas.followers.values()),
+        under_replicated=under,
+        below_min_isr=below,
+        push_lag=tuple(
+            PushLag(
+                node=node,
+                name=nodes[node].name if node in nodes else "",
+                partitions=len(found),
+                entries=sum(entries for entries, _ in found),
+                bytes=sum(size for _, size in found),
+            )
+            for node, found in sorted(lags.items())
+        ),
+    )
+
+
+def _wanted(cluster: Cluster, leadership: Leadership) -> int | None:
+    topic = cluster.view().topics.get(leadership.topic)
+    return None if topic is None else topic.record.settings.replicas
+
+
+def under_replicated(meta: PartitionMeta, alive: Container[int], wanted: int | None) -> bool:
+    """Whether a partition has fewer in-sync replicas than its record, or the topic's settings, say."""
+    return in_sync(meta, alive) < max(len(meta.replicas), wanted or 0)
+
+
+def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Cluster | None = None) -> TopicStats:
+    unhanded = sum(p.log.end.offset - p.cursors.pump for p in topic.led)
+    channels = tuple(channel_stats(topic, name, now, clients) for name in topic.channel_names())
+    windows = [w for p in topic.led for d in p.deliveries.values() if (w := d.latency) is not None]
+    return TopicStats(
+        topic_name=topic.name,
+        channels=channels,
+        depth=unhanded,
+        backend_depth=0 if topic.ephemeral else unhanded,
+        message_count=sum(p.message_count for p in topic.led) + topic.ended["message_count"],
+        message_bytes=sum(p.message_bytes for p in topic.led) + topic.ended["message_bytes"],
+        paused=topic.paused,
+        e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
+        partitions=tuple(partition_stats(p, topic, cluster) for p in topic.led),
+    )
+
+
+def partition_stats(partition: Partition, topic: Topic, cluster: Cluster | None = None) -> PartitionStats:
+    log = partition.log
+    members: dict[str, Any] = {}
+    leadership = cluster and cluster.replicas.leading.get((topic.record.uid, partition.number))
+    if leadership:
+        meta, nodes = leadership.meta, cluster.nodes() if cluster else {}
+        members = {
+            "isr_size": len(meta.isr),
+            "replicas": len(meta.replicas),
+            "min_isr": meta.min_isr,
+            "under_replicated": under_replicated(meta, nodes, topic.record.settings.replicas),
+            "below_min_isr": below_min_isr(meta, nodes),
+        }
+    return PartitionStats(
+        partition=partition.number,
+        leader_epoch=partition.leader.epoch,
+        sync=partition.sync,
+        start_offset=log.start.offset,
+        start_position_bytes=log.start.position,
+        end_offset=log.end.offset,
+        end_position_bytes=log.end.position,
+        committed_offset=partition.high_watermark,
+        segments=len(log.pairs),
+        waiting_bytes=partition.waiting_bytes,
+        unsynced_messages=partition.unsynced_messages,
+        holds=len(live_holds(partition)),
+        **members,
+    )
+
+
+def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelStats:
+    cursors = []
+    windows = []
+    paused = False
+    for partition in topic.led:
+        delivery = partition.deliveries.get(name)
+        if delivery is None:
+            continue
+        channel = delivery.channel
+        paused = channel.committed.paused if channel.committed.reader else channel.paused
+        if delivery.latency is not None:
+            windows.append(delivery.latency)
+        cursors.append(
+            CursorStats(
+                partition=partition.number,
+                floor=channel.floor,
+                next_read=channel.next_read,
+                finished_ranges=channel.finished_range_count,
+                depth=channel.depth(channel.end),
+                in_flight_count=channel.in_flight,
+                deferred_count=channel.deferred_count,
+                uncommitted_progress=channel.uncommitted_progress,
+                oldest_unfinished_seconds=oldest_unfinished_seconds(partition, channel, now),
+                stuck=delivery.stuck or "",
+                leader_epoch=partition.leader.epoch,
+                message_count=channel.message_count,
+                requeue_count=channel.requeue_count,
+                timeout_count=channel.timeout_count,
+                finish_count=channel.finished_count,
+            )
+        )
+    consumers = topic.consumers.get(name, [])
+    depth = sum(c.depth for c in cursors)
+    ended = topic.ended_channels.get(name, Counter[str]())
+    return ChannelStats(
+        channel_name=name,
+        depth=depth,
+        backend_depth=0 if name.endswith("#ephemeral") or topic.ephemeral else depth,
+        in_flight_count=sum(c.in_flight_count for c in cursors),
+        deferred_count=sum(c.deferred_count for c in cursors),
+        message_count=sum(c.message_count for c in cursors) + ended["message_count"],
+        requeue_count=sum(c.requeue_count for c in cursors) + ended["requeue_count"],
+        timeout_count=sum(c.timeout_count for c in cursors) + ended["timeout_count"],
+        finish_count=sum(c.finish_count for c in cursors) + ended["finish_count"],
+        client_count=len(consumers),
+        clients=tuple(client_stats(consumer.wire, consumer) for consumer in consumers) if clients else (),
+        paused=paused,
+        reader=bool(topic.is_reader(name)),
+        e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
+        cursors=tuple(cursors),
+    )
+
+
+def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) -> float | None:
+    """Age of the oldest message that the channel has not finished, by publish time; None if all are."""
+    offset = channel.oldest_unfinished(channel.end)
+    if offset is None:
+        return None
+    try:
+        entry = partition.log.entry_for_offset(offset)
+    except LogCorrupt:
+        return None  # its channel says that it is stuck; the other figures are still wanted
+    return max(0.0, (now.wall_ns - entry.timestamp_ns) / 1e9) if entry is not None else None
+
+
+def client_stats(connection: Connection | Any, consumer: Consumer | None) -> ClientStats:
+    agreed = connection.agreed
+    address = connection.remote_address
+    auth = connection.permissions.state
+    counts: dict[str, Any] = {}
+    if consumer is not None:
+        counts = {
+            "ready_count": consumer.rdy,
+            "in_flight_count": consumer.in_flight + (consumer.remote.in_flight if consumer.remote is not None else 0),
+            "message_count": consumer.message_count,
+            "finish_count": consumer.finish_count,
+            "requeue_count": consumer.requeue_count,
+        }
+    elif connection.consumer is not None:
+        return client_stats(connection, connection.consumer)
+    identity: dict[str, Any]
+    if agreed is None:
+        # Never identified: nsqd shows the peer's address instead.
+        host = address.rpartition(":")[0].strip("[]") or address
+        identity = {"client_id": host, "hostname": host}
+    else:
+        identity = {
+            "client_id": agreed.client_id,
+            "hostname": agreed.hostname,
+            "user_agent": agreed.user_agent,
+            "topology_zone": agreed.topology_zone,
+            "topology_region": agreed.topology_region,
+        }
+    return ClientStats(
+        remote_address=address,
+        state=connection.session.state,
+        connect_ts=connection.connected_at,
+        sample_rate=agreed.sample_rate if agreed else 0,
+        deflate=bool(agreed and agreed.deflate),
+        snappy=bool(agreed and agreed.snappy),
+        authed=auth is not None,
+        auth_identity=auth.identity if auth else "",
+        auth_identity_url=auth.identity_url if auth else "",
+        pub_counts=tuple(connection.pub_counts.items()),
+        **tls_fields(connection.tls),
+        **identity,
+        **counts,
+    )
+
+
+def tls_fields(session: Any) -> dict[str, Any]:
+    """What /stats says of a TLS session."""
+    info = describe(session)
+    return {
+        "tls": session is not None,
+        "tls_cipher_suite": info.cipher_suite,
+        "tls_version": info.version,
+        "tls_negotiated_protocol": info.negotiated_protocol,
+        "tls_negotiated_protocol_is_mutual": info.negotiated_protocol_is_mutual,
+    }

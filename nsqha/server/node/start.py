@@ -1,0 +1,436 @@
+"""A running node: everything from the lock file to the listeners, in the order in which it starts and stops.
+
+Start: lock and journal -> metadata -> recover and lead every partition -> announce -> listen. Nothing is answered
+before everything that was acknowledged earlier can be served again. Stop is the reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import os
+import random
+import signal
+import socket
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqha import hot
+from nsqha.clock import SystemClock
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.storage import OsStorage
+from nsqha.election.embedded import EmbeddedStore
+from nsqha.errors import ConfigError, StaleMetadata
+from nsqha.nsqlog import Log
+from nsqha.options import Options, version_line
+from nsqha.server.clients.auth import AuthClient
+from nsqha.server.clients.connection import Connection
+from nsqha.server.http.broker_api import Ports
+from nsqha.server.node.broker import Broker
+from nsqha.server.node.registrar import Identity, Registrar
+from nsqha.server.node.statsd import StatsdPusher, host_prefix
+from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.runtime import listen
+from nsqha.server.runtime.disk import DiskRounds
+from nsqha.server.runtime.process import collector, keep_large_blocks
+from nsqha.server.safe_mode.rebuilding import records
+from nsqha.wire.limits import Limits
+
+if TYPE_CHECKING:
+    from nsqha.server.node.membership import Cluster
+    from nsqha.server.runtime.certificates import CertificateFiles
+    from nsqha.server.safe_mode.monitor import Doubt
+    from nsqha.server.segments.renewals import HoldRenewals
+
+MS = 1_000_000
+LEAVE_SECONDS_MAX = 5.0  # a stop waits so long for others to take over what this node leads
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+log = Log("node")
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a node serves, as clients on this machine reach it."""
+
+    tcp: str
+    http: str
+    https: str
+    grpc: str
+    segments: str
+
+
+def limits_of(options: Options) -> Limits:
+    """What the protocol checks, out of the flags."""
+    return Limits(
+        msg_bytes_max=options.max_msg_size,
+        body_bytes_max=options.max_body_size,
+        rdy_count_max=options.max_rdy_count,
+        req_timeout_ms_max=options.max_req_timeout_ns // MS,
+        # As nsqd: the client timeout is a minute, a heartbeat is due in half of it.
+        heartbeat_interval_ms_max=options.max_heartbeat_interval_ns // MS,
+        msg_timeout_default_ms=options.msg_timeout_ns // MS,
+        msg_timeout_ms_max=options.max_msg_timeout_ns // MS,
+        output_buffer_bytes_max=options.max_output_buffer_size,
+        output_buffer_timeout_default_ms=options.output_buffer_timeout_ns // MS,
+        output_buffer_timeout_ms_min=options.min_output_buffer_timeout_ns // MS,
+        output_buffer_timeout_ms_max=options.max_output_buffer_timeout_ns // MS,
+        tls=bool(options.tls_cert),
+        snappy=options.snappy,
+        deflate=options.deflate,
+        deflate_level_max=options.max_deflate_level,
+        auth_required=bool(options.auth_http_addresses),
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+    )
+
+
+def make_data_folder(path: str) -> None:
+    """Make the folder if it is not there, and say so: a mistyped --data-path looks like a broker without topics."""
+    if os.path.isdir(path):
+        return
+    first = path
+    while not os.path.exists(parent := os.path.dirname(first)):
+        first = parent
+    OsStorage().make_dirs(path)
+    within = f", with the folders from {first} on" if first != path else ""
+    log.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
+
+
+def boot_id() -> str:
+    """Of the running kernel; empty if it does not say."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
+
+
+class GivenUp(Exception):
+    """The process is to end before the node could start."""
+
+
+class Node:
+    """One broker in this process."""
+
+    def __init__(self, options: Options, stop: asyncio.Event | None = None) -> None:
+        """`stop` is set when the process is to end, which may be before the node could start."""
+        self.options = replace(options, data_path=os.path.abspath(options.data_path or "."))
+        self.failed: asyncio.Future[str] | None = None  # the disk failed: why
+        self.begins_again = asyncio.Event()  # this life ends, and another one of the same process begins
+        self._stop = stop or asyncio.Event()
+        self._doubt: Doubt | None = None
+        self._broker: Broker | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._certificates: CertificateFiles | None = None
+        self._closers: list[Any] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.addresses = Addresses("", "", "", "", "")
+
+    @property
+    def broker(self) -> Broker:
+        assert self._broker is not None, "the node was not started"
+        return self._broker
+
+    async def start(self) -> None:
+        """Serve. ConfigError if a flag, the folder or a port can not be used; GivenUp."""
+        options = self.options
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        log.info("starting", "%s", version_line("nsqd"))
+        log.info("node_id", "ID: %d", options.node_id)
+        log.info("data", "DATA: %s, sync=%s, %s functions", options.data_path, options.sync, hot.ACTIVE)
+        listen.raise_open_files_limit()
+        if options.cluster_tls_cert:
+            certificates = importlib.import_module("nsqha.server.runtime.certificates")
+            self._certificates = certificates.CertificateFiles.of(options)
+            self._tasks.append(loop.create_task(certificates.watch([self._certificates])))
+        # Sockets first: a port that is taken should not cost a recovery.
+        sockets = self._listen()
+        clock = SystemClock()
+        rng = random.Random()
+        self._make_data_path()
+        journal = self._open_journal(rng)
+        disk = DiskRounds(loop, clock, self._fail)
+        cluster = None
+        if options.etcd_endpoints:
+            await asyncio.to_thread(importlib.import_module, "nsqha.server.node.joining")
+            opener = self._opener(loop, clock, disk, journal, rng)
+            cluster, sockets = await self._open_cluster(sockets, clock, rng, journal, disk, opener)
+            store = cluster.store
+        else:
+            store = self._open_embedded(journal, rng)
+            opener = self._opener(loop, clock, disk, journal, rng)
+        broker = Broker(
+            options,
+            limits_of(options),
+            loop=loop,
+            clock=clock,
+            rng=rng,
+            journal=journal,
+            store=store,
+            disk=disk,
+            opener=opener,
+            cluster=cluster,
+        )
+        self._broker = broker
+        broker.on_failure = self._failed
+        if cluster is not None:
+            cluster.on_fatal = self._failed
+        ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name != "segments"}
+        broker.ports = Ports(**ports)
+        if isinstance(store, EmbeddedStore) and store.created and not journal.created:
+            storage = OsStorage()
+            for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
+                store.put_recovered(record)
+        await broker.open_topics()
+        self._prepare_tls_and_auth(broker)
+        self._announce(broker)
+        await self._serve(broker, sockets)
+        if cluster is not None:
+            await self._register(broker, cluster)
+        collector.start()
+        keep_large_blocks()
+        # What exists now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+
+    async def _open_cluster(
+        self,
+        sockets: dict[str, socket.socket],
+        clock: SystemClock,
+        rng: random.Random,
+        journal: NodeJournal,
+        disk: DiskRounds,
+        opener: PartitionOpener,
+    ) -> tuple[Cluster, dict[str, socket.socket]]:
+        """The cluster, and where this node listens then: while the metadata are not believed, nowhere. GivenUp."""
+        joining = importlib.import_module("nsqha.server.node.joining")
+        while True:
+            try:
+                return await joining.open_cluster(self.options, journal, clock, rng, self._certificates), sockets
+            except StaleMetadata as error:
+                for sock in sockets.values():
+                    sock.close()  # clients go elsewhere: this may take until an operator comes
+                held = importlib.import_module("nsqha.server.safe_mode.hold")
+                holding = held.Holding(self.options, journal, clock, disk, opener, self._stop, self._certificates)
+                if not await held.until_accepted(holding, str(error)):
+                    journal.close()
+                    disk.close()
+                    raise GivenUp from None
+                sockets = self._listen()
+
+    async def _register(self, broker: Broker, cluster: Cluster) -> None:
+        """Everything is served: now the others may know."""
+        joining = importlib.import_module("nsqha.server.node.joining")
+        uid, ports = broker.journal.identity.node_uid, broker.ports
+        grpc, segments = self.addresses.grpc, self.addresses.segments
+        info = joining.node_info(
+            self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc, segments=segments
+        )
+        await cluster.join(info)
+        assert self._doubt is not None
+        self._tasks.append(broker.loop.create_task(self._doubt.run()))
+
+    def _opener(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: SystemClock,
+        disk: DiskRounds,
+        journal: NodeJournal,
+        rng: random.Random,
+    ) -> PartitionOpener:
+        fail = self._fail
+        return PartitionOpener(self.options, loop=loop, clock=clock, disk=disk, journal=journal, rng=rng, fail=fail)
+
+    def _make_data_path(self) -> None:
+        options = self.options
+        try:
+            make_data_folder(options.data_path)
+        except FileExistsError:
+            raise ConfigError(f"--data-path={options.data_path}: this is a file, not a folder") from None
+        except OSError as error:
+            raise ConfigError(f"--data-path={options.data_path}: {error.strerror}") from None
+
+    def _open_journal(self, rng: random.Random) -> NodeJournal:
+        path = self.options.data_path
+        journal = NodeJournal.open(OsStorage(), path, rng, boot_id=boot_id(), new_lock=threading.Lock)
+        if journal.poisoned:
+            log.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
+        return journal
+
+    def _open_embedded(self, journal: NodeJournal, rng: random.Random) -> EmbeddedStore:
+        if journal.identity.etcd_cluster_id:
+            cluster = journal.identity.cluster_id
+            journal.close()
+            raise ConfigError(
+                f"--data-path={self.options.data_path} belongs to cluster {cluster:016x}: alone, this node would lead "
+                "what others lead; give --etcd-endpoint, or another folder"
+            )
+        store = EmbeddedStore(
+            OsStorage(),
+            f"{self.options.data_path}/metadata",
+            rng,
+            cluster_id=journal.identity.cluster_id,
+            revision_seen=journal.identity.revision_seen,
+        )
+        journal.join(store.cluster().record.cluster_id)
+        return store
+
+    def _listen(self) -> dict[str, socket.socket]:
+        options = self.options
+        wanted = {"tcp": options.tcp_address, "http": options.http_address, "segments": options.segments_address}
+        if options.segments_address and not listen.is_tcp(options.segments_address):
+            raise ConfigError(f"--segments-address={options.segments_address}: it is not host:port")
+        if options.tls_cert and options.https_address:
+            wanted["https"] = options.https_address
+        sockets: dict[str, socket.socket] = {}
+        try:
+            for name, address in wanted.items():
+                if address:
+                    sockets[name] = listen.listen(address, flag=f"{name}-address")
+            # Bound later; where gRPC itself does that it complains on stderr in words of its own.
+            listen.check_free(options.grpc_address, flag="grpc-address")
+        except ConfigError:
+            for sock in sockets.values():
+                sock.close()
+            raise
+        return sockets
+
+    def _prepare_tls_and_auth(self, broker: Broker) -> None:
+        from nsqha.server.runtime import certificates, tls
+
+        options = self.options
+        if options.tls_cert:
+            certificate = certificates.ClientCertificate(options)
+            broker.tls_context = certificate.context
+            self._tasks.append(broker.loop.create_task(certificates.watch([certificate])))
+        if options.auth_http_addresses:
+            broker.auth = AuthClient(
+                options.auth_http_addresses,
+                clock=broker.clock,
+                rng=broker.rng,
+                post=options.auth_http_request_method == "post",
+                connect_seconds=options.http_client_connect_timeout_ns / 1e9,
+                request_seconds=options.http_client_request_timeout_ns / 1e9,
+                tls=tls.client_context(options),
+            )
+            self._closers.append(broker.auth.close)
+
+    def _announce(self, broker: Broker) -> None:
+        options = self.options
+        registrar = Registrar(
+            Identity(
+                tcp_port=options.broadcast_tcp_port or broker.ports.tcp,
+                http_port=options.broadcast_http_port or broker.ports.http,
+                hostname=socket.gethostname(),
+                broadcast_address=options.broadcast_address,
+                topology_zone=options.topology_zone,
+                topology_region=options.topology_region,
+            ),
+            broker.topics.registrations,
+            answer_bytes_max=options.max_body_size,
+            connect_seconds=options.http_client_connect_timeout_ns / 1e9,
+            request_seconds=options.http_client_request_timeout_ns / 1e9,
+        )
+        broker.topics.registrar = registrar
+        registrar.set_peers(options.lookupd_tcp_addresses)
+        self._closers.append(registrar.close)
+        if options.statsd_address:
+            prefix = host_prefix(
+                options.statsd_prefix, options.broadcast_address, options.broadcast_http_port or broker.ports.http
+            )
+            interval = options.statsd_interval_ns / 1e9
+            pusher = StatsdPusher(broker, options.statsd_address, prefix, interval_seconds=interval)
+            self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
+
+    async def _serve(self, broker: Broker, sockets: dict[str, socket.socket]) -> None:
+        from nsqha.server.http.api import HttpServer
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(broker), sock=sockets["tcp"])
+        log.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
+        http = HttpServer(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
+        await http.start()
+        self._closers.append(http.close)
+        # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
+        service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
+        peers: Any = None
+        if broker.cluster is not None:
+            joining = importlib.import_module("nsqha.server.node.joining")
+            peers = joining.peer_server(self.options)
+            checked = joining.MembersOnly(peers, broker.cluster.members.view)
+            broker.cluster.serve(checked)
+            doubt = importlib.import_module("nsqha.server.safe_mode.monitor")
+            self._doubt = doubt.Doubt(broker, broker.cluster, broker.cluster.store, self.begins_again.set)
+            self._doubt.serve(checked)
+        admin = service.AdminServer(broker, self.options.grpc_address, peers, tls=self._certificates)
+        await admin.start()
+        self._closers.append(admin.close)
+        broker.grpc_address = admin.address
+        if "segments" in sockets:
+            await self._serve_segments(broker, sockets["segments"], admin.renewals)
+        bound = {name: listen.bound_address(sock) for name, sock in sockets.items()}
+        self.addresses = Addresses(
+            bound.get("tcp", ""), bound.get("http", ""), bound.get("https", ""), admin.address, broker.segments_address
+        )
+
+    async def _serve_segments(self, broker: Broker, sock: socket.socket, renewals: HoldRenewals) -> None:
+        byte_server = await asyncio.to_thread(importlib.import_module, "nsqha.server.segments.byte_server")
+        server = byte_server.ByteServer.of(broker, sock, self._certificates, renewals.read)
+        server.start()
+        self._closers.append(server.close)
+        broker.segments, broker.segments_address = server, server.address
+
+    def _fail(self, error: BaseException) -> None:
+        self.broker.fail(error)
+
+    def _failed(self, why: str) -> None:
+        if self.failed is not None and not self.failed.done():
+            self.failed.set_result(why)
+
+    async def stop(self, *, hand_over: bool = True) -> None:
+        """Leave the lookup daemons, close listeners and clients, write what is left, sync, mark the stop clean."""
+        broker = self.broker
+        log.info("stopping", "NSQ: stopping")
+        if hand_over and broker.cluster is not None and broker.failure is None:
+            # Everything still runs: who publishes or consumes here notices a pause, and is served by others then.
+            await broker.cluster.leave(LEAVE_SECONDS_MAX)
+        broker.exiting = True
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        for close in reversed(self._closers):
+            await close()
+        await broker.stop()
+        log.info("stopped", "bye")
+
+
+def serve_until_signal(options: Options) -> int:
+    """Run one node until SIGINT or SIGTERM (0), or until its disk fails (1)."""
+    import uvloop
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        while True:
+            node = Node(options, stop)
+            try:
+                await node.start()
+            except GivenUp:
+                return 0
+            assert node.failed is not None
+            stopping = loop.create_task(stop.wait())
+            beginning = loop.create_task(node.begins_again.wait())
+            await asyncio.wait((stopping, beginning, node.failed), return_when=asyncio.FIRST_COMPLETED)
+            again = not stopping.done() and not node.failed.done()
+            stopping.cancel()
+            beginning.cancel()
+            failed = node.failed.done()
+            await node.stop(hand_over=not again)
+            if not again:
+                return 1 if failed else 0
+
+    return uvloop.run(main())

@@ -1,0 +1,391 @@
+"""Handing committed messages of one channel of one partition to its consumers.
+
+A consumer is one connection. Its RDY window (`rdy - in_flight`) covers all partitions of the topic; a `Leg` is its
+place at one of them. First deliveries are slices of committed batches, as many messages as the window allows at a
+time; only redeliveries are rendered one by one.
+
+Fairness: a pump deals the backlog out evenly over the consumers that are ready. Where messages come by the hundred, the
+pieces of one pump would cost more in system calls than the messages do; then one consumer gets them and the next one
+those of the next pump.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqha import hot
+from nsqha.clock import Now
+from nsqha.commitlog.entry import BatchCorrupt
+from nsqha.cursor.events import deliver_at_in
+from nsqha.errors import LogCorrupt
+from nsqha.frames import HAS_ATTRIBUTES
+from nsqha.nsqlog import Log
+from nsqha.quantile import LatencyWindow
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.reader import Batch
+    from nsqha.cursor.channel import Channel
+    from nsqha.server.partition.partition import Partition
+
+log = Log("delivery")
+
+OWNER_MAX = 65535
+DEAL_EVENLY = 32  # up to so many messages for each
+DEAL_MIN = 1000  # otherwise at least so many at a time, if windows allow
+
+
+class Wire(Protocol):
+    """Where a consumer's frames go."""
+
+    writable: bool
+
+    def send_messages(self, data: Any) -> None:
+        """Write whole message frames, not counted as a reply."""
+
+    def reply(self, data: bytes) -> None:
+        """Write an error frame after the replies of earlier commands."""
+
+    def close(self) -> None:
+        """Drop the connection."""
+
+
+class Consumer:
+    """A subscribed connection: its window and its counters.
+
+    The window covers what is in flight from partitions led here and what is lent to other nodes (`relay_client`).
+    """
+
+    only: int | None = None  # the partition it reads; None: all
+
+    def __init__(self, wire: Wire, *, topic: str, channel: str, msg_timeout: float, sample_rate: int) -> None:
+        self.wire = wire
+        self.topic = topic
+        self.channel = channel
+        self.msg_timeout = msg_timeout
+        self.sample_rate = sample_rate
+        self.rdy = 0
+        self.in_flight = 0
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.legs: dict[int, Leg] = {}
+        self.lent = 0  # of the window, to leaders on other nodes
+        self.remote: Remote | None = None  # its places at partitions that others lead; None: this node is alone
+        self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
+        self._turn = 0
+
+    @property
+    def room(self) -> int:
+        return self.rdy - self.in_flight - self.lent if self.wire.writable else 0
+
+    def ready(self, count: int) -> None:
+        """RDY."""
+        self.rdy = count
+        if self.remote is not None:
+            self.remote.balance()
+        self.wake()
+
+    def set_standby(self, standby: bool) -> None:
+        """Clients connected here read the channel, or do not any more: nothing to one of them."""
+
+    def attached(self) -> None:
+        """It has got a place at a partition."""
+
+    def starved(self) -> None:
+        """A partition could hand out nothing, perhaps for want of room."""
+        if self.lent and self.remote is not None:
+            self.remote.starved()
+
+    def moved(self, why: str) -> None:
+        """A partition that it was served from is not led here any more. Who came for this leader looks it up again."""
+        if self.direct:
+            self.wire.close()
+
+    def wake(self) -> None:
+        """The window opened: look for messages at the end of this tick, each time at another partition first."""
+        legs = self.legs
+        if len(legs) == 1:
+            for leg in legs.values():
+                leg.delivery.wake()
+            return
+        order = list(legs.values())
+        self._turn += 1
+        for n in range(len(order)):
+            order[(self._turn + n) % len(order)].delivery.wake()
+
+
+class Remote(Protocol):
+    """A consumer's places at partitions that other nodes lead."""
+
+    @property
+    def in_flight(self) -> int:
+        """As last heard."""
+
+    def balance(self) -> None:
+        """The window changed."""
+
+    def starved(self) -> None:
+        """A partition here needs some of what is lent."""
+
+    def resumed(self) -> None:
+        """The client takes bytes again."""
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> int:
+        """Pass on the FIN lines at `pos` that belong to one partition elsewhere; where they end, `pos` if none does."""
+
+    def req(self, message_id: bytes, delay_ms: int) -> bool:
+        """Pass it on; False if the message is of no partition that is read elsewhere."""
+
+    def touch(self, message_id: bytes) -> bool:
+        """As `req`."""
+
+
+class Leg:
+    """A consumer's place at one partition of its channel."""
+
+    __slots__ = ("channel", "consumer", "delivery", "id_base", "owner")
+
+    def __init__(self, consumer: Consumer, delivery: Delivery, owner: int) -> None:
+        self.consumer = consumer
+        self.delivery = delivery
+        self.owner = owner
+        self.channel = delivery.channel
+        self.id_base = delivery.partition.id_base
+
+
+class Delivery:
+    """One channel of one partition, and the consumers it feeds."""
+
+    def __init__(
+        self, partition: Partition, channel: Channel, rng: random.Random, latency: LatencyWindow | None
+    ) -> None:
+        self.partition = partition
+        self.latency = latency  # of messages from publish to FIN; None: not asked for
+        self.channel = channel
+        self.stuck: str | None = None  # why nothing more can be read; shown in /stats
+        self.damage: tuple[int, int] | None = None  # the offsets that can not be read, if that is why
+        self._rng = rng
+        self._legs: dict[int, Leg] = {}
+        self._order: list[Leg] = []
+        self._turn = 0
+        self.woken = False  # it is pumped at the end of the tick
+        self.delayed = False  # files could not be opened: it is pumped later
+        self._batch: Batch | None = None
+        self._offset = 0  # of the message at `_position` of `_batch`
+        self._position = 0
+        self._dues: dict[int, int] = {}  # deliver-at times of messages in `_batch`
+
+    # ---- consumers
+
+    def attach(self, consumer: Consumer) -> Leg:
+        owner = next(n for n in range(1, OWNER_MAX + 1) if n not in self._legs)
+        leg = Leg(consumer, self, owner)
+        self._legs[owner] = leg
+        self._order.append(leg)
+        consumer.legs[self.partition.number] = leg
+        consumer.attached()
+        return leg
+
+    def detach(self, leg: Leg, now: Now) -> None:
+        """The consumer is gone; what it had in flight waits for the next one."""
+        if self._legs.pop(leg.owner, None) is None:
+            return
+        self._order.remove(leg)
+        leg.consumer.legs.pop(self.partition.number, None)
+        leg.consumer.in_flight -= self.channel.detach(leg.owner, now)
+        self.wake()
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return [leg.consumer for leg in self._order]
+
+    def finished(self, offset: int, count: int, now: Now) -> None:
+        """`count` messages up to `offset` were finished: remember their age. Called only if `latency` is wanted."""
+        assert self.latency is not None
+        try:
+            entry = self.partition.log.entry_for_offset(offset)
+        except LogCorrupt:
+            return  # a figure is not worth a connection
+        if entry is not None:
+            self.latency.add(max(0, now.wall_ns - entry.timestamp_ns), now.mono, count)
+
+    def forgotten(self, counts: dict[int, int]) -> None:
+        """A seek or an empty: these deliveries are no longer in flight."""
+        for owner, count in counts.items():
+            leg = self._legs.get(owner)
+            if leg is not None:
+                leg.consumer.in_flight -= count
+        self._batch = None
+        self.wake()
+
+    # ---- time
+
+    def due(self, now: Now) -> None:
+        """Time out what is overdue and hand out what has become due."""
+        for owner, count in self.channel.expire(now):
+            leg = self._legs.get(owner)
+            if leg is not None:
+                leg.consumer.in_flight -= count
+                leg.consumer.wake()
+        self.pump(now)
+
+    # ---- handing out
+
+    def wake(self) -> None:
+        """Look for messages at the end of this tick."""
+        if not self.woken:
+            self.woken = True
+            self.partition.deliveries.wake(self)
+
+    def pump(self, now: Now) -> None:
+        """Hand out as much as windows and backlog allow."""
+        channel = self.channel
+        if not self._order or channel.paused or self.stuck is not None or not self.partition.hands_out:
+            return
+        try:
+            if channel.next_read >= self.partition.cursors.pump and channel.redelivery(now) is None:
+                return
+            ready = [leg for leg in self._order if leg.consumer.room > 0]
+            if not ready:
+                for leg in self._order:
+                    leg.consumer.starved()
+                return
+            self._redeliver(ready, now)
+            if ready:
+                self._deliver(ready, now)
+        except LogCorrupt as error:
+            self.stuck = str(error)
+            if isinstance(error, BatchCorrupt):
+                self.damage = (error.first.offset, error.end.offset)
+                self.partition.on_damage(error.first.log_id, error.end.log_id)
+            text = "%s/%s stopped: %s; restore the files, or go on without: nsqha log skip %s"
+            topic = next((c.topic for c in self.consumers), "")
+            log.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
+        except OSError as error:
+            # Too many open files, or no memory: that passes, and says nothing of the bytes.
+            if not self.delayed:
+                log.warning("read_delayed", "%s: %s; trying again", channel.name, error, channel=channel.name)
+                self.partition.deliveries.wake_later(self)
+        except Exception as error:
+            # A broken invariant: better this channel is silent than wrong, and no other one is either.
+            self.stuck = f"{type(error).__name__}: {error}"
+            log.error("channel_stuck", "%s stopped", channel.name, error=error, channel=channel.name)
+
+    def has_backlog(self, now: Now) -> bool:
+        """Whether a consumer with room would get something."""
+        channel = self.channel
+        if channel.paused or self.stuck is not None or not self.partition.hands_out:
+            return False
+        return channel.has_redelivery(now) or channel.next_run(self.partition.cursors.pump, 1) is not None
+
+    def mended(self) -> None:
+        """What could not be read can be read again."""
+        if self.damage is not None:
+            self.stuck = self.damage = self._batch = None
+            self.wake()
+
+    def skip_damage(self) -> tuple[int, int, int] | None:
+        """Go on behind what can not be read: [first, end) and how many messages this channel loses; None: not stuck."""
+        if self.damage is None:
+            return None
+        first, end = self.damage
+        lost = self.channel.give_up(first, end)
+        self.stuck = self.damage = self._batch = None
+        self.wake()
+        return first, end, lost
+
+    def _redeliver(self, ready: list[Leg], now: Now) -> None:
+        channel = self.channel
+        while ready and (redelivery := channel.redelivery(now)) is not None:
+            leg = ready[self._turn % len(ready)]
+            self._turn += 1
+            frame = self.partition.log.message(redelivery.offset, redelivery.position)
+            consumer = leg.consumer
+            channel.redelivered(redelivery, leg.owner, now.mono + consumer.msg_timeout)
+            consumer.in_flight += 1
+            consumer.message_count += 1
+            consumer.wire.send_messages(hot.patch_attempts(frame, redelivery.attempts))
+            if consumer.room <= 0:
+                ready.remove(leg)
+
+    def _deliver(self, ready: list[Leg], now: Now) -> None:
+        channel = self.channel
+        end = self.partition.cursors.pump
+        while ready:
+            leg = ready[self._turn % len(ready)]
+            consumer = leg.consumer
+            room = consumer.room
+            if room <= 0:
+                ready.remove(leg)
+                continue
+            if len(ready) > 1:
+                self._turn += 1
+                share = (end - channel.next_read) // len(ready) + 1
+                room = min(room, share if share <= DEAL_EVENLY else max(share, DEAL_MIN))
+            run = channel.next_run(end, room)
+            if run is None:
+                return
+            first, stop = run
+            batch = self._batch_of(first)
+            position = self._position
+            if self._dues and (stop := self._not_due(first, stop, now)) == first:
+                continue
+            position_end, count = hot.walk(batch.data, position, len(batch.data), stop - first)
+            if count == 0:
+                raise LogCorrupt(f"no message frame at offset {first}")
+            if consumer.sample_rate:
+                self._deliver_sample(leg, first, count, batch, position, now)
+            else:
+                channel.delivered(first, first + count, leg.owner, now.mono + consumer.msg_timeout)
+                consumer.in_flight += count
+                consumer.message_count += count
+                consumer.wire.send_messages(memoryview(batch.data)[position:position_end])
+            self._offset = first = first + count
+            self._position = position_end
+            if first >= end:
+                return
+
+    def _not_due(self, first: int, stop: int, now: Now) -> int:
+        """Where a run has to end because of a message whose deliver-at time is not over; that one, if first, waits.
+
+        The pump defers such messages as it passes; here come only those that a seek made readable again.
+        """
+        waiting = [offset for offset, due_ns in self._dues.items() if first <= offset < stop and due_ns > now.wall_ns]
+        if not waiting:
+            return stop
+        offset = min(waiting)
+        if offset == first:
+            self.channel.meet(offset, self._dues[offset], now)
+        return offset
+
+    def _deliver_sample(self, leg: Leg, first: int, count: int, batch: Batch, position: int, now: Now) -> None:
+        """As nsqd: a message passes if a number drawn from 0..99 is at most the sample rate; others are dropped."""
+        channel, consumer = leg.channel, leg.consumer
+        for offset in range(first, first + count):
+            end, _ = hot.walk(batch.data, position, len(batch.data), 1)
+            if self._rng.randrange(100) > consumer.sample_rate:
+                channel.drop(offset, offset + 1)
+            else:
+                channel.delivered(offset, offset + 1, leg.owner, now.mono + consumer.msg_timeout)
+                consumer.in_flight += 1
+                consumer.message_count += 1
+                consumer.wire.send_messages(memoryview(batch.data)[position:end])
+            position = end
+
+    def _batch_of(self, offset: int) -> Batch:
+        """The batch that holds `offset`, with `_position` at its frame (behind attribute frames)."""
+        batch = self._batch
+        if batch is None or not batch.first_offset <= offset < batch.end_offset:
+            batch = self.partition.log.batch_at(offset)
+            if batch is None:
+                raise LogCorrupt(f"offset {offset} is not in the log")
+            self._batch = batch
+            self._dues = deliver_at_in(batch.data, batch.first_offset) if batch.flags & HAS_ATTRIBUTES else {}
+            self._position = batch.locate(offset)
+        elif offset != self._offset:
+            self._position = batch.locate(offset)
+        else:
+            self._position = hot.skip_control(batch.data, self._position, len(batch.data))
+        self._offset = offset
+        return batch

@@ -1,0 +1,108 @@
+"""Work on a partition's files: beginning new ones while nothing is appended, unlinking old ones beside appends.
+
+    run    -> [a worker thread: job] -> then(result) | failed(error) -> ended
+    remove -> [the thread for removals: step, step, ..] | failed(error)
+
+One job at a time; publishes wait meanwhile. Deliveries go on, so a job must not change what readers of the log look at:
+what it found or made is taken in by `then`, on the loop. Files that are unlinked have left the log before: only who
+removes the directory, or begins the log anew in it, has to wait for that. What can not be unlinked costs room and
+nothing else: it is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from nsqha.commitlog.log import PartitionLog
+from nsqha.nsqlog import Log
+from nsqha.server.runtime.disk import DiskRounds
+
+REMOVAL_RETRY_SECONDS = 60.0
+
+log = Log("files")
+
+T = TypeVar("T")
+
+
+class Removals:
+    """The unlinking of files that one partition's log has forgotten."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, disk: DiskRounds, failed: Callable[[Exception], None]
+    ) -> None:
+        self.task: asyncio.Task[None] | None = None  # while files are being unlinked
+        self._loop = loop
+        self._disk = disk
+        self._failed = failed
+        self._not_before = 0.0
+
+    def begin(self, log_: PartitionLog) -> None:
+        """Unlink what it has forgotten, unless that has just failed; none may be under way."""
+        assert self.task is None, "two removals at once"
+        if log_.forgotten_files and self._loop.time() >= self._not_before:
+            self.task = self._loop.create_task(self._remove(log_))
+
+    async def _remove(self, log_: PartitionLog) -> None:
+        try:
+            await self._disk.removed(log_.unlink_some)
+        except OSError as error:
+            self._not_before = self._loop.time() + REMOVAL_RETRY_SECONDS
+            log.warning("files_remain", "%s: files are removed later: %s", log_.directory, error)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self.task = None
+
+
+class FileJobs:
+    """Of one partition."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        disk: DiskRounds,
+        *,
+        failed: Callable[[Exception], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._disk = disk
+        self._failed = failed
+        self._ended = ended
+        self._task: asyncio.Task[None] | None = None
+        self._removals = Removals(loop, disk, failed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job has the files for itself."""
+        return self._task is not None
+
+    @property
+    def removing(self) -> bool:
+        """Whether files are being unlinked."""
+        return self._removals.task is not None
+
+    def run(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Nothing else may be busy."""
+        assert self._task is None, "two jobs at once"
+        self._task = self._loop.create_task(self._run(job, then))
+
+    async def _run(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
+        try:
+            then(await self._disk.run(job))
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._task = None
+        self._ended()
+
+    def remove(self, log_: PartitionLog) -> None:
+        """Unlink files that nobody looks at any more; none may be under way."""
+        self._removals.begin(log_)
+
+    async def wait(self) -> None:
+        """Return when the files are free, and nothing is unlinked any more."""
+        while task := self._task or self._removals.task:
+            await asyncio.wait([task])

@@ -1,0 +1,269 @@
+"""A topic on this node: its metadata record, the partitions that are led here, and the consumers by channel.
+
+The record (settings, channel list, who leads what) belongs to the metadata store; this object holds the last version
+read. A change of the channel list goes: compare-and-set in the store (`Metadata.change_channels`) -> `versioned` -> a
+`channels` event in the log of each partition led here (`reconcile`) -> applied when it is committed -> deliveries.
+
+Owner of which partitions this node leads (`led`): publishes, consumers, statistics and administration ask nowhere else.
+Invariants: each led partition has one delivery for each of its channels; a consumer has a leg at every led partition
+that serves its channel. Clients of other nodes (`relayed`) stand by while clients connected here read the channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from nsqha import ids
+from nsqha.clock import Now
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.partition import Forgotten
+from nsqha.cursor.state import Created, Deleted, Effect, EpochStarted
+from nsqha.election.model import TopicRecord, Versioned
+from nsqha.nsqlog import Log
+from nsqha.server.partition.delivery import Consumer, Delivery
+from nsqha.server.partition.partition import Partition
+
+BEGUN_POLL_SECONDS = 0.005
+
+log = Log("topic")
+
+NewDelivery = Callable[[Partition, Channel], Delivery]
+
+
+class Topic:
+    """The local part of one topic."""
+
+    def __init__(
+        self,
+        record: Versioned[TopicRecord],
+        partitions: Sequence[Partition],
+        new_delivery: NewDelivery,
+    ) -> None:
+        self.versioned = record
+        self.led: tuple[Partition, ...] = ()  # by number; replaced, never changed: who walks it may await
+        self.consumers: dict[str, list[Consumer]] = {}  # connected here, by channel
+        self.relayed: dict[str, list[Consumer]] = {}  # connected elsewhere
+        self.deleting = False
+        self.leaving: set[str] = set()  # channels that are being deleted
+        self.ended = Counter[str]()  # what was counted in partitions that are not led here any more
+        self.ended_channels: defaultdict[str, Counter[str]] = defaultdict(Counter)  # the same by channel
+        self._new_delivery = new_delivery
+        for partition in partitions:
+            self.add_led(partition)
+
+    @property
+    def name(self) -> str:
+        return self.versioned.record.name
+
+    @property
+    def record(self) -> TopicRecord:
+        return self.versioned.record
+
+    @property
+    def ephemeral(self) -> bool:
+        return ids.is_ephemeral(self.name)
+
+    def partition_for(self, connection_number: int) -> Partition:
+        """Sticky per connection, so that what one connection publishes keeps its order."""
+        return self.led[connection_number % len(self.led)]
+
+    def leads(self, number: int) -> Partition | None:
+        """The partition, if this node leads it."""
+        return next((partition for partition in self.led if partition.number == number), None)
+
+    def channel_names(self) -> list[str]:
+        """Those of the record, and what the logs led here have besides: #ephemeral ones, and what is being deleted."""
+        return sorted(
+            {name for partition in self.led for name in partition.cursors.channels} | set(self.record.channels.channels)
+        )
+
+    def has_channel(self, name: str) -> bool:
+        return name in self.record.channels.channels or any(name in p.cursors.channels for p in self.led)
+
+    def is_reader(self, name: str) -> bool | None:
+        """Whether the channel is one of those that readers of the log's files keep; None: it is not there."""
+        listed = self.record.channels.channels.get(name)
+        if listed is not None:
+            return listed.reader
+        logged = [p.cursors.channels[name].committed for p in self.led if name in p.cursors.channels]
+        return any(channel.reader for channel in logged) if logged else None
+
+    def announced(self) -> list[str]:
+        """The channels that others hear of. No reader's: whoever makes one from hearsay makes it for consumers."""
+        return [name for name in self.channel_names() if not self.is_reader(name)]
+
+    def serves(self, name: str) -> bool:
+        """Whether consumers of this channel can be attached: every partition has it, and it is to stay."""
+        return name not in self.leaving and all(p.serving and name in p.deliveries for p in self.led)
+
+    def knows(self, name: str) -> bool:
+        """In a cluster: the channel is there and stays, and what is led here has it, as far as it serves at all."""
+        there = ids.is_ephemeral(name) or name in self.record.channels.channels
+        return there and name not in self.leaving and all(not p.serving or name in p.deliveries for p in self.led)
+
+    def used(self, channel: str) -> bool:
+        """Whether somebody reads it from here."""
+        return bool(self.consumers.get(channel) or self.relayed.get(channel))
+
+    @contextmanager
+    def leaves(self, channel: str) -> Iterator[None]:
+        """It is being deleted: who comes meanwhile gets his place when that is over, however it ends."""
+        self.leaving.add(channel)
+        try:
+            yield
+        finally:
+            self.leaving.discard(channel)
+            for partition in self.led:
+                self._give_places(partition)
+
+    @property
+    def paused(self) -> bool:
+        return self.record.channels.paused
+
+    def wake(self, channel: str) -> None:
+        """Deliveries of the channel may go on."""
+        for partition in self.led:
+            if channel in partition.deliveries:
+                partition.deliveries[channel].wake()
+
+    # ---- partitions come and go with leadership
+
+    def add_led(self, partition: Partition) -> None:
+        """This node leads the partition from now on; consumers get their place when its epoch has begun."""
+        partition.on_effects = lambda effects: self._happened(partition, effects)
+        self._sync_deliveries(partition)
+        others = [led for led in self.led if led.number != partition.number]
+        self.led = tuple(sorted([*others, partition], key=lambda led: led.number))
+        self._give_places(partition)
+
+    def remove_led(self, partition: Partition, why: str) -> None:
+        """This node does not lead it any more. Who came here because it did looks for the leader anew; clients of other
+        nodes are sent on; the others read on from the next leader (`relay_client`)."""
+        self.led = tuple(led for led in self.led if led is not partition)
+        self._keep_counts(partition)
+        now = partition.now()
+        for delivery in partition.deliveries.values():
+            for consumer in delivery.consumers:
+                try:
+                    try:
+                        delivery.detach(consumer.legs[partition.number], now)
+                    finally:
+                        consumer.moved(why)
+                except Exception as error:  # the others would wait here, with what they have in flight, for ever
+                    log.error("consumer_not_told", "%s/%d", self.name, partition.number, error=error)
+
+    def _keep_counts(self, partition: Partition) -> None:
+        """Counters never go back, whatever is led here: who draws differences would see everything once more."""
+        self.ended.update(message_count=partition.message_count, message_bytes=partition.message_bytes)
+        for name, delivery in partition.deliveries.items():
+            channel = delivery.channel
+            self.ended_channels[name].update(
+                message_count=channel.message_count,
+                requeue_count=channel.requeue_count,
+                timeout_count=channel.timeout_count,
+                finish_count=channel.finished_count,
+            )
+
+    # ---- channels come and go with committed events
+
+    def _happened(self, partition: Partition, effects: Sequence[Effect | Forgotten]) -> None:
+        """A committed batch changed channels: bring deliveries and windows in line."""
+        for effect in effects:
+            if isinstance(effect, (Created, Deleted)):
+                self._sync_deliveries(partition)
+                self._give_places(partition)
+            elif isinstance(effect, EpochStarted):
+                # The record may have changed while the epoch could not write events yet.
+                if partition.serving and partition.cursors.reconcile(self.record.channels):
+                    partition.write_events()
+                self._give_places(partition)
+            elif isinstance(effect, Forgotten):
+                delivery = partition.deliveries.get(effect.channel.name)
+                if delivery is not None:
+                    delivery.forgotten(effect.counts)
+
+    def _sync_deliveries(self, partition: Partition) -> None:
+        """Open deliveries for new channels, close those of deleted ones."""
+        channels = partition.cursors.channels
+        for name, delivery in list(partition.deliveries.items()):
+            if channels.get(name) is not delivery.channel:
+                del partition.deliveries[name]
+                self.ended_channels.pop(name, None)
+                for consumer in delivery.consumers:
+                    consumer.wire.close()
+        for name, channel in channels.items():
+            if name not in partition.deliveries:
+                partition.deliveries[name] = self._new_delivery(partition, channel)
+
+    # ---- consumers
+
+    def attach(self, consumer: Consumer) -> None:
+        """Give the consumer its place at each partition that serves the channel; at others when they do."""
+        self._group(consumer).setdefault(consumer.channel, []).append(consumer)
+        for partition in self.led:
+            self._give_place(partition, consumer)
+        self._set_standby(consumer.channel)
+
+    def detach(self, consumer: Consumer, now: Now) -> bool:
+        """The consumer is gone. True if it was the last of its channel."""
+        for leg in list(consumer.legs.values()):
+            leg.delivery.detach(leg, now)
+        group = self._group(consumer)
+        remaining = group.get(consumer.channel, [])
+        if consumer not in remaining:
+            return False
+        remaining.remove(consumer)
+        if not remaining:
+            del group[consumer.channel]
+        self._set_standby(consumer.channel)
+        return not self.used(consumer.channel)
+
+    def _group(self, consumer: Consumer) -> dict[str, list[Consumer]]:
+        return self.consumers if consumer.only is None else self.relayed
+
+    def _give_places(self, partition: Partition) -> None:
+        for consumer in self.all_consumers():
+            self._give_place(partition, consumer)
+
+    def _give_place(self, partition: Partition, consumer: Consumer) -> None:
+        delivery = partition.deliveries.get(consumer.channel)
+        mine = consumer.only is None or consumer.only == partition.number
+        stays = consumer.channel not in self.leaving
+        if delivery is not None and delivery.channel.committed.reader:
+            return
+        if mine and stays and delivery is not None and partition.serving and partition.number not in consumer.legs:
+            delivery.attach(consumer)
+            delivery.wake()
+
+    def places_missing(self, consumer: Consumer) -> list[int]:
+        """Partitions led here that do not serve this consumer yet."""
+        return [partition.number for partition in self.led if partition.number not in consumer.legs]
+
+    def _set_standby(self, channel: str) -> None:
+        for consumer in self.relayed.get(channel, ()):
+            consumer.set_standby(channel in self.consumers)
+
+    def all_consumers(self) -> list[Consumer]:
+        return [c for group in (self.consumers, self.relayed) for consumers in group.values() for c in consumers]
+
+    # ---- the logs follow the record
+
+    async def begun(self, seconds: float) -> None:
+        """Wait until what is led here serves, but no longer than that: its epochs begin when enough replicas are in."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not all(p.serving or p.closed for p in self.led) and not self.deleting and loop.time() < deadline:
+            await asyncio.sleep(BEGUN_POLL_SECONDS)
+
+    async def reconcile(self) -> None:
+        """Bring the log of every led partition in line with the record; returns when that is committed."""
+        for partition in self.led:
+            partition.cursors.reconcile(self.record.channels)
+        await self.commit_events()
+
+    async def commit_events(self) -> None:
+        """Have the channel events that are queued committed in every led partition."""
+        await asyncio.gather(*[partition.commit_events() for partition in self.led])

@@ -1,0 +1,399 @@
+"""Streams and calls between nodes over gRPC (HTTP/2), on the loop of the process.
+
+What grpc.aio leaves open is decided here:
+
+- Streams are gRPC on the wire, and both their ends are ours (`nsqha.server.peers.peer_http2`); calls are grpc.aio's.
+- A call is first given a connection and only then sent. What fails before is `Unavailable`; afterwards it is
+  `OutcomeUnknown`, unless the other side itself said what happened: it names our error in a trailer (`nsqha-error`), so
+  that gRPC's own UNAVAILABLE is never taken for an answer.
+- A dead address is refused at once, never waited for (`wait_for_ready` is off); it is tried again 0.1 to 1 s later, for
+  calls by gRPC and for streams by `nsqha.server.peers.dialling`. A host that went silent is noticed by pings after
+  KEEPALIVE_SECONDS + PING_TIMEOUT_SECONDS; that is the backstop of deadlines, acks and leases, which notice earlier.
+- Each `GrpcPeers` has connections of its own, and each stream has one: catch-up and forwarding use other ones than live
+  replication does.
+- With TLS the whole port wants a certificate of the cluster's CA, and the methods here want one that names a node
+  (`nsqha.server.runtime.tls`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import unquote
+
+import nsqha.grpc_env  # noqa: F401
+
+# isort: split
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.server.peers.api import (
+    ERROR_TRAILER,
+    KEEPALIVE_SECONDS,
+    MESSAGE_BYTES_MAX,
+    PERMISSION_DENIED,
+    PING_TIMEOUT_SECONDS,
+    UNIMPLEMENTED,
+    Accept,
+    Answer,
+    Message,
+    Method,
+    PeerIdentity,
+    PeerStream,
+    Refused,
+    StreamHandler,
+    error_of,
+    kind_and_text,
+    methods_of,
+    one_line,
+    status_of,
+)
+from nsqha.server.peers.dialling import Failures
+from nsqha.server.peers.peer_accepting import AcceptingEnd
+from nsqha.server.peers.peer_calling import CallingEnd
+from nsqha.server.peers.stream import too_large
+from nsqha.server.runtime.tls import ClusterTls, cluster_client_context
+
+NAMED = "nsqha "  # before the address of whoever came, in the name of a connection that was passed on to gRPC
+UNUSED_SECONDS = 600.0  # that a connection is kept for
+UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
+STOPPING = "this node is stopping"
+
+log = Log("peers")
+
+_PINGS = (
+    ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_SECONDS * 1000),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_SECONDS * 1000),  # without it the line above does nothing
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_CONNECTING = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),  # also how long a connection may take to come about
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),  # else two GrpcPeers would share connections
+    ("grpc.enable_retries", 0),  # nothing is sent twice
+    ("grpc.enable_http_proxy", 0),  # an http_proxy of the environment is not for traffic between nodes
+)
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def server_options(message_bytes: int = 0) -> list[tuple[str, int]]:
+    """Options of a grpc.aio server that other nodes stream to; `message_bytes`: less than they may send."""
+    return [
+        ("grpc.so_reuseport", 0),
+        *_sizes(message_bytes or MESSAGE_BYTES_MAX),
+        *_PINGS,
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def channel_credentials(tls: ClusterTls) -> grpc.ChannelCredentials:
+    """For connections to a port with TLS; the server's certificate must name the address that is dialled."""
+    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+
+
+def client_options() -> list[tuple[str, int]]:
+    """Options of a connection to such a server."""
+    return [*_sizes(MESSAGE_BYTES_MAX), *_PINGS, *_CONNECTING]
+
+
+def _sizes(message_bytes: int) -> list[tuple[str, int]]:
+    return [("grpc.max_send_message_length", message_bytes), ("grpc.max_receive_message_length", message_bytes)]
+
+
+# ---- the side that calls
+
+
+class _Link:
+    """The connection for calls to one address, made when it is first used and again when it is lost."""
+
+    def __init__(self, channel: aio.Channel) -> None:
+        self.channel = channel
+        self.users = 0  # calls
+        self.left_at = 0.0  # by the last of them
+        self._callables: dict[str, Any] = {}
+
+    def method(self, method: Method) -> Any:
+        found = self._callables.get(method.name)
+        if found is None:
+            found = self._callables[method.name] = self.channel.unary_unary(method.path)
+        return found
+
+
+async def connected(channel: aio.Channel, deadline: float) -> bool:
+    """Whether there is a connection before `deadline` (of the loop's clock) and before it is refused."""
+    loop = asyncio.get_running_loop()
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            return False
+        try:
+            await asyncio.wait_for(channel.wait_for_state_change(state), deadline - loop.time())
+        except (TimeoutError, aio.UsageError):
+            return False
+    return True
+
+
+class GrpcPeers:
+    """The other nodes, over connections of its own. Made and used on one loop."""
+
+    def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
+        self._methods = methods_of(services)
+        self._credentials = channel_credentials(tls) if tls else None
+        self._context = cluster_client_context(tls) if tls else None
+        self._options = client_options()
+        self._links: dict[str, _Link] = {}
+        self._streams: set[CallingEnd] = set()
+        self._failures = Failures()  # of their connections
+        self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
+        self._closed = False
+
+    def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
+        chosen = self._method(method, streaming=True)
+        self._check_open()
+        stream = CallingEnd(address, chosen, handler, self._context, self._failures)
+        self._streams.add(stream)
+        stream.over.add_done_callback(lambda _: self._streams.discard(stream))
+        return stream
+
+    async def call(self, address: str, method: str, request: Message, *, timeout: float) -> Message:
+        chosen = self._method(method, streaming=False)
+        data = chosen.encoded(request, chosen.request)
+        if why := too_large(len(data)):
+            raise ValueError(f"{method} to {address}: {why}")
+        link = self._link(address)
+        link.users += 1
+        try:
+            answer = await self._answer(link, chosen, data, f"{method} to {address}", timeout)
+        finally:
+            self._left(link)
+        try:
+            return chosen.reply.FromString(answer)
+        except DecodeError:
+            raise OutcomeUnknown(f"{method} to {address}: the answer is not a {chosen.reply.__name__}") from None
+
+    async def _answer(self, link: _Link, method: Method, data: bytes, what: str, timeout: float) -> bytes:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        if not await connected(link.channel, deadline):
+            raise Unavailable(f"{what}: no connection; nothing was sent")
+        call = link.method(method)(data, timeout=max(deadline - loop.time(), 0.001), wait_for_ready=False)
+        try:
+            answer: bytes = await call
+        except aio.AioRpcError as error:
+            raise error_of_rpc(error, what) from None
+        except asyncio.CancelledError:
+            if self._closed and not _cancelling():
+                raise OutcomeUnknown(f"{what}: this node stopped before the answer came") from None
+            raise
+        return answer
+
+    async def close(self) -> None:
+        self._closed = True
+        streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+        await asyncio.gather(*(stream.over for stream in streams), return_exceptions=True)
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.channel.close()
+        await asyncio.gather(*self._ending)
+
+    def _method(self, name: str, *, streaming: bool) -> Method:
+        method = self._methods[name]
+        if method.streaming != streaming:
+            raise TypeError(f"{method.path} is {'a stream' if method.streaming else 'a call'}")
+        return method
+
+    def _link(self, address: str) -> _Link:
+        self._check_open()
+        link = self._links.get(address)
+        if link is None:
+            self._close_unused()
+            if self._credentials is None:
+                channel = aio.insecure_channel(address, options=self._options)
+            else:
+                channel = aio.secure_channel(address, self._credentials, options=self._options)
+            link = self._links[address] = _Link(channel)
+        return link
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable(STOPPING)
+
+    def _left(self, link: _Link) -> None:
+        link.users -= 1
+        link.left_at = asyncio.get_running_loop().time()
+
+    def _close_unused(self) -> None:
+        """Nodes come back at other addresses: there are only ever more of those that were."""
+        loop = asyncio.get_running_loop()
+        for address, link in list(self._links.items()):
+            if not link.users and loop.time() - link.left_at >= UNUSED_SECONDS:
+                del self._links[address]
+                task = loop.create_task(link.channel.close())
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def error_of_rpc(error: aio.AioRpcError, what: str) -> Exception:
+    """Ours, if the other side says so; else what gRPC's own status may mean once a request was sent."""
+    text = f"{what}: {one_line(error.details() or '') or error.code().name}"
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_TRAILER:
+            return error_of(value if isinstance(value, str) else value.decode("ascii", "replace"), text)
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Unavailable(f"{what}: it does not serve this method")
+    return OutcomeUnknown(text)
+
+
+# ---- the side that is called
+
+
+class GrpcPeerServer:
+    """Methods of this node: calls for a grpc.aio server that somebody else runs, streams for its front door."""
+
+    def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
+        services = tuple(services)
+        self._services = {service.full_name: methods_of((service,)) for service in services}
+        self._methods = methods_of(services)
+        self._paths = {method.path: method for method in self._methods.values()}
+        self._identities = tls is not None
+        self._accepts: dict[str, Accept] = {}
+        self._answers: dict[str, Answer] = {}
+        self._streams: set[AcceptingEnd] = set()
+        self._unnamed: dict[AcceptingEnd, None] = {}  # those that have named no method yet; the first came first
+        self._closed = False
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """Full names, for reflection and health."""
+        return tuple(self._services)
+
+    def on_stream(self, method: str, accept: Accept) -> None:
+        assert self._methods[method].streaming, f"{method} is a call"
+        self._accepts[method] = accept
+
+    def on_call(self, method: str, answer: Answer) -> None:
+        assert not self._methods[method].streaming, f"{method} is a stream"
+        self._answers[method] = answer
+
+    def add_to(self, server: aio.Server) -> None:
+        """Add all calls; before the server starts."""
+        for name, methods in self._services.items():
+            handlers = {
+                method.name: grpc.unary_unary_rpc_method_handler(self._call_rpc(method))
+                for method in methods.values()
+                if not method.streaming
+            }
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+    def connection(self, address: str) -> AcceptingEnd:
+        """What reads a connection from `address` that is for one stream."""
+        end = AcceptingEnd(address, self._serve, tls=self._identities)
+        self._streams.add(end)
+        if len(self._unnamed) >= UNNAMED_MAX:
+            next(iter(self._unnamed)).close("too many connections that name no method")
+        self._unnamed[end] = None
+        end.over.add_done_callback(lambda _: self._gone(end))
+        if self._closed:
+            end.close(STOPPING)
+        return end
+
+    def _gone(self, end: AcceptingEnd) -> None:
+        self._streams.discard(end)
+        self._unnamed.pop(end, None)
+
+    def close(self) -> None:
+        """End all streams and refuse new calls; the server itself is its owner's."""
+        self._closed = True
+        for stream in list(self._streams):
+            stream.close(STOPPING)
+
+    def _serve(self, end: AcceptingEnd, path: str) -> StreamHandler:
+        self._unnamed.pop(end, None)
+        method = self._paths.get(path)
+        if method is None or not method.streaming:
+            raise Refused(f"no stream {path}", UNIMPLEMENTED)
+        address = end.peer.address
+        end.speak(method, self._checked(end.identity, method) if self._identities else end.peer)
+        try:
+            handler: StreamHandler = self._registered(self._accepts, method)(end)
+        except Exception as error:
+            self._log_bug(error, method, address)
+            raise
+        return handler
+
+    def _call_rpc(self, method: Method) -> Callable[[bytes, Any], Any]:
+        async def rpc(data: bytes, context: Any) -> bytes:
+            address = address_of(context)
+            try:
+                peer = PeerIdentity(address)
+                if self._identities:
+                    peer = self._checked(identity_of(context.auth_context(), address), method)
+                answer = self._registered(self._answers, method)
+                reply = await answer(peer, _parsed(data, method))
+                encoded = method.encoded(reply, method.reply)
+                if why := too_large(len(encoded)):
+                    raise OutcomeUnknown(why)
+            except Exception as error:
+                self._log_bug(error, method, address)
+                kind, why = kind_and_text(error)
+                await context.abort(_CODES[status_of(error)], why, trailing_metadata=((ERROR_TRAILER, kind),))
+                raise
+            return encoded
+
+        return rpc
+
+    def _registered(self, table: dict[str, Any], method: Method) -> Any:
+        if self._closed:
+            raise Unavailable(STOPPING)
+        if method.name not in table:
+            raise Unavailable(f"{method.name} is not served yet")
+        return table[method.name]
+
+    @staticmethod
+    def _checked(identity: PeerIdentity, method: Method) -> PeerIdentity:
+        if identity.node_uid or identity.names:
+            return identity
+        log.warning("peer_refused", "%s from %s: its certificate names no node", method.name, identity.address)
+        raise Refused(f"{method.name} is for nodes only, and this certificate names none", PERMISSION_DENIED)
+
+    @staticmethod
+    def _log_bug(error: Exception, method: Method, address: str) -> None:
+        if not isinstance(error, (NsqhaError, ValueError)):
+            log.error("peer_call_failed", "%s for %s failed", method.name, address, error=error)
+
+
+def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentity:
+    """From gRPC's view of a verified certificate; not `verified` without one."""
+    if properties.get("transport_security_type") != [b"ssl"]:
+        return PeerIdentity(address)
+    names, uris = (
+        [value.decode("ascii", "replace") for value in properties.get(key, ())] for key in ("peer_dns", "peer_uri")
+    )
+    return PeerIdentity.of_certificate(address, names, uris)
+
+
+def _parsed(data: bytes, method: Method) -> Message:
+    try:
+        return method.request.FromString(data)
+    except DecodeError:
+        raise ValueError(f"{len(data)} bytes that are not a {method.request.__name__}") from None
+
+
+def address_of(context: Any) -> str:
+    """Who is on the other side of a call: as `nsqha.server.peers.listener` names its connection, or gRPC does."""
+    kind, _, peer = unquote(context.peer()).partition(":")
+    return peer.removeprefix(NAMED).partition(" ")[0] if kind == "unix-abstract" else peer

@@ -1,0 +1,20 @@
+"""The replicas of this node and the role that each plays: leader, follower, or neither any more.
+
+Downwards:
+
+    replica_reports    that status as those who elect leaders understand it
+    roles              records become roles: lead, follow, step down, remove
+    follower_service   what leaders elsewhere may ask: a promise, then to follow
+    receiver           the follower's half of live replication
+    catch_up           a follower's way back to its leader's log
+    pace               a rate that several jobs share
+    status             what a node tells of its replicas: status, ends of epochs, batches
+    leadership         one partition led for one epoch: log to followers, acks to the commit rule
+    sender             the leader's half of live replication: one stream to each follower node
+    replica_logs       a replica's log is opened, or begun empty
+    replica_files      what catching up does to a replica's files
+    replica_runtime    what a node lends to its replicas
+    log_manager        logs and channel state opened; partitions that are led made of them
+    follower           a log that is followed
+    partition_records  one partition's metadata record, as its leader reads and writes it
+"""

@@ -1,0 +1,216 @@
+"""A follower's way back to its leader's log: find where the two part, cut what is ours alone, pull what is missing.
+
+    EpochEnd(our last epoch) .. -> common end -> cut (intent journalled) -> Fetch .. -> near the end: the leader pushes
+    the leader's files begin behind our end -> our log begins anew at its oldest file: all channel state is in the log
+
+Only what was never committed is cut. A log whose name (log_uid) the ISR does not hold may have been given up by an
+operator or after a lost page cache; then what its leader has is the truth, and the cut is logged as an alarm.
+
+Runs while the follower's files are taken (`Follower.exclusively`), so no batch and no roll comes between. Whoever
+publishes and consumes goes first: what is pulled is stored in slices, and not faster than the node's `Pace`, unless
+the leader waits for this replica or its log grows more than half as fast as this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqha.commitlog import copying
+from nsqha.commitlog.entry import Entry, decode
+from nsqha.errors import LogCorrupt, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.acceptance import check_anew, check_cut
+from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
+from nsqha.server.replica.pace import Pace
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.lookup import LogReader
+    from nsqha.server.replica.follower import Follower, Port
+
+log = Log("catchup")
+
+FETCH_BYTES = 1 << 20
+NEAR_BYTES = 256 << 10  # so close to the end that the leader may push the rest
+CALL_SECONDS = 5.0
+SLICE_COST = 128 << 10  # stored at once, before everything else on this node has its turn
+BATCH_COST_MIN = 4 << 10  # bytes that a batch counts as at least: small ones cost more processor than disk
+
+Call = Callable[[str, Any], Awaitable[Any]]
+"""`await call("Fetch", request)`: ask the leader."""
+
+
+class Files(Protocol):
+    """What catch-up does to a partition's files and its records in the journal and the cache; slow, off the loop."""
+
+    async def cut(self, follower: Follower, log_id: int) -> None:
+        """End the log before `log_id`, durably, the intent in the journal first."""
+
+    async def begin_anew(self, follower: Follower, anchor: Entry) -> None:
+        """An empty log under a new log_uid that goes on behind `anchor`."""
+
+    async def roll(self, follower: Follower) -> None:
+        """A new pair of files."""
+
+    def forget_state(self, follower: Follower) -> None:
+        """The channel state is of batches that are about to be cut."""
+
+    async def reload(self, follower: Follower) -> None:
+        """The channel state that the log says, up to what is known to be committed; later, if that says nothing yet."""
+
+    def may_lose_committed(self, follower: Follower) -> bool:
+        """Whether the ISR does not hold this log by its name."""
+
+    def waited_for(self, follower: Follower) -> bool:
+        """Whether messages may have to wait for this replica before they are acknowledged."""
+
+
+class CatchUp:
+    """One catching up, with the leader of one epoch."""
+
+    def __init__(
+        self, follower: Follower, port: Port, files: Files, call: Call, cluster_id: int, pace: Pace | None = None
+    ) -> None:
+        self._follower = follower
+        self._port = port
+        self._files = files
+        self._call = call
+        self._cluster_id = cluster_id
+        self._pace = pace or Pace(0)
+
+    async def run(self) -> None:
+        """Come near the leader's end. Unavailable: it is not our leader any more, or can not be reached."""
+        follower = self._follower
+        follower.behind = True
+        await self._agree()
+        await self._pull()
+        if follower.state is None:
+            await self._files.reload(follower)
+            self._check()
+        follower.caught_up()
+
+    def _check(self) -> None:
+        if self._follower.port is not self._port or self._follower.closed:
+            raise Unavailable("another leader, or none")
+
+    # ---- where the two part
+
+    async def _agree(self) -> None:
+        """Cut what the leader does not have."""
+        follower = self._follower
+        common = await self._common_end()
+        if common is None or common >= follower.log.end.log_id:
+            follower.differs_at = None
+            return
+        state = follower.state
+        applied = state.applied.log_id + 1 if state is not None else 0
+        committed = max(applied, follower.committed)
+        if common < committed:
+            text = f"{follower.log.directory}: the leader's log parts from this one at {common}, not at {committed}"
+            if not self._files.may_lose_committed(follower):
+                check_cut(common, committed=committed)
+            log.error("committed_cut", "%s; this log was given up, the leader's counts", text)
+        removed = follower.log.end.log_id - common
+        log.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
+        if common < applied:
+            self._files.forget_state(follower)  # first: whoever ends this catch-up half way leaves no state that lies
+        await self._files.cut(follower, common)
+        follower.differs_at = None
+        follower.forget_pending()
+        follower.committed = min(follower.committed, common)
+
+    async def _common_end(self) -> int | None:
+        """The end of what both logs have. None: the leader's files begin behind it, and ours was begun anew."""
+        log_ = self._follower.log
+        search = Divergence(
+            own=lambda epoch: _epoch_end(log_, epoch),
+            chain_before=lambda log_id: log_.entry_before(log_id).chain,
+            differs_at=self._follower.differs_at,
+        )
+        while search.outcome is None:
+            reply = await self._call("EpochEnd", self._request(pb.EpochEndRequest(asked_epoch=search.asked)))
+            self._check()
+            search.answered(EpochEnd(reply.epoch, reply.end, reply.chain, reply.start))
+        match search.outcome:
+            case InSync(end) | Truncate(end):
+                return end
+            case RangeGone(start):
+                await self._begin_anew(start)
+        return None
+
+    async def _begin_anew(self, start: int) -> None:
+        reply = await self._call("Fetch", self._request(pb.FetchRequest(first=start - 1, max_bytes=1)))
+        self._check()
+        anchor = decode(reply.anchor) if reply.anchor else None
+        if anchor is None:
+            raise Unavailable("the leader's log can not be begun anew from")
+        if not self._files.may_lose_committed(self._follower):
+            check_anew(anchor.log_id + 1, committed=self._follower.committed)
+        log.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
+        await self._files.begin_anew(self._follower, anchor)
+
+    # ---- what is missing
+
+    async def _pull(self) -> None:
+        follower = self._follower
+        end = 0  # of the leader's log when it was last asked
+        while True:
+            log_ = follower.log
+            first = log_.end.log_id
+            reply = await self._call("Fetch", self._request(pb.FetchRequest(first=first, max_bytes=FETCH_BYTES)))
+            self._check()
+            if reply.anchor:
+                await self._begin_anew(first)
+                continue
+            cost = await self._store(reply)
+            follower.committed = max(follower.committed, min(reply.committed, log_.end.log_id))
+            if log_.end.log_id >= reply.end and len(reply.data) < NEAR_BYTES:
+                return
+            grown, end = reply.end - (end or reply.end), reply.end
+            await self._rest(cost, gains=log_.end.log_id - first >= 2 * grown)
+
+    async def _store(self, reply: pb.FetchReply) -> int:
+        """Append what came; what it cost, in bytes."""
+        follower, log_ = self._follower, self._follower.log
+        cost = turn = 0
+        for entry, data, raw in copying.batches(reply.entries, reply.data):
+            last = log_.last
+            try:
+                log_.append_copy(entry, data, raw)
+            except LogCorrupt:
+                follower.compare([entry], last)
+                raise
+            if entry.lost:
+                follower.on_damage(entry.log_id, entry.log_id + 1)  # whoever has more than the leader may give it
+            if log_.needs_roll:
+                await self._files.roll(follower)
+                self._check()
+            cost += max(entry.size, BATCH_COST_MIN)
+            if cost - turn >= SLICE_COST:
+                turn = cost
+                await asyncio.sleep(0)
+                self._check()
+        return cost
+
+    async def _rest(self, cost: int, *, gains: bool) -> None:
+        """`gains`: we come nearer although we rest."""
+        if not gains or self._files.waited_for(self._follower):
+            return
+        if seconds := self._pace.done(cost, asyncio.get_running_loop().time()):
+            await asyncio.sleep(seconds)
+            self._check()
+
+    # ---- asking
+
+    def _request(self, request: Any) -> Any:
+        request.cluster_id = self._cluster_id
+        request.key.CopyFrom(self._follower.wire_key)
+        request.epoch = self._follower.epoch
+        return request
+
+
+def _epoch_end(log_: LogReader, epoch: int) -> EpochEnd:
+    found = copying.epoch_end(log_, epoch)
+    return EpochEnd(found.epoch, found.end, found.chain, log_.start.log_id)

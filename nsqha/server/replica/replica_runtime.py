@@ -1,0 +1,37 @@
+"""What a node lends to its replicas, and they to their parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.election.model import NodeInfo
+    from nsqha.server.peers.api import Peers
+    from nsqha.server.replica.log_manager import PartitionOpener
+    from nsqha.server.runtime.disk import DiskRounds
+    from nsqha.server.runtime.journal import JournalWriter
+    from nsqha.server.runtime.metadata import Metadata
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRuntime:
+    """The same for every partition of the node."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    node: int  # its uid
+    cluster_id: int
+    journal: NodeJournal
+    journal_writer: JournalWriter
+    metadata: Metadata
+    opener: PartitionOpener
+    disk: DiskRounds
+    peers: Peers
+    nodes: Callable[[], Mapping[int, NodeInfo]]  # those that are alive
+    spawn: Callable[[Coroutine[Any, Any, None]], None]  # begins a task that nobody waits for
+    on_failure: Callable[[BaseException], None]  # the disk failed

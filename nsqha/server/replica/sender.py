@@ -1,0 +1,522 @@
+"""The leader's half of live replication: one stream to each follower node, for all partitions led here.
+
+    Partition.append --wake--> Pushed (one partition, one follower) --when the stream asks--> PushMessage --> follower
+    Opened, Ack, Refused --> Leadership (who counts it) --> commit
+
+A `Pushed` has a cursor into the leader's log and a window: what is sent and not acknowledged. There is no queue of
+batches besides the log: a follower that is late, or comes back, is fed from the same reads, by and by from the files.
+A stream that cannot take more asks for nothing, so one slow follower delays no other and costs no memory.
+
+What was appended before a stream asks leaves in one message; followers that are equally far share what is made for the
+first of them. The committed point rides with appends; only a log that falls silent tells it alone, a moment later.
+Spec: `Push` (the leader's half).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from nsqha.commitlog import copying
+from nsqha.commitlog.entry import BatchCorrupt
+from nsqha.errors import LogCorrupt
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.replication.acceptance import same_past
+from nsqha.server.peers.api import PeerStream
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.peers.api import Peers
+
+log = Log("push")
+
+T = TypeVar("T")
+
+MESSAGE_BYTES = 1 << 20  # of data in one message; one batch always goes whole
+WINDOW_BYTES = 4 << 20  # of a partition, sent to one follower and not acknowledged
+COMMITTED_SECONDS = 0.05  # after which a silent log tells its committed point alone
+RETRY_SECONDS = 0.02  # first, doubled each time up to
+RETRY_SECONDS_MAX = 1.0
+
+
+class Piece(NamedTuple):
+    """Batches of one partition as they are sent: [first, end), told with what was committed then."""
+
+    first: int
+    end: int
+    committed: int
+    size: int  # bytes of data
+    message: pb.PushMessage  # nobody may change it
+
+
+class Leader(Protocol):
+    """What a `Pushed` serves: the leadership of one partition."""
+
+    key: tuple[int, int]
+    epoch: int
+    topic: str
+    epoch_start: int
+    wire_key: pb.PartitionKey
+    piece: Piece | None  # the newest, for the other followers; the leader drops it when it is committed
+
+    @property
+    def log(self) -> PartitionLog: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    @property
+    def committed(self) -> int:
+        """End of what is committed."""
+
+    def heard(
+        self, node: int, *, registration: int, log_uid: int, end: int, durable: int, fit: bool, opened: bool
+    ) -> None:
+        """A follower says what it has; `opened`: and whatever it said before is void."""
+
+    def lost(self, node: int) -> None:
+        """A follower can not be reached, or refuses."""
+
+    def fenced(self, node: int, promised: int) -> None:
+        """A follower has promised another epoch."""
+
+
+class State(Enum):
+    """How far a partition is with one follower."""
+
+    IDLE = "idle"  # no stream, or a refusal that will be tried again
+    OPENING = "opening"
+    BEHIND = "behind"  # it catches up by itself and says when it is near
+    PUSHING = "pushing"
+
+
+class Pushed:
+    """One partition on its way to one follower."""
+
+    __slots__ = ("_retry_seconds", "_sent", "_window", "committed_sent", "leader", "link", "next", "retry", "state")
+
+    def __init__(self, leader: Leader, link: PushLink) -> None:
+        self.leader = leader
+        self.link = link
+        self.state = State.IDLE
+        self.next = 0  # log id to send next
+        self.committed_sent = 0
+        self.retry: asyncio.TimerHandle | None = None
+        self._sent: deque[tuple[int, int]] = deque()  # (end, bytes) of what is not acknowledged
+        self._window = 0
+        self._retry_seconds = RETRY_SECONDS
+
+    def wake(self) -> None:
+        """There is more in the log."""
+        if self.state is State.PUSHING:
+            self.link.wake(self)
+
+    def stop(self) -> None:
+        """The leadership has ended."""
+        self.link.remove(self)
+
+    # ---- for the link
+
+    def open(self, message: pb.PushMessage) -> None:
+        """Ask where the follower is."""
+        leader = self.leader
+        start = leader.epoch_start
+        message.opens.add(
+            key=leader.wire_key,
+            topic=leader.topic,
+            epoch=leader.epoch,
+            start=start,
+            chain=leader.log.entry_before(start).chain if start >= leader.log.start.log_id else 0,
+            first=leader.log.start.log_id,
+        )
+        self.state = State.OPENING
+
+    def opened(self, opened: pb.Opened, registration: int) -> None:
+        """The follower has answered: push from its end on, if its log is the beginning of ours."""
+        leader, log_ = self.leader, self.leader.log
+        self._retry_seconds = RETRY_SECONDS
+        self._sent.clear()
+        self._window = 0
+        near = not opened.behind and same_past(
+            end=opened.end,
+            chain=opened.chain,
+            own_start=log_.start.log_id,
+            own_end=log_.end.log_id,
+            before=log_.entry_before,
+        )
+        if not near and not opened.behind:
+            self.link.retry(self)  # it looks for the place where the two part when it is asked again
+        self.state = State.PUSHING if near else State.BEHIND
+        self.next = opened.end
+        self.committed_sent = 0
+        leader.heard(
+            self.link.node,
+            registration=registration,
+            log_uid=opened.log_uid,
+            end=opened.end if near else 0,
+            durable=opened.durable if near else 0,
+            fit=near and not opened.unfit,
+            opened=True,
+        )
+        if near:
+            self.link.wake(self)
+            self.link.tell_committed((leader,))
+
+    def acked(self, ack: pb.Ack, registration: int) -> None:
+        """The follower has more."""
+        if self.state is not State.PUSHING:
+            return
+        leader, sent, end = self.leader, self._sent, ack.end
+        while sent and sent[0][0] <= end:
+            self._window -= sent.popleft()[1]
+        leader.heard(
+            self.link.node,
+            registration=registration,
+            log_uid=ack.log_uid,
+            end=end,
+            durable=ack.durable,
+            fit=not ack.unfit,
+            opened=False,
+        )
+        if self.next < leader.log.end.log_id:
+            self.link.wake(self)
+
+    def take(self, room: int) -> Piece | None:
+        """The next batches, up to `room` bytes of them but at least one; None: nothing to send, or no window."""
+        leader, first, window = self.leader, self.next, WINDOW_BYTES - self._window
+        end = leader.log.end.log_id
+        if self.state is not State.PUSHING or first >= end or window <= 0:
+            return None
+        committed = leader.committed
+        piece = leader.piece
+        if (
+            piece is None
+            or (piece.first, piece.end, piece.committed) != (first, end, committed)
+            or piece.size > min(room, window)
+        ):
+            piece = self._made(first, end, min(room, window), committed)
+            if piece is None:
+                return None
+            if piece.end == end:
+                leader.piece = piece
+        self.committed_sent = committed
+        self._sent.append((piece.end, piece.size))
+        self._window += piece.size
+        self.next = piece.end
+        return piece
+
+    def _made(self, first: int, end: int, room: int, committed: int) -> Piece | None:
+        leader, log_ = self.leader, self.leader.log
+        if first < log_.start.log_id:
+            self.ask_again()  # retention went past it: it has to begin anew
+            return None
+        try:
+            run = copying.read_run(log_, first, end, room, lost=True)
+        except LogCorrupt as error:
+            log.error("push_stopped", "%s can not be sent on: %s", log_.directory, error)
+            if isinstance(error, BatchCorrupt):
+                leader.partition.on_damage(error.first.log_id, error.end.log_id)
+            self.failed()
+            return None
+        message = pb.PushMessage()
+        topic_uid, partition = leader.key
+        message.appends.add(
+            topic_uid=topic_uid,
+            partition=partition,
+            epoch=leader.epoch,
+            entries=run.entries,
+            data=run.data,
+            committed=committed,
+        )
+        size = len(run.data) or len(run.entries)  # frames that were given up are not sent
+        return Piece(first, run.end, committed, size, message)
+
+    def ask_again(self) -> None:
+        """Send nothing more on what the follower said; it is asked where it is."""
+        self.state = State.IDLE
+        self.link.retry(self)
+
+    def failed(self) -> None:
+        """Our own log can not be read here: the others go on, and this one is tried again once it may be mended."""
+        self.leader.lost(self.link.node)
+        self._retry_seconds = RETRY_SECONDS_MAX
+        self.ask_again()
+
+    def refused(self, refused: pb.Refused) -> None:
+        """The follower says no."""
+        self.state = State.IDLE
+        if refused.refusal == pb.REFUSAL_FENCED:
+            self.leader.fenced(self.link.node, refused.promised)
+        elif refused.refusal in (pb.REFUSAL_NO_SPACE, pb.REFUSAL_FAILED):
+            self.leader.lost(self.link.node)
+        self.link.retry(self)
+
+    def next_retry(self) -> float:
+        seconds = self._retry_seconds
+        self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
+        return seconds
+
+
+class PushLink:
+    """The stream to one follower node."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        peers: Peers,
+        *,
+        node: int,
+        address: str,
+        hello: pb.PushHello,
+    ) -> None:
+        """`hello` is what this node says of itself; `address` may change later."""
+        self.node = node
+        self.address = address
+        self.registration = 0  # of the follower's process life; 0: it is not registered yet, or there is no stream
+        self.wanted = False  # also without partitions, until the stream ends
+        self._greeted = False  # it has said who it is
+        self._loop = loop
+        self._peers = peers
+        self._hello = hello
+        self._pushed: dict[tuple[int, int], Pushed] = {}
+        self._dirty: dict[Pushed, None] = {}  # may have something to send
+        self._untold: dict[Leader, None] = {}  # their committed points moved, and perhaps no append says so
+        self._stream: PeerStream | None = None
+        self._reconnect: asyncio.TimerHandle | None = None
+        self._reconnect_seconds = RETRY_SECONDS
+        self._closed = False
+
+    # ---- partitions
+
+    def add(self, leader: Leader) -> Pushed:
+        """Push a partition to this node from now on."""
+        pushed = Pushed(leader, self)
+        before = self._pushed.get(leader.key)
+        if before is not None:
+            self.remove(before)
+        self._pushed[leader.key] = pushed
+        if self._stream is None:
+            self.connect()
+        elif self._greeted:
+            self._open([pushed])
+        return pushed
+
+    def remove(self, pushed: Pushed) -> None:
+        if self._pushed.get(pushed.leader.key) is pushed:
+            del self._pushed[pushed.leader.key]
+        pushed.state = State.IDLE
+        self._dirty.pop(pushed, None)
+        if pushed.retry is not None:
+            pushed.retry.cancel()
+
+    def retry(self, pushed: Pushed) -> None:
+        """Ask again in a moment."""
+        if pushed.retry is not None:
+            pushed.retry.cancel()
+        pushed.retry = self._loop.call_later(pushed.next_retry(), self._retry, pushed)
+
+    def _retry(self, pushed: Pushed) -> None:
+        pushed.retry = None
+        if pushed in self._pushed.values() and self._greeted:
+            self._open([pushed])
+
+    def _open(self, pushed: list[Pushed]) -> None:
+        assert self._stream is not None
+        message = pb.PushMessage()
+        for one in pushed:
+            self._guarded(one, one.open, message)
+        self._stream.send(message)
+
+    def _guarded(self, pushed: Pushed, step: Callable[..., T], *args: Any) -> T | None:
+        """One partition's trouble is not that of the others on the stream."""
+        try:
+            return step(*args)
+        except Exception as error:
+            log.error("push_stopped", "%s to node %016x", pushed.leader.topic, self.node, error=error)
+            if isinstance(error, BatchCorrupt):
+                pushed.leader.partition.on_damage(error.first.log_id, error.end.log_id)
+            pushed.failed()
+            return None
+
+    # ---- the stream
+
+    def connect(self) -> None:
+        """Have a stream, if it is of use."""
+        if self._reconnect is not None:
+            self._reconnect.cancel()
+            self._reconnect = None
+        if self._closed or not (self._pushed or self.wanted) or self._stream is not None:
+            return
+        self._stream = self._peers.stream(self.address, "Push", self)
+        self._stream.send(pb.PushMessage(hello=self._hello))
+
+    def on_message(self, message: pb.PushReply) -> None:
+        if message.HasField("hello"):
+            # Again when it registers: a node serves before that, and whoever joins the ISR is named by registration.
+            self._greeted = True
+            self.registration = message.hello.registration
+            self._reconnect_seconds = RETRY_SECONDS
+            if self._pushed:
+                self._open(list(self._pushed.values()))
+        # Most messages have one ack and nothing else, and to walk through nothing costs as much as to read that.
+        if message.opened:
+            for opened in message.opened:
+                if (pushed := self._of((opened.key.topic_uid, opened.key.partition), opened.epoch)) is not None:
+                    self._guarded(pushed, pushed.opened, opened, self.registration)
+        for ack in message.acks:
+            if (pushed := self._of((ack.topic_uid, ack.partition), ack.epoch)) is not None:
+                self._guarded(pushed, pushed.acked, ack, self.registration)
+        if message.refused:
+            for refused in message.refused:
+                if (pushed := self._of((refused.key.topic_uid, refused.key.partition), refused.epoch)) is not None:
+                    log.debug("push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why)
+                    self._guarded(pushed, pushed.refused, refused)
+
+    def _of(self, key: tuple[int, int], epoch: int) -> Pushed | None:
+        pushed = self._pushed.get(key)
+        return pushed if pushed is not None and pushed.leader.epoch == epoch else None
+
+    def on_closed(self, why: str) -> None:
+        self._stream = None
+        self._untold.clear()
+        self.wanted = False
+        if self._greeted:
+            log.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
+        self._greeted = False
+        self.registration = 0
+        for pushed in list(self._pushed.values()):
+            pushed.state = State.IDLE
+            pushed.leader.lost(self.node)
+        if not self._closed and self._reconnect is None:
+            self._reconnect = self._loop.call_later(self._reconnect_seconds, self.connect)
+            self._reconnect_seconds = min(2 * self._reconnect_seconds, RETRY_SECONDS_MAX)
+
+    # ---- batches
+
+    def wake(self, pushed: Pushed) -> None:
+        """Send what is new when the stream asks."""
+        self._dirty[pushed] = None
+        if self._stream is not None:
+            self._stream.pull(self._next)
+
+    def _next(self) -> pb.PushMessage | None:
+        """What is new, as much as fits one message."""
+        if self._untold and (told := self._told()) is not None:
+            if self._dirty and self._stream is not None:
+                self._stream.pull(self._next)
+            return told
+        pieces: list[pb.PushMessage] = []
+        room = MESSAGE_BYTES
+        for pushed in list(self._dirty):
+            piece = self._guarded(pushed, pushed.take, room)
+            if piece is None or piece.end == pushed.leader.log.end.log_id:
+                self._dirty.pop(pushed, None)
+            if piece is not None:
+                if pieces and piece.size > room and self._stream is not None:
+                    self._stream.send(piece.message)  # one large batch, which may fill a whole message
+                else:
+                    pieces.append(piece.message)
+                room -= piece.size
+                if room <= 0:
+                    break
+        if self._dirty and self._stream is not None:
+            self._stream.pull(self._next)
+        if len(pieces) <= 1:
+            return pieces[0] if pieces else None
+        message = pb.PushMessage()
+        for one in pieces:
+            message.MergeFrom(one)
+        return message
+
+    def tell_committed(self, leaders: Iterable[Leader]) -> None:
+        """Tell committed points when the stream asks, unless appends have."""
+        if self._stream is not None:
+            self._untold.update(dict.fromkeys(leaders))
+            self._stream.pull(self._next)
+
+    def _told(self) -> pb.PushMessage | None:
+        message = pb.PushMessage()
+        untold, self._untold = self._untold, {}
+        for leader in untold:
+            pushed, committed = self._pushed.get(leader.key), leader.committed
+            if pushed is None or pushed.leader is not leader or pushed.state is not State.PUSHING:
+                continue
+            if committed > pushed.committed_sent:
+                pushed.committed_sent = committed
+                topic_uid, partition = leader.key
+                message.committed.add(topic_uid=topic_uid, partition=partition, epoch=leader.epoch, committed=committed)
+        return message if message.committed else None
+
+    def close(self) -> None:
+        """End the stream; nobody is led for this node any more."""
+        self._closed = True
+        if self._reconnect is not None:
+            self._reconnect.cancel()
+        if self._stream is not None:
+            self._stream.close("the node stops")
+
+
+class PushLinks:
+    """The links of one node, by follower."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, peers: Peers, hello: pb.PushHello) -> None:
+        """`hello` without a target."""
+        self._loop = loop
+        self._peers = peers
+        self._hello = hello
+        self._links: dict[int, PushLink] = {}
+        self._silent: dict[Leader, None] = {}  # their committed points moved
+        self._silent_timer: asyncio.TimerHandle | None = None
+
+    def add(self, leader: Leader, node: int, address: str) -> Pushed:
+        """Push a partition to a node."""
+        return self._link(node, address).add(leader)
+
+    def prepare(self, node: int, address: str) -> None:
+        """Have a stream to a node, so that a partition can be pushed there at once."""
+        link = self._link(node, address)
+        link.wanted = True
+        link.connect()
+
+    def _link(self, node: int, address: str) -> PushLink:
+        link = self._links.get(node)
+        if link is None:
+            hello = pb.PushHello()
+            hello.CopyFrom(self._hello)
+            hello.target_uid = node
+            link = self._links[node] = PushLink(self._loop, self._peers, node=node, address=address, hello=hello)
+        return link
+
+    def committed(self, leader: Leader) -> None:
+        """Its committed point moved: tell it soon, where no append does."""
+        self._silent[leader] = None
+        if self._silent_timer is None:
+            self._silent_timer = self._loop.call_later(COMMITTED_SECONDS, self._tell_committed)
+
+    def _tell_committed(self) -> None:
+        self._silent_timer = None
+        silent, self._silent = self._silent, {}
+        for link in self._links.values():
+            link.tell_committed(silent)
+
+    def moved(self, node: int, address: str) -> None:
+        """The node is reached there from now on."""
+        if (link := self._links.get(node)) is not None:
+            link.address = address
+
+    def set_registration(self, registration: int) -> None:
+        """This node's process life, as others compare it."""
+        self._hello.registration = registration
+        for link in self._links.values():
+            link._hello.registration = registration
+
+    def close(self) -> None:
+        if self._silent_timer is not None:
+            self._silent_timer.cancel()
+        for link in self._links.values():
+            link.close()

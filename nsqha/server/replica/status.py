@@ -1,0 +1,150 @@
+"""What a node tells others of its replicas, and what it gives them: status, where epochs end, batches.
+
+Batches of a partition that is led here go to followers that catch up, committed or not, and without their frames where
+those were given up; what is committed goes to any replica that has to mend its copy, from whoever has it. Both are read
+off the loop, through files of their own (`LogReader.part`): old batches come from the disk, and nobody who publishes or
+consumes waits for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqha.commitlog import copying
+from nsqha.commitlog.entry import BatchCorrupt
+from nsqha.errors import NotFound, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.lookup import LogReader
+    from nsqha.server.peers.api import PeerIdentity, PeerServer
+    from nsqha.server.replica.leadership import Leadership
+    from nsqha.server.replica.replica_runtime import ReplicaRuntime
+    from nsqha.server.replica.roles import Replicas
+
+FETCH_BYTES_MAX = 4 << 20
+SHOWN_MAX = 100  # damaged ranges of a replica that are told one by one
+
+log = Log("answers")
+
+
+class ReplicaAnswers:
+    """Answers for one node."""
+
+    def __init__(self, runtime: ReplicaRuntime, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._journal = runtime.journal
+        self._disk = runtime.disk
+        self._node = runtime.node
+        self._cluster_id = runtime.cluster_id
+
+    def register(self, server: PeerServer) -> None:
+        """Be asked."""
+        server.on_call("Status", self.status)
+        server.on_call("EpochEnd", self.epoch_end)
+        server.on_call("Fetch", self.fetch)
+
+    async def status(self, peer: PeerIdentity, request: pb.StatusRequest) -> pb.StatusReply:
+        """What this node has of some partitions, or of all."""
+        self._check_cluster(request.cluster_id)
+        replicas, journal = self._replicas, self._journal
+        reply = pb.StatusReply(node_uid=self._node, registration=replicas.registration, poisoned=journal.poisoned)
+        keys = [(key.topic_uid, key.partition) for key in request.keys] or [*replicas.leading, *replicas.followers]
+        for key in keys:
+            if (leadership := replicas.leading.get(key)) is not None:
+                log_, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
+                role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
+            elif (follower := replicas.followers.get(key)) is not None:
+                log_, log_uid, committed = follower.log, follower.log_uid, follower.committed
+                role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
+                stopped, known = follower.stopped, follower.state is not None
+            else:
+                continue
+            last = log_.entry_before(log_.end.log_id)
+            record = journal.record(key)
+            cut, damaged = replicas.trust.doubts(key)
+            told = reply.replicas.add(
+                key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
+                role=role if stopped is None else pb.ROLE_NONE,
+                promise=0 if record is None else record.promise,
+                log_uid=log_uid,
+                end=log_.end.log_id,
+                last_epoch=last.epoch,
+                chain=last.chain,
+                durable=min(log_.local_durable, log_.end.log_id),
+                committed=committed,
+                cut=cut,
+                corrupt=damaged or stopped is not None or not known,
+                start=log_.start.log_id,
+            )
+            ranges = replicas.damage.told(key)
+            told.damaged_ranges = len(ranges)
+            for range_ in ranges[:SHOWN_MAX]:
+                told.damage.add(**range_._asdict())
+        return reply
+
+    async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:
+        """Where an epoch ends in the log of a partition that is led here."""
+        leadership = self._led(request.cluster_id, request.key, request.epoch)
+        found = copying.epoch_end(leadership.log, request.asked_epoch)
+        return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=leadership.log.start.log_id)
+
+    async def fetch(self, peer: PeerIdentity, request: pb.FetchRequest) -> pb.FetchReply:
+        """Batches of a partition that is led here."""
+        if not request.epoch:
+            return await self._fetch_anywhere(request)
+        leadership = self._led(request.cluster_id, request.key, request.epoch)
+        log_ = leadership.log
+        end = log_.end.log_id
+        if request.first < log_.start.log_id:
+            anchor = log_.entry_before(log_.start.log_id)
+            return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
+        if request.first >= end:
+            return pb.FetchReply(committed=leadership.committed, end=end)
+        run = await self._read(log_, request, request.end or end, lost=True)
+        if self._led(request.cluster_id, request.key, request.epoch) is not leadership:
+            raise Unavailable("this node led the partition anew meanwhile; its files may have been cut")
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
+
+    async def _read(self, log_: LogReader, request: pb.FetchRequest, end: int, *, lost: bool = False) -> copying.Run:
+        """Batches of one pair of files; `lost`: also those that were given up. LogCorrupt also if retention takes the
+        files meanwhile."""
+        part, max_bytes = log_.part_at(request.first), min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
+        try:
+            return await self._disk.read(
+                lambda: copying.read_run(part, request.first, min(end, part.end.log_id), max_bytes, lost=lost)
+            )
+        except BatchCorrupt as error:
+            key = (request.key.topic_uid, request.key.partition)
+            if self._replicas.damage.found(key, error.first.log_id, error.end.log_id) and lost:
+                text = "%s: %s; no replica can be made of it until it is mended, or given up with `nsqha log skip`"
+                log.error("copy_stopped", text, log_.directory, error)
+            raise
+
+    async def _fetch_anywhere(self, request: pb.FetchRequest) -> pb.FetchReply:
+        """Any replica gives what it has to one that mends its copy, and that finds out whether it fits."""
+        self._check_cluster(request.cluster_id)
+        key = (request.key.topic_uid, request.key.partition)
+        log_, committed = self._replicas.log_of(key), self._replicas.committed_of(key)
+        end = 0 if log_ is None else min(log_.end.log_id, request.end or committed)
+        if log_ is None or not log_.start.log_id <= request.first < end:
+            raise NotFound(f"log id {request.first} is not here")
+        past = log_.past
+        run = await self._read(log_, request, end)
+        if self._replicas.log_of(key) is not log_ or log_.past is not past:
+            # Other batches may have come since, and been committed: what was read is not what we vouch for.
+            raise NotFound("this replica was cut or begun anew meanwhile")
+        committed = self._replicas.committed_of(key)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
+
+    def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:
+        self._check_cluster(cluster_id)
+        leadership = self._replicas.leading.get((key.topic_uid, key.partition))
+        if leadership is None or leadership.epoch != epoch:
+            raise Unavailable(f"this node does not lead the partition in epoch {epoch}")
+        return leadership
+
+    def _check_cluster(self, cluster_id: int) -> None:
+        if cluster_id != self._cluster_id:
+            raise Unavailable(f"this node belongs to cluster {self._cluster_id:016x}, not to {cluster_id:016x}")

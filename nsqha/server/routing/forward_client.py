@@ -1,0 +1,374 @@
+"""Publishes on their way to the node that leads: lanes of this node's publishers, links to other nodes.
+
+    Connection, HTTP, gRPC -> Lane (order, retry) -> Partition here | Link -> one Forward stream per node -> its leader
+
+Any node takes publishes for any topic. A publisher keeps to one partition per topic, one that is led here if there is
+one; it stays with it when the leader changes. At most one hop: who is sent a publish and does not lead refuses it, and
+says who does, which matters to a node that has lost the records (`nsqha.server.routing.hints`).
+
+A link's stream begins with a greeting each way, and nothing is sent before the other side has answered: so a node that
+is gone costs a wait, not an unknown outcome. What was sent when the stream breaks is of unknown outcome; so it is when
+the other node's lease ends, long before its silence ends the stream, and what comes later goes to the next leader. A
+window bounds what one node has under way at another one: it is what a leader holds beyond its own budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from nsqha.errors import NotFound
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2, routing_pb2
+from nsqha.server.partition.topic import Topic
+from nsqha.server.routing.hints import from_wire
+from nsqha.server.routing.leaders import LeaderAt, Leaders
+from nsqha.server.routing.publisher import Lane, Publish, Target
+from nsqha.server.runtime.budget import PublishBudget
+
+if TYPE_CHECKING:
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.peers.api import Peers, PeerStream
+
+WINDOW_BYTES = 8 << 20  # under way at one other node; a publish that is larger goes alone
+MESSAGE_BYTES = 1 << 20  # publishes are sent together up to this much
+HOUSEKEEPING_SECONDS = 1.0
+GREETING_SECONDS = 1.0  # a node that does not answer for so long is tried anew
+ANSWER_SLACK_SECONDS = 5.0  # beyond what the leader may take until it answers
+
+log = Log("forwarding")
+
+
+class LocalTarget:
+    """A partition that this node leads."""
+
+    __slots__ = ("_partition", "_refusal")
+
+    counts = True
+
+    def __init__(self, partition: Partition, refusal: Callable[[], str | None]) -> None:
+        self._partition = partition
+        self._refusal = refusal
+
+    @property
+    def gone(self) -> bool:
+        return self._partition.closed
+
+    def take(self, publish: Publish) -> None:
+        refusal = self._refusal()
+        if refusal is not None:
+            publish.failed(NOT_STORED + refusal)
+            return
+        self._partition.publish(publish.frames, publish, publish.delay_ms)
+
+
+class RemoteTarget:
+    """A partition that another node leads, in one epoch."""
+
+    __slots__ = ("_key", "_link")
+
+    counts = False
+
+    def __init__(self, link: Link, leader: LeaderAt, number: int) -> None:
+        self._link = link
+        self._key = replication_pb2.PartitionKey(topic_uid=leader.topic_uid, partition=number)
+
+    @property
+    def gone(self) -> bool:
+        return self._link.ended
+
+    def take(self, publish: Publish) -> None:
+        self._link.take(self._key, publish)
+
+
+class Link:
+    """The Forward stream to one node: a `StreamHandler`. It ends with its stream; the next one is another object."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        leaders: Leaders,
+        leader: LeaderAt,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        wait_seconds: float,
+        answer_seconds: float,
+        on_end: Callable[[Link, str], None],
+    ) -> None:
+        self.node = leader.node
+        self.address = leader.address
+        self.ended = False
+        self.greeted = False  # it has answered
+        self._loop = loop
+        self._wait_seconds = wait_seconds
+        self._answer_seconds = answer_seconds
+        self._on_end = on_end
+        self._begun = loop.time()
+        self._queue: deque[tuple[replication_pb2.PartitionKey, Publish]] = deque()  # not sent
+        self._sent: dict[int, tuple[replication_pb2.PartitionKey, Publish]] = {}  # by sequence, in order
+        self._late: dict[int, int] = {}  # sizes of those that were given up: the other side may still have them
+        self._sequence = 0
+        self._bytes = 0  # of `_sent` and `_late`
+        self._scheduled = False
+        self._leaders = leaders
+        self._stream: PeerStream = peers.stream(leader.address, "Forward", self)
+        greeting = routing_pb2.Greeting(cluster_id=leaders.cluster_id, node_uid=leaders.node, target_uid=leader.node)
+        self._stream.send(routing_pb2.ForwardRequest(greeting=greeting))
+
+    def take(self, key: replication_pb2.PartitionKey, publish: Publish) -> None:
+        """Send it at the end of the tick, or when the window allows. Its outcome is `publish`'s to hear."""
+        if self.ended:
+            publish.refused(f"the connection to {self.address} is lost")
+            return
+        self._queue.append((key, publish))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self.greeted:
+            self._scheduled = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._scheduled = False
+        now = self._loop.time()
+        while self._queue and not self.ended:
+            message = routing_pb2.ForwardRequest()
+            size = 0
+            while self._queue:
+                key, publish = self._queue[0]
+                length = len(publish.frames)
+                if self._bytes and self._bytes + length > WINDOW_BYTES:
+                    break
+                if size and size + length > MESSAGE_BYTES:
+                    break
+                self._queue.popleft()
+                self._sequence += 1
+                self._sent[self._sequence] = key, publish
+                self._bytes += length
+                size += length
+                message.publishes.add(
+                    sequence=self._sequence,
+                    key=key,
+                    topic=publish.lane.topic,
+                    frames=publish.frames,
+                    defer_ms=publish.delay_ms,
+                    waited_ms=max(0, round((now - publish.at) * 1000)),
+                )
+            if not size:
+                return  # the window is full
+            self._stream.send(message)
+
+    # ---- answers
+
+    def on_message(self, message: routing_pb2.ForwardReply) -> None:
+        if message.HasField("greeting"):
+            self.greeted = True
+        for sequence in message.stored:
+            if (taken := self._take_back(sequence)) is not None:
+                taken[1].stored()
+        not_led: dict[tuple[int, int], str] = {}
+        for failure in message.failures:
+            if (taken := self._take_back(failure.sequence)) is not None:
+                key, publish = taken
+                if failure.outcome == routing_pb2.FORWARD_OUTCOME_NOT_LEADER:
+                    not_led[key.topic_uid, key.partition] = publish.lane.topic
+                self._failed(publish, failure)
+        hints = {(hint.key.topic_uid, hint.key.partition): from_wire(hint) for hint in message.leaders}
+        for where, topic in not_led.items():
+            self._leaders.not_led(topic, where[1], by=self.node, hint=hints.get(where))
+        if self._queue:
+            self._schedule()
+
+    def _take_back(self, sequence: int) -> tuple[replication_pb2.PartitionKey, Publish] | None:
+        taken = self._sent.pop(sequence, None)
+        self._bytes -= self._late.pop(sequence, 0) if taken is None else len(taken[1].frames)
+        return taken
+
+    def _failed(self, publish: Publish, failure: routing_pb2.ForwardFailure) -> None:
+        if failure.outcome == routing_pb2.FORWARD_OUTCOME_NOT_LEADER:
+            publish.refused(failure.why)
+        elif failure.outcome == routing_pb2.FORWARD_OUTCOME_REFUSED:
+            publish.failed(NOT_STORED + failure.why)
+        else:
+            publish.failed(OUTCOME_UNKNOWN + failure.why)
+
+    def on_closed(self, why: str) -> None:
+        self._end(why)
+
+    def close(self, why: str) -> None:
+        """Nobody leads there any more, or this node stops."""
+        self._end(why)
+        self._stream.close(why)
+
+    def _end(self, why: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._on_end(self, why)
+        sent, self._sent = self._sent, {}
+        queue, self._queue = self._queue, deque()
+        self._bytes = 0
+        for _, publish in sent.values():
+            publish.failed(f"{OUTCOME_UNKNOWN}the connection to {self.address} was lost: {why}")
+        for _, publish in queue:
+            publish.refused(f"no connection to {self.address}: {why}")
+        for topic, number in {(publish.lane.topic, publish.lane.number): None for _, publish in queue}:
+            self._leaders.not_led(topic, number, by=self.node)
+
+    # ---- time
+
+    def keep_house(self) -> None:
+        """Once a second: a greeting that does not come, what waits too long, answers that never come."""
+        now = self._loop.time()
+        if not self.greeted and now - self._begun > GREETING_SECONDS:
+            self.close("no answer")
+            return
+        for sequence, (_, publish) in list(self._sent.items()):
+            if publish.at + self._answer_seconds < now:
+                del self._sent[sequence]
+                self._late[sequence] = len(publish.frames)
+                publish.failed(OUTCOME_UNKNOWN + "not confirmed in time")
+        overdue = now - self._wait_seconds
+        while self._queue and self._queue[0][1].at < overdue:
+            self._queue.popleft()[1].failed(f"{NOT_STORED}{self.address} does not take publishes in time")
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is under way."""
+        return not self._queue and not self._sent
+
+    def __repr__(self) -> str:
+        return f"Link({self.address}: {len(self._queue)} wait, {len(self._sent)} under way)"
+
+
+class Forwarder:
+    """The lanes of one node, and its links to others: a `Router`."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, Topic],
+        leaders: Leaders,
+        peers: Peers,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        budget: PublishBudget,
+        wait_seconds: float,
+        outcome_seconds: float,
+        refusal: Callable[[], str | None],
+    ) -> None:
+        """`wait_seconds`: for a leader; `outcome_seconds`: a written publish may take so long; `refusal`: why nothing
+        can be stored on this node now."""
+        self._topics = topics
+        self._leaders = leaders
+        self._peers = peers
+        self._loop = loop
+        self._budget = budget
+        self._refusal = refusal
+        self._wait_seconds = wait_seconds
+        self._answer_seconds = wait_seconds + outcome_seconds + ANSWER_SLACK_SECONDS
+        # A lane lives as long as a publisher remembers it or something of it is under way: asked for again meanwhile,
+        # it must be the same one, or its publishes could overtake each other.
+        self._lanes: WeakValueDictionary[tuple[str, int], Lane] = WeakValueDictionary()
+        self._by_topic: dict[str, WeakKeyDictionary[Lane, None]] = {}  # in the order in which they came
+        self._links: dict[int, Link] = {}
+        self._closed = False
+        self._forget = leaders.when_changed(self._changed)
+        self._housekeeping = loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
+
+    def lane(self, topic: str, publisher: int) -> Lane | None:
+        """Where this publisher publishes to the topic; None: there is no such topic."""
+        found = self._topics.get(topic)
+        led = found.led if found is not None and not found.deleting else ()
+        partitions = self._leaders.partitions(topic)
+        if not partitions and not led:
+            return None
+        lane = self._lanes.get((topic, publisher))
+        if lane is None or lane.number >= max(partitions, 1 + max((p.number for p in led), default=0)):
+            number = led[publisher % len(led)].number if led else publisher % partitions
+            lane = Lane(topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds)
+            self._lanes[topic, publisher] = lane
+            self._by_topic.setdefault(topic, WeakKeyDictionary())[lane] = None
+        return lane
+
+    # ---- for lanes
+
+    def target(self, topic: str, number: int) -> Target | None:
+        found = self._topics.get(topic)
+        if found is not None and not found.deleting:
+            partition = found.leads(number)
+            if partition is not None:
+                return LocalTarget(partition, self._refusal)
+        if number >= self._leaders.partitions(topic):
+            if found is None or found.deleting:
+                raise NotFound(f"topic {topic} was deleted")
+            return None
+        leader = self._leaders.leader(topic, number)
+        if self._closed:
+            return None
+        if leader is None or leader.node == self._leaders.node:
+            self._leaders.not_led(topic, number)
+            return None
+        return RemoteTarget(self._link(leader), leader, number)
+
+    def _changed(self, topic: str) -> None:
+        for link in list(self._links.values()):
+            if not self._leaders.alive(link.node):
+                link.close("its lease has ended")
+        lanes = self._by_topic.get(topic)
+        if lanes is None:
+            return
+        if not lanes:
+            del self._by_topic[topic]
+            return
+        for lane in list(lanes):
+            lane.leaders_changed()
+
+    # ---- links
+
+    def _link(self, leader: LeaderAt) -> Link:
+        link = self._links.get(leader.node)
+        if link is not None and not link.ended and link.address == leader.address:
+            return link
+        if link is not None and not link.ended:
+            link.close("the node has another address now")
+        link = Link(
+            self._peers,
+            self._leaders,
+            leader,
+            loop=self._loop,
+            wait_seconds=self._wait_seconds,
+            answer_seconds=self._answer_seconds,
+            on_end=self._link_ended,
+        )
+        self._links[leader.node] = link
+        return link
+
+    def _link_ended(self, link: Link, why: str) -> None:
+        if self._links.get(link.node) is link:
+            del self._links[link.node]
+        if link.greeted:  # else it is tried again and again
+            log.info("forward_ended", "publishes to %s: %s", link.address, why)
+
+    def _keep_house(self) -> None:
+        self._housekeeping = self._loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
+        for link in list(self._links.values()):
+            link.keep_house()
+        for topic in [topic for topic, lanes in self._by_topic.items() if not lanes]:
+            del self._by_topic[topic]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no publish of this node is on its way to another one."""
+        return all(link.idle for link in self._links.values())
+
+    def close(self) -> None:
+        """The node stops: what is under way is of unknown outcome."""
+        self._closed = True
+        self._forget()
+        self._housekeeping.cancel()
+        for link in list(self._links.values()):
+            link.close("this node is stopping")

@@ -1,0 +1,529 @@
+"""Consumers of this node that read partitions which other nodes lead.
+
+    client's socket -- Consumer --+-- Leg ---------------> Delivery          partitions led here
+                                  +-- Places -- RemoteLeg -- RelayLink --Relay stream--> RelayService of the leader
+
+Each partition of the topic that is not led here gets a `RemoteLeg`: a subscription at its leader, which has the client
+as a consumer of its channel like any other. Messages come as whole frames and are written to the socket as they are;
+runs of FIN lines go back as they came. The leader owns time-outs, and takes back what is in flight when the stream or
+the subscription ends. When the leader changes, the leg is opened at the next one; a late FIN then fails as with nsqd.
+
+A leader that has consumers of its own for the channel serves only those (`standby`), and says when that changes.
+
+The RDY window is shared out as `nsqha.server.routing.rdy_credit` says. It is looked at again when RDY changes, when a
+leader says what it holds or that it is hungry, and, as long as somebody is, every ROTATE_SECONDS.
+
+Who stays and who goes: a client that subscribed here while this node led a partition of the topic may have been sent by
+lookup; its connection ends when a partition that served it leaves, so that it looks up again. All others have this
+node as their fixed address: for them a change of leader is a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from nsqha import hot, ids
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2, routing_pb2
+from nsqha.server.routing.hints import from_wire
+from nsqha.server.routing.leaders import LeaderAt, Leaders
+from nsqha.server.routing.rdy_credit import Loan, shares
+
+if TYPE_CHECKING:
+    from nsqha.clock import Now
+    from nsqha.server.partition.delivery import Consumer, Leg
+    from nsqha.server.partition.topic import Topic
+    from nsqha.server.peers.api import Peers, PeerStream
+
+RETRY_SECONDS = 0.05
+ROTATE_SECONDS = 0.1
+HUNGRY_SECONDS = 1.5  # who was hungry counts as hungry for so long; a leader repeats it every second
+TAKEN_BYTES = 256 << 10  # the leader hears of bytes that the client took in such steps
+GREETING_SECONDS = 1.0
+
+_FIN_ERROR = b"E_FIN_FAILED"
+_REQ_ERROR = b"E_REQ_FAILED"
+
+log = Log("relaying")
+
+
+class RelayLink:
+    """The Relay stream to one node: a `StreamHandler`. It ends with its stream; the next one is another object."""
+
+    def __init__(self, relaying: Relaying, peers: Peers, leader: LeaderAt, greeting: routing_pb2.Greeting) -> None:
+        self.node = leader.node
+        self.address = leader.address
+        self.ended = False
+        self.legs: dict[int, RemoteLeg] = {}
+        self._relaying = relaying
+        self._loop = relaying.loop
+        self._greeted = False
+        self._commands: list[routing_pb2.RelayCommand] = []  # not sent
+        self._scheduled = False
+        self._stream: PeerStream = peers.stream(leader.address, "Relay", self)
+        self._stream.send(routing_pb2.RelayRequest(greeting=greeting))
+        self._patience = self._loop.call_later(GREETING_SECONDS, self._waited)
+
+    def add(self, leg: RemoteLeg, subscribe: routing_pb2.RelaySubscribe) -> int:
+        """Begin a subscription; its number."""
+        number = self._relaying.next_number()
+        self.legs[number] = leg
+        self.send(routing_pb2.RelayCommand(number=number, subscribe=subscribe))
+        return number
+
+    def remove(self, number: int) -> None:
+        """End a subscription: what it has in flight waits for another consumer."""
+        if self.legs.pop(number, None) is not None:
+            self.send(routing_pb2.RelayCommand(number=number, unsubscribe=True))
+        if not self.legs:
+            self._loop.call_soon(self._close_if_unused)
+
+    def send(self, command: routing_pb2.RelayCommand) -> None:
+        """Send it at the end of the tick."""
+        if self.ended:
+            return
+        self._commands.append(command)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._greeted and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._scheduled = False
+        commands, self._commands = self._commands, []
+        if commands and not self.ended:
+            self._stream.send(routing_pb2.RelayRequest(commands=commands))
+
+    def on_message(self, message: routing_pb2.RelayReply) -> None:
+        if message.HasField("greeting"):
+            self._greeted = True
+            self._patience.cancel()
+            self._schedule()
+        for event in message.events:
+            leg = self.legs.get(event.number)
+            if leg is None:
+                continue  # it was unsubscribed meanwhile
+            match event.WhichOneof("event"):
+                case "messages":
+                    leg.messages(event.messages)
+                case "error":
+                    leg.error(event.error)
+                case "status":
+                    leg.status(event.status)
+                case "closed":
+                    del self.legs[event.number]
+                    leg.closed(event.closed)
+
+    def on_closed(self, why: str) -> None:
+        self._end(why)
+
+    def _waited(self) -> None:
+        self.close("no answer")
+
+    def _close_if_unused(self) -> None:
+        if not self.legs:
+            self._send()
+            self.close("nobody is served over it any more")
+
+    def close(self, why: str) -> None:
+        self._end(why)
+        self._stream.close(why)
+
+    def _end(self, why: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._patience.cancel()
+        self._relaying.link_ended(self)
+        legs, self.legs = self.legs, {}
+        if legs:
+            log.info("relay_ended", "%d subscriptions at %s: %s", len(legs), self.address, why)
+        for leg in legs.values():
+            leg.lost()
+
+
+class RemoteLeg:
+    """A consumer's place at one partition that another node leads."""
+
+    def __init__(self, places: Places, number: int) -> None:
+        self.partition = number
+        self.loan = Loan()
+        self.accepted = False  # the leader has the consumer
+        self.standby = False
+        self.hungry_until = 0.0
+        self.in_flight = 0  # as last heard
+        self._places = places
+        self._link: RelayLink | None = None
+        self._leader: LeaderAt | None = None
+        self._subscription = 0
+        self._received = 0  # bytes
+        self._taken = 0  # of them, as the leader knows
+        # The two lowest of the 16 bits that the first four digits are do not belong to the partition.
+        prefixes = b"|".join(b"%04x" % (number << 2 | low) for low in range(4))
+        self._fins = re.compile(rb"(?:FIN (?:%b)[0-9a-f]{12}\n)*+" % prefixes)
+
+    # ---- its leader
+
+    @property
+    def open(self) -> bool:
+        return self._link is not None
+
+    def seek(self) -> None:
+        """Have it open at whoever leads now; does nothing if it is, or if nobody is known who leads."""
+        places = self._places
+        leader = places.relaying.leader(places.consumer.topic, self.partition)
+        if self._link is not None:
+            if leader is None or leader == self._leader:
+                return
+            self.end()
+        if leader is None:
+            places.not_led(self.partition)
+            return
+        self._leader = leader
+        self._link = places.relaying.link(leader)
+        self._subscription = self._link.add(self, places.subscribe(leader, self.partition))
+
+    def end(self) -> None:
+        """Read nothing more from there."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.remove(self._subscription)
+        self._forget()
+
+    def lost(self) -> None:
+        """The stream ended."""
+        self._lost(None)
+
+    def closed(self, closed: routing_pb2.RelayClosed) -> None:
+        if closed.gone:
+            self._link = None
+            self._forget()
+            self._places.consumer.wire.close()
+        else:
+            self._lost(from_wire(closed.leader) if closed.HasField("leader") else None)
+
+    def _lost(self, hint: LeaderAt | None) -> None:
+        assert self._leader is not None, "it was open"
+        self._link = None
+        self._forget()
+        self._places.not_led(self.partition, by=self._leader.node, hint=hint)
+        self._places.lost()
+
+    def _forget(self) -> None:
+        self.accepted = self.standby = False
+        self.in_flight = self._received = self._taken = 0
+        self.hungry_until = 0.0
+        self.loan = Loan()
+
+    # ---- from the leader
+
+    def messages(self, frames: bytes) -> None:
+        end, count = hot.walk(frames, 0, len(frames), len(frames))
+        if end != len(frames):
+            raise ValueError(f"{len(frames)} bytes for {self._places.consumer.topic} are not whole messages")
+        consumer = self._places.consumer
+        consumer.message_count += count
+        consumer.wire.send_messages(frames)
+        self._received += len(frames)
+        if consumer.wire.writable and self._received - self._taken >= TAKEN_BYTES:
+            self.resumed()
+
+    def resumed(self) -> None:
+        """The client takes bytes."""
+        if self._link is not None and self._taken != self._received:
+            self._taken = self._received
+            self._send(routing_pb2.RelayCommand(taken=self._taken))
+
+    def error(self, frame: bytes) -> None:
+        """FIN, REQ or TOUCH failed."""
+        consumer = self._places.consumer
+        if frame.startswith(_FIN_ERROR, 8):
+            consumer.finish_count -= 1
+        elif frame.startswith(_REQ_ERROR, 8):
+            consumer.requeue_count -= 1
+        consumer.wire.reply(frame)
+
+    def status(self, status: routing_pb2.RelayStatus) -> None:
+        self.accepted = True
+        self.loan.heard(status.serial, status.held)
+        self.in_flight = status.in_flight
+        self.standby = status.standby
+        if status.hungry:
+            self.hungry_until = self._places.relaying.loop.time() + HUNGRY_SECONDS
+        self._places.balance()
+
+    # ---- to the leader
+
+    def lend(self, size: int) -> None:
+        serial = self.loan.set(size)
+        self._send(routing_pb2.RelayCommand(window=routing_pb2.RelayWindow(size=size, serial=serial)))
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> int:
+        match = self._fins.match(data, pos, end)
+        assert match is not None, "it matches nothing, too"
+        stop = match.end()
+        if stop != pos and self._link is not None:
+            self._places.consumer.finish_count += (stop - pos) // 21
+            self._send(routing_pb2.RelayCommand(finish=data[pos:stop]))
+            return stop
+        return pos
+
+    def req(self, message_id: bytes, delay_ms: int) -> bool:
+        requeue = routing_pb2.RelayRequeue(message_id=message_id, delay_ms=delay_ms)
+        sent = self._send(routing_pb2.RelayCommand(requeue=requeue))
+        self._places.consumer.requeue_count += sent
+        return sent
+
+    def touch(self, message_id: bytes) -> bool:
+        return self._send(routing_pb2.RelayCommand(touch=message_id))
+
+    def _send(self, command: routing_pb2.RelayCommand) -> bool:
+        if self._link is None:
+            return False
+        command.number = self._subscription
+        self._link.send(command)
+        return True
+
+
+class Places:
+    """A consumer's places at partitions led elsewhere, and its window's parts: what `Consumer.remote` is."""
+
+    def __init__(self, relaying: Relaying, consumer: Consumer) -> None:
+        self.relaying = relaying
+        self.consumer = consumer
+        self.legs: dict[int, RemoteLeg] = {}
+        self._turn = 0
+        self._hungry_here = 0.0  # until
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = False
+
+    def subscribe(self, leader: LeaderAt, number: int) -> routing_pb2.RelaySubscribe:
+        consumer = self.consumer
+        return routing_pb2.RelaySubscribe(
+            key=replication_pb2.PartitionKey(topic_uid=leader.topic_uid, partition=number),
+            topic=consumer.topic,
+            channel=consumer.channel,
+            msg_timeout_ms=round(consumer.msg_timeout * 1000),
+            sample_rate=consumer.sample_rate,
+        )
+
+    def follow(self, partitions: int, led: set[int]) -> None:
+        """Read all partitions that are not led here from their leaders."""
+        if self._ended:
+            return
+        for number in [n for n in self.legs if n in led or n >= partitions]:
+            self.legs.pop(number).end()
+        for number in range(partitions):
+            if number not in led:
+                leg = self.legs.get(number)
+                if leg is None:
+                    leg = self.legs[number] = RemoteLeg(self, number)
+                leg.seek()
+        self.balance()
+
+    @property
+    def missing(self) -> list[int]:
+        """Partitions whose leader is known and does not have this consumer yet."""
+        topic, relaying = self.consumer.topic, self.relaying
+        return [n for n, leg in self.legs.items() if not leg.accepted and relaying.leader(topic, n) is not None]
+
+    def not_led(self, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> None:
+        """As `Leaders.not_led`; looks again in a moment if others are asked."""
+        if self.relaying.leaders.not_led(self.consumer.topic, number, by=by, hint=hint):
+            self.relaying.seek_later(self.consumer.topic)
+
+    def lost(self) -> None:
+        """A leader is gone: its part of the window is free."""
+        self.balance()
+        self.relaying.seek_later(self.consumer.topic)
+
+    def end(self) -> None:
+        """The client is gone."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        legs, self.legs = self.legs, {}
+        for leg in legs.values():
+            leg.end()
+        self.consumer.lent = 0
+
+    # ---- the window
+
+    @property
+    def in_flight(self) -> int:
+        return sum(leg.in_flight for leg in self.legs.values())
+
+    def starved(self) -> None:
+        """A partition here has messages perhaps, and no room."""
+        now = self.relaying.loop.time()
+        if now >= self._hungry_here and any(leg.delivery.has_backlog(self.relaying.now()) for leg in self._here()):
+            self._hungry_here = now + HUNGRY_SECONDS
+            self.relaying.loop.call_soon(self.balance)
+
+    def _here(self) -> list[Leg]:
+        return list(self.consumer.legs.values())
+
+    def balance(self) -> None:
+        """Lend what should be lent, take back what should not."""
+        if self._ended:
+            return
+        now, consumer = self.relaying.loop.time(), self.consumer
+        legs = [leg for leg in self.legs.values() if leg.accepted and not leg.standby]
+        here = bool(consumer.legs)
+        hungry = [leg.hungry_until > now for leg in legs]
+        parts = shares(consumer.rdy, [*hungry, self._hungry_here > now] if here else hungry, self._turn)
+        mine = parts.pop() if here else 0
+        wanted = dict(zip(legs, parts, strict=True))
+        for leg in self.legs.values():
+            size = wanted.get(leg, 0)
+            if leg.accepted and size < leg.loan.size:
+                leg.lend(size)
+        lent = sum(leg.loan.held for leg in self.legs.values())
+        free = consumer.rdy - lent - max(consumer.in_flight, mine)
+        for leg, size in wanted.items():
+            more = min(size, leg.loan.held + max(free, 0))
+            if more > leg.loan.size:
+                held = leg.loan.held
+                leg.lend(more)
+                free -= leg.loan.held - held
+        before, consumer.lent = consumer.lent, sum(leg.loan.held for leg in self.legs.values())
+        if consumer.lent < before and here:
+            consumer.wake()
+        if self._timer is None and (any(hungry) or self._hungry_here > now) and len(parts) + here > 1:
+            self._timer = self.relaying.loop.call_later(ROTATE_SECONDS, self._rotate)
+
+    def _rotate(self) -> None:
+        self._timer = None
+        self._turn += 1
+        self.balance()
+
+    # ---- for the connection
+
+    def resumed(self) -> None:
+        for leg in self.legs.values():
+            leg.resumed()
+
+    def fin_run(self, data: bytes, pos: int, end: int) -> int:
+        leg = self._leg_of(data[pos + 4 : pos + 20])
+        return pos if leg is None else leg.fin_run(data, pos, end)
+
+    def req(self, message_id: bytes, delay_ms: int) -> bool:
+        leg = self._leg_of(message_id)
+        return leg is not None and leg.req(message_id, delay_ms)
+
+    def touch(self, message_id: bytes) -> bool:
+        leg = self._leg_of(message_id)
+        return leg is not None and leg.touch(message_id)
+
+    def _leg_of(self, message_id: bytes) -> RemoteLeg | None:
+        number = ids.parse_message_id(message_id)
+        return None if number is None else self.legs.get(ids.partition_of(number))
+
+
+class Relaying:
+    """All consumers of one node that read from others, and the links that they use."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, Topic],
+        leaders: Leaders,
+        peers: Peers,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        now: Callable[[], Now],
+    ) -> None:
+        self.loop = loop
+        self.now = now
+        self._topics = topics
+        self.leaders = leaders
+        self._peers = peers
+        self._links: dict[int, RelayLink] = {}
+        self._places: dict[str, dict[Places, None]] = {}  # by topic, in the order in which they came
+        self._looking: set[str] = set()  # topics to look at again in a moment
+        self._numbers = 0
+        self._closed = False
+        self._unwatch = leaders.when_changed(self._changed)
+
+    # ---- consumers
+
+    def attach(self, consumer: Consumer) -> Places:
+        """Have this consumer read the partitions that others lead."""
+        places = Places(self, consumer)
+        consumer.remote = places
+        self._places.setdefault(consumer.topic, {})[places] = None
+        self._follow(places)
+        return places
+
+    def detach(self, consumer: Consumer) -> None:
+        """The client is gone."""
+        places = consumer.remote
+        if isinstance(places, Places):
+            consumer.remote = None
+            places.end()
+            found = self._places.get(consumer.topic, {})
+            found.pop(places, None)
+            if not found:
+                self._places.pop(consumer.topic, None)
+
+    def _follow(self, places: Places) -> None:
+        topic = self._topics.get(places.consumer.topic)
+        led = {partition.number for partition in topic.led} if topic is not None else set()
+        places.follow(self.leaders.partitions(places.consumer.topic), led)
+
+    # ---- leaders
+
+    def _changed(self, topic: str) -> None:
+        if not self._closed:
+            for places in list(self._places.get(topic, ())):
+                self._follow(places)
+
+    def seek_later(self, topic: str) -> None:
+        """A leader was lost; who leads now may not be known yet."""
+        if topic not in self._looking and not self._closed:
+            self._looking.add(topic)
+            self.loop.call_later(RETRY_SECONDS, self._look_again, topic)
+
+    def _look_again(self, topic: str) -> None:
+        self._looking.discard(topic)
+        self._changed(topic)
+
+    def leader(self, topic: str, number: int) -> LeaderAt | None:
+        """Who leads the partition, if that is another node."""
+        if number >= self.leaders.partitions(topic):
+            return None
+        leader = self.leaders.leader(topic, number)
+        return None if leader is None or leader.node == self.leaders.node or self._closed else leader
+
+    # ---- links
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def link(self, leader: LeaderAt) -> RelayLink:
+        link = self._links.get(leader.node)
+        if link is not None and link.address == leader.address:
+            return link
+        if link is not None:
+            link.close("the node has another address now")
+        greeting = routing_pb2.Greeting(
+            cluster_id=self.leaders.cluster_id, node_uid=self.leaders.node, target_uid=leader.node
+        )
+        link = self._links[leader.node] = RelayLink(self, self._peers, leader, greeting)
+        return link
+
+    def link_ended(self, link: RelayLink) -> None:
+        if self._links.get(link.node) is link:
+            del self._links[link.node]
+
+    def close(self) -> None:
+        """The node stops."""
+        self._closed = True
+        self._unwatch()
+        for link in list(self._links.values()):
+            link.close("this node is stopping")

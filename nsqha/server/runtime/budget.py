@@ -1,0 +1,108 @@
+"""How many bytes of publishes a node holds that are not committed: the bound between its sockets and its disk.
+
+Counted from the moment a publish is queued until its batch is committed or refused, over all partitions: a disk that
+stalls holds written batches as surely as waiting ones. Beyond the bound publishers are not read. They are woken one by
+one, in the order in which they came, as long as there is room; so what all of them had read already can not flood it.
+
+HTTP has a second budget of the same size for the large bodies that it reads (`http.server`): its senders, however
+slow, take nothing from other publishers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from nsqha.errors import Unavailable
+
+WAITING_MAX = 256
+"""Who waits to enter has sent something already."""
+NO_ROOM = "too many publishes are waiting for the disk"
+_CROWDED = "too many large requests are being read: try again"
+
+
+class PublishBudget:
+    """Bytes of publishes under way in the whole node."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+        self._loop = loop
+        self._waiting: dict[Callable[[], None], None] = {}
+        self._waking = False
+
+    @property
+    def full(self) -> bool:
+        """Whether publishers should stop being read until `when_room`."""
+        return self.used > self.bytes_max
+
+    def take(self, size: int) -> None:
+        self.used += size
+
+    def give(self, size: int) -> None:
+        """These bytes are committed, or refused."""
+        self.used -= size
+        if self._waiting and not self._waking and not self.full:
+            self._waking = True
+            self._loop.call_soon(self._wake)
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call once, when there is room again."""
+        self._waiting[callback] = None
+        self.give(0)
+
+    def _wake(self) -> None:
+        self._waking = False
+        while self._waiting and not self.full:
+            callback = next(iter(self._waiting))
+            del self._waiting[callback]
+            callback()
+
+    async def enter(self, size: int, seconds: float) -> None:
+        """Take so much when there is room, in the order in which this was asked; Unavailable if none comes in time."""
+        if not self.full and not self._waiting:
+            self.take(size)
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            raise Unavailable(_CROWDED)
+        entered: asyncio.Future[None] = self._loop.create_future()
+
+        def enter() -> None:
+            self.take(size)
+            entered.set_result(None)
+
+        self.when_room(enter)
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(entered)
+        except BaseException as error:
+            if entered.done():
+                self.give(size)
+            self._waiting.pop(enter, None)
+            if isinstance(error, TimeoutError):
+                raise Unavailable(_CROWDED) from None
+            raise
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there is room, as long as nothing else is awaited; Unavailable if there is none in time."""
+        if not self.full:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while self.full:  # again: all who wait are woken at once, and some took it
+                    await self._woken()
+        except TimeoutError:
+            raise Unavailable(NO_ROOM) from None
+
+    async def _woken(self) -> None:
+        room: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not room.done():
+                room.set_result(None)
+
+        self.when_room(wake)
+        try:
+            await room
+        finally:
+            self._waiting.pop(wake, None)

@@ -1,0 +1,78 @@
+"""What is staged in the node's journal reaches the disk: at once where something depends on it, else some time.
+
+    stage(..), promise() --.
+    stage(..), promise() --+--> one round, after the one under way --> journal thread: one record, one fdatasync
+
+Promises are made durable before anything is done on their account (`promise`); those of many partitions, as when a node
+died that led them, share a round. The rest, such as how far each log is on this disk, may lag (`write`): a full disk is
+tried again, as nothing staged is lost by it; any other failure closes the node.
+
+Rounds have a thread of their own. A recovery on the disk thread writes its cuts itself; the journal's locks keep the
+two apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.errors import AppendFailed, StorageError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.server.runtime.disk import DiskRounds
+
+log = Log("journalling")
+
+
+class JournalWriter:
+    """Writes one node's journal."""
+
+    def __init__(self, journal: NodeJournal, disk: DiskRounds, fail: Callable[[BaseException], None]) -> None:
+        self.writing = False  # by `write`
+        self._journal = journal
+        self._disk = disk
+        self._fail = fail
+        self._turn = asyncio.Lock()
+        self._gathering: asyncio.Task[None] | None = None  # the next round; it has taken nothing yet
+        self._ended = False
+
+    async def promise(self) -> None:
+        """Make what is staged durable before anything is done on its account."""
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().create_task(self._round())
+            self._gathering.add_done_callback(_seen)
+        await asyncio.shield(self._gathering)
+
+    async def _round(self) -> None:
+        async with self._turn:
+            self._gathering = None
+            if self._ended:
+                raise Unavailable("this node is stopping")
+            self._journal.take()
+            await self._disk.journal(self._journal.write)
+
+    async def write(self) -> None:
+        """Make what is staged durable some time."""
+        self.writing = True
+        try:
+            await self.promise()
+        except AppendFailed as error:
+            log.warning("journal_delayed", "the journal could not be written, trying again: %s", error)
+        except StorageError as error:
+            self._fail(error)
+        except Unavailable:
+            pass  # the last write has it
+        finally:
+            self.writing = False
+
+    async def end(self, last: Callable[[], None]) -> None:
+        """The node stops: `last` is what is written, and nothing after it."""
+        async with self._turn:
+            self._ended = True
+            await self._disk.journal(last)
+
+
+def _seen(round_: asyncio.Task[None]) -> None:
+    """Whoever waited may be gone."""
+    if not round_.cancelled():
+        round_.exception()

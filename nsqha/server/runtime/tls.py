@@ -1,0 +1,313 @@
+"""TLS from nsqd's flags, and nsqd's words for what was negotiated.
+
+Certificates of test suites and of old installations (signed with SHA-1, keys of 1024 bits, TLS 1.0) work: with the
+default --tls-min-version=tls1.0 the security level of OpenSSL is lowered, as without that neither the version nor such
+a certificate is possible. From tls1.2 on OpenSSL's own judgement stands, unless the operator's certificate fails it.
+
+--tls-client-auth-policy=require wants a certificate but looks at nothing in it (require-verify does). Python's ssl
+always verifies what it asks for, so the verification callback of the context is replaced below it, through ctypes;
+where that is not possible the start fails with a ConfigError instead of checking less or more than was asked for.
+
+Between nodes (--cluster-tls-cert, -key, -ca; all or none) it is stricter: with them the whole gRPC port, administration
+included, speaks TLS 1.2 or later only and wants a certificate of that CA from everybody. A node's certificate carries
+in its subjectAltName
+
+- the addresses that other nodes dial (DNS or IP): whoever connects checks them;
+- who the node is: `URI:nsqha:node/<node uid, 16 hex digits>`, or, where uids are not known before the first start, the
+  DNS name that its metadata record has as broadcast address. A URI, if there is one, decides alone.
+
+A lookup daemon's has its DNS name; it may ask, but speaks for no node. An administrator's says so
+(`URI:nsqha:administrator`), and can not append or promise an epoch. A reader's (`URI:nsqha:reader`) may read segments,
+which administrators and nodes may too, and nothing else. Any other certificate of this CA, such as one with an IP
+address only, is refused everything. The CA is for this cluster only. Identities are compared in
+`nsqha.server.peers.api.PeerIdentity`, what they may do is in `nsqha.server.peers.identity`, files that are replaced are
+noticed by `nsqha.server.runtime.certificates`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import ssl
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsqha.errors import ConfigError
+from nsqha.options import TLS_VERSIONS, Options
+
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:ECDHE+AES:DHE+AES:AES:!aNULL:!eNULL:!MD5"
+_WEAK = ("TOO_WEAK", "TOO_SMALL")
+_VERIFY_PEER_OR_FAIL = 0x01 | 0x02  # SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT
+
+_VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+
+
+_accept_any = _VerifyCallback(lambda _verified, _store: 1)
+
+
+def server_context(options: Options) -> ssl.SSLContext | None:
+    """For the TCP and HTTPS listeners; None without a certificate. ConfigError names the flag that does not work."""
+    if not options.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if TLS_VERSIONS[options.tls_min_version] < ssl.TLSVersion.TLSv1_2:
+        _lower_security(context)
+    _set_lowest_version(context, options)
+    try:
+        _load_certificate(context, options)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-cert={options.tls_cert} --tls-key={options.tls_key}: {_reason(error)}") from error
+    if options.tls_client_auth_policy:
+        if options.tls_root_ca_file:
+            _load_roots(context, options.tls_root_ca_file)
+        if options.tls_client_auth_policy == "require-verify":
+            context.verify_mode = ssl.CERT_REQUIRED
+        else:
+            _require_any_certificate(context)
+    return context
+
+
+def client_context(options: Options) -> ssl.SSLContext | None:
+    """For https to an auth server; None means the system's certificates and defaults."""
+    if not options.tls_root_ca_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _set_lowest_version(context, options)
+    _load_roots(context, options.tls_root_ca_file)
+    return context
+
+
+def _set_lowest_version(context: ssl.SSLContext, options: Options) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of TLS 1.0; it is nsqd's default and the operator's choice
+        context.minimum_version = ssl.TLSVersion(TLS_VERSIONS[options.tls_min_version])
+
+
+def _lower_security(context: ssl.SSLContext) -> None:
+    context.set_ciphers(f"{_CIPHERS}:@SECLEVEL=0")
+
+
+def _load_certificate(context: ssl.SSLContext, options: Options) -> None:
+    def no_password() -> str:
+        return _encrypted("--tls-key", options.tls_key)
+
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key, password=no_password)
+    except ssl.SSLError as error:
+        if not any(word in (error.reason or "") for word in _WEAK):
+            raise
+        _lower_security(context)
+        context.load_cert_chain(options.tls_cert, options.tls_key, password=no_password)
+
+
+def _load_roots(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-root-ca-file={path}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if "PEM lib" in str(error):
+        return "no certificate or no key in PEM format"
+    return error.strerror or getattr(error, "reason", None) or str(error)
+
+
+def _require_any_certificate(context: ssl.SSLContext) -> None:
+    try:
+        import _ssl
+
+        library = ctypes.CDLL(_ssl.__file__)
+        set_verify = library.SSL_CTX_set_verify
+    except (ImportError, AttributeError, OSError, TypeError) as error:
+        raise ConfigError(
+            "--tls-client-auth-policy=require is not possible with this Python's ssl module; use require-verify"
+        ) from error
+    set_verify.argtypes = [ctypes.c_void_p, ctypes.c_int, _VerifyCallback]
+    set_verify.restype = None
+    # The first field of an SSLContext object is its SSL_CTX pointer.
+    pointer = ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
+    set_verify(pointer, _VERIFY_PEER_OR_FAIL, _accept_any)
+    if context.verify_mode != ssl.CERT_REQUIRED:
+        raise ConfigError("--tls-client-auth-policy=require had no effect on this Python's ssl module")
+
+
+# ---- between nodes
+
+HTTP2_ALPN = "h2"
+STREAM_ALPN = "nsqha-node-stream"
+"""HTTP/2 that carries one gRPC stream between nodes. With it `nsqha.server.peers.listener` sees where it belongs."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClusterTls:
+    """PEM texts, as gRPC wants them. Not shown in a repr: one is a private key."""
+
+    certificate: bytes
+    key: bytes
+    ca: bytes
+
+
+def cluster_tls(options: Options) -> ClusterTls | None:
+    """Of a broker; None without the flags, ConfigError if they can not be used."""
+    if not options.cluster_tls_cert:
+        return None
+    return load_cluster_tls(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
+
+
+def load_cluster_tls(cert: str, key: str, ca: str) -> ClusterTls:
+    """The files; ConfigError names what does not work together, before gRPC would only say "handshake failed"."""
+    contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for context in contexts:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(cafile=ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--cluster-tls-ca={ca}: {_reason(error)}") from None
+        try:
+            context.load_cert_chain(cert, key, password=lambda: _encrypted("--cluster-tls-key", key))
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--cluster-tls-cert={cert} --cluster-tls-key={key}: {_reason(error)}") from None
+    try:
+        _shake_hands(*contexts)
+    except ssl.SSLError as error:
+        why = getattr(error, "verify_message", "") or _reason(error)
+        raise ConfigError(
+            f"--cluster-tls-cert={cert} does not work with --cluster-tls-ca={ca}: {why} (a node is server and client)"
+        ) from None
+    found = ClusterTls(*(Path(path).read_bytes() for path in (cert, key, ca)))
+    try:
+        cluster_client_context(found)
+    except (OSError, ValueError, ConfigError) as error:  # they were replaced meanwhile
+        why = _reason(error) if isinstance(error, OSError) else error
+        raise ConfigError(f"--cluster-tls-cert={cert} --cluster-tls-key={key} --cluster-tls-ca={ca}: {why}") from None
+    return found
+
+
+def cluster_client_context(tls: ClusterTls) -> ssl.SSLContext:
+    """For streams to another node; its certificate must name the address that is dialled."""
+    context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), tls)
+    context.set_alpn_protocols([STREAM_ALPN, HTTP2_ALPN])
+    return context
+
+
+def cluster_stream_context(tls: ClusterTls) -> ssl.SSLContext:
+    """For streams from other nodes: they show a certificate of the cluster's CA."""
+    context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols([STREAM_ALPN])
+    return context
+
+
+def cluster_reader_context(tls: ClusterTls) -> ssl.SSLContext:
+    """For readers of segments over HTTPS: they show a certificate of the cluster's CA, too."""
+    context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _cluster_context(context: ssl.SSLContext, tls: ClusterTls) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with ExitStack() as files:
+        cert, key, ca = (files.enter_context(_file(content)) for content in (tls.certificate, tls.key, tls.ca))
+        context.load_verify_locations(cafile=ca)
+        context.load_cert_chain(cert, key, password=lambda: _encrypted("--cluster-tls-key", "(as read)"))
+    return context
+
+
+@contextmanager
+def _file(content: bytes) -> Iterator[str]:
+    """OpenSSL reads what may stand in such a file from files only: one in memory, else one for this moment."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("nsqha"), "wb", buffering=0) as file:
+            file.write(content)
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile(prefix="nsqha-", buffering=0) as file:
+            file.write(content)
+            yield file.name
+
+
+def _encrypted(flag: str, path: str) -> str:
+    # An encrypted key would make OpenSSL ask on the terminal; refuse instead.
+    raise ConfigError(f"{flag}={path}: the key is encrypted")
+
+
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """Connect the node to itself in memory. SSLError if either side refuses the other's certificate."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = set(ends)
+    while waiting:
+        for end in tuple(waiting):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            waiting.discard(end)
+
+
+# ---- what was negotiated
+
+
+@dataclass(frozen=True, slots=True)
+class TlsInfo:
+    """As /stats shows it."""
+
+    cipher_suite: str = ""
+    version: str = ""
+    negotiated_protocol: str = ""
+    negotiated_protocol_is_mutual: bool = False
+
+
+NO_TLS = TlsInfo()
+
+_VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
+_KEY_EXCHANGES = (("ECDHE-ECDSA", "ECDHE_ECDSA"), ("ECDHE-RSA", "ECDHE_RSA"), ("DHE-RSA", "DHE_RSA"))
+
+
+def describe(tls: ssl.SSLObject | ssl.SSLSocket | None) -> TlsInfo:
+    """After the handshake; NO_TLS for a connection in clear."""
+    if tls is None:
+        return NO_TLS
+    cipher = tls.cipher()
+    version = tls.version() or ""
+    # Go calls it mutual whenever it is a server; the field is a relic.
+    return TlsInfo(
+        cipher_suite(cipher[0]) if cipher else "",
+        _VERSIONS.get(version, version),
+        tls.selected_alpn_protocol() or "",
+        True,
+    )
+
+
+def cipher_suite(openssl: str) -> str:
+    """The standard's name: ECDHE-RSA-AES128-GCM-SHA256 -> TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256."""
+    if openssl.startswith("TLS_"):
+        return openssl
+    exchange, rest = "RSA", openssl
+    for name, standard in _KEY_EXCHANGES:
+        if openssl.startswith(name + "-"):
+            exchange, rest = standard, openssl[len(name) + 1 :]
+    parts = rest.replace("AES128", "AES-128").replace("AES256", "AES-256").split("-")
+    if "AES" in parts and not {"GCM", "CCM", "CCM8", "CBC"} & set(parts):
+        parts.insert(2, "CBC")
+    if parts[-1] == "POLY1305":
+        parts.append("SHA256")
+    return f"TLS_{exchange}_WITH_{'_'.join(parts)}"
+
+
+def common_name(tls: ssl.SSLObject | ssl.SSLSocket | None) -> str:
+    """Of the client's certificate, for the auth server; empty without one."""
+    certificate: Any = tls.getpeercert() if tls is not None else None
+    subject = certificate.get("subject", ()) if certificate else ()
+    return next((value for names in subject for name, value in names if name == "commonName"), "")

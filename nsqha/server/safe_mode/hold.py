@@ -1,0 +1,281 @@
+"""A node whose metadata are in doubt, at start: it recovers its logs, tells what it has, and waits for an operator.
+
+    in doubt --recover, serve Evidence, announce--> held --accepted names this node--> an ordinary start
+
+Nothing is led, followed or served to clients; only the gRPC port answers, only with evidence, and only to those who
+may ask a node that runs (`nsqha.server.peers.identity`), as far as any record known here tells who that is. What ends
+it:
+
+- `accepted` of a later generation names this node: the journal follows it, durably, before anything else;
+- the doubt was not about the past: this is the right etcd again (another one had answered), or only a hold is over.
+
+Killed anywhere here, the node finds the same doubt at its next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nsqha.election.accepting import WaitingNode
+from nsqha.election.etcd.accepting import EtcdAcceptance, Look
+from nsqha.election.etcd.access import etcd_options, stored_topics
+from nsqha.election.model import NodeInfo
+from nsqha.election.session import View
+from nsqha.errors import ConfigError, NsqhaError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.options import Options
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.peers.api import PeerIdentity
+from nsqha.server.safe_mode import inventory as evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
+    from nsqha.election.model import TopicRecord, Versioned
+    from nsqha.server.replica.log_manager import PartitionOpener
+    from nsqha.server.runtime.certificates import CertificateFiles
+    from nsqha.server.runtime.disk import DiskRounds
+
+POLL_SECONDS = 0.5
+
+log = Log("held")
+
+
+@dataclass
+class Holding:
+    """What a held node works with."""
+
+    options: Options
+    journal: NodeJournal
+    clock: Clock
+    disk: DiskRounds
+    opener: PartitionOpener
+    stop: asyncio.Event  # set: the process is to end
+    certificates: CertificateFiles | None = None  # of the gRPC port, read again while we wait
+
+
+async def until_accepted(holding: Holding, why: str) -> bool:
+    """Returns when the node may start; False: the process is to end instead.
+
+    ConfigError: this etcd has another cluster under our name."""
+    options, journal = holding.options, holding.journal
+    loop = asyncio.get_running_loop()
+    acceptance = open_acceptance(options, holding.clock)
+    log.error(
+        "metadata_in_doubt", "%s: nothing is led or followed until nsqha cluster accept-metadata, run on any host", why
+    )
+    server: _EvidenceServer | None = None
+    said = ""
+    try:
+        while True:
+            try:
+                look = await loop.run_in_executor(None, acceptance.look)
+                if may_start(look, journal):
+                    break
+                if server is None:
+                    server = await _EvidenceServer.start(holding)
+                node = waiting_node(options, journal, server.address, held=True, why=why)
+                await loop.run_in_executor(None, acceptance.announce, node)
+                said = ""
+            except NsqhaError as error:
+                if isinstance(error, ConfigError):
+                    raise
+                if str(error) != said:
+                    log.warning("not_announced", "etcd does not answer; asking again: %s", error)
+                    said = str(error)
+            try:
+                await asyncio.wait_for(holding.stop.wait(), POLL_SECONDS)
+            except TimeoutError:
+                continue
+            return False
+        await holding.disk.run(lambda: follow(journal, look, options.data_path))
+        log.info("metadata_believed", "starting with the metadata as they are now, generation %d",
+                 journal.identity.generation)  # fmt: skip
+        return True
+    finally:
+        if server is not None:
+            await server.close()
+        await loop.run_in_executor(None, acceptance.close)
+
+
+def may_start(look: Look, journal: NodeJournal) -> bool:
+    """Whether nothing keeps this node from believing what it finds. ConfigError: it is another cluster's."""
+    mine = journal.identity
+    if look.cluster_id not in (0, mine.cluster_id) and mine.cluster_id:
+        raise ConfigError(
+            f"etcd has cluster {look.cluster_id:016x} under this name, this data directory belongs to "
+            f"{mine.cluster_id:016x}; check the cluster's name and etcd's endpoints, or use another data directory"
+        )
+    if look.hold is not None or not look.cluster_id:
+        return False
+    if accepts(look, journal):
+        return True
+    return not doubt_about(look, journal)
+
+
+def accepts(look: Look, journal: NodeJournal) -> bool:
+    """Whether an operator let this node follow these metadata, since it last did."""
+    accepted, mine = look.accepted.record, journal.identity
+    return accepted.generation > mine.generation and mine.node_uid in accepted.nodes
+
+
+def doubt_about(look: Look, journal: NodeJournal) -> str:
+    """What the journal has against this etcd; empty: nothing."""
+    mine = journal.identity
+    if mine.etcd_cluster_id not in (0, look.etcd_cluster_id):
+        return f"etcd is cluster {look.etcd_cluster_id:016x}, this node belongs to {mine.etcd_cluster_id:016x}"
+    if mine.in_doubt or look.revision < mine.revision_seen:
+        return f"etcd was put back to an older state; this node has seen revision {mine.revision_seen}"
+    return ""
+
+
+def broken_promise(journal: NodeJournal, topics: Mapping[str, Versioned[TopicRecord]]) -> str:
+    """Why metadata of such epochs can not be as new as this node; empty: nothing is known.
+
+    A promise is made only of an epoch that was read. A revision that went back is not seen any more when others have
+    made enough changes since; this still is."""
+    for name, topic in topics.items():
+        for number, meta in topic.record.partitions.items():
+            known = journal.record((topic.record.uid, number))
+            if known is not None and known.promise_trusted and known.promise > meta.epoch:
+                return (
+                    f"this node has promised epoch {known.promise} of {name}/{number}, and the metadata are at "
+                    f"{meta.epoch}: etcd was put back to an older state"
+                )
+    return ""
+
+
+def warn_of_unknown(data_path: str, view: View) -> None:
+    """Say which logs are here of topics that the metadata neither have nor deleted. They stay."""
+    known = {topic.record.uid for topic in view.topics.values()} | set(view.tombstones)
+    for name, uid, numbers in evidence.folders(data_path):
+        if uid not in known:
+            log.warning(
+                "logs_unknown",
+                "the metadata know nothing of topic %s with uid %016x, of which %d partitions are here; they stay",
+                name,
+                uid,
+                len(numbers),
+            )
+
+
+def remember_doubt(journal: NodeJournal) -> None:
+    """Durably: this etcd may look newer at the next start. One that is another is another one also then."""
+    journal.doubt_metadata()
+    journal.commit()
+
+
+def follow(journal: NodeJournal, look: Look, data_path: str) -> None:
+    """From now on these are the metadata that this node has seen; on the disk thread."""
+    generation = look.accepted.record.generation if accepts(look, journal) else journal.identity.generation
+    journal.accept_metadata(
+        cluster_id=look.cluster_id,
+        etcd_cluster_id=look.etcd_cluster_id,
+        revision_seen=look.revision,
+        generation=generation,
+    )
+    journal.commit()
+    evidence.forget_seen(data_path)
+
+
+def open_acceptance(options: Options, clock: Clock) -> EtcdAcceptance:
+    """Nothing is sent yet."""
+    return EtcdAcceptance(
+        etcd_options(options), options.cluster_name, clock, lambda text: log.warning("etcd", "%s", text)
+    )
+
+
+def waiting_node(options: Options, journal: NodeJournal, grpc_address: str, *, held: bool, why: str) -> WaitingNode:
+    """How this node is found by whoever accepts."""
+    mine = journal.identity
+    host, _, port = grpc_address.rpartition(":")
+    if host in ("0.0.0.0", "[::]", ""):
+        host = options.broadcast_address
+    return WaitingNode(
+        mine.node_uid,
+        name=options.node_name or f"{mine.node_uid:016x}",
+        grpc_address=f"{host}:{port}",
+        cluster_id=mine.cluster_id,
+        generation=mine.generation,
+        held=held,
+        why=why,
+    )
+
+
+class _EvidenceServer:
+    """The gRPC port of a held node."""
+
+    def __init__(self, server: Any, peers: Any, address: str) -> None:
+        self._server = server
+        self._peers = peers
+        self.address = address
+
+    @classmethod
+    async def start(cls, holding: Holding) -> _EvidenceServer:
+        """Recover every log, then answer. Unavailable: the port can not be had, or etcd can not be read."""
+        options, journal = holding.options, holding.journal
+        stored = await asyncio.get_running_loop().run_in_executor(None, stored_topics, options, holding.clock)
+        seen = await holding.disk.run(lambda: evidence.read_seen(options.data_path))
+        held = await holding.disk.run(
+            lambda: evidence.Held.recovered(options.data_path, holding.opener, journal, seen, stored)
+        )
+        mine = journal.identity
+        status = pb.StatusReply(node_uid=mine.node_uid, poisoned=journal.poisoned, replicas=held.replicas)
+        answer = evidence.reply(
+            status,
+            options.node_name,
+            held=True,
+            generation=mine.generation,
+            view_revision=seen.revision,
+            topics=(*seen.topics, *held.topics),
+        )
+
+        records = [*(topic.record for topic in stored.values()), *(topic.record for topic in seen.topics)]
+        found = await cls.serve(options, answer, mine.cluster_id, members(records), holding.certificates)
+        log.info("held", "%d logs are recovered; evidence is served on %s", len(held.replicas), found.address)
+        return found
+
+    @classmethod
+    async def serve(
+        cls,
+        options: Options,
+        answer: pb.EvidenceReply,
+        cluster_id: int,
+        nodes: View,
+        certificates: CertificateFiles | None,
+    ) -> _EvidenceServer:
+        """Answer members of `nodes` and lookup daemons. Unavailable: the port can not be had."""
+        from grpc import aio
+
+        from nsqha.server.node import joining
+        from nsqha.server.peers import calls as peer_grpc
+        from nsqha.server.peers import renewing
+
+        async def answered(peer: PeerIdentity, request: pb.EvidenceRequest) -> pb.EvidenceReply:
+            check_cluster(request, cluster_id)
+            return answer
+
+        peers = joining.peer_server(options)
+        joining.MembersOnly(peers, lambda: nodes).on_call("Evidence", answered)
+        server = aio.server(options=peer_grpc.server_options())
+        peers.add_to(server)
+        return cls(server, peers, await renewing.listen(server, options.grpc_address, certificates))
+
+    async def close(self) -> None:
+        self._peers.close()
+        await self._server.stop(grace=0.5)
+
+
+def members(records: Iterable[TopicRecord]) -> View:
+    """The nodes of the cluster, as far as records name them; registered are those that believe another etcd."""
+    metas = (meta for record in records for meta in record.partitions.values())
+    return View(nodes={uid: NodeInfo(uid) for meta in metas for uid in (*meta.replicas, *meta.isr)})
+
+
+def check_cluster(request: pb.EvidenceRequest, cluster_id: int) -> None:
+    if cluster_id not in (0, request.cluster_id):  # 0: a new node, which has nothing
+        raise Unavailable(f"this node belongs to cluster {cluster_id:016x}, not to {request.cluster_id:016x}")

@@ -1,0 +1,245 @@
+"""What a node can say of itself when its metadata store was put back to an older state.
+
+    metadata.seen   what the node had seen of the metadata when it stopped to believe them: settings are in no log
+    Held            its logs, recovered and closed again, and what they tell of topics that nobody else describes
+    live            the same of a node that still leads and follows
+
+`Held` recovers as if every partition had other replicas, whatever the metadata say of it now: nothing is guessed and
+nothing is given up that another replica may have. What recovery found stays in the journal, so that recovering once
+more, when the metadata are accepted, finds the same: the plan counts on a log by the name and the end that were told,
+so a damaged one is told by the name that it goes by when it is mended, and nothing of it is ever taken for a torn end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from nsqha import ids
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.storage import OsStorage
+from nsqha.election.accepting import Known
+from nsqha.election.codec import decode, encode, from_plain, to_plain
+from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.session import View
+from nsqha.errors import ConfigError, LogCorrupt
+from nsqha.nsqlog import Log
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.integrity.suspect_logs import can_be_whole, good_name
+from nsqha.server.replica.log_manager import OpenedLog, PartitionOpener
+from nsqha.server.safe_mode.rebuilding import channels_of, salt_of
+
+SEEN = "metadata.seen"
+_FORMAT = 1
+_FOLDER = re.compile(r"(?P<name>.+)-(?P<uid>[0-9a-f]{16})")
+
+log = Log("evidence")
+
+
+# ---- what was seen of the metadata
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All topics at one revision; revision 0: nothing was seen."""
+
+    revision: int = 0
+    topics: tuple[Known, ...] = ()
+
+
+def seen_of(view: View) -> Seen:
+    """What the watch brought, as far as it outlives processes."""
+    topics = [topic for topic in view.topics.values() if not ids.is_ephemeral(topic.record.name)]
+    return Seen(view.revision, tuple(Known(topic.record, topic.version) for topic in topics))
+
+
+def write_seen(folder: str, seen: Seen) -> None:
+    """Durably, whole or not at all. OSError."""
+    topics = [{"version": topic.version, "record": to_plain(topic.record)} for topic in seen.topics]
+    data = msgspec.json.encode({"format": _FORMAT, "revision": seen.revision, "topics": topics})
+    path = f"{folder}/{SEEN}"
+    with open(f"{path}.new", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.new", path)
+    OsStorage().sync_dir(folder)
+
+
+def read_seen(folder: str) -> Seen:
+    """Nothing, if there is no such file or it can not be read: logs tell less, but enough."""
+    path = f"{folder}/{SEEN}"
+    try:
+        with open(path, "rb") as file:
+            plain = msgspec.json.decode(file.read(), type=_Seen)
+        if plain.format > _FORMAT:
+            raise ConfigError(f"format {plain.format}")
+        topics = tuple(Known(from_plain(TopicRecord, topic.record), topic.version) for topic in plain.topics)
+    except FileNotFoundError:
+        return Seen()
+    except (OSError, msgspec.MsgspecError, LogCorrupt, ConfigError) as error:
+        log.warning("seen_unreadable", "%s is left alone: %s", path, error)
+        return Seen()
+    return Seen(plain.revision, topics)
+
+
+def forget_seen(folder: str) -> None:
+    """The metadata are believed again; durably, or a later doubt would be decided by what was true long before."""
+    try:
+        os.unlink(f"{folder}/{SEEN}")
+    except FileNotFoundError:
+        return
+    OsStorage().sync_dir(folder)
+
+
+class _SeenTopic(msgspec.Struct):
+    version: int
+    record: dict[str, object]
+
+
+class _Seen(msgspec.Struct):
+    format: int
+    revision: int
+    topics: list[_SeenTopic]
+
+
+# ---- what the logs tell
+
+
+@dataclass
+class Held:
+    """What a node has that leads and follows nothing."""
+
+    replicas: list[pb.ReplicaStatus] = field(default_factory=list)
+    topics: list[Known] = field(default_factory=list)  # that `Seen` does not have
+
+    @classmethod
+    def recovered(
+        cls,
+        data_path: str,
+        opener: PartitionOpener,
+        journal: NodeJournal,
+        seen: Seen,
+        stored: Mapping[str, Versioned[TopicRecord]],
+    ) -> Held:
+        """Recover every log of the data folder. Blocks. `stored`: the metadata as they are now, for settings only."""
+        held = cls()
+        records = {topic.record.uid: topic.record for topic in stored.values()}
+        records |= {topic.record.uid: topic.record for topic in seen.topics}
+        described = {topic.record.uid for topic in seen.topics}
+        for name, uid, numbers in folders(data_path):
+            record = _with_others(records.get(uid) or _bare(name, uid), numbers, journal.identity.node_uid)
+            opened = dict(held._recover(opener, journal, record, numbers))
+            try:
+                if uid not in described:
+                    held.topics.append(Known(_told(record, opened)))
+            finally:
+                for found in opened.values():
+                    found.log.close()
+        journal.recovered()
+        journal.clear_poison()  # every log was read from the disk and verified
+        journal.commit()
+        return held
+
+    def _recover(
+        self, opener: PartitionOpener, journal: NodeJournal, record: TopicRecord, numbers: Iterable[int]
+    ) -> Iterator[tuple[int, OpenedLog]]:
+        for number in numbers:
+            key = (record.uid, number)
+            known = journal.record(key)
+            status = pb.ReplicaStatus(
+                key=pb.PartitionKey(topic_uid=record.uid, partition=number),
+                role=pb.ROLE_NONE,
+                promise=0 if known is None else known.promise,
+            )
+            self.replicas.append(status)
+            try:
+                opened = opener.recover(record, [number])[number]
+            except LogCorrupt as error:
+                log.error("replica_unusable", "%s/%d: %s", record.name, number, error)
+                status.log_uid = 0 if known is None else known.log_uid
+                status.corrupt = True
+                continue
+            end, report, goes_by = opened.log.end.log_id, opened.report, opened.log_uid
+            damaged = report is not None and report.serve_end is not None
+            if report is not None and damaged and can_be_whole(opened.log, report):
+                goes_by = good_name(journal, key, record.partitions[number].sync or opener.sync_of(record)) or goes_by
+            if known is None or known.promise_trusted or goes_by != known.log_uid:
+                # Also of a promise that may be lost: the plan goes above everything that anybody has.
+                opener.stage_promise(key, status.promise, opened.log, goes_by)
+            if damaged and known is not None and (now := journal.record(key)) is not None:
+                # As before, by whatever name: of less more is read, and cut; of more the frames are not looked at.
+                journal.stage(key, local_durable=max(now.local_durable, min(known.local_durable, end)))
+            last = opened.log.entry_before(end)
+            status.log_uid = goes_by
+            status.end, status.last_epoch, status.chain = end, last.epoch, last.chain
+            status.durable = min(opened.log.local_durable, end)
+            status.start = opened.log.start.log_id
+            status.cut = report is not None and any(cut.why == "torn" for cut in report.cuts)
+            status.corrupt = damaged
+            yield number, opened
+
+
+def folders(data_path: str) -> Iterator[tuple[str, int, list[int]]]:
+    """(topic, uid, partitions) of each topic that has logs here."""
+    root = f"{data_path}/topics"
+    for folder in sorted(os.listdir(root)) if os.path.isdir(root) else ():
+        match = _FOLDER.fullmatch(folder)
+        if match is not None and ids.valid_name(match["name"]):
+            numbers = sorted(int(name) for name in os.listdir(f"{root}/{folder}") if name.isdigit())
+            if numbers:
+                yield match["name"], int(match["uid"], 16), numbers
+
+
+def _bare(name: str, uid: int) -> TopicRecord:
+    return TopicRecord(name, uid, 0)
+
+
+def _with_others(record: TopicRecord, numbers: Iterable[int], node: int) -> TopicRecord:
+    """The same topic, each partition with another replica, whoever that is."""
+    others = {number: record.partitions.get(number, PartitionMeta()) for number in numbers}
+    return replace(
+        record, partitions={n: replace(meta, replicas=(*meta.replicas, node, 0)) for n, meta in others.items()}
+    )
+
+
+def _told(record: TopicRecord, opened: dict[int, OpenedLog]) -> TopicRecord:
+    """What logs tell of a topic: its salt and its channels, not its settings and replicas."""
+    states = [found.state for found in opened.values() if found.state is not None]
+    channels = ChannelList()
+    if states:
+        newest = max(states, key=lambda state: state.version)
+        channels = replace(channels_of(newest), version=newest.version)
+    return TopicRecord(
+        record.name, record.uid, record.salt or salt_of(opened), TopicSettings(), channels, partitions={}
+    )
+
+
+# ---- the answer
+
+
+def reply(
+    status: pb.StatusReply,
+    name: str,
+    *,
+    held: bool,
+    generation: int,
+    view_revision: int = 0,
+    topics: Iterable[Known] = (),
+) -> pb.EvidenceReply:
+    """As it goes to whoever asks."""
+    answer = pb.EvidenceReply(
+        status=status, name=name, held=held, generation=generation, view_revision=view_revision
+    )
+    for topic in topics:
+        answer.topics.add(record=encode(topic.record), version=topic.version)
+    return answer
+
+
+def known_of(topic: pb.KnownTopic) -> Known:
+    """The inverse, where it is read. LogCorrupt, ConfigError."""
+    return Known(decode(TopicRecord, topic.record), topic.version)

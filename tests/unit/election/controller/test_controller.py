@@ -1,0 +1,435 @@
+"""Stories of a controller over simulated nodes: what happens, and how long it may take in simulated time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nsqha.election.controller.controller import ControllerMachine
+from nsqha.election.controller.events import (
+    Action,
+    Answered,
+    Blamed,
+    Metadata,
+    NotAnswered,
+    Probe,
+    PutDone,
+    PutPartition,
+    ReadTopic,
+    Say,
+    Suspect,
+    Tick,
+    TopicRead,
+)
+from nsqha.election.controller.planner import PlanLimits
+from nsqha.election.controller.rounds import Limits
+from nsqha.election.elect import ReplicaReport
+from nsqha.election.model import PartitionMeta
+from nsqha.election.moves import BALANCE, decommission_name, read_intents
+from nsqha.election.placement import PartitionName
+from tests.unit.election.cluster_rig import Cluster
+
+QUICK = Limits(plan=PlanLimits(settle_s=1.0, replace_after_s=20.0, emergency_after_s=10.0))
+
+
+def cluster(seed: int = 1, *, nodes: int = 3, **settings: int) -> Cluster:
+    found = Cluster(seed, nodes=nodes, limits=QUICK)
+    found.create("t", **settings)
+    found.run(1.0)
+    return found
+
+
+def test_a_new_topic_is_placed_and_led_and_its_replicas_join() -> None:
+    c = cluster(partitions=3)
+    metas = [c.meta("t", n) for n in range(3)]
+    assert all(sorted(meta.replicas) == [1, 2, 3] and set(meta.isr) == {1, 2, 3} for meta in metas)
+    assert sorted(meta.leader for meta in metas) == [1, 2, 3]
+    assert all(meta.min_isr == 2 for meta in metas)
+
+
+def test_a_killed_leader_is_replaced_in_far_less_than_its_lease() -> None:
+    c = cluster()
+    before = c.meta("t")
+    c.kill(before.leader)
+    c.run(0.1)
+    after = c.meta("t")
+    assert after.leader not in (0, before.leader) and after.epoch > before.epoch
+    assert before.leader not in after.isr
+    (told,) = c.events("leader_elected")[-1:]
+    assert told["why"] == "leader does not answer"
+    assert isinstance(told["seconds"], float) and 0 < told["seconds"] < 0.1
+
+
+def test_a_leader_that_still_answers_keeps_its_epoch() -> None:
+    c = cluster()
+    before = c.meta("t")
+    c.feed(Suspect(before.leader, "stream ended"))
+    c.run(1.0)
+    assert c.meta("t").epoch == before.epoch
+    assert not c.machine.rounds
+
+
+def test_a_silent_host_is_replaced_after_the_doubt() -> None:
+    c = cluster()
+    before = c.meta("t")
+    c.nodes[before.leader].silent = True
+    c.feed(Suspect(before.leader, "blamed"))
+    c.run(0.2)
+    assert c.meta("t").leader != before.leader
+
+
+def test_without_any_news_the_lease_is_the_backstop() -> None:
+    c = cluster()
+    before = c.meta("t")
+    c.kill(before.leader, heard=False)
+    c.run(1.0)
+    assert c.meta("t").leader == before.leader
+    c.run(3.0)
+    assert c.meta("t").leader != before.leader
+
+
+def test_leaderships_come_back_to_the_first_replica() -> None:
+    c = cluster()
+    first = c.meta("t").replicas[0]
+    assert c.meta("t").leader == first
+    c.kill(first)
+    c.run(4.0)
+    c.restart(first)
+    c.run(10.0)
+    meta = c.meta("t")
+    assert meta.leader == first and set(meta.isr) == {1, 2, 3}
+    assert c.events("leader_elected")[-1]["why"] == "transfer"
+
+
+def test_a_node_that_leaves_and_does_not_hand_over_by_itself_is_relieved() -> None:
+    c = cluster()
+    before = c.meta("t")
+    node = c.nodes[before.leader]
+    node.info = node.session.update(replace(node.info, leaving=True))
+    c.run(0.9 * QUICK.handover_s)
+    assert c.meta("t") == before  # it knows best when the next leader lacks nothing
+    c.run(1.0)
+    after = c.meta("t")
+    assert after.leader != before.leader and after.isr == before.isr and after.successor == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_decommissioned_node_is_emptied(seed: int) -> None:
+    c = cluster(seed, nodes=4, partitions=6)
+    c.store.put_intent(decommission_name(2), {"node": 2})
+    c.run(60.0)
+    metas = c.parts()
+    assert all(2 not in meta.replicas and 2 not in meta.isr for meta in metas.values())
+    assert all(len(meta.replicas) == 3 and c.healthy(name, meta) for name, meta in metas.items())
+    assert not [name for name in c.store.intents() if name.startswith("moves/")]
+
+
+def test_the_name_of_a_node_is_kept_while_it_is_away_and_holds_something() -> None:
+    c = cluster(nodes=4)
+    gone = c.meta("t").replicas[1]
+    holders = set(c.meta("t").replicas)
+
+    def names() -> dict[int, str]:
+        return dict(read_intents({name: found.record for name, found in c.store.intents().items()}).names)
+
+    assert names() == {uid: c.nodes[uid].info.name for uid in holders}, "of nodes that hold something"
+    node = c.nodes[gone]
+    node.info = node.session.update(replace(node.info, name="renamed"))
+    c.run(3.0)
+    assert names()[gone] == "renamed"
+    c.kill(gone)
+    c.run(10.0)
+    assert names()[gone] == "renamed"
+    c.run(50.0)
+    assert gone not in c.meta("t").replicas and gone not in names()
+
+
+def test_a_node_that_stays_away_is_replaced() -> None:
+    c = cluster(nodes=4)
+    gone = c.meta("t").replicas[1]
+    c.kill(gone)
+    c.run(60.0)
+    meta = c.meta("t")
+    assert gone not in meta.replicas and len(meta.replicas) == 3 and set(meta.isr) == set(meta.replicas)
+
+
+def test_a_topic_of_a_small_cluster_grows_with_it() -> None:
+    c = Cluster(1, nodes=3, limits=QUICK)
+    for uid in (2, 3):
+        c.kill(uid)
+    c.run(5.0)
+    c.create("t")
+    c.run(1.0)
+    assert c.meta("t").replicas == (1,) and c.meta("t").min_isr == 1
+    c.restart(2)
+    c.restart(3)
+    c.run(20.0)
+    assert set(c.meta("t").isr) == {1, 2, 3} and c.meta("t").min_isr == 2
+
+
+def test_a_record_that_is_missing_ends_the_work_and_nothing_else() -> None:
+    c = cluster()
+    c.store.delete_topic("t")
+    c.run(1.0)
+    assert not c.machine.parts and not c.machine.rounds
+
+
+def test_ephemeral_topics_are_their_nodes_business() -> None:
+    c = Cluster(1, nodes=3, limits=QUICK)
+    c.create("t#ephemeral")
+    c.run(3.0)
+    assert c.meta("t#ephemeral").replicas == () and not c.puts
+
+
+def test_another_controller_goes_on_with_a_transfer() -> None:
+    c = cluster()
+    meta = c.meta("t")
+    target = meta.replicas[1]
+    name = next(iter(c.parts()))
+    c.store.replace_partition("t", name.uid, 0, replace(meta, successor=target))
+    c.new_controller()
+    c.run(0.5)
+    assert c.meta("t").leader == target
+
+
+# ---- events one by one
+
+
+def machine(c: Cluster) -> tuple[ControllerMachine, PartitionName, PartitionMeta]:
+    """A machine of its own, that has seen the records and nothing else."""
+    found = ControllerMachine(c.now, QUICK)
+    found.step(metadata(c), c.now)
+    (name,) = c.parts()
+    return found, name, c.meta("t")
+
+
+def metadata(c: Cluster) -> Metadata:
+    view = c.store.view()
+    return Metadata(view.topics, view.nodes, c.store.intents())
+
+
+def probes(actions: list[Action]) -> dict[int, Probe]:
+    return {action.node: action for action in actions if isinstance(action, Probe)}
+
+
+def puts(actions: list[Action]) -> list[PutPartition]:
+    return [action for action in actions if isinstance(action, PutPartition)]
+
+
+def answer(c: Cluster, probe: Probe, **changes: int | bool) -> Answered:
+    info = c.nodes[probe.node].info
+    found = {}
+    for key in probe.keys:
+        log = c.nodes[probe.node].logs[key]
+        entries = len(log.entries)
+        report = ReplicaReport(
+            info.registration, log.log_uid, log.entries[-1], entries, log.promise, leading=log.leading > 0
+        )
+        found[key] = replace(report, **changes)  # type: ignore[arg-type]
+    return Answered(probe.number, probe.node, info.registration, found)
+
+
+def test_the_rest_of_the_isr_is_asked_together_with_the_suspected_leader() -> None:
+    c = cluster()
+    m, _, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    assert set(asked) == {1, 2, 3} and all(probe.timeout_s == QUICK.doubt_s for probe in asked.values())
+    others = [uid for uid in asked if uid != meta.leader]
+    for uid in others:
+        assert not puts(m.step(answer(c, asked[uid]), c.now + 0.01))
+    (put,) = puts(m.step(NotAnswered(asked[meta.leader].number, meta.leader, "refused"), c.now + 0.02))
+    assert put.meta.leader in others and put.registered == {put.meta.leader: put.meta.registration}
+
+
+def test_an_answer_to_an_older_question_elects_nobody() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    other = next(uid for uid in meta.replicas if uid != meta.leader)
+    before = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    m.step(answer(c, before[meta.leader]), c.now + 0.01)  # the leader is fine, and only then dies
+    m.step(Suspect(meta.leader, "reset"), c.now + 0.02)
+    m.step(answer(c, before[other]), c.now + 0.03)
+    assert not m.rounds[name].reports
+
+
+def test_an_older_record_that_arrives_late_changes_nothing() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    old = c.store.topic("t")
+    assert old is not None
+    c.store.replace_partition("t", name.uid, 0, replace(meta, epoch=meta.epoch + 1, leader=2))
+    m.step(metadata(c), c.now)
+    m.step(TopicRead("t", old), c.now)
+    assert m.parts[name].meta.epoch == meta.epoch + 1
+
+
+def test_a_change_that_was_refused_is_followed_by_a_read_and_another_try() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    for uid in set(asked) - {meta.leader}:
+        m.step(answer(c, asked[uid]), c.now + 0.01)
+    (put,) = puts(m.step(NotAnswered(asked[meta.leader].number, meta.leader, "refused"), c.now + 0.02))
+    assert not puts(m.step(Tick(), c.now + 0.03)), "one at a time"
+    actions = m.step(PutDone(name, "refused"), c.now + 0.04)
+    assert ReadTopic("t") in actions and not puts(actions)
+    newer = c.store.replace_partition("t", name.uid, 0, meta)
+    (again,) = puts(m.step(TopicRead("t", c.store.topic("t")), c.now + 0.05))
+    assert again.meta.version == newer.version != put.meta.version
+
+
+def test_a_leader_that_restarted_gets_a_new_epoch_at_once() -> None:
+    c = cluster()
+    before = c.meta("t")
+    node = c.nodes[before.leader]
+    for log in node.logs.values():
+        log.leading = 0
+    node.session.close()
+    c.start(before.leader)
+    c.run(0.3)
+    after = c.meta("t")
+    assert after.epoch > before.epoch and c.events("leader_elected")[-1]["why"] in (
+        "leader restarted",
+        "leader is gone",
+    )
+
+
+def test_a_leader_whose_own_answer_is_of_another_life_is_replaced() -> None:
+    c = cluster()
+    m, name, meta = machine(c)
+    asked = probes(m.step(Suspect(meta.leader, "reset"), c.now))
+    told = replace(answer(c, asked[meta.leader]), registration=meta.registration + 100)
+    m.step(told, c.now + 0.01)
+    assert m.rounds[name].kind == "elect" and m.rounds[name].why == "leader restarted"
+
+
+def test_a_leader_that_its_followers_lost_is_replaced_though_it_answers() -> None:
+    c = cluster()
+    before = c.meta("t")
+    for uid in before.isr:
+        if uid != before.leader:
+            c.feed(Blamed(uid, frozenset({before.leader})))
+    c.run(1.5)
+    assert c.meta("t").epoch == before.epoch, "it may come back"
+    c.run(1.5)
+    assert c.meta("t").leader != before.leader
+    assert c.events("leader_elected")[-1]["why"] == "leader is cut off from its followers"
+
+
+def test_a_leader_that_was_cut_off_can_lead_again_once_it_has_restarted() -> None:
+    """Nobody else can here."""
+    c = cluster()
+    before = c.meta("t")
+    for uid in before.isr:
+        if uid != before.leader:
+            c.feed(Blamed(uid, frozenset({before.leader})))
+            c.nodes[uid].silent = True
+    c.run(3.0)
+    assert [r.why for r in c.machine.rounds.values()] == ["leader is cut off from its followers"]
+    assert c.meta("t").epoch == before.epoch, "nor can it as long as it is cut off"
+    c.nodes[before.leader].session.close()
+    c.start(before.leader)
+    c.run(1.0)
+    after = c.meta("t")
+    assert after.epoch > before.epoch and after.leader == before.leader
+
+
+def test_one_follower_that_lost_its_leader_is_not_enough() -> None:
+    c = cluster()
+    before = c.meta("t")
+    c.feed(Blamed(next(uid for uid in before.isr if uid != before.leader), frozenset({before.leader})))
+    c.run(5.0)
+    assert c.meta("t").epoch == before.epoch
+
+
+def test_a_leader_that_gave_its_epoch_up_is_found_by_the_audit() -> None:
+    c = cluster()
+    before = c.meta("t")
+    (log,) = c.nodes[before.leader].logs.values()
+    log.leading = 0
+    c.run(10.0)
+    after = c.meta("t")
+    assert after.epoch > before.epoch and c.healthy(next(iter(c.parts())), after)
+    assert c.events("leader_elected")[-1]["why"] == "leader does not lead"
+
+
+def test_a_transfer_waits_until_the_successor_has_everything() -> None:
+    c = cluster()
+    name = next(iter(c.parts()))
+    meta = c.meta("t")
+    target = meta.replicas[1]
+    c.store.replace_partition("t", name.uid, 0, replace(meta, successor=target))
+    meta = c.meta("t")
+    m = ControllerMachine(c.now, QUICK)
+    assert not probes(m.step(metadata(c), c.now))
+    now = c.now + QUICK.handover_s  # the leader had its time to do it itself
+    asked = probes(m.step(Tick(), now))
+    m.step(answer(c, asked[meta.leader]), now + 0.01)
+    assert not puts(m.step(answer(c, asked[target], end=0), now + 0.01))
+    asked = probes(m.step(Tick(), now + 0.05))
+    m.step(answer(c, asked[meta.leader]), now + 0.06)
+    (put,) = puts(m.step(answer(c, asked[target]), now + 0.06))
+    assert put.meta == replace(
+        meta, leader=target, epoch=meta.epoch + 1, successor=0, registration=c.nodes[target].info.registration
+    )
+
+
+def test_a_leader_that_hands_over_by_itself_is_an_election_to_tell_of() -> None:
+    c = cluster()
+    name = next(iter(c.parts()))
+    meta = c.meta("t")
+    m = ControllerMachine(c.now, QUICK)
+    m.step(metadata(c), c.now)
+    target = meta.replicas[1]
+    registration = c.nodes[target].info.registration
+    new = replace(meta, leader=target, epoch=meta.epoch + 1, registration=registration)
+    c.store.replace_partition("t", name.uid, 0, new)
+    said = [action for action in m.step(metadata(c), c.now) if isinstance(action, Say)]
+    assert [(say.event, say.fields["why"], say.fields["epoch"]) for say in said] == [
+        ("leader_elected", "handed over", meta.epoch + 1)
+    ]
+
+
+def test_a_transfer_that_takes_too_long_is_given_up() -> None:
+    c = cluster()
+    name = next(iter(c.parts()))
+    before = c.meta("t")
+    c.nodes[before.replicas[1]].silent = True
+    c.store.replace_partition("t", name.uid, 0, replace(before, successor=before.replicas[1]))
+    c.run(5.0)
+    after = c.meta("t")
+    assert after.successor == 0 and after.epoch == before.epoch and c.events("transfer_given_up")
+
+
+def test_balance_can_be_paused() -> None:
+    c = cluster()
+    first = c.meta("t").replicas[0]
+    c.store.put_intent(BALANCE, {"paused": True})
+    c.kill(first)
+    c.run(4.0)
+    c.restart(first)
+    c.run(10.0)
+    assert c.meta("t").leader != first
+
+
+def test_many_partitions_of_one_leader_are_asked_about_in_pieces() -> None:
+    c = Cluster(1, nodes=3, limits=replace(QUICK, keys_max=3))
+    c.create("t", partitions=30)
+    c.run(3.0)
+    dead = c.meta("t").leader
+    c.kill(dead)
+    c.run(0.2)
+    assert all(meta.leader not in (0, dead) for meta in c.parts().values())
+
+
+def test_of_a_leader_of_many_partitions_each_is_asked_for_in_its_turn() -> None:
+    c = Cluster(1, nodes=3, limits=replace(QUICK, keys_max=3))
+    c.create("t", partitions=30)
+    c.run(3.0)
+    leader = c.meta("t").leader
+    last = max(name.number for name, meta in c.parts().items() if meta.leader == leader)
+    before = c.meta("t", last)
+    next(log for key, log in c.nodes[leader].logs.items() if key[1] == last).leading = 0
+    c.run(60.0)
+    assert c.meta("t", last).epoch > before.epoch

@@ -1,0 +1,91 @@
+"""What is thought of nodes: it ends with the life that it was thought of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nsqha.election.controller.questions import Questions
+from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.standing import Standing
+from nsqha.election.model import NodeInfo, PartitionMeta
+from nsqha.election.placement import PartitionName
+
+A, B, C, D = 1, 2, 3, 4
+NODES = {uid: NodeInfo(uid, registration=7) for uid in (A, B, C)}
+
+
+def standing() -> Standing:
+    made = Standing()
+    assert sorted(made.changed(NODES, 0.0)) == [A, B, C]
+    return made
+
+
+def test_a_suspicion_ends_with_an_answer_or_becomes_silence() -> None:
+    of = standing()
+    assert of.suspect(A, 1.0) and not of.suspect(A, 2.0) and of.suspected_since(A) == 1.0
+    assert not of.suspect(D, 1.0), "nobody knows it"
+    assert of.answered(A, 7) and not of.answered(A, 7) and of.suspected_since(A) is None
+    of.suspect(A, 3.0)
+    assert of.not_answered(A) and not of.not_answered(A)
+    assert of.silent == {A: 3.0} and not of.suspect(A, 4.0)
+    assert of.answered(A, 7) and not of.silent
+
+
+def test_another_life_begins_without_a_past() -> None:
+    of = standing()
+    of.suspect(A, 1.0)
+    of.not_answered(A)
+    of.blamed(B, frozenset({A, C}), 1.0)
+    assert of.changed({**NODES, A: replace(NODES[A], registration=8)}, 2.0) == [A]
+    assert not of.silent and of.suspect(A, 3.0)
+    assert of.blamed(B, frozenset({A, C}), 3.0) == ([], [A]), "blamed anew"
+
+
+def test_whom_a_node_blames_no_more_and_whom_anew() -> None:
+    of = standing()
+    assert of.blamed(B, frozenset({A}), 1.0) == ([], [A])
+    assert of.blamed(B, frozenset({A, C}), 2.0) == ([], [C])
+    assert of.blamed(B, frozenset({C}), 3.0) == ([A], [])
+
+
+def test_a_leader_is_cut_off_when_too_few_are_left_who_do_not_blame_it() -> None:
+    of = standing()
+    meta = PartitionMeta(leader=A, epoch=1, isr={A: 1, B: 2, C: 3}, replicas=(A, B, C), min_isr=2)
+    of.blamed(B, frozenset({A}), 1.0)
+    assert not of.cut_off(meta, 9.0, after=2.0), "it commits with C"
+    of.blamed(C, frozenset({A}), 8.0)
+    assert not of.cut_off(meta, 9.0, after=2.0) and of.cut_off(meta, 10.0, after=2.0)
+    assert not of.cut_off(replace(meta, isr={A: 1}), 10.0, after=2.0)
+
+
+def test_a_leader_restarted_when_its_record_or_it_itself_says_so() -> None:
+    of = standing()
+    meta = PartitionMeta(leader=A, epoch=1, isr={A: 1}, replicas=(A,), registration=7)
+    assert not of.restarted(meta)
+    of.answered(A, 9)
+    assert of.restarted(meta) and not of.restarted(replace(meta, registration=0))
+
+
+def test_who_shuts_down_and_since_when() -> None:
+    of = standing()
+    leaving = {**NODES, A: replace(NODES[A], leaving=True)}
+    of.changed(leaving, 5.0)
+    of.changed({**leaving, A: replace(leaving[A], host="h")}, 6.0)
+    assert of.leaving == {A: 5.0}
+    of.changed(NODES, 7.0)
+    assert not of.leaving
+
+
+def test_one_question_at_a_time_to_each_node_and_one_that_is_urgent() -> None:
+    questions = Questions(limits := Limits())
+    first = questions.ask(A, [(1, 0)], 0.0)
+    assert first is not None and questions.ask(A, [(1, 1)], 0.0) is None
+    urgent, other = questions.ask(A, [(1, 0)], 0.0, urgent=True), questions.ask(B, [(1, 0)], 0.0)
+    assert urgent is not None and other is not None and len({first.number, urgent.number, other.number}) == 3
+    waiting = PartitionName("t", 1, 1)
+    questions.wait(A, False, [waiting])
+    asked, names = questions.returned(first.number, A)
+    assert asked is not None and asked.keys == {(1, 0)} and names == {waiting}
+    assert questions.returned(first.number, A) == (None, set())
+    lost = questions.ask(A, [(1, 0)], 1.0)
+    assert lost is not None and questions.ask(A, [], 1.0 + 2 * limits.probe_s) is not None, "it counts as lost"

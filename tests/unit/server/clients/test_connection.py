@@ -1,0 +1,507 @@
+"""One client's connection: order of replies, what it costs us when the client is slow, silent or strange."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha import hot
+from nsqha.clock import ManualClock, read
+from nsqha.errors import Unavailable
+from nsqha.options import TlsRequired
+from nsqha.server.clients.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX, WRITE_BUFFER_HIGH, Connection
+from nsqha.server.runtime.budget import PublishBudget
+from nsqha.wire import session as session_module
+from nsqha.wire.compression import new_codec
+from nsqha.wire.limits import Limits
+from nsqha.wire.session import LINE_BYTES_MAX
+from tests.unit.server.shell_rig import ManualLoop, Rig
+
+OK = b"\0\0\0\6\0\0\0\0OK"
+
+
+class FakeTransport:
+    """A socket whose peer takes what was written when the test says so."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.writes = 0  # system calls
+        self.unread = 0  # not taken by the peer
+        self.peer_reads = True
+        self.reading = True
+        self.closing = False
+        self.aborted = False
+        self.protocol: Connection | None = None
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 5) if name == "peername" else None
+
+    def write(self, data: Any) -> None:
+        assert not self.closing, "written after close"
+        self.written += data
+        self.writes += 1
+        if not self.peer_reads:
+            before, self.unread = self.unread, self.unread + len(data)
+            if before <= self.high < self.unread:
+                assert self.protocol is not None
+                self.protocol.pause_writing()
+
+    def take(self) -> None:
+        """The peer reads everything."""
+        self.unread = 0
+        assert self.protocol is not None
+        self.protocol.resume_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.aborted = True
+        assert self.protocol is not None
+        self.protocol.connection_lost(None)
+
+
+class FakePartition:
+    """Remembers who waits for what. `quick`: connections put their PUBs into its queue themselves."""
+
+    closed = False
+
+    def __init__(self, *, quick: bool = True) -> None:
+        self._queue = hot.PublishQueue(SimpleNamespace(used=0, bytes_max=1 << 40), lambda: None)
+        self._waiting: list[Any] = []
+        self.queue = self._queue if quick else None
+        self.bodies: list[bytes] = []
+
+    def publish(self, frames: bytes, reply: Any, delay_ms: int | None) -> None:
+        self._queue.add(frames, reply, 0.0, delay_ms)
+
+    @property
+    def waiting(self) -> list[Any]:
+        taken = self._queue.take_all()
+        self._waiting += [reply for reply, _ in taken.waiters]
+        for run in taken.runs:
+            at = 0
+            while at < len(run):
+                end = at + 4 + int.from_bytes(run[at : at + 4], "big")
+                self.bodies.append(run[at + hot.HEADER : end])
+                at = end
+        return self._waiting
+
+
+class AllTopics:
+    """Every topic is there."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+class Bench:
+    """A connection with a broker of nothing but what it asks for."""
+
+    def __init__(self, **broker: Any) -> None:
+        self.clock = ManualClock()
+        self.loop = ManualLoop(self.clock)
+        self.partition = FakePartition()
+        self.open: dict[int, Connection] = {}
+
+        async def subscribe(consumer: Any) -> None:
+            raise Unavailable("not here")
+
+        fields: dict[str, Any] = {
+            "options": SimpleNamespace(tls_required=TlsRequired.NO, publish_wait_ns=5_000_000_000),
+            "limits": Limits(),
+            "loop": self.loop,
+            "clock": self.clock,
+            "now": lambda: read(self.clock),
+            "auth": None,
+            "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
+            "exiting": False,
+            "tls_context": None,
+            "measures": SimpleNamespace(publish_errors=Counter()),
+            "next_connection_number": lambda: 1,
+            "connection_opened": lambda c: self.open.update({c.number: c}),
+            "connection_closed": lambda c: self.open.pop(c.number, None),
+            "publishing": SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: self.partition),
+            "topics": AllTopics(),
+            "subscriptions": SimpleNamespace(subscribe=subscribe, unsubscribe=lambda consumer: None),
+        }
+        self.connection = Connection(SimpleNamespace(**fields | broker))  # type: ignore[arg-type]
+        self.transport = FakeTransport()
+        self.transport.protocol = self.connection
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self.send(b"  V2")
+
+    def send(self, data: bytes) -> None:
+        assert self.transport.reading, "the socket is not read"
+        self.connection.data_received(data)
+        self.loop.turn()
+
+    @property
+    def frames(self) -> list[bytes]:
+        """Data of the frames written."""
+        found, data = [], bytes(self.transport.written)
+        while data:
+            size = int.from_bytes(data[:4], "big")
+            found.append(data[8 : 4 + size])
+            data = data[4 + size :]
+        return found
+
+
+def pub(topic: str, body: bytes = b"x") -> bytes:
+    return b"PUB %b\n" % topic.encode() + struct.pack(">I", len(body)) + body
+
+
+# ---- order
+
+
+def test_replies_leave_in_the_order_of_the_commands():
+    bench = Bench()
+    bench.send(pub("a"))
+    bench.send(pub("b"))
+    first, second = bench.partition.waiting
+    second.stored()
+    assert bench.frames == []
+    first.stored()
+    assert bench.frames == [b"OK", b"OK"]
+
+
+def test_what_one_batch_answers_leaves_in_one_write():
+    rig = Rig(sync="interval")
+    bench = Bench(publishing=SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: rig.partition))
+    bench.send((b"MPUB t\n" + struct.pack(">III", 9, 1, 1) + b"x") * 5)
+    assert bench.frames == []
+    rig.turn()
+    assert bench.frames == [b"OK"] * 5
+    assert bench.transport.writes == 1
+
+
+def test_nothing_follows_a_failed_publish():
+    bench = Bench()
+    for topic in "abc":
+        bench.send(pub(topic))
+    first, second, third = bench.partition.waiting
+    third.stored()
+    first.stored()
+    second.failed("not stored: disk full")
+    assert bench.frames == [b"OK", b"E_PUB_FAILED PUB failed not stored: disk full"]
+    assert bench.transport.closing
+
+
+def test_a_line_that_is_too_long_ends_the_connection_after_the_answers():
+    bench = Bench()
+    bench.send(pub("a") + pub("b") + b"x" * LINE_BYTES_MAX)
+    assert not bench.transport.closing
+    for publish in bench.partition.waiting:
+        publish.stored()
+    assert bench.frames == [b"OK", b"OK"]
+    assert bench.transport.closing
+
+
+def test_bytes_that_do_not_decompress_end_the_connection_after_the_answers():
+    bench = Bench()
+    bench.send(pub("a"))
+    bench.connection._codec = new_codec("deflate", 6)
+    bench.send(b"\xff" * 100)
+    assert not bench.transport.closing
+    bench.connection._codec = None  # the answer in clear
+    bench.partition.waiting[0].stored()
+    assert bench.frames == [b"OK"] and bench.transport.closing
+
+
+@pytest.mark.parametrize("codec", ["deflate", "snappy"])
+def test_all_that_was_sent_compressed_is_run_although_the_client_sends_no_more(codec: str):
+    """A producer that has sent its last publish: what it sent is more than is decompressed at once."""
+    bench = Bench()
+    bench.connection._codec = new_codec(codec, 6)
+    client = new_codec(codec, 6)
+    bench.send(client.compress(pub("t")))
+    bench.connection.broker.budget.take(1 << 21)  # publishers wait
+    bench.send(client.compress(pub("t", b"x" * 1000) * 1999))
+    assert len(bench.partition.waiting) == 2 and not bench.transport.reading
+    assert bench.connection.eof_received(), "answers are owed"
+    bench.connection.broker.budget.give(1 << 21)
+    bench.loop.turn()
+    for publish in bench.partition.waiting:
+        publish.stored()
+    assert bench.frames == [b"OK"] * 2000 and bench.transport.closing
+
+
+def test_a_line_that_is_too_long_ends_the_connection_at_once_if_nothing_is_owed():
+    bench = Bench()
+    bench.send(b"x" * LINE_BYTES_MAX)
+    assert bench.transport.closing and bench.frames == []
+
+
+def test_after_a_close_no_command_is_run():
+    bench = Bench()
+    bench.partition.publish = lambda frames, reply, delay_ms: reply.failed("not stored: gone")  # type: ignore[method-assign]
+    later: list[str] = []
+    bench.connection.broker.publishing.target_for = (  # type: ignore[method-assign]
+        lambda topic, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
+    )
+    bench.send(pub("a") + pub("b") + pub("c"))
+    assert later == ["a"] and len(bench.frames) == 1
+
+
+def test_a_stop_answers_what_was_run_and_runs_nothing_more():
+    bench = Bench()
+    bench.send(pub("a"))
+    bench.connection.broker.exiting = True
+    bench.connection.read_no_more()
+    assert not bench.transport.reading
+    bench.connection.data_received(pub("b"))  # the loop had read it already
+    assert len(bench.partition.waiting) == 1
+    bench.partition.waiting[0].stored()
+    bench.connection.close()
+    assert bench.frames == [b"OK"]
+
+
+def test_who_has_to_authorize_does_not_publish_before():
+    bench = Bench(auth=object())
+    bench.send(pub("t"))
+    assert not bench.partition.waiting
+    assert bench.frames == [b"E_AUTH_FIRST AUTH required before PUB"] and bench.transport.closing
+
+
+@pytest.mark.parametrize("codec", ["", "deflate", "snappy"])
+def test_a_client_that_sends_endless_commands_leaves_others_their_turn(codec: str, monkeypatch: pytest.MonkeyPatch):
+    """Eleven kilobytes of deflate are ten megabytes of NOP: the loop stood still for half a minute."""
+    ran = 0
+
+    def nop(session: Any, words: list[bytes], data: bytes, start: int, pos: int) -> int:
+        nonlocal ran
+        ran += 1
+        return pos
+
+    monkeypatch.setitem(session_module._COMMANDS, b"NOP", nop)
+    bench = Bench()
+    wire = b"NOP\n" * 60_000 + pub("t")
+    if codec:
+        bench.connection._codec = new_codec(codec, 6)
+        wire = new_codec(codec, 6).compress(wire * 5)
+    bench.connection.data_received(wire)
+    assert 0 < ran < 2_000 and not bench.transport.reading
+    most = 0
+    while not bench.transport.reading:
+        before = ran
+        soon, bench.loop._soon = bench.loop._soon, []
+        for callback in soon:
+            callback()
+        most = max(most, ran - before)
+    times = 5 if codec else 1
+    assert most < 2_000 and ran == 60_000 * times and len(bench.partition.waiting) == times
+
+
+# ---- a stalled disk
+
+
+def test_who_connects_while_there_is_no_room_publishes_nothing():
+    """A producer whose publish timed out comes back, and again: each time it would be one more in memory."""
+    bench = Bench()
+    budget = bench.connection.broker.budget
+    budget.take(1 << 21)
+    bench.send(pub("t", b"one") + pub("t", b"two") + b"NOP\n")
+    assert not bench.partition.waiting and not bench.transport.reading
+    budget.give(1 << 21)
+    bench.loop.turn()
+    for publish in bench.partition.waiting:
+        publish.stored()
+    assert bench.transport.reading and bench.frames == [b"OK", b"OK"]
+
+
+def test_who_finds_no_room_for_long_is_refused_and_leaves_nothing_behind():
+    bench = Bench()
+    budget = bench.connection.broker.budget
+    budget.take(1 << 21)
+    bench.send(pub("t"))
+    bench.loop.pass_time(5.1)
+    assert bench.frames == [b"E_PUB_FAILED PUB failed not stored: too many publishes are waiting for the disk"]
+    assert bench.transport.closing and not budget._waiting
+    other = Bench(budget=budget)
+    other.send(pub("t"))
+    other.connection.connection_lost(None)
+    other.loop.turn()
+    assert not budget._waiting
+
+
+# ---- a client that does not read
+
+
+def test_a_client_that_does_not_read_its_replies_is_not_read():
+    async def grant(consumer: Any) -> None:
+        pass
+
+    bench = Bench(subscriptions=SimpleNamespace(subscribe=grant))
+    bench.send(b"SUB t c\n")
+    bench.transport.peer_reads = False
+    error = b"FIN 0123456789abcdef\n"
+    while bench.transport.reading:
+        bench.send((error + b"NOP\n") * 100)
+        assert bench.transport.unread < UNREAD_REPLIES_BYTES_MAX + WRITE_BUFFER_HIGH
+    before = len(bench.frames)
+    bench.transport.take()
+    bench.loop.turn()
+    assert bench.transport.reading and len(bench.frames) > before  # what it had sent meanwhile is answered
+
+
+def test_a_client_that_takes_nothing_for_a_whole_interval_is_dropped():
+    bench = Bench()
+    bench.transport.peer_reads = False
+    bench.transport.write(b"x" * (WRITE_BUFFER_HIGH + 1))
+    for _ in range(3):
+        bench.loop.pass_time(15)
+        if bench.transport.reading and not bench.transport.closing:
+            bench.send(b"NOP\n")
+        bench.loop.pass_time(15)
+    assert bench.transport.closing
+
+
+def test_a_slow_reader_stays():
+    bench = Bench()
+    bench.transport.peer_reads = False
+    bench.transport.write(b"x" * (WRITE_BUFFER_HIGH * 4))
+    for _ in range(6):
+        bench.loop.pass_time(30)
+        bench.transport.unread -= 1000
+        bench.send(b"NOP\n")
+    assert not bench.transport.closing
+
+
+def test_a_closed_connection_that_can_not_be_flushed_is_torn_down():
+    bench = Bench()
+    bench.connection.close()
+    assert bench.open
+    bench.loop.pass_time(CLOSE_SECONDS_MAX + 1)
+    assert bench.transport.aborted and not bench.open
+
+
+# ---- heartbeats
+
+
+@pytest.mark.parametrize("last_word_at", [0.0, 1.0, 29.0, 31.0])
+def test_a_silent_client_is_dropped_after_two_intervals(last_word_at: float):
+    bench = Bench()
+    bench.loop.pass_time(last_word_at)
+    bench.send(b"NOP\n")
+    bench.loop.pass_time(59.8)
+    assert not bench.transport.closing
+    bench.loop.pass_time(0.3)
+    assert bench.transport.closing
+
+
+def test_a_client_that_never_says_the_magic_is_dropped():
+    bench = Bench()
+    silent = Bench.__new__(Bench)
+    silent.__dict__.update(bench.__dict__)
+    connection, transport = Connection(bench.connection.broker), FakeTransport()
+    transport.protocol = connection
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    bench.loop.pass_time(61)
+    assert transport.closing
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_command_has_two_intervals_to_come_however_often_a_byte_of_it_comes(compressed: bool):
+    bench = Bench()
+    encode = bytes
+    if compressed:
+        body = b'{"snappy":true,"feature_negotiation":true}'
+        bench.send(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
+        codec = new_codec("snappy", 6)
+        encode = lambda data: b"".join(codec.chunks(data))  # noqa: E731
+    whole = pub("t", b"x" * 50)
+    for _ in range(4):  # each one takes half of its time, and the rest of one comes with the first of the next
+        bench.send(encode(whole[:30]))
+        bench.loop.pass_time(30)
+        bench.send(encode(whole[30:] + whole[:30]))
+        bench.loop.pass_time(30)
+        bench.send(encode(whole[30:]))
+    assert len(bench.partition.waiting) == 8 and not bench.transport.closing
+    bench.send(encode(whole[:30]))
+    for byte in whole[30:35]:
+        bench.loop.pass_time(11)
+        bench.send(encode(bytes([byte])))
+    assert not bench.transport.closing
+    bench.loop.pass_time(5.1)
+    assert bench.transport.closing
+
+
+def test_heartbeats_come_every_interval():
+    bench = Bench()
+    for _ in range(4):
+        bench.loop.pass_time(29)
+        bench.send(b"NOP\n")
+        bench.loop.pass_time(1)
+    assert bench.frames == [b"_heartbeat_"] * 4
+
+
+# ---- waiting for something slow
+
+
+def test_a_command_that_breaks_ends_the_connection():
+    async def broken(consumer: Any) -> None:
+        raise RuntimeError("cannot be")
+
+    bench = Bench(subscriptions=SimpleNamespace(subscribe=broken))
+    bench.send(b"SUB t c\n")
+    assert bench.transport.closing
+
+
+def test_a_sub_that_is_refused_says_so():
+    bench = Bench()
+    bench.send(b"SUB t c\n")
+    assert bench.frames == [b"E_SUB_FAILED SUB failed not here"]
+    assert bench.transport.closing
+
+
+def test_a_client_that_is_gone_when_its_sub_is_granted_leaves_its_place():
+    granted: list[Any] = []
+    left: list[Any] = []
+    gate: list[asyncio.Future[None]] = []
+
+    async def slow(consumer: Any) -> None:
+        gate.append(bench.loop.create_future())
+        await gate[0]
+        granted.append(consumer)
+
+    bench = Bench(subscriptions=SimpleNamespace(subscribe=slow, unsubscribe=left.append))
+    bench.send(b"SUB t c\n")
+    bench.connection.close()
+    gate[0].set_result(None)
+    bench.loop.turn()
+    assert left == granted != []
+    assert bench.connection.consumer is None
+
+
+# ---- tls
+
+
+def test_a_handshake_that_fails_leaves_no_connection_behind():
+    bench = Bench(limits=Limits(tls=True), tls_context=object())
+
+    async def start_tls(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionAbortedError("no client hello")
+
+    bench.loop.start_tls = start_tls  # type: ignore[attr-defined]
+    bench.transport.abort = lambda: None  # type: ignore[method-assign]  # a loop that tells only its TLS layer
+    body = b'{"tls_v1":true,"feature_negotiation":true}'
+    bench.send(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
+    assert not bench.open
+    assert bench.loop.armed == []

@@ -1,0 +1,526 @@
+"""Topics and channels come and go while others use them, while metadata is slow, and while the disk refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha import hot
+from nsqha.commitlog.storage import OsStorage
+from nsqha.cursor.seek import SeekPlan
+from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
+from nsqha.server.node.broker import Broker
+from nsqha.server.partition.topic import Topic
+from nsqha.server.replica.log_manager import PartitionOpener
+from tests.unit.commitlog.logs import roll
+from tests.unit.server.broker_rig import Gate, consumer, led, on_a_broker, running, start, subscribed, until
+
+ONE = hot.frame(b"one")
+
+
+def test_what_was_published_survives_a_restart(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+        async with running(tmp_path) as broker:
+            reader = await subscribed(broker, "t", "c", rdy=1)
+            await until(lambda: reader.wire.bodies == [b"one"])
+
+    asyncio.run(story())
+
+
+# ---- a disk that gets full
+
+
+@on_a_broker
+async def test_below_its_watermark_a_disk_takes_no_publishes_until_it_has_room_again(broker: Broker):
+    """What consumers do is stored all the same: it is what makes room."""
+    await broker.publishing.publish("t", ONE)
+    reader = await subscribed(broker, "t", "c", rdy=1)
+    await until(lambda: reader.wire.bodies)  # type: ignore[attr-defined]
+    partition = led(broker)
+    broker.options = replace(broker.options, disk_low_bytes=1 << 62)
+    broker._watch_disk()
+    before = partition.log.end.offset
+    with pytest.raises(Unavailable, match=f"disk low: [0-9]+ bytes free, {1 << 62} required"):
+        await broker.publishing.publish("t", ONE)
+    assert [check.ok for check in broker.checks() if check.name == "disk_space"] == [False]
+    ((message_id, _, _),) = reader.wire.messages  # type: ignore[attr-defined]
+    line = b"FIN %b\n" % message_id
+    leg = reader.legs[0]
+    leg.channel.fin_run(line, 0, len(line), leg.owner)
+    await partition.commit_events()
+    assert leg.channel.committed.floor == 1 and partition.log.end.offset == before
+    broker.options = replace(broker.options, disk_low_bytes=0)
+    broker._watch_disk()
+    await broker.publishing.publish("t", ONE)
+    assert partition.log.end.offset == before + 1
+
+
+# ---- deleting a topic
+
+
+def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_path: Path):
+    """The deletion is done; before, the next publish to that name hung the whole node."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            forget = broker.store.forget_tombstone
+            Gate.at(broker.store, "forget_tombstone", error=AppendFailed("disk full"))
+            await broker.topics.delete_topic("t")
+            assert "t" not in broker.topics
+            await broker.publishing.publish("t", ONE)
+            broker.store.forget_tombstone = forget  # type: ignore[method-assign]
+        async with running(tmp_path) as broker:
+            assert led(broker).log.end.offset == 1
+            assert broker.store.tombstones() == {}
+
+    asyncio.run(story())
+
+
+def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stays(opener: PartitionOpener, name: str, uid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            await broker.publishing.publish("gone", ONE)
+            with monkeypatch.context() as patch:
+                patch.setattr(PartitionOpener, "remove", stays)
+                await broker.topics.delete_topic("gone")
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionOpener, "remove", stays)
+            async with running(tmp_path) as broker:
+                assert led(broker).log.end.offset == 1
+                assert [tombstone.name for tombstone in broker.store.tombstones().values()] == ["gone"]
+        async with running(tmp_path) as broker:
+            assert broker.store.tombstones() == {}
+            assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
+            assert len(broker.journal.records()) == 1
+
+    asyncio.run(story())
+
+
+def test_nobody_waits_while_the_files_of_a_large_topic_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each takes a while. Metadata, journal and rolls of all other topics share a thread, which is not theirs."""
+    gate, removed = threading.Event(), list[str]()
+    remove, remove_tree = OsStorage.remove, OsStorage.remove_tree
+
+    def slowly(storage: OsStorage, path: str) -> None:
+        if "/gone-" in path:
+            gate.wait(10)
+            removed.append(path)
+        remove(storage, path)
+
+    def tree(storage: OsStorage, path: str) -> None:
+        if os.path.exists(path):
+            assert not [name for _, _, names in os.walk(path) for name in names], "one step for any number of files"
+        remove_tree(storage, path)
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            for _ in range(3):
+                await broker.publishing.publish("gone", ONE)
+                roll(led(broker, "gone").log)
+            monkeypatch.setattr(OsStorage, "remove", slowly)
+            monkeypatch.setattr(OsStorage, "remove_tree", tree)
+            deletion = asyncio.create_task(broker.topics.delete_topic("gone"))
+            await until(lambda: "gone" not in broker.topics)
+            await broker.publishing.publish("t", ONE)
+            assert not deletion.done() and not removed
+            gate.set()
+            await deletion
+            assert len(removed) == 8 + 1 and broker.store.tombstones() == {}
+            assert [folder.name[:2] for folder in (tmp_path / "topics").iterdir()] == ["t-"]
+
+    asyncio.run(story())
+
+
+def test_a_deletion_runs_to_its_end_when_its_asker_goes_away(tmp_path: Path):
+    """Half of it would acknowledge messages that the next start removes."""
+
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            await broker.publishing.publish("t", ONE)
+            gate = Gate.at(broker.store, "delete_topic")
+            asker = asyncio.create_task(broker.topics.delete_topic("t"))
+            await gate.until_reached()
+            asker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asker
+            gate.open()
+            await broker.publishing.publish("t", ONE)
+        async with running(tmp_path) as broker:
+            assert led(broker).log.end.offset == 1
+
+    asyncio.run(story())
+
+
+@on_a_broker
+async def test_a_deletion_that_the_metadata_refused_leaves_the_topic_as_it_was(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    Gate.at(broker.store, "delete_topic", error=AppendFailed("disk full"))
+    with pytest.raises(AppendFailed):
+        await broker.topics.delete_topic("t")
+    await broker.publishing.publish("t", ONE)
+    assert led(broker).log.end.offset == 2
+
+
+@on_a_broker
+async def test_a_deletion_under_load_does_not_poison_the_node(broker: Broker):
+    for _ in range(20):
+        await broker.publishing.publish("t", ONE)
+        publishes = [asyncio.create_task(broker.publishing.publish("t", ONE)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await broker.topics.delete_topic("t")
+        await asyncio.gather(*publishes, return_exceptions=True)
+    await broker.publishing.publish("t", ONE)
+    assert broker.failure is None
+
+
+@on_a_broker
+async def test_metadata_that_can_not_be_written_closes_the_node(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    Gate.at(broker.store, "replace", error=Poisoned("fdatasync failed"))
+    with pytest.raises(Poisoned):
+        await broker.channels.create("t", "c")
+    assert broker.failure is not None
+    with pytest.raises(Unavailable):
+        await broker.publishing.publish("t", ONE)
+
+
+# ---- creating a topic
+
+
+def test_a_topic_that_could_not_be_made_is_made_at_the_next_try(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path) as broker:
+            create = broker.opener.create
+            Gate.at(broker.opener, "create", error=OSError(28, "no space"), after=True)
+            with pytest.raises(Unavailable):
+                await broker.publishing.publish("t", ONE)
+            broker.opener.create = create  # type: ignore[method-assign]
+            await broker.publishing.publish("t", ONE)
+        async with running(tmp_path) as broker:
+            assert led(broker).log.end.offset == 1
+
+    asyncio.run(story())
+
+
+def test_a_stop_waits_for_a_topic_that_is_being_made(tmp_path: Path):
+    async def story() -> None:
+        async with asyncio.timeout(20):
+            broker = await start(tmp_path)
+            for n in range(3):
+                await broker.publishing.publish(f"t{n}", ONE)
+            gate = Gate.at(broker.store, "create_topic")
+            publish = asyncio.create_task(broker.publishing.publish("late", ONE))
+            await gate.until_reached()
+            stop = asyncio.create_task(broker.stop())
+            await asyncio.sleep(0.01)
+            gate.open()
+            await stop
+            await asyncio.gather(publish, return_exceptions=True)
+            assert broker.failure is None
+        async with running(tmp_path) as broker:
+            assert broker.journal.found is not None and broker.journal.found.node.clean
+
+    asyncio.run(story())
+
+
+def test_a_stop_answers_the_publishes_that_are_under_way(tmp_path: Path):
+    async def story() -> None:
+        async with asyncio.timeout(20):
+            broker = await start(tmp_path)
+            await broker.publishing.publish("t", ONE)
+            order: list[str] = []
+            connection = SimpleNamespace(
+                number=1, read_no_more=lambda: order.append("unread"), close=lambda: order.append("closed")
+            )
+            broker.connections[1] = connection  # type: ignore[assignment]
+            reply = SimpleNamespace(stored=lambda: order.append("OK"), failed=order.append)
+            led(broker).publish(ONE, reply)
+            await broker.stop()
+            assert order == ["unread", "OK", "closed"]
+
+    asyncio.run(story())
+
+
+def test_a_partition_that_can_not_be_closed_keeps_no_other_from_it(tmp_path: Path):
+    async def story() -> None:
+        async with asyncio.timeout(20):
+            broker = await start(tmp_path)
+            await broker.publishing.publish("a", ONE)
+            await broker.publishing.publish("b", ONE)
+
+            def broken() -> None:
+                raise AssertionError("cannot be")
+
+            led(broker, "a").cursors.prepare_stop = broken  # type: ignore[method-assign]
+            await broker.stop()
+            assert led(broker, "b").closed
+        async with running(tmp_path) as broker:
+            assert broker.journal.found is not None and not broker.journal.found.node.clean
+            assert [led(broker, name).log.end.offset for name in "ab"] == [1, 1]
+
+    asyncio.run(story())
+
+
+@on_a_broker
+async def test_a_partition_that_stopped_shows_in_the_health_checks(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    assert all(check.ok for check in broker.checks())
+    led(broker)._stop(AssertionError("cannot be"))
+    assert [check.name for check in broker.checks() if not check.ok] == ["partitions"]
+    with pytest.raises(Unavailable):
+        await broker.publishing.publish("t", ONE)
+
+
+# ---- consumers
+
+
+def test_the_limit_of_consumers_holds_for_those_who_come_together(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path, max_channel_consumers=1) as broker:
+            subs = [broker.subscriptions.subscribe(consumer("t", "c")) for _ in range(3)]
+            outcomes = await asyncio.gather(*subs, return_exceptions=True)
+            assert sorted(type(o).__name__ for o in outcomes) == ["NoneType", "Unavailable", "Unavailable"]
+
+    asyncio.run(story())
+
+
+@on_a_broker
+async def test_who_subscribes_while_the_last_consumer_leaves_stays(broker: Broker):
+    for _ in range(10):
+        first = await subscribed(broker, "t", "c#ephemeral")
+        broker.subscriptions.unsubscribe(first)
+        second = await subscribed(broker, "t", "c#ephemeral")
+        await asyncio.sleep(0.005)
+        assert not second.wire.closed
+        broker.subscriptions.unsubscribe(second)
+        await until(lambda: not broker.channels.has("t", "c#ephemeral"))
+
+
+@on_a_broker
+async def test_who_subscribes_while_the_channel_is_being_deleted_gets_a_new_one(broker: Broker):
+    first = await subscribed(broker, "t", "c")
+    gate = Gate.at(broker.store, "replace")
+    deletion = asyncio.create_task(broker.channels.delete("t", "c"))
+    await gate.until_reached()
+    late = asyncio.create_task(subscribed(broker, "t", "c"))
+    await asyncio.sleep(0.01)
+    assert not late.done()
+    gate.open()
+    await deletion
+    second = await late
+    assert first.wire.closed and not second.wire.closed
+    assert broker.channels.has("t", "c")
+
+
+@on_a_broker
+async def test_an_ephemeral_channel_made_for_a_client_that_is_gone_goes_too(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    sub = asyncio.create_task(broker.subscriptions.subscribe(consumer("t", "c#ephemeral")))
+    await asyncio.sleep(0)
+    sub.cancel()
+    await asyncio.gather(sub, return_exceptions=True)
+    await asyncio.sleep(0.05)
+    await until(lambda: not broker.channels.has("t", "c#ephemeral") and not broker.changes)
+
+
+@on_a_broker
+async def test_an_ephemeral_topic_goes_with_its_last_channel(broker: Broker):
+    reader = await subscribed(broker, "t#ephemeral", "c#ephemeral")
+    broker.subscriptions.unsubscribe(reader)
+    await until(lambda: "t#ephemeral" not in broker.topics)
+    again = await subscribed(broker, "t#ephemeral", "c#ephemeral")
+    assert not again.wire.closed
+
+
+@on_a_broker
+async def test_a_pause_finds_the_topic_that_is_there_when_its_turn_comes(broker: Broker):
+    await broker.topics.ensure_topic("t")
+    await broker.channels.create("t", "c")
+    gate = Gate.at(broker.store, "delete_topic")
+    deletion = asyncio.create_task(broker.topics.delete_topic("t"))
+    await gate.until_reached()
+    broker.topics["t"].deleting = False  # as it was when the pause was asked for
+    pause = asyncio.create_task(broker.channels.pause("t", "c", True))
+    await asyncio.sleep(0)
+    gate.open()
+    await deletion
+    with pytest.raises(NotFound):
+        await pause
+
+
+# ---- bounds and housekeeping
+
+
+def test_publishes_over_http_wait_for_room(tmp_path: Path):
+    async def story() -> None:
+        async with running(tmp_path, publish_wait_ns=20_000_000) as broker:
+            await broker.publishing.publish("t", ONE)
+            budget = broker.opener.budget
+            budget.take(budget.bytes_max + 1)
+            with pytest.raises(Unavailable):
+                await broker.publishing.publish("t", ONE)
+            waiting = asyncio.create_task(broker.publishing.publish("t", ONE))
+            await asyncio.sleep(0)
+            budget.give(budget.bytes_max + 1)
+            await waiting
+            assert budget.used == 0
+
+    asyncio.run(story())
+
+
+@on_a_broker
+async def test_a_log_that_can_not_be_read_does_not_keep_the_others_from_housekeeping(broker: Broker):
+    await broker.publishing.publish("a", ONE)
+    await broker.publishing.publish("b", ONE)
+    kept: list[str] = []
+
+    def broken(now: object) -> None:
+        raise LogCorrupt("a hole")
+
+    led(broker, "a").keep_house = broken  # type: ignore[method-assign, assignment]
+    led(broker, "b").keep_house = lambda now: kept.append("b")  # type: ignore[method-assign]
+    broker._keep_house()
+    assert kept == ["b"]
+
+
+@on_a_broker
+async def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(broker: Broker):
+    """It says that nothing was done; before, the seek was carried out a moment later all the same."""
+    await broker.publishing.publish("t", ONE)
+    await broker.channels.create("t", "c")
+    partition = led(broker)
+    partition.serving = False
+    done = await broker.channels.seek("t", "c", {0: 1})
+    assert isinstance(done[0], Unavailable)
+    partition.serving = True
+    await partition.commit_events()
+    channel = partition.cursors.channels["c"]
+    assert (channel.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
+
+
+@on_a_broker
+async def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_again_for_who_reads_it(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    reader = await subscribed(broker, "t", "e#ephemeral", rdy=1)
+    topic = broker.topics.topic("t")
+    (partition,) = topic.led
+    topic.remove_led(partition, "another node leads it")
+    partition.cursors.delete_ephemeral("e#ephemeral")  # as an epoch start does
+    await partition.commit_events()
+    topic.add_led(partition)
+    assert topic.places_missing(reader) == [0]
+    broker.subscriptions.leaders_changed("t")
+    await until(lambda: not topic.places_missing(reader))
+
+
+@on_a_broker
+async def test_a_consumer_that_can_not_be_detached_keeps_no_other_at_a_partition_that_is_led_elsewhere(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    readers = [await subscribed(broker, "t", "c", rdy=1) for _ in range(3)]
+    topic = broker.topics.topic("t")
+    (partition,) = topic.led
+    channel = partition.deliveries["c"].channel
+    owner, detach = readers[0].legs[0].owner, channel.detach
+
+    def broken(gone: int, now: Any) -> int:
+        if gone == owner:
+            raise RuntimeError("a bug")
+        return detach(gone, now)
+
+    channel.detach = broken  # type: ignore[method-assign]
+    topic.remove_led(partition, "another node leads it")
+    assert not topic.led and not any(reader.legs for reader in readers)
+    assert [(reader.direct, reader.wire.closed) for reader in readers] == [(True, True)] * 3
+
+
+@on_a_broker
+async def test_a_seek_tells_where_it_went(broker: Broker):
+    await broker.publishing.publish("t", ONE)
+    await broker.channels.create("t", "c")
+    for target, clamped in ((1000, True), (0, False), (1, False)):
+        done = (await broker.channels.seek("t", "c", {0: target}))[0]
+        assert isinstance(done, SeekPlan)
+        assert (done.target, done.clamped) == (min(target, 1), clamped)
+
+
+@pytest.mark.parametrize("follow", [True, False])
+@on_a_broker
+async def test_a_change_is_answered_when_the_leaders_of_other_nodes_have_followed(broker: Broker, follow: bool):
+    await broker.publishing.publish("t", ONE)
+    asked: list[int] = []
+    over = asyncio.Event()
+
+    async def others_follow(topic: Topic) -> None:
+        asked.append(topic.record.channels.version)
+        await over.wait()
+        if not follow:
+            raise Unavailable("one of them did not follow in time")
+
+    broker.channels.reconciler = SimpleNamespace(others_follow=others_follow)  # type: ignore[assignment]
+    paused = asyncio.create_task(broker.channels.pause_topic("t", True))
+    await until(lambda: asked)
+    assert asked == [broker.topics.topic("t").record.channels.version] and not paused.done()
+    over.set()
+    with contextlib.nullcontext() if follow else pytest.raises(Unavailable):
+        await paused
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@on_a_broker
+async def test_a_seek_of_a_channel_that_another_node_deletes_meanwhile_says_so(broker: Broker, anew: bool):
+    """What another node changes is followed without the lock that changes asked for here take."""
+    await broker.publishing.publish("t", ONE)
+    await broker.channels.create("t", "c")
+    topic = broker.topics.topic("t")
+    (partition,) = topic.led
+    partition.hold(True)
+    seek = asyncio.create_task(broker.channels.seek("t", "c", {0: 1}))
+    await until(lambda: partition.cursors.urgent)
+    changed = topic.record.channels.without_channel("c")
+    partition.cursors.reconcile(changed.with_channel("c", 77) if anew else changed)
+    partition.hold(False)
+    done = await seek
+    assert isinstance(done[0], NotFound)
+
+
+# ---- a log that takes nothing
+
+
+@on_a_broker
+async def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(broker: Broker):
+    """A full disk, or too small an ISR: a SUB that never ends holds its client for ever, and each try a change."""
+    await broker.publishing.publish("t", ONE)
+    partition = led(broker)
+    partition.hold(True)
+    patience, broker.changes.wait_seconds = broker.changes.wait_seconds, 0.05
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            await broker.channels.create("t", "c")
+        with pytest.raises(OutcomeUnknown):
+            await broker.subscriptions.subscribe(consumer("t", "c"))
+    with pytest.raises(OutcomeUnknown):
+        await broker.channels.pause_topic("t", True)
+    assert len(broker.changes) == 2, "the channel, once, and the pause behind it"
+    broker.changes.wait_seconds = patience
+    partition.hold(False)
+    await until(lambda: not len(broker.changes))
+    assert partition.cursors.state.paused
+    await broker.channels.pause_topic("t", False)
+    reader = await subscribed(broker, "t", "c", rdy=1)
+    await until(lambda: reader.wire.bodies == [b"one"])

@@ -1,0 +1,314 @@
+"""A node that follows the records of its cluster goes on doing so, whatever one of them did to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nsqha.clock import ManualClock
+from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.election.session import View
+from nsqha.errors import Unavailable
+from nsqha.server.node.membership import DROP_AGAIN_SECONDS, REJOIN_SECONDS, Cluster
+from nsqha.server.routing.leaders import LeaderAt
+from tests.unit.server.replica_rig import FakePeers, pause, run
+
+
+def cluster() -> Cluster:
+    return Cluster(
+        cast(Any, SimpleNamespace()),
+        loop=asyncio.get_running_loop(),
+        clock=ManualClock(),
+        node=1,
+        cluster_id=9,
+        peers=cast(Any, FakePeers()),
+        routing_peers=cast(Any, FakePeers()),
+        ttl_s=5.0,
+    )
+
+
+def test_a_record_that_can_not_be_dealt_with_is_tried_again_and_others_are_looked_at() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        looked: list[set[str]] = []
+        errors: list[Exception] = [OSError("a folder that can not be removed"), Unavailable("not now")]
+
+        def look_at(names: set[str]) -> None:
+            looked.append(set(names))
+            if errors:
+                raise errors.pop(0)
+
+        made._look_at = look_at  # type: ignore[method-assign]
+        task = asyncio.ensure_future(made._follow_records())
+        made._hinted("topics/a")
+        await pause(REJOIN_SECONDS * 2.5)
+        assert looked == [{"topics/a"}] * 3
+        made._hinted("topics/b")
+        await pause()
+        assert looked[-1] == {"topics/b"} and not task.done()
+
+    run(scenario)
+
+
+def test_who_can_not_be_told_of_a_change_keeps_it_from_nobody_else() -> None:
+    async def scenario() -> None:
+        made, told = cluster(), []
+
+        def broken(name: str) -> None:
+            raise RuntimeError("a bug")
+
+        made.when_changed(broken)
+        made.when_changed(told.append)
+        made.changed("t")
+        assert told == ["t"]
+
+    run(scenario)
+
+
+class Dropping:
+    """Topics of a node on which what is left of `stays` can not be removed."""
+
+    def __init__(self, stays: int, error: Exception) -> None:
+        self.stays = stays
+        self.error = error
+        self.slowly = 0.0
+        self.tried: list[int] = []
+        self.adopted: list[str] = []
+
+    async def dropped(self, tombstone: Tombstone) -> None:
+        self.tried.append(tombstone.uid)
+        await asyncio.sleep(self.slowly)
+        if tombstone.uid == self.stays:
+            raise self.error
+
+    def adopt(self, topic: Versioned[TopicRecord]) -> None:
+        self.adopted.append(topic.record.name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+
+@pytest.mark.parametrize("error", [OSError(1, "Operation not permitted"), Unavailable("etcd is away")])
+def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(error: Exception) -> None:
+    async def scenario() -> None:
+        made = cluster()
+        tombstones = {uid: Tombstone(f"old{uid}", uid, 1, (1,)) for uid in (5, 6)}
+        view = View(9, {"t": Versioned(TopicRecord("t", 7, 1), 8)}, tombstones)
+        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        settled: list[str] = []
+
+        async def recover(topic: Versioned[TopicRecord]) -> None:
+            settled.append(topic.record.name)
+
+        made.replicas = cast(Any, SimpleNamespace(settle=recover, recover=recover, nodes_changed=lambda: None))
+        made.topics = cast(Any, topics := Dropping(5, error))
+        await made.recover()
+        assert settled == ["t"] and topics.tried == [5, 6]
+        task = asyncio.ensure_future(made._follow_records())
+        made._hinted("")
+        await pause()
+        assert settled == ["t", "t"] and topics.tried == [5, 6] * 2
+        await pause(DROP_AGAIN_SECONDS)
+        assert topics.tried == [5, 6] * 2 + [5] and settled == ["t", "t"]
+        topics.slowly = 60.0
+        made._hinted("")
+        await pause()
+        assert settled == ["t"] * 3, "a role waits for files that go"
+        made._hinted("")
+        await pause(DROP_AGAIN_SECONDS)
+        assert topics.tried == [5, 6] * 2 + [5] + [5, 6], "one removal of a topic at a time"
+        task.cancel()
+
+    run(scenario)
+
+
+def test_roles_are_taken_while_a_change_of_a_topic_that_went_with_its_node_still_waits_for_that_node() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        settled: list[str] = []
+        gone: list[str] = []
+
+        async def settle(topic: Any) -> None:
+            settled.append(topic.record.name)
+
+        class Topics(dict[str, Any]):
+            def adopt(self, topic: Any) -> None:
+                pass
+
+            async def vanished(self, topic: Any) -> None:
+                gone.append(topic)
+                await asyncio.Event().wait()
+
+        made.topics = cast(Any, Topics({"e#ephemeral": "the topic", "f#ephemeral": "another"}))
+        made.replicas = cast(Any, SimpleNamespace(settle=settle, nodes_changed=lambda: None))
+        view = View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
+        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        task = asyncio.ensure_future(made._follow_records())
+        for names in (("topics/e#ephemeral", "topics/t"), ("",)):
+            for name in names:
+                made._hinted(name)
+            await pause()
+        assert settled == ["t", "t"] and gone == ["the topic", "the topic", "another"]
+        task.cancel()
+
+    run(scenario)
+
+
+def test_a_node_that_lost_its_lease_joins_again_though_an_attempt_fails_in_any_way() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        errors: list[Exception] = [RuntimeError("of a library"), Unavailable("etcd is away")]
+        tries: list[int] = []
+
+        async def register() -> None:
+            tries.append(1)
+            if errors:
+                raise errors.pop(0)
+
+        made._register = register  # type: ignore[method-assign]
+        await made._rejoin()
+        assert len(tries) == 3 and made._news.is_set()
+
+    run(scenario)
+
+
+class FlakyStore:
+    """Sessions that can not register at first, and say that they are lost whenever the test wants."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.lost: list[Any] = []
+        self.closed = 0
+
+    def view(self) -> View:
+        return View(topics={"t": Versioned(TopicRecord("t", 5, 3), 1)})
+
+    def open_session(self, *, ttl_s: float, lost: Any) -> Any:
+        self.lost.append(lost)
+        return self
+
+    def register(self, info: NodeInfo) -> NodeInfo:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("etcd is away")
+        return replace(info, registration=len(self.lost))
+
+    def fresh(self, now: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        made.store = cast(Any, store := FlakyStore(failures=1))
+        told: list[str] = []
+        made.when_changed(told.append)
+        made.run = lambda call: asyncio.sleep(0, call())  # type: ignore[assignment, method-assign, return-value]
+        made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
+        made._info = NodeInfo(1, name="n")
+        with pytest.raises(Unavailable):
+            await made._register()
+        assert store.closed == 1 and not made.has_lease
+        await made._register()
+        assert made.has_lease
+        store.lost[0]()
+        await pause()
+        assert made.has_lease and len(store.lost) == 2 and not told
+        store.lost[1]()
+        await pause()
+        assert told == ["t"], "whoever waits for a leader may ask other nodes now"
+        assert len(store.lost) == 3 and made.has_lease  # joined again
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_lease_that_ends_while_its_node_registers_has_it_join_once_more_and_not_twice(fails: bool) -> None:
+    async def scenario() -> None:
+        made = cluster()
+
+        class Slow(FlakyStore):
+            """Its first lease is over before the node is registered, or the moment it is."""
+
+            def register(self, info: NodeInfo) -> NodeInfo:
+                if len(self.lost) == 1:
+                    self.lost[0]()
+                return super().register(info)
+
+        made.store = cast(Any, store := Slow(failures=int(fails)))
+        made.run = lambda call: asyncio.sleep(0.1, call())  # type: ignore[assignment, method-assign, return-value]
+        made.replicas = cast(Any, SimpleNamespace(registered=lambda registration: None, registration=0))
+        made._info = NodeInfo(1, name="n")
+        await made._rejoin()
+        await pause(10 * REJOIN_SECONDS)
+        assert len(store.lost) == 2 and store.closed == 1 and made.has_lease
+        store.lost[1]()
+        await pause(10 * REJOIN_SECONDS)
+        assert len(store.lost) == 3 and made.has_lease, "the session that counts is known by its end"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("revision", "uid", "over"), [(8, 0, False), (9, 0, True), (9, 7, False), (9, 6, True), (20, 7, False)]
+)
+def test_a_topic_is_over_where_the_watch_is_behind_its_record_and_does_not_have_it(
+    revision: int, uid: int, over: bool
+) -> None:
+    async def scenario() -> None:
+        made = cluster()
+        topics = {"t": Versioned(TopicRecord("t", uid, 3), 5)} if uid else {}
+        made.store = cast(Any, SimpleNamespace(view=lambda: View(revision, topics)))
+        assert made.has_seen_end_of(Versioned(TopicRecord("t", 7, 3), 9)) is over
+
+    run(scenario)
+
+
+def test_only_a_partition_that_is_made_below_its_floor_is_known_to_have_acknowledged_nothing() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        nodes = {n: NodeInfo(n, host=f"h{n}") for n in (1, 2, 3)}
+        made.store = cast(Any, SimpleNamespace(view=lambda: SimpleNamespace(nodes=nodes, topics={})))
+        made.replicas = cast(Any, SimpleNamespace(registration=4))
+        made._info = nodes[1]
+        three = made.placed(TopicSettings(partitions=2), {0: 77})
+        assert three[0].isr == {1: 77} and three[0].nothing_acked
+        assert not three[1].nothing_acked, "led by whom the controller elects: no log is named before it exists"
+        assert not made.placed(TopicSettings(min_isr=1), {0: 77})[0].nothing_acked
+
+    run(scenario)
+
+
+def test_hints_say_where_to_send_and_not_who_leads_by_the_record() -> None:
+    async def scenario() -> None:
+        made = cluster()
+        nodes = {n: NodeInfo(n, grpc_address=f"n{n}:4152") for n in (1, 2)}
+
+        def view_of(epoch: int) -> View:
+            record = TopicRecord("t", 5, 3, partitions={0: PartitionMeta(leader=2, epoch=epoch)})
+            return View(topics={"t": Versioned(record, 1)}, nodes=nodes)
+
+        view = view_of(4)
+        made.store = cast(Any, SimpleNamespace(view=lambda: view))
+        by_record = LeaderAt(2, "n2:4152", 4, 5)
+        assert made.leader("t", 0) == made.recorded("t", 0) == by_record
+        hint = LeaderAt(3, "n3:4152", 5, 5)
+        made._session = cast(Any, SimpleNamespace(fresh=lambda now: True))
+        assert not made.not_led("t", 0, by=2, hint=hint), "with a lease nobody is asked"
+        assert (made.leader("t", 0), made.recorded("t", 0)) == (hint, by_record)
+        assert made.alive(3) and not made.alive(4)
+        assert not made.not_led("other", 0) and made.leader("other", 0) is None
+        view = view_of(5)
+        assert made.leader("t", 0) == LeaderAt(2, "n2:4152", 5, 5), "the record has caught up"
+        made._look_at({"nothing"})
+        assert not made.alive(3)
+
+    run(scenario)

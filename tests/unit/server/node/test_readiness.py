@@ -1,0 +1,74 @@
+"""Ready: registered, and each replica here is led or followed; what this node can do nothing about does not count."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
+from nsqha.server.node.readiness import cluster_checks
+
+ME, OTHER = 1, 2
+KEY = (7, 0)
+
+
+def cluster(meta: PartitionMeta, *, leading: Any = (), followers: Any = None, alive: Any = (ME, OTHER)) -> Any:
+    record = TopicRecord("t", KEY[0], 3, partitions={0: meta})
+    return SimpleNamespace(
+        node=ME,
+        has_lease=True,
+        nodes=lambda: {n: NodeInfo(n) for n in alive},
+        view=lambda: SimpleNamespace(topics={"t": Versioned(record, 1)}),
+        replicas=SimpleNamespace(leading=dict.fromkeys(leading), followers=followers or {}),
+    )
+
+
+def follower(*, behind: bool = False, port: Any = "port", stopped: str | None = None) -> dict[Any, Any]:
+    return {KEY: SimpleNamespace(behind=behind, port=port, stopped=stopped)}
+
+
+def late(found: Any) -> str:
+    registered, replicas = cluster_checks(found)
+    assert registered.ok
+    assert replicas.ok == (replicas.detail == "")
+    assert not registered.live
+    assert not replicas.live
+    return replicas.detail
+
+
+MINE = PartitionMeta(leader=ME, replicas=(ME, OTHER))
+THEIRS = PartitionMeta(leader=OTHER, replicas=(ME, OTHER))
+
+
+def test_led_or_followed() -> None:
+    assert late(cluster(MINE, leading=[KEY])) == ""
+    assert late(cluster(THEIRS, followers=follower())) == ""
+    assert late(cluster(PartitionMeta(leader=OTHER, replicas=(OTHER,)))) == "", "it has no replica here"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (cluster(MINE), "t/0 is not led yet"),
+        (cluster(MINE, followers=follower()), "t/0 is not led yet"),
+        (cluster(THEIRS), "t/0 is not open yet"),
+        (cluster(THEIRS, followers=follower(port=None)), "t/0 is not followed yet"),
+        (cluster(THEIRS, followers=follower(behind=True)), "t/0 catches up"),
+        (cluster(THEIRS, followers=follower(stopped="a bug")), "t/0 is stopped: a bug"),
+    ],
+)
+def test_what_is_late(found: Any, why: str) -> None:
+    assert late(found) == why
+
+
+def test_a_partition_that_nobody_leads_is_no_fault_of_this_node() -> None:
+    assert late(cluster(THEIRS, followers=follower(port=None), alive=[ME])) == ""
+    assert late(cluster(PartitionMeta(replicas=(ME, OTHER)), followers=follower(port=None))) == ""
+
+
+def test_without_a_lease_it_is_not_ready() -> None:
+    found = cluster(MINE, leading=[KEY])
+    found.has_lease = False
+    assert [check.ok for check in cluster_checks(found)] == [False, True]

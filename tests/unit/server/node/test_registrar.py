@@ -1,0 +1,368 @@
+"""The registrar against a lookup daemon that remembers what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from nsqha.server.node import registrar as module
+from nsqha.server.node.registrar import Identity, LookupdLost, Registrar
+
+IDENTITY = Identity("node.example", "host", 4150, 4151, "z", "r")
+
+
+class FakeLookupd:
+    """Answers V1 commands with OK; `silent` swallows them, `refuse` is answered instead of OK."""
+
+    def __init__(self, info: bytes | None = None) -> None:
+        self.info = info
+        self.heard: list[str] = []
+        self.identities: list[dict[str, object]] = []
+        self.writers: list[asyncio.StreamWriter] = []
+        self.left = 0
+        self.silent = False
+        self.refuse = b""
+        self._changed = asyncio.Event()
+
+    async def start(self) -> str:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        try:
+            assert await reader.readexactly(4) == b"  V1"
+            while line := await reader.readline():
+                if line == b"IDENTIFY\n":
+                    size = int.from_bytes(await reader.readexactly(4), "big")
+                    self.identities.append(json.loads(await reader.readexactly(size)))
+                    self._reply(writer, self.info or b'{"broadcast_address":"127.0.0.1","http_port":1}')
+                    continue
+                self.heard.append(line.decode().rstrip("\n"))
+                self._changed.set()
+                if self.refuse:
+                    self._reply(writer, self.refuse)
+                elif not self.silent:
+                    self._reply(writer, b"OK")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.left += 1
+            self._changed.set()
+            writer.close()
+
+    def _reply(self, writer: asyncio.StreamWriter, body: bytes) -> None:
+        writer.write(len(body).to_bytes(4, "big") + body)
+
+    async def until_heard(self, *lines: str) -> None:
+        """Wait until exactly these commands have come, in any order; then forget them."""
+        async with asyncio.timeout(5):
+            while sorted(self.heard) != sorted(lines):
+                self._changed.clear()
+                await self._changed.wait()
+        self.heard.clear()
+
+    async def until_left(self, connections: int) -> None:
+        """Wait until so many connections have ended."""
+        async with asyncio.timeout(5):
+            while self.left < connections:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def drop(self) -> None:
+        for writer in self.writers:
+            writer.close()
+        self.writers.clear()
+
+    def stop(self) -> None:
+        self.server.close()
+        self.drop()
+
+
+def run(
+    conversation: Callable[[Registrar, FakeLookupd, str], Awaitable[None]],
+    registrations: Callable[[], Mapping[str, Sequence[str]]] = dict,
+    info: bytes | None = None,
+) -> None:
+    async def main() -> None:
+        lookupd = FakeLookupd(info)
+        address = await lookupd.start()
+        registrar = Registrar(IDENTITY, registrations, answer_bytes_max=1000, request_seconds=1.0)
+        try:
+            await conversation(registrar, lookupd, address)
+        finally:
+            await registrar.close()
+            lookupd.stop()
+
+    asyncio.run(main())
+
+
+def test_it_says_who_it_is_and_registers_everything() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address, address])
+        await lookupd.until_heard("REGISTER t c1", "REGISTER t c2#ephemeral", "REGISTER alone")
+        assert lookupd.identities == [
+            {
+                "version": "1.3.0",
+                "broadcast_address": "node.example",
+                "hostname": "host",
+                "tcp_port": 4150,
+                "http_port": 4151,
+                "topology_zone": "z",
+                "topology_region": "r",
+            }
+        ]
+        assert registrar.connected == {address: True}
+
+    run(conversation, lambda: {"t": ["c1", "c2#ephemeral"], "alone": []})
+
+
+def test_changes_are_told_as_they_happen() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        registrar.changed("t", [])
+        registrar.changed("t", ["c"])
+        await lookupd.until_heard("REGISTER t", "REGISTER t c")
+        registrar.changed("t", [])
+        registrar.changed("t", None)
+        await lookupd.until_heard("UNREGISTER t c", "UNREGISTER t")
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_only_what_is_new_is_told() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a old")
+        registrar.changed("a", ["old"])  # that was told when the connection was made
+        registrar.changed("a", ["new"])
+        registrar.changed("a", ["new"])
+        registrar.changed("b", None)
+        await lookupd.until_heard("REGISTER a new", "UNREGISTER a old")
+        registrar.changed("a", None)
+        await lookupd.until_heard("UNREGISTER a new", "UNREGISTER a")
+        assert lookupd.heard == []
+
+    run(conversation, lambda: {"a": ["old"]})
+
+
+def test_a_lost_connection_is_made_anew_with_everything_there_is_then() -> None:
+    topics: dict[str, list[str]] = {"a": []}
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        lookupd.drop()
+        topics["b"] = ["c"]
+        await lookupd.until_heard("REGISTER a", "REGISTER b c")
+        assert len(lookupd.identities) == 2
+
+    run(conversation, lambda: topics)
+
+
+@pytest.mark.parametrize("answer", [b"E_INVALID no", b"", b"what"])
+def test_an_answer_other_than_ok_ends_the_connection(answer: bytes) -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        lookupd.refuse = answer or b"x"
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        lookupd.refuse = b""
+        await lookupd.until_heard("REGISTER a")
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_a_daemon_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        lookupd.silent = True
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        await lookupd.until_heard("REGISTER a")
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_pings_keep_the_registration_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.02)
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("PING")
+        await lookupd.until_heard("PING")
+        assert len(lookupd.identities) == 1
+
+    run(conversation)
+
+
+@pytest.mark.parametrize("info", [b"E_BAD_BODY IDENTIFY missing fields", b"nope", b"{" * 2000])
+def test_a_refused_identify_is_tried_again(info: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", (0.01, 0.01))
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        async with asyncio.timeout(5):
+            while len(lookupd.identities) < 2:
+                await asyncio.sleep(0.005)
+        assert registrar.connected == {address: False}
+        lookupd.info = None
+        await lookupd.until_heard("REGISTER a")
+
+    run(conversation, lambda: {"a": []}, info)
+
+
+def test_the_list_of_daemons_can_change() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        other = FakeLookupd()
+        other_address = await other.start()
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        registrar.set_peers([other_address, "not an address", "127.0.0.1:1"])
+        await other.until_heard("REGISTER a")
+        registrar.changed("t", [])
+        await other.until_heard("REGISTER t")
+        await lookupd.until_left(1)
+        assert lookupd.heard == []
+        assert registrar.connected == {other_address: True, "not an address": False, "127.0.0.1:1": False}
+        registrar.set_peers([])
+        assert registrar.connected == {}
+        other.stop()
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_leaving_closes_the_connection() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        await registrar.close()
+        await lookupd.until_left(1)
+
+    run(conversation, lambda: {"a": []})
+
+
+# ---- channels that others made
+
+
+async def http_server(replies: dict[str, tuple[str, bytes]]) -> tuple[asyncio.Server, int, list[str]]:
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
+        asked.append(target)
+        status, body = replies.get(target, ("404 Not Found", b"{}"))
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1], asked
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "known"),
+    [
+        ("200 OK", b'{"channels":["b","a","gone#ephemeral","not valid"]}', ["a", "b"]),
+        ("200 OK", b'{"channels":null}', []),
+        ("200 OK", b"nope", []),
+        ("500 Oops", b'{"channels":["a"]}', []),
+    ],
+)
+def test_known_channels_are_asked_of_the_daemon_behind_the_connection(
+    status: str, body: bytes, known: list[str]
+) -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        server, port, asked = await http_server({"/channels?topic=t": (status, body)})
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
+        assert await registrar.known_channels("t") == []
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        assert await registrar.known_channels("t") == known
+        assert asked == ["/channels?topic=t"]
+        server.close()
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_an_answer_that_comes_in_pieces_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channels of a topic may be more than one packet: the first of them is no JSON, and would count as none."""
+    names = [f"channel-{n:03}" for n in range(500)]
+    body = json.dumps({"channels": names}).encode()
+    arrived = asyncio.Event()
+    feed = aiohttp.StreamReader.feed_data
+
+    def feed_data(reader: aiohttp.StreamReader, *args: Any) -> None:
+        feed(reader, *args)
+        arrived.set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body[:1000])
+        await arrived.wait()
+        writer.write(body[1000:])
+        writer.close()
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % server.sockets[0].getsockname()[1]
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        monkeypatch.setattr(aiohttp.StreamReader, "feed_data", feed_data)
+        assert await registrar.known_channels("t") == names
+        server.close()
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_a_daemon_that_answers_without_end_knows_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHANNELS_BYTES_MAX", 100)
+    body = b'{"channels":["a"],"more":"' + 200 * b"x" + b'"}'
+
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        server, port, _ = await http_server({"/channels?topic=t": ("200 OK", body)})
+        lookupd.info = b'{"broadcast_address":"127.0.0.1","http_port":%d}' % port
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        assert await registrar.known_channels("t") == []
+        server.close()
+
+    run(conversation, lambda: {"a": []})
+
+
+def test_a_daemon_that_is_gone_knows_no_channels() -> None:
+    async def conversation(registrar: Registrar, lookupd: FakeLookupd, address: str) -> None:
+        registrar.set_peers([address])
+        await lookupd.until_heard("REGISTER a")
+        assert await registrar.known_channels("t#ephemeral") == []
+
+    run(conversation, lambda: {"a": []})
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (asyncio.IncompleteReadError(b"", 4), "it closed the connection"),
+        (TimeoutError(), "no answer within 1 s"),
+        (TimeoutError(110, "Connect call failed"), "Connection timed out"),
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (LookupdLost("E_INVALID no"), "E_INVALID no"),
+        (LookupdLost(""), "no usable answer"),
+        (
+            aiohttp.ClientConnectorError(
+                SimpleNamespace(host="h", port=1, ssl=None),  # type: ignore[arg-type]
+                ConnectionRefusedError(111, "Connect call failed"),
+            ),
+            "Connection refused",
+        ),
+    ],
+)
+def test_the_log_says_what_happened_without_pythons_words(error: Exception, words: str) -> None:
+    assert module._why(error, 1.0) == words

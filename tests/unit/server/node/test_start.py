@@ -1,0 +1,61 @@
+"""The data folder of a node that starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from nsqha.commitlog.journal import NodeJournal
+from nsqha.commitlog.storage import OsStorage
+from nsqha.errors import ConfigError
+from nsqha.options import Options
+from nsqha.server.node.start import Node, make_data_folder
+
+
+def test_a_folder_that_is_made_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsqha.node")
+    make_data_folder(str(tmp_path / "data"))
+    make_data_folder(str(tmp_path / "data"))
+    (record,) = caplog.records
+    assert record.getMessage() == f"DATA: {tmp_path}/data was not there: made a new, empty data folder"
+    assert (tmp_path / "data").is_dir()
+
+
+def test_folders_above_it_are_told_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nsqha.node")
+    make_data_folder(str(tmp_path / "vra" / "lib" / "data"))
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f", with the folders from {tmp_path}/vra on")
+
+
+def test_the_names_of_folders_are_on_the_disk_before_anything_is_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(OsStorage, "sync_dir", lambda self, path: synced.append(path))
+    make_data_folder(str(tmp_path / "lib" / "data"))
+    assert synced[-2:] == [f"{tmp_path}", f"{tmp_path}/lib"]
+
+
+@pytest.mark.parametrize("path", ["file", "file/data"])
+def test_a_file_in_its_place_is_an_error(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        make_data_folder(str(tmp_path / path))
+    assert not caplog.records
+
+
+def test_a_folder_of_a_cluster_is_not_led_by_a_node_that_is_alone(tmp_path: Path) -> None:
+    journal = NodeJournal.open(OsStorage(), str(tmp_path), random.Random(1), boot_id="")
+    journal.join(0xC1, etcd_cluster_id=0xE1)
+    journal.commit()
+    journal.close()
+    options = Options(
+        data_path=str(tmp_path), tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="127.0.0.1"
+    )
+    with pytest.raises(ConfigError, match="belongs to cluster 00000000000000c1"):
+        asyncio.run(Node(options).start())

@@ -1,0 +1,159 @@
+"""Publishers that wait for their OKs share batches, and nobody waits long for those who do not come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsqha import hot
+from nsqha.server.partition.gathering import SKIPPED_MAX, TURNS, Gathering
+from tests.unit.server.shell_rig import Rig
+
+
+def turns_of(gathering: Gathering, runs: int, size: int) -> int:
+    """How many turns a flush of so much waits."""
+    turns = 0
+    while gathering.waits(runs, size):
+        turns += 1
+        assert turns <= TURNS, "it waits for ever"
+    return turns
+
+
+def test_without_a_commit_nothing_waits():
+    assert turns_of(Gathering(), 0, 0) == 0
+
+
+def test_a_flush_goes_as_soon_as_everybody_is_back():
+    gathering = Gathering()
+    gathering.committed(16, 1600, 1 << 20)
+    assert [gathering.waits(n, 100 * n) for n in (1, 11, 15)] == [True, True, True]
+    assert not gathering.waits(16, 1600)
+    assert turns_of(gathering, 0, 0) == 0, "the next flush is another one's"
+
+
+def test_what_can_not_wait_for_publishers_does_not():
+    gathering = Gathering()
+    gathering.committed(16, 1600, 1 << 20)
+    assert gathering.waits(1, 100)
+    gathering.stop()
+    assert not gathering.waits(1, 100)
+    gathering.committed(16, 1600, 1 << 20)
+    assert gathering.waits(1, 100), "that was nobody's fault"
+
+
+@pytest.mark.parametrize(("runs", "size", "waits"), [(3, 970, False), (3, 960, True), (4, 750, False), (9, 740, True)])
+def test_bodies_that_differ_and_runs_that_come_in_pieces(runs, size, waits):
+    gathering = Gathering()
+    gathering.committed(4, 1000, 1 << 20)
+    assert gathering.waits(runs, size) is waits
+
+
+def test_what_is_written_anyway_is_not_waited_beyond():
+    gathering = Gathering()
+    gathering.committed(4, 2000, 500)
+    assert turns_of(gathering, 1, 500) == 0
+
+
+MISSING = pytest.mark.parametrize(
+    ("expected", "there"), [((2, 100), (1, 50)), ((16, 1600), (12, 1200))], ids=["most", "the last ones"]
+)
+
+
+@MISSING
+def test_those_who_do_not_come_back_are_waited_for_more_and_more_rarely(expected, there):
+    gathering = Gathering()
+    waited = []
+    for n in range(400):
+        gathering.committed(*expected, 1 << 20)
+        if turns_of(gathering, *there):
+            waited.append(n)
+    assert waited[:6] == [0, 2, 5, 10, 19, 36]
+    assert waited[-1] - waited[-2] == SKIPPED_MAX + 1
+
+
+@MISSING
+def test_one_success_and_they_are_waited_for_again(expected, there):
+    gathering = Gathering()
+    for _ in range(SKIPPED_MAX * 3):
+        gathering.committed(*expected, 1 << 20)
+        turns_of(gathering, *there)
+    for _ in range(SKIPPED_MAX + 1):
+        gathering.committed(*expected, 1 << 20)
+        assert turns_of(gathering, *expected) == 0
+    for n in (1, 0, 1):
+        gathering.committed(*expected, 1 << 20)
+        assert turns_of(gathering, *there) == n * (TURNS - 1), "as after the first time in vain"
+
+
+def test_most_are_waited_for_also_where_the_last_ones_never_come():
+    gathering = Gathering()
+    for _ in range(400):
+        gathering.committed(16, 1600, 1 << 20)
+        assert gathering.waits(11, 1100)
+        turns_of(gathering, 12, 1200)
+
+
+class Again:
+    """A publisher that waits for each OK and publishes again some turns of the loop later."""
+
+    def __init__(self, rig: Rig, turns: int, rounds: int) -> None:
+        self.rig, self.turns, self.rounds = rig, turns, rounds
+        self.answers = 0
+
+    def publish(self) -> None:
+        self.rig.partition.publish(hot.frame(b"x" * 100), self)
+
+    def stored(self) -> None:
+        self.answers += 1
+        self.rounds -= 1
+        if self.rounds:
+            self.later(self.turns)
+
+    def failed(self, why: str) -> None:
+        raise AssertionError(why)
+
+    def later(self, turns: int) -> None:
+        if turns:
+            self.rig.loop.call_soon(self.later, turns - 1)
+        else:
+            self.publish()
+
+
+def batches(rig: Rig, publishers: list[Again]) -> int:
+    """How many batches it takes until all are done, with a disk round for each."""
+    before = rig.partition.log.end.log_id
+    for publisher in publishers:
+        publisher.publish()
+        rig.turn()
+    for _ in range(1000):
+        rig.disk.sync()
+    assert not any(publisher.rounds for publisher in publishers)
+    return rig.partition.log.end.log_id - before
+
+
+def test_publishers_in_two_groups_become_one():
+    """The first of them finds nothing outstanding; without gathering it would be in a group of its own for ever."""
+    rig = Rig()
+    assert batches(rig, [Again(rig, n % 3, 40) for n in range(8)]) <= 40 + 3
+
+
+def test_who_is_answered_at_once_waits_for_those_who_are_slower_to_come_back():
+    rig = Rig(sync="interval")
+    before = rig.log.end.log_id
+    publishers = [Again(rig, n % 3, 40) for n in range(8)]
+    for publisher in publishers:
+        publisher.publish()
+    rig.turn()
+    assert not any(publisher.rounds for publisher in publishers)
+    assert rig.log.end.log_id - before == 40, "once for each round, not three times"
+
+
+def test_a_publisher_that_is_alone_waits_for_nobody():
+    rig = Rig()
+    assert batches(rig, [Again(rig, 3, 20)]) == 20
+
+
+def test_those_who_come_late_do_not_hold_up_the_others():
+    rig = Rig()
+    slow, quick = Again(rig, TURNS * 3, 10), Again(rig, 0, 200)
+    batches(rig, [slow, quick])
+    assert slow.answers == 10 and quick.answers == 200

@@ -1,0 +1,598 @@
+"""What only the accepting end of a stream does: beside gRPC's own client, and beside callers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+from grpc import aio
+
+from nsqha.errors import Conflict, Unavailable
+from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.peers import calls as peer_grpc
+from nsqha.server.peers import peer_accepting, peer_http2
+from nsqha.server.peers.api import PeerStream, StreamHandler
+from nsqha.server.peers.calls import GrpcPeerServer
+from nsqha.server.peers.http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    REFUSED_STREAM,
+    RST_STREAM,
+    SETTINGS,
+    STREAM,
+    WINDOW_UPDATE,
+    Headers,
+    frame,
+)
+from tests.unit.server.peer_rig import SERVICES, Acceptor, GrpcWorld, Recorder, World, push, reply
+
+PUSH = "/nsqha.v1.Replication/Push"
+GRPC = (("te", "trailers"), ("content-type", "application/grpc"))
+
+
+# ---- gRPC's own client
+
+
+def with_grpc(
+    acceptor: Callable[[PeerStream], StreamHandler],
+    talk: Callable[[aio.Channel], Awaitable[None]],
+    *options: tuple[str, int],
+) -> None:
+    async def scenario(world: World) -> None:
+        assert isinstance(world, GrpcWorld)
+        world.server.on_stream("Push", acceptor)
+        async with aio.insecure_channel(await world.streams_only(), options=options) as channel:
+            async with asyncio.timeout(20):
+                await talk(channel)
+
+    GrpcWorld().run(scenario)
+
+
+def echo(stream: PeerStream) -> Recorder:
+    return Recorder(lambda message: stream.send(reply(message.hello.registration)))
+
+
+def test_grpcs_client_is_understood() -> None:
+    async def talk(channel: aio.Channel) -> None:
+        call = channel.stream_stream(PUSH)(metadata=(("x-anything", "x" * 5000),))
+        for number in range(50):
+            await call.write(push(number, size=number * 3000).SerializeToString())
+        for number in range(50):
+            assert pb.PushReply.FromString(await call.read()).hello.registration == number
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert await call.details() == "the other side ended the stream"
+
+    with_grpc(echo, talk)
+
+
+def test_the_end_is_told_in_trailers() -> None:
+    why = '50 % of "it": é, 日本; a\\b~'
+
+    async def talk(channel: aio.Channel) -> None:
+        call = channel.stream_stream(PUSH)()
+        await call.write(push(1).SerializeToString())
+        assert pb.PushReply.FromString(await call.read()).hello.registration == 7
+        assert (await call.code(), await call.details()) == (grpc.StatusCode.UNAVAILABLE, why)
+        assert dict(await call.trailing_metadata())["nsqha-error"] == "Unavailable"
+
+    def accept(stream: PeerStream) -> Recorder:
+        def react(_: Any) -> None:
+            stream.send(reply(7))
+            stream.close(why)
+
+        return Recorder(react)
+
+    with_grpc(accept, talk)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (Unavailable("not now"), grpc.StatusCode.UNAVAILABLE, "Unavailable"),
+        (Conflict("no"), grpc.StatusCode.ALREADY_EXISTS, "Conflict"),
+        (ValueError("not like that"), grpc.StatusCode.INVALID_ARGUMENT, "ValueError"),
+        (KeyError("a bug"), grpc.StatusCode.UNKNOWN, "OutcomeUnknown"),
+    ],
+)
+def test_a_refusal_is_all_that_is_said(error: Exception, code: grpc.StatusCode, kind: str) -> None:
+    def accept(stream: PeerStream) -> Recorder:
+        stream.send(reply(1))
+        raise error
+
+    async def talk(channel: aio.Channel) -> None:
+        for _ in range(3):  # each on a connection of its own
+            call = channel.stream_stream(PUSH)()
+            assert await call.code() is code
+            assert str(error.args[0]) in await call.details()
+            assert dict(await call.trailing_metadata())["nsqha-error"] == kind
+
+    with_grpc(accept, talk)
+
+
+@pytest.mark.parametrize("path", ["/nsqha.v1.Replication/Status", "/nsqha.v1.Replication/Nothing", "/"])
+def test_what_is_no_stream_is_not_implemented(path: str) -> None:
+    async def talk(channel: aio.Channel) -> None:
+        call = channel.stream_stream(path)()
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert path in await call.details()
+
+    with_grpc(echo, talk)
+
+
+def test_a_second_stream_has_a_connection_of_its_own() -> None:
+    async def talk(channel: aio.Channel) -> None:
+        first = channel.stream_stream(PUSH)()
+        await first.write(push(1).SerializeToString())
+        assert pb.PushReply.FromString(await first.read()).hello.registration == 1
+        second = channel.stream_stream(PUSH)()  # gRPC's client holds it back until the first has ended
+        first.cancel()
+        await second.write(push(2).SerializeToString())
+        assert pb.PushReply.FromString(await second.read()).hello.registration == 2
+        second.cancel()
+
+    with_grpc(echo, talk)
+
+
+@pytest.mark.parametrize("size", [0, 100, 65536])
+def test_what_a_client_remembers_of_headers_is_as_much_as_it_says(size: int) -> None:
+    async def talk(channel: aio.Channel) -> None:
+        call = channel.stream_stream(PUSH)()
+        await call.write(push(1).SerializeToString())
+        assert pb.PushReply.FromString(await call.read()).hello.registration == 1
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+    with_grpc(echo, talk, ("grpc.http2.hpack_table_size.decoder", size))
+
+
+# ---- frame by frame
+
+
+class Caller:
+    """A connection to an accepting end, and what comes over it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.headers = Headers()
+
+    def write(self, *frames: bytes) -> None:
+        self.writer.write(b"".join(frames))
+
+    def request(self, *fields: tuple[str, str], method: str = "POST", path: str = PUSH, flags: int = 0) -> bytes:
+        return self.headers.frame(flags, (":method", method), (":path", path), *(fields or GRPC))
+
+    async def frame(self) -> tuple[int, int, int, bytes]:
+        head = await self.reader.readexactly(9)
+        payload = await self.reader.readexactly(int.from_bytes(head[:3], "big"))
+        return head[3], head[4], int.from_bytes(head[5:], "big"), payload
+
+    async def next(self, wanted: int) -> tuple[int, int, bytes]:
+        """Flags, stream and payload of the next frame of this type; others are passed over."""
+        while True:
+            kind, flags, stream, payload = await self.frame()
+            if kind == wanted:
+                return flags, stream, payload
+
+    async def fields(self) -> dict[str, str]:
+        return self.headers.read((await self.next(HEADERS))[2])
+
+    async def messages(self, count: int) -> list[int]:
+        data, found = b"", []
+        while len(found) < count:
+            data += (await self.next(DATA))[2]
+            while len(data) >= 5 and len(data) >= 5 + (size := int.from_bytes(data[1:5], "big")):
+                found.append(pb.PushReply.FromString(data[5 : 5 + size]).hello.registration)
+                data = data[5 + size :]
+        return found
+
+
+Scenario = Callable[[Caller, Acceptor], Awaitable[None]]
+
+
+def run(scenario: Scenario, make: Callable[[PeerStream], Recorder] = echo) -> None:
+    async def main() -> None:
+        complaints: list[Any] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        acceptor = Acceptor(make)
+        peers = GrpcPeerServer(SERVICES)
+        peers.on_stream("Push", acceptor)
+        server = await loop.create_server(lambda: peers.connection("somebody"), "127.0.0.1", 0)
+        async with asyncio.timeout(20):
+            caller = Caller(*await asyncio.open_connection(*server.sockets[0].getsockname()))
+            await scenario(caller, acceptor)
+            caller.writer.close()
+            while peers._streams:
+                await asyncio.sleep(0.01)
+        assert all(len(each.closed) == 1 for each in acceptor.accepted)
+        server.close()
+        await asyncio.sleep(0.01)
+        assert not complaints
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def body(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return b"\0" + struct.pack(">L", len(data)) + data
+
+
+@pytest.mark.parametrize("step", [1, 3, 24, 25, 1000])
+def test_it_is_understood_in_any_pieces(step: int) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        block = caller.request()[9:]
+        said = b"".join(
+            (
+                PREFACE,
+                frame(SETTINGS, 0, 0),
+                frame(HEADERS, 0, STREAM, block[:7]),
+                frame(CONTINUATION, END_HEADERS, STREAM, block[7:]),
+                frame(DATA, 0, STREAM, body(push(1)) + body(push(2))[:4]),
+                frame(PING, 0, 0, b"somebody"),
+                frame(DATA, 0, STREAM, body(push(2))[4:]),
+            )
+        )
+        for at in range(0, len(said), step):
+            caller.write(said[at : at + step])
+            await asyncio.sleep(0)
+            await caller.writer.drain()
+        assert await caller.messages(2) == [1, 2]
+        caller.write(frame(PING, 0, 0, b"and next"))
+        assert (await caller.next(PING))[::2] == (ACK, b"and next")
+
+    run(scenario)
+
+
+def test_what_it_says_first() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        assert (await caller.frame())[:3] == (SETTINGS, 0, 0)
+        assert (await caller.frame())[:3] == (WINDOW_UPDATE, 0, 0)
+        assert not acceptor.accepted
+        caller.write(PREFACE, frame(SETTINGS, 0, 0), caller.request())
+        assert (await caller.frame())[:2] == (SETTINGS, ACK)
+        assert await caller.fields() == {":status": "200", "content-type": "application/grpc"}
+
+    run(scenario)
+
+
+def test_whoever_serves_it_may_speak_before_anything_came() -> None:
+    def greet(stream: PeerStream) -> Recorder:
+        stream.send(reply(1))
+        stream.pull(lambda: reply(2))
+        return Recorder()
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        assert ":status" in await caller.fields(), "headers come before messages"
+        assert await caller.messages(2) == [1, 2]
+
+    run(scenario, greet)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "not HTTP/2"),
+        (PREFACE[:-1] + b"x", "not HTTP/2"),
+        (PREFACE + frame(DATA, 0, STREAM, body(push(1))), "data before headers"),
+        (PREFACE + frame(0xEE, 0, 0, bytes(16385)), "too large"),
+        (PREFACE + frame(HEADERS, END_HEADERS, STREAM, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "headers"),
+        (PREFACE + frame(HEADERS, END_HEADERS, STREAM, b"\xbe"), "headers"),
+        (PREFACE + frame(HEADERS, 0, STREAM) + 5 * frame(CONTINUATION, 0, STREAM, bytes(16384)), "more than 16384"),
+        (PREFACE + frame(SETTINGS, 0, 0, b"x"), "not HTTP/2"),
+        (PREFACE + frame(PING, 0, 0, bytes(16384)), "a ping of 16384 bytes"),
+        (PREFACE + 2000 * frame(PING, 0, 0, bytes(8)), "does not read"),
+        (PREFACE + 2000 * frame(SETTINGS, 0, 0), "does not read"),
+        (PREFACE + 2000 * frame(HEADERS, END_HEADERS, STREAM + 2, b"\x83"), "does not read"),
+    ],
+)
+def test_who_does_not_get_as_far_as_a_stream_is_hung_up(said: bytes, why: str) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(said)
+        assert why in (await caller.next(GOAWAY))[2].decode("utf-8", "replace")
+        await caller.reader.read()
+        assert not acceptor.accepted
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "method"), [((("content-type", "text/html"),), "POST"), ((("te", "trailers"),), "POST"), (GRPC, "GET")]
+)
+def test_what_is_not_grpc_is_refused(fields: Any, method: str) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request(*fields, method=method))
+        told = await caller.fields()
+        assert (told["grpc-status"], told["grpc-message"]) == ("3", "this is for gRPC only")
+        assert not acceptor.accepted
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        (frame(DATA, END_STREAM, STREAM), "ended the stream"),
+        (frame(RST_STREAM, 0, STREAM, struct.pack(">L", 8)), "RST_STREAM code 8"),
+        (frame(HEADERS, END_HEADERS, STREAM, b"\x83"), "headers again"),
+        (frame(DATA, 0, STREAM, b"\0\xff\xff\xff\xff"), "a message of 4294967295 bytes"),
+        (frame(DATA, 0, STREAM, b"\1\0\0\0\0"), "compressed"),
+        (frame(DATA, 0, STREAM, b"\0\0\0\0\1\xff"), "PushMessage"),
+        (frame(GOAWAY, 0, 0, struct.pack(">LL", 0, 2)), "GOAWAY code 2"),
+        (frame(PING, 0, 0, bytes(7)), "a ping of 7 bytes"),
+    ],
+)
+def test_whatever_ends_it_is_told_to_both(frames: bytes, why: str) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request(), frames, frame(DATA, 0, STREAM, body(push(9))))
+        accepted = await acceptor.next()
+        assert why in await accepted.end()
+        assert not accepted.messages, "nothing comes after the end"
+        await caller.fields()
+        flags, _, block = await caller.next(HEADERS)
+        assert flags & END_STREAM
+        assert why in caller.headers.read(block)["grpc-message"]
+
+    run(scenario)
+
+
+def test_trailers_arrive_though_more_is_on_its_way() -> None:
+    """A connection that is closed with something unread is reset, and what was sent may be lost with it."""
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request(), frame(DATA, 0, STREAM, body(push(1))))
+        for _ in range(200):
+            caller.write(frame(DATA, 0, STREAM, body(push(2, size=16_000))))
+        await (await acceptor.next()).end()
+        await asyncio.sleep(0.05)
+        await caller.fields()
+        assert (await caller.fields())["grpc-message"] == "enough"
+
+    def make(stream: PeerStream) -> Recorder:
+        return Recorder(lambda _: stream.close("enough"))
+
+    run(scenario, make)
+
+
+def test_a_caller_that_wants_no_more_streams_keeps_this_one() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request(), frame(GOAWAY, 0, 0, bytes(8)))
+        caller.write(frame(DATA, 0, STREAM | 1 << 31, body(push(4))))  # the highest bit has no meaning
+        assert await caller.messages(1) == [4]
+
+    run(scenario)
+
+
+def test_what_is_said_before_a_method_is_named_is_bounded() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, 12 * frame(0xEE, 0, 0, bytes(8000)))  # frames that nobody knows
+        assert b"no stream within" in (await caller.next(GOAWAY))[2]
+
+    run(scenario)
+
+
+def test_who_reads_nothing_from_the_start_on_is_asked_for_nothing() -> None:
+    """The socket was full before there was a stream."""
+    asked = 0
+
+    def give() -> Any:
+        nonlocal asked
+        asked += 1
+        accepted.pull(give)
+        return reply(1)
+
+    def make(stream: PeerStream) -> Recorder:
+        nonlocal accepted
+        accepted = stream
+        stream.pause_writing()  # type: ignore[attr-defined]
+        stream.pull(give)
+        return Recorder()
+
+    accepted: Any = None
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        await caller.fields()
+        await asyncio.sleep(0.05)
+        assert asked == 0
+        accepted.resume_writing()
+        await caller.messages(3)
+
+    run(scenario, make)
+
+
+def test_a_connection_that_comes_about_after_the_end_is_closed() -> None:
+    """All streams were ended while it shook hands."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        peers = GrpcPeerServer(SERVICES)
+        ends = []
+
+        def late() -> Any:
+            ends.append(peers.connection("somebody"))
+            peers.close()
+            return ends[0]
+
+        server = await loop.create_server(late, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+            await ends[0].over
+        writer.close()
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_the_end_is_told_though_its_reason_is_no_text() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        stream = (await acceptor.next()).stream
+        assert stream is not None
+        stream.close("cannot open /data/\udcff.log")
+        await caller.fields()
+        assert (await caller.fields())["grpc-message"] == "cannot open /data/?.log"
+
+    run(scenario)
+
+
+def test_other_streams_are_refused() -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        block = caller.request()[9:]
+        other = frame(HEADERS, END_HEADERS | END_STREAM, STREAM + 2, b"\x83")
+        caller.write(PREFACE, frame(HEADERS, END_HEADERS, STREAM, block), other)
+        caller.write(frame(DATA, 0, STREAM, body(push(5))))
+        assert (await caller.next(RST_STREAM))[1:] == (STREAM + 2, struct.pack(">L", REFUSED_STREAM))
+        assert await caller.messages(1) == [5]
+
+    run(scenario)
+
+
+def test_who_says_nothing_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_accepting, "OPENING_SECONDS", 0.1)
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, frame(SETTINGS, 0, 0))
+        assert b"no stream within" in (await caller.next(GOAWAY))[2]
+        await caller.reader.read()
+
+    run(scenario)
+
+
+def test_who_is_served_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_accepting, "OPENING_SECONDS", 0.05)
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        accepted = await acceptor.next()
+        await asyncio.sleep(0.15)
+        assert not accepted.closed
+        caller.write(frame(DATA, 0, STREAM, body(push(3))))
+        assert await caller.messages(1) == [3]
+
+    run(scenario)
+
+
+def test_connections_that_name_no_method_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_grpc, "UNNAMED_MAX", 2)
+
+    async def main() -> None:
+        peers = GrpcPeerServer(SERVICES)
+        peers.on_stream("Push", Acceptor())
+        server = await asyncio.get_running_loop().create_server(lambda: peers.connection("x"), "127.0.0.1", 0)
+        async with asyncio.timeout(10):
+            callers = [Caller(*await asyncio.open_connection(*server.sockets[0].getsockname())) for _ in range(2)]
+            for caller in callers:
+                caller.write(PREFACE)
+            callers[1].write(callers[1].request())
+            await callers[1].fields()
+            for _ in range(2):
+                callers.append(Caller(*await asyncio.open_connection(*server.sockets[0].getsockname())))
+            assert b"too many" in (await callers[0].next(GOAWAY))[2]
+            while len(peers._unnamed) != 2:
+                await asyncio.sleep(0.01)
+            assert len(peers._streams) == 3, "who has named one stays"
+            peers.close()
+            late = peers.connection("late")
+            await late.over
+            for caller in callers:
+                await caller.reader.read()
+                caller.writer.close()
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("what", ["close", "headers"])
+def test_settings_that_change_for_ever_cost_nothing_later(what: str) -> None:
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        accepted = await acceptor.next()
+        sizes = [frame(SETTINGS, 0, 0, struct.pack(">HL", 1, size)) for size in (0, 4096)]
+        caller.write(*sizes * 500)
+        assert accepted.stream is not None
+        if what == "close":
+            caller.write(frame(PING, 0, 0, b"as far: "))
+            await caller.next(PING)
+            accepted.stream.close("enough")
+        else:
+            caller.write(frame(HEADERS, END_HEADERS, STREAM, b"\xff" * 16000))
+        kind, _, _, payload = await caller.frame()
+        while kind != GOAWAY:
+            assert len(payload) < 1000
+            kind, _, _, payload = await caller.frame()
+        assert len(accepted.closed[0]) < 600
+
+    run(scenario)
+
+
+def test_a_host_that_went_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_http2, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        for _ in range(3):
+            flags, _, what = await caller.next(PING)
+            caller.write(frame(PING, ACK, 0, what))
+            assert flags == 0
+        accepted = await acceptor.next()
+        assert not accepted.closed
+        assert "ping" in await accepted.end()
+
+    run(scenario)
+
+
+def test_who_reads_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(peer_accepting, "PING_TIMEOUT_SECONDS", 0.2)
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        caller.write(PREFACE, frame(SETTINGS, 0, 0, struct.pack(">HL", 4, 1 << 30)))
+        caller.write(frame(WINDOW_UPDATE, 0, 0, struct.pack(">L", 1 << 30)), caller.request())
+        stream = (await acceptor.next()).stream
+        assert stream is not None
+        big = pb.PushReply(refused=[pb.Refused(why="x" * (1 << 20))])
+        while not stream.pending:
+            stream.send(big)
+            await asyncio.sleep(0)
+        stream.close("enough")
+        assert await acceptor.accepted[0].end() == "enough"
+        while stream._transport is not None:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+
+    run(scenario)
+
+
+def test_a_stream_that_is_refused_while_it_is_served_is_told_once() -> None:
+    def close(stream: PeerStream) -> Recorder:
+        stream.close("not today")
+        return Recorder()
+
+    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
+        caller.write(PREFACE, caller.request())
+        told = await caller.fields()
+        assert (told[":status"], told["grpc-status"], told["grpc-message"]) == ("200", "14", "not today")
+        assert await (await acceptor.next()).end() == "not today"
+
+    run(scenario, close)

@@ -1,0 +1,388 @@
+"""Consumers on a node that does not lead: messages, answers, one RDY window, and changes of leader."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nsqha.server.node.snapshot import topic_stats
+from nsqha.server.partition.partition import BATCH_BYTES
+from nsqha.server.routing.relay_server import UNTAKEN_BYTES, joined
+from tests.unit.server.relay_rig import RelayNodes, until
+
+
+def bodies(first: int, end: int) -> list[bytes]:
+    return [b"%d" % n for n in range(first, end)]
+
+
+def test_messages_of_a_leader_elsewhere_reach_the_client_and_fins_come_back():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2)
+        client = nodes[1].subscribe(rdy=100)
+        await until(lambda: nodes[2].topic.relayed)
+        nodes[2].publish(*bodies(0, 50))
+        await until(lambda: len(client.bodies) == 50)
+        assert client.bodies == bodies(0, 50)
+        client.fin_all()
+        channel = nodes[2].topic.led[0].cursors.channels["c"]
+        await until(lambda: channel.in_flight == 0)
+        assert channel.floor == 50
+        assert client.errors == []
+        assert client.consumer.finish_count == client.consumer.message_count == 50
+
+    RelayNodes().run(story)
+
+
+def test_the_window_is_kept_and_used():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2)
+        client = nodes[1].subscribe(rdy=5)
+        await until(lambda: nodes[2].topic.relayed)
+        nodes[2].publish(*bodies(0, 40))
+        await until(lambda: len(client.bodies) == 5)
+        await asyncio.sleep(1)
+        assert len(client.bodies) == 5
+        client.auto = True
+        client.fin_all()
+        await until(lambda: len(client.bodies) == 40)
+        assert client.most_in_flight == 5
+
+    RelayNodes().run(story)
+
+
+def test_rdy_0_stops_and_a_leaving_client_gives_back_what_it_had():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=3)
+        nodes[2].publish(*bodies(0, 5))
+        await until(lambda: len(client.bodies) == 3)
+        client.ready(0)
+        client.fin(*client.ids[:1])
+        await asyncio.sleep(1)
+        assert len(client.bodies) == 3
+        client.leave()
+        await until(lambda: not nodes[2].topic.relayed)
+        other = nodes[1].subscribe(rdy=10)
+        await until(lambda: len(other.bodies) == 4)
+        assert sorted(other.bodies) == bodies(1, 5)
+        assert {attempts for _, attempts, body in other.messages if body in bodies(1, 3)} == {2}
+
+    RelayNodes().run(story)
+
+
+def test_req_touch_and_failures_are_answered_by_the_leader():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10, timeout=2.0)
+        nodes[2].publish(b"a", b"b")
+        await until(lambda: len(client.bodies) == 2)
+        a, b = client.ids
+        client.verdicts.req(a, 0)
+        await until(lambda: len(client.bodies) == 3)
+        assert client.messages[2] == (a, 2, b"a")
+        await asyncio.sleep(1.5)
+        client.verdicts.touch(b)
+        await asyncio.sleep(1.5)
+        assert client.bodies[3:] == [b"a"], "the one that was not touched has timed out"
+        client.fin(b)
+        client.fin(b)
+        client.verdicts.touch(b)
+        client.verdicts.req(b, 0)
+        await until(lambda: len(client.errors) == 3)
+        assert [error.split()[0] for error in client.errors] == [b"E_FIN_FAILED", b"E_TOUCH_FAILED", b"E_REQ_FAILED"]
+        assert client.consumer.finish_count == 1
+        assert client.consumer.requeue_count == 1
+        client.fin(b"%016x" % (7 << 50))
+        assert client.errors[-1].startswith(b"E_FIN_FAILED")
+
+    RelayNodes().run(story)
+
+
+def test_a_client_with_one_fixed_address_survives_failover_with_a_pause():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10)
+        nodes[2].publish(*bodies(0, 5))
+        await until(lambda: len(client.bodies) == 5)
+        late = client.ids[0]
+        client.fin(*client.ids[1:])
+        await asyncio.sleep(2)
+        nodes.elect(3)
+        await until(lambda: len(client.bodies) == 6)
+        assert client.bodies[5] == b"0", "what was in flight comes again"
+        nodes[3].publish(*bodies(5, 9))
+        await until(lambda: len(client.bodies) == 10)
+        client.fin(late)
+        client.fin_all()
+        channel = nodes[3].topic.led[0].cursors.channels["c"]
+        await until(lambda: channel.floor == 9)
+        assert not client.closed
+        assert client.errors == []
+
+    RelayNodes(3).run(story)
+
+
+def test_a_leader_that_dies_is_replaced_as_soon_as_the_next_is_known():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10)
+        nodes[2].publish(b"a")
+        await until(lambda: client.bodies == [b"a"])
+        partition = nodes[2].topic.led[0]
+        nodes.net.crash("n2")
+        await until(lambda: client.consumer.lent == 0)
+        await asyncio.sleep(1)
+        client.fin(*client.ids)
+        assert [error.split()[0] for error in client.errors] == [b"E_FIN_FAILED"], "nobody has it in flight"
+        nodes.store.logs[0] = partition.log, partition.cursors.state, 2
+        nodes[3].lead()
+        nodes.appoint("t", 0, 3, 2)
+        await until(lambda: len(client.bodies) == 2)
+        assert not client.closed
+
+    RelayNodes(3).run(story)
+
+
+def test_leadership_that_arrives_is_attached_and_one_that_leaves_is_relayed():
+    """A client that came when this node led nothing has it as its fixed address."""
+
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10)
+        client.auto = True
+        nodes[2].publish(b"a")
+        await until(lambda: client.bodies == [b"a"])
+        await asyncio.sleep(2)
+        nodes.elect(1)
+        await until(lambda: client.consumer.legs)
+        assert client.consumer.lent == 0
+        nodes[1].publish(b"b")
+        await until(lambda: client.bodies == [b"a", b"b"])
+        await asyncio.sleep(2)
+        nodes.elect(2)
+        await until(lambda: client.consumer.lent == 10)
+        nodes[2].publish(b"c")
+        await until(lambda: client.bodies == [b"a", b"b", b"c"])
+        assert not client.closed
+
+    RelayNodes().run(story)
+
+
+def test_who_was_served_directly_is_closed_when_the_partition_leaves():
+    async def story(nodes: Any) -> None:
+        nodes.elect(1)
+        client = nodes[1].subscribe(rdy=10)
+        await until(lambda: client.consumer.legs)
+        nodes.elect(2)
+        assert client.closed
+        assert client.consumer.legs == {}
+
+    RelayNodes().run(story)
+
+
+def test_a_leader_with_clients_of_its_own_serves_only_those():
+    async def story(nodes: Any) -> None:
+        relayed = await nodes.relayed(rdy=10)
+        direct = nodes[2].subscribe(rdy=100)
+        await until(lambda: relayed.consumer.lent == 0)
+        nodes[2].publish(*bodies(0, 10))
+        await until(lambda: len(direct.bodies) == 10)
+        assert relayed.bodies == []
+        direct.fin(*direct.ids[:4])
+        direct.leave()
+        await until(lambda: len(relayed.bodies) == 6)
+        assert sorted(relayed.bodies) == bodies(4, 10)
+
+    RelayNodes().run(story)
+
+
+def test_a_channel_that_is_deleted_closes_its_clients_on_other_nodes():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10)
+        nodes[2].topic.led[0].cursors.reconcile(nodes.store.channels(2))
+        await nodes[2].topic.commit_events()
+        await until(lambda: client.closed)
+
+    RelayNodes().run(story)
+
+
+def test_a_channel_that_the_leader_has_not_heard_of_is_read_from_the_record():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2)
+        await until(lambda: nodes[2].topic.led[0].serving)
+        record = nodes.store.record
+        object.__setattr__(record, "channels", nodes.store.channels(2, "c", "new"))
+        client = nodes[1].subscribe("new", rdy=10)
+        assert client.consumer.remote.missing == [0]
+        await until(lambda: not client.consumer.remote.missing)
+        nodes[2].publish(b"a")
+        await until(lambda: client.bodies == [b"a"])
+        gone = nodes[1].subscribe("never", rdy=10)
+        await until(lambda: gone.closed)
+
+    RelayNodes().run(story)
+
+
+def test_a_client_whose_node_does_not_know_yet_that_a_channel_is_a_readers_is_closed_by_the_leader():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2)
+        await until(lambda: nodes[2].topic.led[0].serving)
+        channels = nodes.store.channels(2, "c").with_channel("r", 200, reader=True)
+        object.__setattr__(nodes.store.record, "channels", channels)
+        client = nodes[1].subscribe("r", rdy=10)
+        await until(lambda: client.closed)
+        nodes[2].publish(b"a")
+        assert nodes[2].topic.led[0].cursors.channels["r"].committed.reader and not client.bodies
+
+    RelayNodes().run(story)
+
+
+def test_an_ephemeral_channel_lives_as_long_as_it_has_a_client_anywhere():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed("e#ephemeral", rdy=10)
+        assert "e#ephemeral" in nodes[2].topic.led[0].cursors.channels
+        await asyncio.sleep(2)
+        nodes.elect(3)
+        await until(lambda: client.consumer.lent == 10)
+        nodes[3].publish(b"a")
+        await until(lambda: client.bodies == [b"a"])
+        client.leave()
+        await until(lambda: "e#ephemeral" not in nodes[3].topic.led[0].cursors.channels)
+
+    RelayNodes(3).run(story)
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool):
+    """The last client has left, another one comes, and the event that deletes the channel is not committed yet."""
+
+    async def story(nodes: Any) -> None:
+        first = await nodes.relayed("e#ephemeral", rdy=10)
+        topic = nodes[2].topic
+        (partition,) = topic.led
+        partition.hold(True)
+        if not goes:  # the log refuses it
+            partition.cursors.delete_ephemeral = lambda name: None
+        first.leave()
+        await until(lambda: topic.leaving)
+        second = nodes[1].subscribe("e#ephemeral", rdy=10)
+        await until(lambda: topic.used("e#ephemeral"))
+        await asyncio.sleep(0.2)
+        partition.hold(False)
+        await until(lambda: second.consumer.lent == 10)
+        nodes[2].publish(b"for the second")
+        await until(lambda: second.bodies == [b"for the second"])
+        assert not second.closed
+
+    RelayNodes().run(story)
+
+
+@pytest.mark.parametrize("rdy", [1, 2, 3, 10, 100])
+@pytest.mark.parametrize("seed", range(4))
+def test_one_window_serves_all_partitions_and_is_never_exceeded(rdy: int, seed: int):
+    async def story(nodes: Any) -> None:
+        for number, leader in enumerate((1, 2, 3, 3)):
+            nodes.elect(leader, number)
+        client = nodes[1].subscribe(rdy=rdy)
+        client.auto, client.delay = True, 0.003
+        await until(lambda: not client.consumer.remote.missing)
+        for number, leader in enumerate((1, 2, 3, 3)):
+            nodes[leader].publish(*bodies(0, 60), number=number)
+        await until(lambda: len(client.ids) == 240)
+        assert client.most_in_flight <= rdy
+        assert len(set(client.ids)) == 240
+        assert client.errors == []
+
+    RelayNodes(3, seed, partitions=4).run(story)
+
+
+def test_one_busy_partition_gets_most_of_the_window():
+    async def story(nodes: Any) -> None:
+        nodes.elect(2, 0)
+        nodes.elect(3, 1)
+        client = nodes[1].subscribe(rdy=100)
+        await until(lambda: client.consumer.lent == 100)
+        nodes[2].publish(*bodies(0, 200), number=0)
+        await until(lambda: len(client.bodies) >= 85)
+        nodes[3].publish(b"x", number=1)
+        await until(lambda: b"x" in client.bodies)
+        assert client.most_in_flight <= 100
+
+    RelayNodes(3, partitions=2).run(story)
+
+
+def test_a_client_that_does_not_read_stops_its_leader():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=2500)
+        client.writable = False
+        for _ in range(100):
+            nodes[2].publish(b"x" * 100_000)
+        await asyncio.sleep(2)
+        held = sum(map(len, client.bodies))
+        assert UNTAKEN_BYTES - 100_000 <= held <= UNTAKEN_BYTES + BATCH_BYTES, "and one run"
+        client.writable = True
+        client.consumer.remote.resumed()
+        await until(lambda: len(client.bodies) == 100)
+
+    RelayNodes().run(story)
+
+
+def test_a_lost_connection_between_nodes_is_a_pause():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10)
+        client.auto = True
+        nodes[2].publish(b"a")
+        await until(lambda: client.bodies == [b"a"])
+        nodes.net.cut("n1", "n2")
+        await until(lambda: client.consumer.lent == 0)
+        nodes[2].publish(b"b")
+        await until(lambda: b"b" in client.bodies)
+        assert len(nodes[2].topic.relayed["c"]) == 1
+        assert not client.closed
+
+    RelayNodes().run(story)
+
+
+def test_a_stream_is_not_kept_for_nobody():
+    async def story(nodes: Any) -> None:
+        client = await nodes.relayed(rdy=10)
+        client.leave()
+        await until(lambda: not nodes[2].service.streams)
+
+    RelayNodes().run(story)
+
+
+def test_large_runs_are_not_joined_to_messages_that_no_stream_takes():
+    pieces = [b"a" * 400, b"b" * 500, b"c" * 200, b"d" * 5000, b"e"]
+    assert [len(data) for data in joined(pieces, 1000)] == [900, 200, 5000, 1]
+    assert b"".join(joined(pieces, 1000)) == b"".join(pieces)
+    assert list(joined([], 1000)) == []
+
+
+def test_counters_do_not_go_back_when_a_partition_moves():
+    """Else a feed of differences takes all that is left for new."""
+
+    async def story(nodes: Any) -> None:
+        def counted(node: int) -> tuple[int, int, int, int]:
+            stats = topic_stats(nodes[node].topic, nodes[node].clock.now(), False)
+            (channel,) = [c for c in stats.channels if c.channel_name == "c"]
+            return stats.message_count, stats.message_bytes, channel.message_count, channel.finish_count
+
+        for number in (0, 1):
+            nodes.elect(1, number)
+        client = nodes[1].subscribe(rdy=100)
+        await until(lambda: all(p.serving for p in nodes[1].topic.led))
+        for number, bodies_ in ((0, [b"a", b"b"]), (1, [b"ccc"])):
+            nodes[1].publish(*bodies_, number=number)
+        await until(lambda: len(client.bodies) == 3)
+        client.fin_all()
+        await until(lambda: counted(1) == (3, 5, 3, 3))
+        nodes.elect(2, 0)
+        assert counted(1) == (3, 5, 3, 3)
+        await until(lambda: all(p.serving for p in nodes[2].topic.led))
+        nodes[2].publish(b"dd", number=0)
+        await until(lambda: counted(2)[0] == 1)
+        assert counted(2)[:2] == (1, 2) and counted(1)[:2] == (3, 5)
+        nodes.elect(1, 0)
+        await until(lambda: all(p.serving for p in nodes[1].topic.led))
+        nodes[1].publish(b"e", number=0)
+        await until(lambda: counted(1)[:2] == (4, 6))
+
+    RelayNodes(partitions=2).run(story)

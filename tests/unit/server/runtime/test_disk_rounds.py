@@ -1,0 +1,200 @@
+"""Disk rounds with real threads and files: who is told what, and whose trouble is whose."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsqha import hot
+from nsqha.clock import ManualClock, SystemClock
+from nsqha.commitlog.log import PartitionLog, SyncTicket
+from nsqha.commitlog.lookup import LogIdentity
+from nsqha.commitlog.reader import BatchCache
+from nsqha.commitlog.storage import OsStorage
+from nsqha.errors import Poisoned
+from nsqha.server.runtime.disk import PATIENT_SECONDS, DiskRounds
+from tests.unit.server.shell_rig import ManualLoop
+
+
+class FakeFile:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.syncs = 0
+        self._error = error
+
+    def sync(self) -> None:
+        self.syncs += 1
+        if self._error is not None:
+            raise self._error
+
+
+class Wanting:
+    """A partition that always has something to sync."""
+
+    def __init__(self, file: FakeFile, told: Callable[[], None] = lambda: None) -> None:
+        self.file = file
+        self.rounds = 0
+        self._told = told
+
+    def sync_ticket(self) -> SyncTicket | None:
+        return SyncTicket(1, (self.file,))  # type: ignore[arg-type]
+
+    def synced(self, ticket: SyncTicket) -> None:
+        self.rounds += 1
+        self._told()
+
+
+def with_rounds(story: Callable[[DiskRounds, list[BaseException]], Awaitable[Any]]) -> None:
+    async def run() -> None:
+        failures: list[BaseException] = []
+        disk = DiskRounds(asyncio.get_running_loop(), SystemClock(), failures.append)
+        try:
+            async with asyncio.timeout(10):
+                await story(disk, failures)
+        finally:
+            disk.close()
+
+    asyncio.run(run())
+
+
+async def rounds(partition: Wanting, count: int) -> None:
+    while partition.rounds < count:
+        await asyncio.sleep(0)
+
+
+def test_a_request_while_a_round_runs_is_served_by_the_next():
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        again: list[bool] = []
+
+        def once_more() -> None:
+            if not again:
+                again.append(True)
+                disk.request(partition)
+
+        partition = Wanting(FakeFile(), once_more)
+        disk.request(partition)
+        await rounds(partition, 2)
+        assert partition.file.syncs == 2
+
+    with_rounds(story)
+
+
+def test_a_partition_that_breaks_does_not_keep_the_others_from_hearing():
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        def broken() -> None:
+            raise AssertionError("cannot be")
+
+        first, second = Wanting(FakeFile(), broken), Wanting(FakeFile())
+        disk.request(first)
+        disk.request(second)
+        await rounds(second, 1)
+        disk.request(second)
+        await rounds(second, 2)
+        assert failures == []
+
+    with_rounds(story)
+
+
+def test_after_a_failed_sync_nobody_is_told_of_success():
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        good, bad = Wanting(FakeFile()), Wanting(FakeFile(Poisoned("fdatasync failed")))
+        disk.request(good)
+        disk.request(bad)
+        while not failures:
+            await asyncio.sleep(0)
+        disk.request(good)
+        await asyncio.sleep(0.01)
+        assert (good.rounds, bad.rounds, len(failures)) == (0, 0, 1)
+
+    with_rounds(story)
+
+
+class AtOnce(Executor):
+    """A pool whose jobs have ended when they are submitted."""
+
+    def submit(self, job: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+        job(*args, **named)
+
+
+def held_rounds() -> tuple[DiskRounds, ManualLoop]:
+    """Rounds on a loop whose time moves when it is told."""
+    clock = ManualClock()
+    loop = ManualLoop(clock)
+    disk = DiskRounds(loop, clock, pytest.fail, sync_pool=AtOnce())  # type: ignore[arg-type]
+    return disk, loop
+
+
+def test_rounds_that_nobody_waits_for_have_a_distance():
+    disk, loop = held_rounds()
+    partition = Wanting(FakeFile())
+    disk.request(partition, patient=True)
+    loop.turn()
+    assert partition.rounds == 1
+    disk.request(partition, patient=True)
+    disk.request(partition, patient=True)
+    loop.turn()
+    assert partition.rounds == 1
+    loop.pass_time(PATIENT_SECONDS)
+    assert partition.rounds == 2
+    loop.pass_time(1)
+    assert partition.rounds == 2
+
+
+def test_who_is_patient_goes_with_the_first_who_is_not():
+    disk, loop = held_rounds()
+    patient, urgent = Wanting(FakeFile()), Wanting(FakeFile())
+    disk.request(patient, patient=True)
+    loop.turn()
+    disk.request(patient, patient=True)
+    disk.request(urgent)
+    loop.turn()
+    assert (patient.rounds, urgent.rounds) == (2, 1)
+    disk.request(urgent)
+    loop.turn()
+    assert (patient.rounds, urgent.rounds) == (2, 2)
+
+
+def test_a_patient_request_made_while_a_round_runs_waits_for_its_time():
+    disk, loop = held_rounds()
+    again = iter([True])
+
+    def once_more() -> None:
+        if next(again, False):
+            disk.request(partition, patient=True)
+
+    partition = Wanting(FakeFile(), once_more)
+    disk.request(partition)
+    loop.turn()
+    assert partition.rounds == 1
+    loop.pass_time(PATIENT_SECONDS)
+    assert partition.rounds == 2
+
+
+def test_a_log_that_is_closed_under_a_round_does_not_poison_the_node(tmp_path: Path):
+    """A topic is deleted while its last publishes are on their way to the disk."""
+    log = PartitionLog.create(OsStorage(), str(tmp_path / "0"), LogIdentity(1, 0), cache=BatchCache())
+    data = bytearray(hot.frame(b"x"))
+    hot.stamp(data, 0, 1, 1)
+    log.append(data, count=1, flags=0, timestamp_ns=1, epoch=1, durable=1)
+    ticket = log.unsynced()
+    assert ticket is not None
+    log.close()
+    ticket.run()
+
+
+def test_a_read_waits_for_no_job():
+    async def story(disk: DiskRounds, failures: list[BaseException]) -> None:
+        go = threading.Event()
+        job = disk.run(lambda: go.wait(10))
+        try:
+            assert await disk.read(lambda: 7) == 7 and not job.done()
+        finally:
+            go.set()
+        assert await job
+
+    with_rounds(story)

@@ -1,0 +1,196 @@
+"""Addresses as nsqd writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvloop
+
+from nsqha.clock import SystemClock
+from nsqha.errors import ConfigError
+from nsqha.nsqlog import Log
+from nsqha.options import TlsRequired
+from nsqha.server.clients.connection import Connection
+from nsqha.server.http.server import HttpApi, HttpServer
+from nsqha.server.runtime.listen import (
+    SPARE_FILES,
+    address_text,
+    bound_address,
+    bound_port,
+    check_free,
+    listen,
+    reason,
+    split_host_port,
+)
+from nsqha.wire.limits import Limits
+
+
+def connects(family: int, address: object) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(2)
+        return client.connect_ex(address) == 0  # type: ignore[arg-type]
+
+
+def test_a_port_is_chosen_and_told() -> None:
+    with listen("127.0.0.1:0", flag="tcp-address") as sock:
+        assert bound_address(sock) == f"127.0.0.1:{bound_port(sock)}"
+        assert connects(socket.AF_INET, ("127.0.0.1", bound_port(sock)))
+        assert not sock.getblocking()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", ""])
+def test_a_wildcard_takes_both_families(host: str) -> None:
+    with listen(f"{host}:0", flag="tcp-address") as sock:
+        assert connects(socket.AF_INET, ("127.0.0.1", bound_port(sock)))
+        if sock.family == socket.AF_INET6:
+            assert bound_address(sock).startswith("[::]:")
+            assert connects(socket.AF_INET6, ("::1", bound_port(sock)))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:http", "127.0.0.1:", "::1:4150", "192.0.2.1:4150"])
+def test_an_address_that_can_not_be_is_refused_with_its_flag(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"--tcp-address=.*: cannot listen: "):
+        listen(address, flag="tcp-address")
+
+
+def test_a_port_in_use_is_refused() -> None:
+    with listen("127.0.0.1:0", flag="a") as sock, pytest.raises(ConfigError, match="in use"):
+        listen(bound_address(sock), flag="b")
+
+
+def test_what_can_be_done_is_told(tmp_path: Path) -> None:
+    with listen("127.0.0.1:0", flag="a") as sock, pytest.raises(ConfigError) as used:
+        listen(bound_address(sock), flag="b")
+    assert str(used.value).endswith(
+        "cannot listen: Address already in use; stop the process that listens there (`ss -ltnp` shows it), "
+        "or choose another address"
+    )
+    with pytest.raises(ConfigError, match="Cannot assign requested address; no interface of this host"):
+        listen("192.0.2.1:4150", flag="b")
+    with pytest.raises(ConfigError, match="No such file or directory; the folder"):
+        listen(str(tmp_path / "missing" / "socket"), flag="b")
+
+
+def test_an_address_for_somebody_else_is_tried_and_let_go() -> None:
+    with listen("127.0.0.1:0", flag="a") as sock:
+        address = bound_address(sock)
+        with pytest.raises(ConfigError, match=f"--grpc-address={address}: cannot listen: Address already in use"):
+            check_free(address, flag="grpc-address")
+    check_free(address, flag="grpc-address")
+    listen(address, flag="a").close()
+    check_free("unix:/somewhere", flag="grpc-address")
+    for address in ("nope", ""):
+        with pytest.raises(ConfigError, match=f'^--grpc-address={address}: "{address}" is not host:port$'):
+            check_free(address, flag="grpc-address")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (
+            OSError("Multiple exceptions: [Errno 111] Connect call failed ('::1', 1), [Errno 113] x"),
+            "Connection refused",
+        ),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (OSError("something else"), "something else"),
+        (ValueError("not host:port"), "not host:port"),
+    ],
+)
+def test_reasons_are_the_systems_words(error: Exception, words: str) -> None:
+    assert reason(error) == words
+
+
+def test_a_unix_socket_replaces_a_dead_one_but_not_a_living_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with listen(path, flag="tcp-address") as sock:
+        assert (bound_address(sock), bound_port(sock)) == (path, -1)
+        with pytest.raises(ConfigError, match="in use"):
+            listen(path, flag="tcp-address")
+    with listen(path, flag="tcp-address"):
+        assert connects(socket.AF_UNIX, path)
+
+
+def test_a_file_is_never_removed_for_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with pytest.raises(ConfigError):
+        listen(str(path), flag="tcp-address")
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (("1.2.3.4", 5), "1.2.3.4:5"),
+        (("::ffff:1.2.3.4", 5, 0, 0), "1.2.3.4:5"),
+        (("::1", 5, 0, 0), "[::1]:5"),
+        ("", "@"),
+        ("/run/s", "/run/s"),
+        (None, "@"),
+    ],
+)
+def test_peers_are_shown_as_nsqd_shows_them(name: object, text: str) -> None:
+    assert address_text(name) == text
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert split_host_port("[fe80::1]:4150") == ("fe80::1", 4150)
+    assert split_host_port(":4150") == ("", 4150)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("http", [False, True])
+def test_clients_do_not_get_the_last_descriptors(
+    http: bool, loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the log could not be opened: what is stored could be neither read nor gone on with."""
+    opened: list[Connection] = []
+    broker: Any = SimpleNamespace(
+        **dict.fromkeys(("auth", "budget")),
+        clock=SystemClock(),
+        limits=Limits(),
+        options=SimpleNamespace(tls_required=TlsRequired.NO),
+        next_connection_number=lambda: 1,
+        connection_opened=opened.append,
+        connection_closed=opened.remove,
+    )
+
+    async def served() -> bool:
+        """Whether a client that connects now is there a moment later."""
+        sock = listen("127.0.0.1:0", flag="tcp-address")
+        port = bound_port(sock)
+        broker.loop = asyncio.get_running_loop()
+        server: Any
+        if http:
+            server = HttpServer(HttpApi(), Log("http"))
+            await server.listen(sock)
+        else:
+            server = await broker.loop.create_server(lambda: Connection(broker), sock=sock)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(b"GET /x HTTP/1.1\r\n\r\n" if http else b"  V2x\n")
+            return bool(await reader.read(1))
+        except ConnectionError:
+            return False
+        finally:
+            writer.close()
+            closed = server.close()
+            if http:
+                await closed
+            while opened:
+                await asyncio.sleep(0.001)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(served())
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (SPARE_FILES * 4, SPARE_FILES * 4))
+        assert runner.run(served()), "far from the limit"
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (10, 10))
+        assert not runner.run(served())

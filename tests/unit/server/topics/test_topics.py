@@ -1,0 +1,386 @@
+"""The topics of a node in a cluster: which of them lookup daemons hear of, who was faster."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
+from nsqha.options import Options
+from nsqha.server.runtime.changes import Changes
+from nsqha.server.topics.channels import Channels
+from nsqha.server.topics.topics import Topics
+from tests.unit.server.replica_rig import run
+
+
+class Metadata:
+    """Records as they are now; `races`: what somebody else makes just before we do."""
+
+    def __init__(self) -> None:
+        self.store = self
+        self.records: dict[str, Versioned[TopicRecord]] = {}
+        self.races: list[Versioned[TopicRecord]] = []
+        self.tombstones: dict[int, Tombstone] = {}
+
+    async def read(self, read: Callable[[], Any]) -> Any:
+        return read()
+
+    write = read
+
+    def topic(self, name: str) -> Versioned[TopicRecord] | None:
+        return self.records.get(name)
+
+    def create_topic(
+        self, name: str, settings: TopicSettings, *, partitions: Any, channels: ChannelList
+    ) -> Versioned[TopicRecord]:
+        if self.races:
+            self.records[name] = self.races.pop()
+        if name in self.records:
+            raise Conflict(f"topic {name} exists already")
+        self.records[name] = Versioned(TopicRecord(name, 7, 3, settings, channels), 1)
+        return self.records[name]
+
+    def delete_topic(self, name: str) -> None:
+        self.tombstones[7] = Tombstone(name, 7, 1, (1,))
+
+    def forget_tombstone(self, uid: int, *, node: int) -> None:
+        del self.tombstones[uid]
+
+
+class Registrar:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.known: dict[str, list[str]] = {}
+
+    async def known_channels(self, topic: str) -> list[str]:
+        return self.known.get(topic, [])
+
+    def changed(self, topic: str, channels: Any) -> None:
+        self.told.append((topic, channels))
+
+
+class ReplicaLogs:
+    def __init__(self) -> None:
+        self.drawn: set[int] = set()
+
+    def draw_log_uid(self) -> int:
+        self.drawn.add(1)
+        return 1
+
+    def forget_log_uid(self, log_uid: int) -> None:
+        self.drawn.remove(log_uid)
+
+
+class Replicas:
+    """Nobody is led or followed."""
+
+    def __init__(self) -> None:
+        self.logs = ReplicaLogs()
+
+    async def settle(self, topic: Any) -> None: ...
+
+    async def drop(self, uid: int, numbers: Any) -> None: ...
+
+
+class Rig:
+    def __init__(self, **options: Any) -> None:
+        self.metadata = Metadata()
+        nothing = cast(Any, None)
+        self.topics: Any = Topics(
+            Options(**options),
+            node_uid=1,
+            rng=random.Random(1),
+            metadata=cast(Any, self.metadata),
+            disk=nothing,
+            journal_writer=nothing,
+            opener=nothing,
+            changes=Changes(asyncio.get_running_loop()),
+            new_delivery=nothing,
+            ending=lambda: False,
+            forget_targets=lambda: None,
+        )
+        self.topics._settings = SimpleNamespace(apply=lambda topic: None)
+        self.topics.registrar = self.registrar = Registrar()
+        self.topics.cluster = SimpleNamespace(
+            replicas=Replicas(), placed=lambda *_, **__: {}, has_seen_end_of=lambda _: False
+        )
+
+
+def record(*channels: str, version: int = 1, **fields: Any) -> Versioned[TopicRecord]:
+    known = ChannelList()
+    for uid, channel in enumerate(channels, 1):
+        known = known.with_channel(channel, uid)
+    return Versioned(replace(TopicRecord("t", 7, 3, channels=known), **fields), version)
+
+
+MINE = SimpleNamespace(committed=SimpleNamespace(reader=False))
+LED: Any = SimpleNamespace(serving=False, cursors=SimpleNamespace(channels={"mine#ephemeral": MINE}))
+
+
+# ---- deleted topics
+
+
+class Files:
+    """A node's folders and what its journal knows of them; `stays`: they can not be removed now."""
+
+    def __init__(self, *keys: tuple[int, int]) -> None:
+        self.folders = {key[0] for key in keys}
+        self.journal = set(keys)
+        self.stays = False
+
+    def remove(self, name: str, uid: int) -> None:
+        if self.stays:
+            raise OSError(5, "Input/output error")
+        self.folders.discard(uid)
+
+    def knows(self, key: tuple[int, int]) -> bool:
+        return key in self.journal
+
+    def forget_partition(self, key: tuple[int, int]) -> None:
+        self.journal.discard(key)
+
+    def forget(self, record: TopicRecord) -> None:
+        for number in record.partitions:
+            self.forget_partition((record.uid, number))
+
+
+class Disk:
+    async def removed(self, step: Callable[[], Any]) -> None:
+        step()
+
+
+def test_a_tombstone_is_forgotten_only_when_it_was_seen_and_the_files_are_gone() -> None:
+    """Also by the node that has deleted the topic itself: a view from before may bring it back there once more."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics._disk = Disk()
+        rig.topics._opener = files = Files((7, 0))
+        rig.topics.adopt(record(partitions={0: PartitionMeta()}))
+        await rig.topics.delete_topic("t")
+        assert "t" not in rig.topics and rig.metadata.tombstones
+        rig.topics.adopt(record(partitions={0: PartitionMeta()}))  # its log is made anew
+        files.stays = True
+        with pytest.raises(OSError, match="Input/output"):
+            await rig.topics.dropped(rig.metadata.tombstones[7])
+        assert "t" not in rig.topics and rig.metadata.tombstones and files.folders
+        files.stays = False
+        await rig.topics.dropped(rig.metadata.tombstones[7])
+        assert not files.folders and not files.journal and not rig.metadata.tombstones
+
+    run(scenario)
+
+
+class Led:
+    """A partition that is led here, without followers."""
+
+    number = 0
+
+    def __init__(self) -> None:
+        self.committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def abandon(self, why: str) -> None:
+        self.committed.set_exception(Unavailable(why))
+
+    async def end(self, why: str) -> None:
+        assert self.committed.done()
+
+
+def test_a_deleted_topic_ends_although_a_change_of_it_waits_for_a_commit() -> None:
+    """Its followers are gone: the change would wait for ever, and whoever makes the topic anew for the change."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics._disk = Disk()
+        rig.topics._opener = Files()
+        topic = rig.topics.adopt(record(partitions={0: PartitionMeta()}))
+        topic.led = (cast(Any, led := Led()),)
+
+        async def change() -> None:
+            async with rig.topics._changes.of("t"):
+                await led.committed
+
+        changing = asyncio.create_task(change())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(rig.topics.dropped(Tombstone("t", 7, 1, ())), 5)
+        assert "t" not in rig.topics
+        with pytest.raises(Unavailable, match="the topic was deleted"):
+            await changing
+
+    run(scenario)
+
+
+# ---- lookup daemons
+
+
+def test_a_topic_of_the_cluster_is_announced_while_a_part_of_it_is_led_here() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        topic = rig.topics.adopt(record("c"))
+        assert rig.registrar.told == [("t", None)] and rig.topics.registrations() == {}
+        topic.led = (LED,)
+        rig.topics.announce("t")
+        assert rig.registrar.told[-1] == ("t", ["c", "mine#ephemeral"])
+        assert rig.topics.registrations() == {"t": ["c", "mine#ephemeral"]}
+        topic.led = ()
+        rig.topics.announce("t")
+        assert rig.registrar.told[-1] == ("t", None) and rig.topics.registrations() == {}
+
+    run(scenario)
+
+
+def test_channels_that_another_node_made_or_deleted_are_announced() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics.adopt(record("c")).led = (LED,)
+        rig.topics.adopt(record("c", "d", version=2))
+        assert rig.registrar.told[-1] == ("t", ["c", "d", "mine#ephemeral"])
+        rig.topics.adopt(record("d", version=3))
+        assert rig.registrar.told[-1] == ("t", ["d", "mine#ephemeral"])
+
+    run(scenario)
+
+
+def test_a_topic_of_the_same_name_takes_no_announcement_over() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics.adopt(record("c")).led = (LED,)
+        rig.topics.adopt(record("e", version=4, uid=8))
+        assert rig.registrar.told[-1] == ("t", None)
+
+    run(scenario)
+
+
+# ---- two who make a topic at once
+
+
+EIGHT = TopicSettings(partitions=8)
+
+
+def test_a_topic_begins_with_the_channels_that_lookup_daemons_of_others_know() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.registrar.known = {"t": ["archive", "metrics"]}
+        topic = await asyncio.wait_for(rig.topics.ensure_topic("t"), 5)
+        found = topic.record.channels
+        assert sorted(found.channels) == ["archive", "metrics"] and found.version > 0
+        assert len({info.uid for info in found.channels.values()}) == 2
+        assert rig.metadata.records["t"].record.channels == found, "in the record that makes it, not later"
+
+    run(scenario)
+
+
+def test_a_topic_that_somebody_else_made_with_other_settings_is_not_passed_off_as_the_one_that_was_wanted() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.metadata.races = [record(settings=TopicSettings(partitions=3, min_isr=1))]
+        with pytest.raises(Conflict, match=r"made by somebody else just now, with partitions=3, min_isr=1$"):
+            await rig.topics.create_topic("t", EIGHT)
+        assert rig.topics.topic("t").record.settings.partitions == 3, "it is there and can be used"
+
+    run(scenario)
+
+
+def test_a_topic_that_is_just_being_made_here_is_compared_too() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        first = asyncio.ensure_future(rig.topics.create_topic("t", EIGHT))
+        second = asyncio.ensure_future(rig.topics.create_topic("t", replace(EIGHT, sync="none")))
+        await first
+        with pytest.raises(Conflict, match=r"with sync=default$"):
+            await second
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("wanted", [None, EIGHT, replace(EIGHT, replicas=2)])
+def test_whoever_wanted_just_that_or_nothing_special_has_it(wanted: TopicSettings | None) -> None:
+    async def scenario() -> None:
+        rig = Rig(topic_replicas=2)
+        rig.metadata.races = [record(settings=replace(EIGHT, replicas=2, unknown={"newer": 1}))]
+        await rig.topics.create_topic("t", wanted)
+        assert rig.topics.topic("t").record.uid == 7
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("error", "kept"), [(Unavailable("away"), set()), (OutcomeUnknown("perhaps"), {1})])
+def test_a_topic_that_was_certainly_not_made_leaves_no_name_of_a_log_behind(error: Exception, kept: set[int]) -> None:
+    """While the metadata are away clients publish to it again and again; one that may have been made needs its log."""
+
+    async def scenario() -> None:
+        rig = Rig()
+
+        def create_topic(*_: Any, **__: Any) -> None:
+            raise error
+
+        rig.metadata.create_topic = create_topic  # type: ignore[method-assign, assignment]
+        with pytest.raises(type(error)):
+            await rig.topics.create_topic("t")
+        assert rig.topics.cluster.replicas.logs.drawn == kept
+
+    run(scenario)
+
+
+# ---- changed by several at once
+
+
+def test_a_record_that_was_read_before_its_topic_went_does_not_bring_it_back() -> None:
+    """Nobody would delete it a second time: it would be there, with no partitions, until somebody made it anew."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        rig.topics.cluster.has_seen_end_of = lambda versioned: versioned.version < 5
+        with pytest.raises(NotFound):
+            rig.topics.take(record())
+        assert "t" not in rig.topics
+        topic = rig.topics.take(record(version=6))
+        assert rig.topics.take(record()) is topic, "of one that is here nothing is doubted"
+        rig.metadata.races = [record(version=3, uid=8, name="u")]
+        with pytest.raises(Unavailable, match="comes and goes"):
+            await rig.topics.create_topic("u")
+        assert "u" not in rig.topics
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seen_first", [False, True])
+def test_settings_that_another_node_changed_just_before_a_channel_was_made_here_are_followed(seen_first: bool) -> None:
+    """The watch brings both changes as one record, which is not newer than the one that the channel was put into."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        applied: list[str | None] = []
+        rig.topics._settings = SimpleNamespace(apply=lambda topic: applied.append(topic.record.settings.sync))
+        rig.topics.adopt(record())
+        both = record("c", version=3, settings=TopicSettings(sync="always"))
+        later = record("c", "d", version=4, settings=TopicSettings(sync="none"))
+
+        async def change_channels(known: Any, change: Any) -> Versioned[TopicRecord]:
+            if seen_first:
+                rig.topics.adopt(later)  # before the answer to ours
+            return both
+
+        rig.metadata.change_channels = change_channels  # type: ignore[attr-defined]
+        channels = Channels(
+            rig.topics,
+            Options(),
+            node_uid=1,
+            rng=random.Random(1),
+            metadata=cast(Any, rig.metadata),
+            changes=Changes(asyncio.get_running_loop()),
+        )
+        channels.reconciler = cast(Any, SimpleNamespace(others_follow=lambda topic: asyncio.sleep(0)))
+        await channels.create("t", "c")
+        rig.topics.adopt(both)
+        assert applied == (["none"] if seen_first else ["always"])
+        assert rig.topics["t"].versioned is (later if seen_first else both)
+
+    run(scenario)
