@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pyspark_nsqha.jobs import told
 from pyspark_nsqha.lake import names
 from pyspark_nsqha.lake.commit import Commits, Moved
 from pyspark_nsqha.lake.manifest import Addition, LakeFile, State
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, FileMaker, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
+from pyspark_nsqha.model import told
 
 TARGET_BYTES = 128 << 20
 KEEP_NS = 3600 * 10**9
@@ -184,17 +184,42 @@ def compact(
         if failed := [one.failed for one in found if one.file is None]:
             raise CannotMerge(failed[0])
         made = tuple(one.file for one in found if one.file is not None)
-        note.check(store, made)
-        try:
-            commits.append(state, Addition(made, replaced=note.old), run=run)
-        except Moved:
-            moved += 1  # an archiver, most likely: the same files are merged again
+        if not _committed(commits, store, state, note, part, made, run=run):
+            moved += 1
             continue
         done += sum(file.bytes for group in part for file in group)
         totals.merged += len(note.old)
         totals.files += len(made)
         totals.bytes += sum(file.bytes for file in made)
     raise StoreFailed(f"somebody else committed to {store.uri} {MOVED_MAX} times meanwhile; try again")
+
+
+def _committed(
+    commits: Commits,
+    store: Store,
+    state: State,
+    note: _Note,
+    part: Sequence[Group],
+    made: tuple[LakeFile, ...],
+    *,
+    run: str,
+) -> bool:
+    """Put the merged files into the place of the old ones. False: the old ones are not what the lake has any more.
+
+    An archiver that commits meanwhile leaves the old files as they are, so the same merged files go on top of what it
+    committed. Merging them again would never end beside an archiver that commits more often than that takes."""
+    for _ in range(MOVED_MAX):
+        note.check(store, made)
+        try:
+            commits.append(state, Addition(made, replaced=note.old), run=run)
+        except Moved:
+            state = commits.state()
+            there = {file for files in state.files.values() for file in files}
+            if not all(file in there for group in part for file in group):
+                return False
+        else:
+            return True
+    return False
 
 
 def _round(wanted: Sequence[Group]) -> list[Group]:

@@ -18,7 +18,7 @@ from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.compact import CannotMerge, Group, Merged, MergeTask, Totals, compact, groups, remove_replaced
 from pyspark_nsqha.lake.contents import checked
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, Overlap
+from pyspark_nsqha.lake.manifest import Addition, LakeFile, Overlap, State
 from pyspark_nsqha.lake.store import StoreFailed
 from pyspark_nsqha.lake.verify import verify
 from pyspark_nsqha.snapshot import Asked
@@ -175,6 +175,29 @@ def test_a_run_that_dies_leaves_what_was_there_and_its_file_is_removed_later(lak
     merge(lake, keep_ns=0)
     assert list(lake.store.list(names.REPLACED)) == []
     assert lake.data_files() == lake.named() and rows(lake) == before
+
+
+def test_an_archiver_that_commits_all_the_time_does_not_make_it_merge_again(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merges: list[int] = []
+    append = ManifestCommits.append
+
+    def counted(found: Sequence[Group], tag: str) -> list[Merged]:
+        merges.append(len(found))
+        return [MergeTask(lake.store, "merge", tag)(group) for group in found]
+
+    def overtaken(commits: ManifestCommits, state: State, addition: Addition, *, run: str) -> State:
+        if addition.replaced and lake.log.partitions[0].last.end_offset < 54:
+            lake.log.partitions[0].publish(b"meanwhile", at_ns=20_003 * DAY)
+            once(lake.log, lake.rounds(), Subject(("orders",)))
+        return append(commits, state, addition, run=run)
+
+    monkeypatch.setattr(ManifestCommits, "append", overtaken)
+    merge(lake, tasks=counted)
+    assert [body for *_, body in rows(lake)].count(b"meanwhile") == 6
+    assert len(merges) == 2, "the old files, then what the archiver wrote"
+    check_whole(lake)
 
 
 @pytest.mark.parametrize("keep_ns", [0, 1, 2 * HOUR_NS])
