@@ -1,4 +1,17 @@
 """The lookup daemon: which nsqd has which topic.
 
-`registry` remembers, `lookup_v1` speaks with nsqd, `http_api` answers clients and nsqadmin, `daemon` is all together.
+Downwards:
+
+    daemon       one lookup daemon: sockets, registry and API
+    tcp          nsqd's connections
+    http_api     what clients, nsqadmin and nsqd ask
+    fork_api     what tools of the Youzan fork ask
+    cluster_api  the controller over HTTP
+    controller   the controller's shell: holds the key, carries out what the machine decides
+    standby      a waiting daemon sees at once that the controller has died
+    links        one stream from the controller to each node
+    changes      what an operator changes
+    directory    what clients hear about the cluster, from a view of the metadata
+    lookup_v1    the lookup protocol, without a socket
+    registry     who produces which topic
 """

@@ -65,6 +65,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import Histogram
 from nsqha.server.peers.api import Peers
 from nsqha.server.replica.replica_reports import reports_in
+from nsqha.server.runtime.backoff import Backoff
 
 TTL_S = 3.0
 WORKERS = 8
@@ -440,7 +441,7 @@ class Term:
 
     async def _read(self, call: Callable[[], T]) -> T:
         """Until it succeeds: the machine waits for it. A record that nobody can read holds up nothing else."""
-        pause, longest = READ_AGAIN_S
+        backoff = Backoff(*READ_AGAIN_S)
         said = ""
         while True:
             try:
@@ -451,8 +452,7 @@ class Term:
                 if str(error) != said:
                     said = str(error)
                     self._shell.log.error("record_unreadable", "%s; nothing is decided about it until it can", said)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            await asyncio.sleep(backoff.next_pause())
 
     def _say(self, say: Say) -> None:
         counts, log = self._shell.counts, self._shell.log

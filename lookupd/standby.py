@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 
 from nsqha.election.model import Controller
 from nsqha.nsqlog import Log
+from nsqha.server.runtime.backoff import Backoff
 
 CONNECT_SECONDS = 1.0
 RETRY_SECONDS = 0.02  # first, doubled each time up to
@@ -28,7 +29,7 @@ async def gone(address: str) -> None:
     """Ends when the process that listened at host:port has ended. Never, if it was not reached before."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
-    reached, pause = False, RETRY_SECONDS
+    reached, backoff = False, Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
     while True:
         began = loop.time()
         try:
@@ -51,10 +52,9 @@ async def gone(address: str) -> None:
             finally:
                 writer.close()
             if loop.time() - began > SETTLED_SECONDS:
-                pause = RETRY_SECONDS
+                backoff.reset()
                 continue
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, RETRY_SECONDS_MAX)
+        await asyncio.sleep(backoff.next_pause())
 
 
 class Standby:

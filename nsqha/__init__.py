@@ -1,6 +1,28 @@
 """nsqha: a replicated, durable message broker that unchanged NSQ V2 clients use as if it were nsqd.
 
 The layers and their one direction of imports are in ARCHITECTURE.md; `tests/tidy/test_layers.py` checks them.
+
+Downwards:
+
+    cli          the `nsqha` command
+    admin        administration over gRPC
+    server       the broker's shell: sockets, the event loop, worker threads
+    replication  who has acknowledged what, and what is committed: decisions without I/O
+    election     the metadata: which topics exist, who leads each partition, where that is kept
+    cursor       channels as cursors over the log
+    commitlog    segments, commitlog, recovery, the node journal
+    wire         the NSQ V2 protocol
+    options      every flag of nsqd and nsqlookupd
+    goflags      flags, config file and environment as Go programs read them
+    nsqlog       log lines
+    quantile     percentiles and histograms
+    frames       numbers of control frames and flags of batches
+    ranges       sets of integers as ranges
+    ids          names and numbers of the whole system
+    clock        time, handed in
+    grpc_env     the environment that gRPC finds
+    errors       every exception
+    hot          what touches every message, compiled or not
 """
 
 __version__ = "0.1.0"

@@ -29,40 +29,20 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_nsqha.model import ENTRY_BYTES, Gone, ReadFailed, Replica, Run, Split
+from pyspark_nsqha.runs import RUN_BYTES, Frames, Runs, borders_of, run_end
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from pyspark_nsqha.options import Tls
 
-RUN_BYTES: Final = 2 << 20
-GROW_BYTES: Final = 16 << 20  # memory ahead of what has come
 ENTRIES_BYTES_MAX: Final = 16 << 20  # of one answer; the broker sends less
 WHY_CHARACTERS_MAX: Final = 300
 IDLE_MAX: Final = 4  # connections that are kept
 IDLE_SECONDS: Final = 20.0  # less than a broker keeps one
 PAUSE_SECONDS: Final = 0.5  # after the first round over all replicas, then twice as long each
 PAUSE_SECONDS_MAX: Final = 5.0
-
-_UNREADABLE: Final = (1 << 29) | (1 << 31)  # LOST, FAULTY: such entries come without frames
-
-
-class Runs(Protocol):
-    """The runs of one split, in order, once. What there is of a run is good until the next one is asked for."""
-
-    def __iter__(self) -> Iterator[Run]: ...
-    def __next__(self) -> Run: ...
-
-    def retry_other(self, why: str) -> bool:
-        """The last run does not verify. True: the next one begins where it began, and comes from another replica if
-        there is one. False: each of them has sent it so; the run stays as it is, and the next one follows it."""
-
-    def close(self) -> None:
-        """No more runs are wanted."""
 
 
 def runs(
@@ -353,40 +333,6 @@ class _Answer:
     def release(self) -> _Connection:
         """The connection, for another request if all was taken."""
         return self._connection
-
-
-class Frames:
-    """Memory for the frames of one run, used again for the next."""
-
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(RUN_BYTES))
-
-    def room(self, have: int, size: int) -> memoryview:
-        """Where bytes from `have` on go, of a run of `size`: all, or as much as what has come makes believable."""
-        if have == len(self.view):
-            # Not the old memory, longer: whoever still looks at the last run would be in the way.
-            larger = memoryview(bytearray(min(size, 2 * have + GROW_BYTES)))
-            larger[:have] = self.view
-            self.view = larger
-        return self.view[have : min(size, len(self.view))]
-
-
-def borders_of(entries: memoryview | bytes) -> npt.NDArray[np.int64]:
-    """Where each batch's frames begin in what follows these entries, and where the last ones end."""
-    import numpy as np
-
-    table = np.frombuffer(entries, np.uint8).reshape(-1, ENTRY_BYTES)
-    sizes = np.ascontiguousarray(table[:, 44:48]).view(">u4").ravel().astype(np.int64)
-    flags = np.ascontiguousarray(table[:, 52:56]).view(">u4").ravel()
-    borders = np.zeros(len(table) + 1, np.int64)
-    np.cumsum(np.where(flags & _UNREADABLE, 0, sizes), out=borders[1:])
-    return borders
-
-
-def run_end(borders: npt.NDArray[np.int64], first: int, run_bytes: int) -> int:
-    """The batch before which a run that begins with `first` ends: at `run_bytes`, and with one batch at least."""
-    end = int(borders.searchsorted(borders[first] + run_bytes, "right")) - 1
-    return min(max(end, first + 1), len(borders) - 1)
 
 
 def _header(response: http.client.HTTPResponse, name: str) -> int:

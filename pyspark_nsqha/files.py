@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyspark_nsqha.fetch import RUN_BYTES, Frames, borders_of, run_end
 from pyspark_nsqha.model import ENTRY_BYTES, Cut, Gone, Identity, NotVerified, Pin, ReadFailed, Run, Split
+from pyspark_nsqha.runs import RUN_BYTES, Frames, borders_of, run_end
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,7 +205,7 @@ class _Block(NamedTuple):
 
 
 class FileRuns:
-    """Runs out of a partition's folder; `pyspark_nsqha.fetch.Runs`."""
+    """Runs out of a partition's folder; `pyspark_nsqha.runs.Runs`."""
 
     def __init__(self, split: Split, *, run_bytes: int = RUN_BYTES) -> None:
         self._split = split

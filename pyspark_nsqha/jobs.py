@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -252,11 +251,3 @@ def first_line(error: BaseException) -> str:
             if kind not in ("SparkException", "Py4JJavaError"):
                 return f"{kind}: {text}"[:300]
     return (lines[0] if lines else type(error).__name__)[:300]
-
-
-def told(error: BaseException) -> str:
-    """A bug in a task, in one line; where it was is on the worker's stderr."""
-    traceback.print_exception(error)
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text} ({os.path.basename(where.filename)}:{where.lineno}); please report it"

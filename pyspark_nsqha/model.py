@@ -9,6 +9,8 @@ Offsets count messages, log ids count batches, positions count bytes; ends are e
 
 from __future__ import annotations
 
+import os
+import traceback
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,3 +116,11 @@ def _failed(
     kind: type[ReadFailed], message: str, planned: tuple[int, int] | None, available: tuple[int, int] | None
 ) -> ReadFailed:
     return kind(message, planned=planned, available=available)
+
+
+def told(error: BaseException) -> str:
+    """A bug in a task, in one line; where it was is on the worker's stderr."""
+    traceback.print_exception(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text} ({os.path.basename(where.filename)}:{where.lineno}); please report it"

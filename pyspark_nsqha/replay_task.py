@@ -17,10 +17,9 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_nsqha import jobs
 from pyspark_nsqha.batch import BatchReader
 from pyspark_nsqha.lake.history import LakePart
-from pyspark_nsqha.model import ReadFailed
+from pyspark_nsqha.model import ReadFailed, told
 from pyspark_nsqha.planner import Part
 from pyspark_nsqha.publisher import Command, PublishFailed, PublishRefused
 from pyspark_nsqha.replay_state import Span
@@ -216,7 +215,7 @@ class ReadAndPublish:
             return self.to.publish((row for part in group for row in self.reader.read(part)), spans_of(group))
         except Exception as error:
             perhaps = sum(span.messages for span in spans_of(group))
-            return Outcome(possible_duplicates=perhaps, failed=jobs.told(error))
+            return Outcome(possible_duplicates=perhaps, failed=told(error))
 
 
 def spans_of(group: Group) -> list[Span]:

@@ -24,10 +24,11 @@ import pyarrow as pa
 
 from pyspark_nsqha.columns import CORRUPT
 from pyspark_nsqha.entries import Entries, verify
-from pyspark_nsqha.fetch import Runs, runs
+from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.model import Gone, NotVerified, Pin, ReadFailed, Run, Split, Unreadable
 from pyspark_nsqha.options import Connection, Reading
 from pyspark_nsqha.planner import Part, left_of
+from pyspark_nsqha.runs import Runs
 from pyspark_nsqha.scan import Missing, OnBad, record_batches
 from pyspark_nsqha.snapshot import Asked, Segments
 

@@ -1,1 +1,15 @@
-"""Administration over gRPC (`proto/nsqha/v1/admin.proto`): the broker's own API with plans before acts."""
+"""Administration over gRPC (`proto/nsqha/v1/admin.proto`): the broker's own API with plans before acts.
+
+Downwards:
+
+    service      each RPC is one call of the broker; the gRPC listener of a node
+    describe     descriptions of topics and channels, from all nodes
+    segments     the Segments service: snapshots, holds, reader channels
+    peeking      stored messages of all partitions, merged by time
+    replay       seek and undo: from times and ids to offsets, and what that would cost
+    whole_topic  a request about a whole topic: which partitions it concerns, and who answers
+    access       whether the caller may do this, and whether the request can be read
+    spread       one request for many partitions, to the leader of each
+    answers      an RPC that fails: errors as gRPC status codes
+    others       the same services of the other nodes
+"""

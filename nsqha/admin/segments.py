@@ -31,7 +31,7 @@ from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Una
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import admin_pb2, segments_pb2, segments_pb2_grpc
 from nsqha.server.runtime.listen import reason
-from nsqha.server.runtime.unfinished import StillUnderWay
+from nsqha.server.runtime.tasks import StillUnderWay
 from nsqha.server.segments.pins import Effort, TooManyBorders, Wanted, pin
 from nsqha.server.segments.renewals import HoldRenewals
 
@@ -68,7 +68,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         self._borders = ThreadPoolExecutor(1, thread_name_prefix="segment borders")
         self._ends = ThreadPoolExecutor(1, thread_name_prefix="segment ends")
         self._snapshots = 0
-        self.renewals = HoldRenewals(broker, self._renew_elsewhere)
+        self.renewals = HoldRenewals(broker.log_source, self._renew_elsewhere)
 
     def close(self) -> None:
         """The node stops."""
@@ -300,7 +300,7 @@ class _Snapshot:
             if request.hold_ms:
                 first = 0 if mine is None else min(first for first, _ in mine)
                 await self._hold(partition, first)
-            return await pin(self.broker, topic, partition, wanted, self.files, self.effort)
+            return await pin(self.broker.log_source, topic, partition, wanted, self.files, self.effort)
         except TooManyBorders:
             raise  # the others would be too many as well
         except Unavailable:

@@ -35,7 +35,6 @@ from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_gr
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers import listener as front_door
 from nsqha.server.peers import renewing
-from nsqha.server.topics import settings
 
 if TYPE_CHECKING:
     from nsqha.server.node.broker import Broker
@@ -103,7 +102,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._broker.topics.create_topic(request.topic, wanted)
         for channel in request.channels:
             await self._broker.channels.create(request.topic, channel)
-        remarks = settings.remarks(wanted, self._broker.cluster)
+        remarks = self._broker.topics.placement.remarks(wanted)
         return admin_pb2.CreateTopicResponse(topic=await self._topic(request.topic), remarks=remarks)
 
     @answers
@@ -134,7 +133,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._broker.topics.change_settings(request.topic, changes)
         remarks = []
         if changes.keys() & {"partitions", "replicas", "min_isr"}:
-            remarks = settings.remarks(self._broker.topics.topic(request.topic).record.settings, self._broker.cluster)
+            topics = self._broker.topics
+            remarks = topics.placement.remarks(topics.topic(request.topic).record.settings)
         return admin_pb2.UpdateTopicSettingsResponse(topic=await self._topic(request.topic), remarks=remarks)
 
     # ---- channels

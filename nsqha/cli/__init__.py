@@ -3,6 +3,29 @@
 stdout is data, stderr is talk. Exit status: 0 ok, 1 failed, 2 usage, 3 not found, 4 exists already or was changed,
 5 not allowed, 6 unreachable or timed out, 7 partly done (stdout lists what), 8 not confirmed, 130 interrupted,
 141 whoever read the output is gone (`nsqha.cli.terminal.exits`).
+
+Downwards:
+
+    stats         node, topics and channels on one screen
+    pub           publish arguments, lines or files
+    tail          what is published from now on
+    sub           messages of a channel
+    log           log files, offline
+    peek          stored messages, without a channel
+    seek          move a channel, and undo that
+    completion    scripts for shells
+    dev           a broker, or a whole cluster, on this machine
+    cluster       the verbs that talk to etcd
+    spark         jobs that read the log in parallel
+    topic         list, show, create, change, pause, empty and delete topics
+    channel       the same for channels
+    broker        one node of a cluster
+    nsqd          the broker with nsqd's flags
+    lookupd       a lookup daemon
+    daemon_flags  the flags of a daemon as a verb of `nsqha`
+    verbs         what `nsqha --help` lists, and where each verb is
+    brokers       how verbs reach brokers
+    terminal      arguments, tables, times, exit statuses
 """
 
 from __future__ import annotations
@@ -28,6 +51,7 @@ def build_parser(verb: str | None = None) -> Parser:
         epilog="`nsqha COMMAND --help` has examples and exit statuses. First steps: nsqha dev",
     )
     parser.add_argument("--version", action="version", version=f"nsqha {__version__}")
+    parser.set_defaults(build_parser=build_parser)  # `completion` wants all verbs, and is itself one of them
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, help in VERBS.items():
         if verb in (None, name):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from nsqha.cli.brokers.admin import Admin, record
+from nsqha.cli.brokers.admin import USUAL, Admin, done, record, warn
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, name
 from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, table
 from nsqha.cli.terminal.times import show_duration
-from nsqha.cli.topic import USUAL, done, warn
 from nsqha.cli.verbs import VERBS
 
 SHAPE = (

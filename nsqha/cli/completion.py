@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.shell != "words":
         print(SCRIPTS[args.shell])
         return exits.OK
-    from nsqha.cli import build_parser
-
-    for candidate in candidates(build_parser(), args.words):
+    for candidate in candidates(args.build_parser(), args.words):
         print(candidate)
     return exits.OK
 

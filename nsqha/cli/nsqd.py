@@ -5,11 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from nsqha.cli.terminal import exits
 from nsqha.errors import NsqhaError
 from nsqha.options import Options, nsqd_command_line
+
+if TYPE_CHECKING:
+    from nsqha.admin.service import AdminServer
+    from nsqha.server.node.broker import Broker
+    from nsqha.server.peers.calls import GrpcPeerServer
+    from nsqha.server.runtime.certificates import CertificateFiles
 
 
 def main() -> NoReturn:
@@ -29,7 +35,7 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
     from nsqha.server.node.start import serve_until_signal
 
     try:
-        return serve_until_signal(options)
+        return serve_until_signal(options, open_grpc)
     except (NsqhaError, OSError) as error:
         if _of_a_full_disk(error):
             # No life begins without a journal and promises of its own.
@@ -42,6 +48,13 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
         else:  # of the data folder: what belongs to somebody else, a disk that is mounted read-only
             log.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
     return exits.FAILED
+
+
+def open_grpc(broker: Broker, address: str, peers: GrpcPeerServer | None, tls: CertificateFiles | None) -> AdminServer:
+    """The gRPC listener of a node, with all its services (`OpenGrpc`)."""
+    from nsqha.admin.service import AdminServer
+
+    return AdminServer(broker, address, peers, tls=tls)
 
 
 def _of_a_full_disk(error: BaseException | None) -> bool:

@@ -8,13 +8,12 @@ import sys
 import time
 from typing import Any
 
-from nsqha.cli.brokers.admin import Admin, record
+from nsqha.cli.brokers.admin import Admin, record, replication
 from nsqha.cli.channel import state_of
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_grpc, add_json, add_verb, duration, name
 from nsqha.cli.terminal.screen import Cell, print_json, show_bytes, show_count, some, table
 from nsqha.cli.terminal.times import show_duration
-from nsqha.cli.topic import replication
 from nsqha.cli.verbs import VERBS
 
 CLEAR = "\x1b[H\x1b[J"

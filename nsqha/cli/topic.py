@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from nsqha.cli.brokers.admin import Admin, record
+from nsqha.cli.brokers.admin import USUAL, Admin, done, record, replication, unserved, warn
+from nsqha.cli.channel import HEADERS, row
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, count, duration, name
 from nsqha.cli.terminal.screen import Cell, confirm, print_json, say, show_bytes, show_count, some, table
@@ -16,7 +17,6 @@ from nsqha.cli.terminal.times import show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
 SYNC = ("always", "interval", "none")
-USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 SHAPE = (
     '{"name", "uid", "paused", "settings": {"sync", "partitions", "retention_ms", "retention_bytes", '
@@ -226,8 +226,6 @@ def run_show(args: argparse.Namespace) -> int:
         channels = admin.call("ListChannels", topic=args.topic).channels
         _print(topic, admin.call("GetNode"))
     if channels:
-        from nsqha.cli.channel import HEADERS, row
-
         print()
         table(HEADERS, [row(channel) for channel in channels])
     return exits.OK
@@ -272,14 +270,6 @@ def idle(topic: Any, first: int = 0) -> str:
     found = {partition.partition: why for partition in topic.partitions[first:] if (why := unserved(partition))}
     places = some([f"{topic.name}/{number}" for number in found])
     return f"{places} can not acknowledge messages yet: {', '.join(sorted(set(found.values())))}" if found else ""
-
-
-def unserved(partition: Any) -> str:
-    """Why a partition acknowledges nothing; empty: it does."""
-    from nsqha.election.health import BELOW, LEADERLESS
-
-    state = replication(partition)
-    return state if state in (LEADERLESS, BELOW) else str(partition.error)
 
 
 def _hopeful(partition: Any) -> bool:
@@ -342,15 +332,6 @@ def run_release(args: argparse.Namespace) -> int:
     return exits.OK
 
 
-def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
-    """A change was made: JSON for scripts, a word for people."""
-    if args.json:
-        print_json(shown)
-    else:
-        say(f"{word} {args.topic}" + (f" {args.channel}" if "channel" in shown else ""))
-    return exits.OK
-
-
 def _show_changed(args: argparse.Namespace, admin: Admin, topic: Any, remarks: Iterable[str]) -> None:
     for remark in remarks:
         say(f"{args.parser.prog}: {remark}")
@@ -358,12 +339,6 @@ def _show_changed(args: argparse.Namespace, admin: Admin, topic: Any, remarks: I
         print_json(record(topic))
     else:
         _print(topic, admin.call("GetNode"))
-
-
-def warn(args: argparse.Namespace, answer: Any) -> None:
-    """Name the nodes that did not answer; what only they know is missing."""
-    for node in answer.unreachable:
-        say(f"{args.parser.prog}: no answer from {node.name or f'node {node.node:016x}'}: {node.why}")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -441,17 +416,6 @@ def _replicas_row(partition: Any) -> tuple[Cell, ...]:
         partition.min_isr,
         partition.error or replication(partition),
     )
-
-
-def replication(partition: Any) -> str:
-    """What is wrong with the replicas of a partition, in the words of `nsqha cluster`; empty: nothing."""
-    from nsqha.election.health import BELOW, LEADERLESS, UNDER
-
-    if not partition.leader:
-        return LEADERLESS
-    if sum(replica.alive and replica.in_sync for replica in partition.replicas) < partition.min_isr:
-        return BELOW
-    return UNDER if partition.under_replicated else ""
 
 
 def _node(replica: Any) -> str:

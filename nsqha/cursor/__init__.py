@@ -8,20 +8,29 @@ Two kinds of state, kept apart by everything in this package:
                 the last progress event, who waits for redelivery. It exists only in memory. Losing it may repeat
                 messages; it can not lose one, because every floor that moved was committed first.
 
-Reading order:
+Reading order: `events`, `deferred`, `state`, `cursor`, `channel`, `progress`, `checkpoint`, `partition`. Downwards:
 
-    events        the channel events: what is written into the log, and how
-    deferred      messages that wait for a due time: the set, and the protocol that its storage fulfils
-    state         the committed state of one partition's channels, changed by applying batches only
-    cursor        live: where a channel's reader stands, what is settled, what the log is told and tells
-    channel       live: handing out, FIN, REQ, TOUCH, time-outs; `ordered` is the strict kind
-    flight        live: who has what in flight, and until when
-    waiting       live: what comes again and stays in memory; `requeue` decides what does
-    postponed     live: deferred messages, committed and not yet committed, by due time
-    progress      live -> events: what changed since it was last written
-    seek          moving a cursor: what would happen, what did, and the way back
-    checkpoint    committed state <-> frames in the log, and rebuilding it from the files
-    partition     all channels of one partition: the queue of events, applying them, log start
-    loading       where the committed state comes from at start: cache, checkpoint, start of the log
-    lmdb_cache    the cache: `layered` sets over `lmdb_tables`, proven by `lmdb_proof`
+    lmdb_cache      the cache of committed state: `layered` sets over `lmdb_tables`, proven by `lmdb_proof`
+    lmdb_partition  one partition in the cache
+    lmdb_tables     the database, and the only user of lmdb
+    lmdb_proof      whether the database is what was last written
+    partition       all channels of one partition: the queue of events, applying them, log start
+    seek            a cursor moved: what would happen, what did, and the way back
+    ordered         live: the strict kind of channel
+    channel         live: handing out, FIN, REQ, TOUCH, time-outs
+    requeue         live: whether a requeued message waits in memory or in the log
+    cursor          live: where a channel's reader stands, what is settled, what the log is told and tells
+    progress        live -> events: what changed since it was last written
+    flight          live: who has what in flight, and until when
+    waiting         live: what comes again and stays in memory
+    postponed       live: deferred messages, committed and not yet committed, by due time
+    loading         where the committed state comes from at start: cache, checkpoint, start of the log
+    checkpoint      committed state <-> frames in the log, and rebuilding it from the files
+    state           the committed state of one partition's channels, changed by applying batches only
+    holds           leases on a partition's log start
+    layered         a deferred set in layers
+    layer           the layers, and what a base below them must offer
+    deferred        messages that wait for a due time: the set, and the protocol that its storage fulfils
+    events          the channel events: what is written into the log, and how
+    limits          each bound with its reason
 """

@@ -21,6 +21,11 @@ both. ACTIVE says which one serves; it is shown at start and in /stats because i
 NSQHA_NO_EXT=1 forces the twin. A machine without a compiler installs all the same (they are optional in pyproject.toml)
 and runs the twin.
 
+Downwards:
+
+    _publishing_py  the twin of `_publishing.pyx`, and the description of what both do
+    _hot_py         the twin of `_hot.pyx`, and the description of what both do
+
 What comes from a client (commands, lengths, ids) is never trusted: a run stops before what is wrong. What comes from
 our own side and does not fit (positions outside the buffer, frames that do not tile a batch, a ring used out of order)
 is a ValueError. A number that does not fit its field is an OverflowError: ids and timestamps have 64 bits, owners and

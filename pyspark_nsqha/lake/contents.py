@@ -21,13 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_nsqha.entries import crc32
-from pyspark_nsqha.jobs import told
 from pyspark_nsqha.lake import names
 from pyspark_nsqha.lake.manifest import LakeFile
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, Footer, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import Read, read_log
-from pyspark_nsqha.model import Gone, ReadFailed, Split
+from pyspark_nsqha.model import Gone, ReadFailed, Split, told
 
 if TYPE_CHECKING:
     from pyspark_nsqha.options import Tls

@@ -23,12 +23,11 @@ import pyarrow as pa
 
 from pyspark_nsqha.entries import ENTRY, Entries, verify
 from pyspark_nsqha.fetch import runs
-from pyspark_nsqha.jobs import told
 from pyspark_nsqha.lake import names
 from pyspark_nsqha.lake.manifest import Addition, LakeFile, Missing, Range, joined, without
 from pyspark_nsqha.lake.parquet import SCHEMA, FileMaker
 from pyspark_nsqha.lake.store import Store, StoreFailed
-from pyspark_nsqha.model import ENTRY_BYTES, NotVerified, ReadFailed, Split
+from pyspark_nsqha.model import ENTRY_BYTES, NotVerified, ReadFailed, Split, told
 from pyspark_nsqha.scan import Missing as NotRead
 from pyspark_nsqha.scan import record_batches
 

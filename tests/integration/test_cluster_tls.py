@@ -21,8 +21,7 @@ from nsqha.errors import NsqhaError
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, routing_pb2
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.pb.v1.replication_pb2_grpc import ReplicationStub
-from nsqha.server.node.joining import SERVICES
-from nsqha.server.peers.calls import GrpcPeers
+from nsqha.server.peers.calls import SERVICES, GrpcPeers
 from nsqha.server.runtime.tls import ClusterTls
 from tests.certificates import Certificates
 from tests.integration.cluster import Cluster, Member, UnderLoad

@@ -137,7 +137,7 @@ class Misfortune:
         return False
 
     def _on_disk(self, node: SimNode, key: Key, log_id: int) -> bool:
-        log_ = None if node.replicas is None else node.replicas.log_of(key)
+        log_ = None if node.replicas is None else node.replicas.table.log_of(key)
         durable = log_ is not None and log_.start.log_id <= log_id < min(log_.local_durable, log_.end.log_id)
         return log_ is not None and durable and self._committed(key, log_, log_id)
 
@@ -336,11 +336,11 @@ class Misfortune:
         """In a segment or commitlog, of a batch that another member of the ISR has."""
         rng, node, ledger = self._rng, self._node(), self.cluster.oracle.ledger
         key, meta = rng.choice(self.cluster.metas())
-        log_ = None if node.replicas is None else node.replicas.log_of(key)
+        log_ = None if node.replicas is None else node.replicas.table.log_of(key)
         others = [uid for uid in meta.isr if uid != node.uid]
         if not self.cluster.plan.damage_anywhere:
             node = self._bad_disk.setdefault(key, node) if others else node
-            log_ = None if node.replicas is None else node.replicas.log_of(key)
+            log_ = None if node.replicas is None else node.replicas.table.log_of(key)
             others = [uid for uid in meta.isr if uid != node.uid]
         if not node.joined or log_ is None or not others:
             return None
@@ -372,7 +372,7 @@ class Misfortune:
         """One that this batch has a part in reads as zeros, and so do its neighbours' parts: on another disk they are
         as they were."""
         assert node.replicas is not None
-        log_ = node.replicas.log_of(key)
+        log_ = node.replicas.table.log_of(key)
         assert log_ is not None
         entry, pair = log_.entry(log_id), log_.pair_of(log_id)
         kind = self._rng.choice((SEGMENT, COMMITLOG))

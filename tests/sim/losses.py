@@ -93,7 +93,7 @@ class Losses:
         """All replicas, if they are up."""
         found = []
         for node in self.cluster.nodes:
-            log_ = None if node.replicas is None or not node.joined else node.replicas.log_of(key)
+            log_ = None if node.replicas is None or not node.joined else node.replicas.table.log_of(key)
             if log_ is not None:
                 found.append((node, log_))
                 uids = uids - {node.uid}

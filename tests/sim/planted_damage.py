@@ -15,7 +15,6 @@ from nsqha.election import elect
 from nsqha.election.controller import controller
 from nsqha.election.unclean import elect_unclean
 from nsqha.server.integrity.corrupt_ranges import Damage
-from nsqha.server.integrity.mark_lost import GivingUp
 from nsqha.server.integrity.peer_repair import Repairer, is_lost
 from nsqha.server.integrity.suspect_logs import LogTrust
 from nsqha.server.replica.roles import Replicas
@@ -61,7 +60,7 @@ def checkpoints_sought_by_the_block() -> Iterator[None]:
 def nobody_looks_behind() -> Iterator[None]:
     """A follower waits for a batch that retention took from everybody else."""
 
-    async def look(self: Replicas, follower: Any) -> None:
+    async def look(self: Replicas, key: Any) -> None:
         pass
 
     with patch.object(Replicas, "look_behind_damage", look):
@@ -165,10 +164,10 @@ def elected_without_an_operator() -> Iterator[None]:
 def operator_not_heard() -> Iterator[None]:
     """A damaged replica does not lead, whatever the record says of its epoch."""
 
-    async def before_leading(self: GivingUp, follower: Any, epoch: int) -> None:
+    async def before_leading(self: Replicas, follower: Any, epoch: int) -> None:
         pass
 
-    with patch.object(GivingUp, "before_leading", before_leading):
+    with patch.object(Replicas, "_before_leading", before_leading):
         yield
 
 

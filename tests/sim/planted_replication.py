@@ -21,7 +21,7 @@ from nsqha.server.replica import leadership
 from nsqha.server.replica.catch_up import CatchUp
 from nsqha.server.replica.follower import Follower
 from nsqha.server.replica.follower_service import Promises
-from nsqha.server.replica.partition_records import PartitionRecords
+from nsqha.server.replica.leadership import PartitionRecords
 from nsqha.server.replica.receiver import Receiver
 from nsqha.server.replica.roles import Replicas
 from nsqha.server.replica.sender import Pushed

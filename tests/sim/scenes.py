@@ -36,7 +36,7 @@ def flip(cluster: SimCluster, node: SimNode, log_id: int, *, entry: bool, keep: 
     """Damage a batch on one disk; `keep`: it is to be as it was at the end."""
     ((key, _),) = cluster.metas()
     assert node.replicas is not None
-    log_ = node.replicas.log_of(key)
+    log_ = node.replicas.table.log_of(key)
     assert log_ is not None
     known, pair = log_.entry(log_id), log_.pair_of(log_id)
     places = [(pair.path(SEGMENT), known.position - pair.position + 4)]

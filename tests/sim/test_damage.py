@@ -258,7 +258,7 @@ def test_what_stood_for_many_batches_stands_for_no_single_one_that_was_given_up(
         ((_, key, _),) = cluster.named_metas()
         node = leader(cluster)
         assert node.replicas is not None
-        log_ = node.replicas.log_of(key)
+        log_ = node.replicas.table.log_of(key)
         assert log_ is not None
         lost = next(n for n in range(7, 20) if log_.entry(n).flags & HAS_EVENTS)
         pair = log_.pair_of(lost)

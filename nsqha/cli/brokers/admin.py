@@ -12,9 +12,10 @@ from typing import Any
 
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import did_you_mean
-from nsqha.cli.terminal.screen import some
+from nsqha.cli.terminal.screen import print_json, say, some
 
 ENVIRONMENT = {"--grpc-address": "NSQHA_GRPC_ADDRESS", "--nsqd-tcp-address": "NSQHA_TCP_ADDRESS"}
+USUAL = (exits.USAGE, exits.NOT_FOUND, exits.UNREACHABLE)  # statuses of a verb that names a topic or a channel
 LOOK_SECONDS = 1.0  # for what makes an error more useful
 CHANGES_NOTHING = ("Get", "List", "Describe", "Peek")
 
@@ -110,8 +111,6 @@ class Admin:
 
     def _trouble(self, name: str) -> str:
         """Why nothing may have come of a request: partitions of the topic that acknowledge nothing."""
-        from nsqha.cli.topic import unserved
-
         try:
             request = self.messages.DescribeTopicRequest(topic=name)
             topic = self._stub.DescribeTopic(request, timeout=LOOK_SECONDS).topic
@@ -130,6 +129,25 @@ class Admin:
         if topic not in channels:
             return did_you_mean(topic, channels)
         return did_you_mean(channel, channels[topic]) if channel and channel not in channels[topic] else ""
+
+
+def unserved(partition: Any) -> str:
+    """Why a partition acknowledges nothing; empty: it does."""
+    from nsqha.election.health import BELOW, LEADERLESS
+
+    state = replication(partition)
+    return state if state in (LEADERLESS, BELOW) else str(partition.error)
+
+
+def replication(partition: Any) -> str:
+    """What is wrong with the replicas of a partition, in the words of `nsqha cluster`; empty: nothing."""
+    from nsqha.election.health import BELOW, LEADERLESS, UNDER
+
+    if not partition.leader:
+        return LEADERLESS
+    if sum(replica.alive and replica.in_sync for replica in partition.replicas) < partition.min_isr:
+        return BELOW
+    return UNDER if partition.under_replicated else ""
 
 
 def credentials(args: argparse.Namespace) -> Any:
@@ -172,6 +190,21 @@ def unreachable(address: str, error: OSError, where: str) -> exits.Exit:
     why = "timed out" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
     text = f"cannot reach the broker at {address}: {why}; start one with `nsqha dev`, or set {where}"
     return exits.Exit(exits.UNREACHABLE, text)
+
+
+def done(args: argparse.Namespace, shown: dict[str, Any], word: str) -> int:
+    """Say that a change was made: JSON for scripts, a word for people."""
+    if args.json:
+        print_json(shown)
+    else:
+        say(f"{word} {args.topic}" + (f" {args.channel}" if "channel" in shown else ""))
+    return exits.OK
+
+
+def warn(args: argparse.Namespace, answer: Any) -> None:
+    """Name the nodes that did not answer; what only they know is missing."""
+    for node in answer.unreachable:
+        say(f"{args.parser.prog}: no answer from {node.name or f'node {node.node:016x}'}: {node.why}")
 
 
 def record(message: Any) -> dict[str, Any]:

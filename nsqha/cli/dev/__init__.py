@@ -2,9 +2,9 @@
 
 Downwards:
 
+    command   the command line
     cluster   an etcd, a lookup daemon and brokers, each a process
-    plan      folders, ports and command lines of a cluster
-    children  processes that live and die with this one
     node      a broker and a lookup daemon in one process
-    command   the command line, and what the others share
+    plan      folders, ports and command lines of a cluster, and defaults that a single node shares
+    children  processes that live and die with this one
 """

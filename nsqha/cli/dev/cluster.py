@@ -25,8 +25,7 @@ from typing import Any
 
 from nsqha import __version__, hot
 from nsqha.cli.dev.children import Child, stop
-from nsqha.cli.dev.command import ETCD_PORT, LOOPBACK, OK_MEANS, PORTS, command
-from nsqha.cli.dev.plan import Plan, Ports, make_plan
+from nsqha.cli.dev.plan import ETCD_PORT, LOOPBACK, OK_MEANS, PORTS, Plan, Ports, command, make_plan
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import print_json, say
 from nsqha.election.etcd.binary import find_etcd

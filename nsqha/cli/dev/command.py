@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-import socket
-import sys
 from typing import Any
 
+from nsqha.cli.dev.plan import ETCD_PORT, PORTS
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_json, add_verb
 from nsqha.cli.verbs import VERBS
 
-LOOPBACK = "127.0.0.1"
-PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "grpc": 4152, "segments": 4154}
-ETCD_PORT = 2379
 NODES_MAX = 15
 SYNC = ("always", "interval", "none")
-MAX_DELAY = "8760h"
-
-OK_MEANS = {
-    "always": "on disk: written and fdatasync'ed before OK (group commit)",
-    "interval": "written to the OS before OK; fsync every 2,500 messages or 2 s",
-    "none": "written to the OS before OK; fsync left to the OS",
-}
 
 DESCRIPTION = """\
 Run a broker and a lookup daemon in one process, on this machine only. Ctrl-C stops them; data is kept.
@@ -93,20 +81,3 @@ def run(args: argparse.Namespace) -> int:
     from nsqha.cli.dev import node as dev_node
 
     return dev_node.run(args)
-
-
-def is_free(port: int) -> bool:
-    """Whether nobody listens on it, on this machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True
-
-
-def command() -> str:
-    """How this program is called from a shell in the same folder."""
-    path = os.path.relpath(sys.argv[0])
-    return path if os.path.basename(path) == "nsqha" and not path.startswith("..") else "nsqha"

@@ -21,7 +21,8 @@ import uvloop
 
 from lookupd.daemon import Lookupd
 from nsqha import __version__, hot, nsqlog
-from nsqha.cli.dev.command import LOOPBACK, MAX_DELAY, OK_MEANS, PORTS, command, is_free
+from nsqha.cli.dev.plan import LOOPBACK, MAX_DELAY, OK_MEANS, PORTS, command, is_free
+from nsqha.cli.nsqd import open_grpc
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import GRPC_ADDRESS, TCP_ADDRESS
 from nsqha.cli.terminal.screen import print_json
@@ -51,7 +52,7 @@ async def serve(args: argparse.Namespace) -> int:
     )
     await lookupd.start()
     try:
-        node = Node(options_of(args, ports, lookupd.tcp_address))
+        node = Node(options_of(args, ports, lookupd.tcp_address), open_grpc)
         try:
             await node.start()
         except OSError as error:

@@ -8,16 +8,25 @@ is replaced by any free port. Everything listens on the loopback address only.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsqha.cli.dev.command import LOOPBACK, MAX_DELAY
-
+LOOPBACK = "127.0.0.1"
+PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "grpc": 4152, "segments": 4154}
+ETCD_PORT = 2379
 STRIDE = 100
 SINGLE_NODE_FILES = ("journal", "metadata")
+MAX_DELAY = "8760h"
+
+OK_MEANS = {
+    "always": "on disk: written and fdatasync'ed before OK (group commit)",
+    "interval": "written to the OS before OK; fsync every 2,500 messages or 2 s",
+    "none": "written to the OS before OK; fsync left to the OS",
+}
 
 # One member has nobody to wait for: a short election makes it serve in a fifth of the time. History is kept for an
 # hour, so that a long run does not grow for ever.
@@ -103,6 +112,20 @@ def bind_loopback(port: int) -> socket.socket | None:
         held.close()
         return None
     return held
+
+
+def is_free(port: int) -> bool:
+    """Whether no program listens on the port, on this machine."""
+    held = bind_loopback(port)
+    if held is not None:
+        held.close()
+    return held is not None
+
+
+def command() -> str:
+    """How this program is called from a shell in the same folder."""
+    path = os.path.relpath(sys.argv[0])
+    return path if os.path.basename(path) == "nsqha" and not path.startswith("..") else "nsqha"
 
 
 def make_plan(

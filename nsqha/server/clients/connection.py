@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nsqha import hot
 from nsqha.errors import NsqhaError
@@ -32,10 +33,18 @@ from nsqha.wire.compression import Codec, new_codec
 from nsqha.wire.session import CLOSING, Session
 
 if TYPE_CHECKING:
-    from nsqha.server.node.broker import Broker
+    from nsqha.clock import Clock, Now
+    from nsqha.options import Options
+    from nsqha.server.clients.auth import AuthClient
+    from nsqha.server.clients.publish import Publishing
+    from nsqha.server.clients.subscribe import Subscriptions
     from nsqha.server.partition.partition import Partition
     from nsqha.server.routing.publisher import Lane
+    from nsqha.server.runtime.budget import PublishBudget
+    from nsqha.server.runtime.measures import Measures
+    from nsqha.server.topics.topics import Topics
     from nsqha.wire.identify import Agreed, Request
+    from nsqha.wire.limits import Limits
 
 TLS_SECONDS_MAX = 5.0
 WRITE_BUFFER_HIGH = 1 << 20  # a consumer that reads slower gets no more messages until three quarters of it are gone
@@ -49,27 +58,61 @@ def _nowhere(data: Any) -> None:
     """Where replies to a client go that is not there any more."""
 
 
+class Connections(Protocol):
+    """All clients of a node, for one of them."""
+
+    @property
+    def exiting(self) -> bool:
+        """Whether the node stops."""
+
+    def next_connection_number(self) -> int: ...
+
+    def connection_opened(self, connection: Connection) -> None: ...
+
+    def connection_closed(self, connection: Connection) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """What connections work with."""
+
+    options: Options
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    now: Callable[[], Now]
+    auth: AuthClient | None
+    tls_context: ssl.SSLContext | None
+    budget: PublishBudget
+    measures: Measures
+    topics: Topics
+    publishing: Publishing
+    subscriptions: Subscriptions
+    connections: Connections
+
+
 class Connection(asyncio.Protocol):
     """A V2 client: implements `wire.session.Handler`."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
+    def __init__(self, context: ClientContext) -> None:
+        self.context = context
         self.blocked = False
         self.writable = True
         self.closed = False
-        self.number = broker.next_connection_number()
+        self.number = context.connections.next_connection_number()
         self.remote_address = ""
         self.connected_at = 0
         self.agreed: Agreed | None = None
         self.consumer: Consumer | None = None
         self.pub_counts: dict[str, int] = {}
         self.tls: ssl.SSLObject | None = None
-        self.permissions = Permissions(broker.auth, broker.clock)
-        self.session = Session(broker.limits, self)
-        self.session.tls_required_now = broker.options.tls_required != TlsRequired.NO
+        self.permissions = Permissions(context.auth, context.clock)
+        self.session = Session(context.limits, self)
+        self.session.tls_required_now = context.options.tls_required != TlsRequired.NO
         self.session.checks_publish = self.permissions.needed
         self.send_messages: Callable[[Any], None] = _nowhere  # to the socket, by way of the codec
-        self._budget = broker.budget
+        self._connections = context.connections
+        self._budget = context.budget
         self._transport: asyncio.Transport | None = None
         self._replies = hot.Replies(self, _nowhere)
         self._verdicts: Verdicts | None = None  # of `consumer`
@@ -77,10 +120,10 @@ class Connection(asyncio.Protocol):
         self._targets: dict[str, tuple[Partition | Lane, hot.Publisher | None]] = {}
         self._publisher: hot.Publisher | None = None  # for where this client published last
         self._codec: Codec | None = None
-        self._heartbeat = Heartbeat(broker.loop, self)
+        self._heartbeat = Heartbeat(context.loop, self)
         self._closing: asyncio.TimerHandle | None = None  # how long it may take
         self._stuffed = False  # blocked because the client does not read its replies
-        self._loop = broker.loop
+        self._loop = context.loop
         self._eof = False
         self._task: asyncio.Task[None] | None = None
 
@@ -99,10 +142,10 @@ class Connection(asyncio.Protocol):
         if self.closed or not self.remote_address:
             peer = transport.get_extra_info("peername")
             self.remote_address = address_text(peer)
-            self.connected_at = self.broker.clock.wall_ns() // 1_000_000_000
+            self.connected_at = self.context.clock.wall_ns() // 1_000_000_000
             self._heartbeat.heard_at = self._loop.time()
-            self._heartbeat.set(self.broker.limits.heartbeat_interval_default_ms)
-            self.broker.connection_opened(self)
+            self._heartbeat.set(self.context.limits.heartbeat_interval_default_ms)
+            self._connections.connection_opened(self)
 
     def data_received(self, data: bytes) -> None:
         publisher = self._publisher
@@ -162,7 +205,7 @@ class Connection(asyncio.Protocol):
             self._closing.cancel()
         if self._task is not None:
             self._task.cancel()
-        self.broker.connection_closed(self)
+        self._connections.connection_closed(self)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -239,7 +282,7 @@ class Connection(asyncio.Protocol):
 
     def publish_failed(self, command: str, why: str) -> bytes:
         """Count it; the frame that says so."""
-        self.broker.measures.publish_errors[f"E_{command}_FAILED"] += 1
+        self.context.measures.publish_errors[f"E_{command}_FAILED"] += 1
         return errors.publish_failed(command, why)
 
     def _all_answered(self) -> None:
@@ -275,7 +318,7 @@ class Connection(asyncio.Protocol):
             then()
         if self.blocked or self.closed:
             return
-        if self._transport is not None and not self._eof and not self.broker.exiting:
+        if self._transport is not None and not self._eof and not self._connections.exiting:
             self._transport.resume_reading()
         self.session.resume()
         if self._codec is not None and self._codec.pending and not self.blocked:
@@ -329,12 +372,12 @@ class Connection(asyncio.Protocol):
         self, topic: str, again: Callable[[], None], command: str
     ) -> tuple[Partition | Lane, hot.Publisher | None] | None:
         """Where this connection publishes to; None while the topic is being created or if it can not be."""
-        refusal = self.broker.publishing.refusal()
+        refusal = self.context.publishing.refusal()
         if refusal is not None:
             self.fatal(errors.publish_failed(command, refusal))
             self.session.kill()
             return None
-        target = self.broker.publishing.target_for(topic, self.number)
+        target = self.context.publishing.target_for(topic, self.number)
         if target is not None:
             if self._budget.full:
                 # Who has published before is not read then. A stall must not cost memory for each who connects anew.
@@ -345,7 +388,7 @@ class Connection(asyncio.Protocol):
 
         async def create() -> Callable[[], None]:
             try:
-                await self.broker.topics.topic_for_client(topic)
+                await self.context.topics.topic_for_client(topic)
             except NsqhaError as error:
                 why = str(error)
                 return lambda: self._refuse(errors.publish_failed(command, why))
@@ -360,13 +403,13 @@ class Connection(asyncio.Protocol):
         if queue is None or self._codec is not None or self.session.checks_publish:
             return None
         line = b"PUB %b\n" % topic.encode()
-        size_max = self.broker.limits.msg_bytes_max
+        size_max = self.context.limits.msg_bytes_max
         counts, time = self.pub_counts, self._loop.time
         return hot.Publisher(line, topic, size_max, queue, self._replies, counts, time, self._wait_for_room)
 
     async def _room(self, then: Callable[[], None], command: str) -> Callable[[], None]:
         try:
-            await self._budget.wait(self.broker.options.publish_wait_ns / 1e9)
+            await self._budget.wait(self.context.options.publish_wait_ns / 1e9)
         except NsqhaError as error:
             why = f"{NOT_STORED}{error}"
             return lambda: self._refuse(errors.publish_failed(command, why))
@@ -382,12 +425,12 @@ class Connection(asyncio.Protocol):
         self._publisher = None
 
     def ensure_topic(self, topic: str) -> None:
-        if topic in self._targets or topic in self.broker.topics:
+        if topic in self._targets or topic in self.context.topics:
             return
 
         async def create() -> None:
             try:
-                await self.broker.topics.topic_for_client(topic)
+                await self.context.topics.topic_for_client(topic)
             except NsqhaError:
                 pass  # the publish that follows reports it
 
@@ -447,7 +490,7 @@ class Connection(asyncio.Protocol):
                 frame = encoder.error(refusal)
                 return lambda: self._refuse(frame)
         agreed = self.agreed
-        timeout_ms = agreed.msg_timeout_ms if agreed else self.broker.limits.msg_timeout_default_ms
+        timeout_ms = agreed.msg_timeout_ms if agreed else self.context.limits.msg_timeout_default_ms
         consumer = Consumer(
             self,
             topic=topic,
@@ -456,15 +499,15 @@ class Connection(asyncio.Protocol):
             sample_rate=agreed.sample_rate if agreed else 0,
         )
         try:
-            await self.broker.subscriptions.subscribe(consumer)
+            await self.context.subscriptions.subscribe(consumer)
         except NsqhaError as error:
             why = str(error)
             return lambda: self._refuse(errors.sub_failed(why))
         if self.closed:
-            self.broker.subscriptions.unsubscribe(consumer)
+            self.context.subscriptions.unsubscribe(consumer)
             return None
         self.consumer = consumer
-        self._verdicts = Verdicts(consumer, self.reply, self.broker.now)
+        self._verdicts = Verdicts(consumer, self.reply, self.context.now)
         return lambda: self.reply(encoder.OK)
 
     def ready(self, count: int) -> None:
@@ -505,7 +548,7 @@ class Connection(asyncio.Protocol):
             self._upgrade_codec(agreed)
 
     async def _upgrade_tls(self, agreed: Agreed) -> Callable[[], None]:
-        transport, context = self._transport, self.broker.tls_context
+        transport, context = self._transport, self.context.tls_context
         assert context is not None
         if transport is None or self.session.take_unread():
             return self.close  # bytes in clear behind the IDENTIFY are not part of the TLS session

@@ -36,7 +36,7 @@ from nsqha.server.http.server import ApiError, HttpApi, Reply, Request, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
 from nsqha.server.runtime.budget import NO_ROOM, PublishBudget
-from nsqha.server.runtime.process import memory_stats
+from nsqha.server.runtime.measures import memory_stats
 
 if TYPE_CHECKING:
     from nsqha.server.http.broker_api import BrokerApi

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from nsqha.quantile import HistogramData
 from nsqha.server.http.stats import BrokerStats, ChannelStats, CursorStats
-from nsqha.server.runtime.process import collector, open_files, resident_bytes
+from nsqha.server.runtime.measures import collector, open_files, resident_bytes
 
 SERIES_MAX = 2000
 

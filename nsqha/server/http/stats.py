@@ -17,7 +17,7 @@ from typing import Any
 
 from nsqha import NSQ_VERSION
 from nsqha.quantile import EMPTY_BATCHES, EMPTY_SECONDS, NOTHING, HistogramData, Result
-from nsqha.server.runtime.process import MemoryStats
+from nsqha.server.runtime.measures import MemoryStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

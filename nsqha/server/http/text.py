@@ -25,7 +25,7 @@ from nsqha.goflags import format_duration
 from nsqha.options import version_line
 from nsqha.quantile import Result
 from nsqha.server.http.stats import BrokerStats, ChannelStats, ClientStats, NodeStats, Selection, TopicStats, select
-from nsqha.server.runtime.process import MemoryStats
+from nsqha.server.runtime.measures import MemoryStats
 
 _SECOND = 1_000_000_000
 _UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))

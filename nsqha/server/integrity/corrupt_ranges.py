@@ -12,8 +12,8 @@ as damage as long as its own bytes are not here: what was given up is asked for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from nsqha.errors import LogCorrupt, NsqhaError, Poisoned
 from nsqha.ids import PartitionKey
@@ -24,12 +24,12 @@ from nsqha.server.integrity.peer_repair import Repairer, lost_of
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.verdict import Report
+    from nsqha.election.model import NodeInfo, TopicRecord, Versioned
     from nsqha.server.integrity.suspect_logs import LogTrust
     from nsqha.server.partition.local_repair import OwnDamage
     from nsqha.server.partition.partition import Partition
-    from nsqha.server.replica.replica_runtime import ReplicaRuntime
-    from nsqha.server.replica.roles import Replicas
-
+    from nsqha.server.peers.api import Peers
+    from nsqha.server.runtime.disk import DiskRounds
 
 log = Log("damage")
 
@@ -43,19 +43,110 @@ class DamagedRange(NamedTuple):
     end_offset: int
 
 
+class RepairRuntime(Protocol):
+    """What repairs need of the node."""
+
+    @property
+    def node(self) -> int:
+        """Its uid."""
+
+    @property
+    def cluster_id(self) -> int:
+        """The cluster it belongs to."""
+
+    @property
+    def disk(self) -> DiskRounds:
+        """Where logs are read and written."""
+
+    @property
+    def peers(self) -> Peers:
+        """The other nodes."""
+
+    @property
+    def nodes(self) -> Callable[[], Mapping[int, NodeInfo]]:
+        """Those that are alive."""
+
+    @property
+    def spawn(self) -> Callable[[Coroutine[Any, Any, None]], None]:
+        """Begins a task that nobody waits for."""
+
+    @property
+    def on_failure(self) -> Callable[[BaseException], None]:
+        """The disk failed."""
+
+
+class LedReplica(Protocol):
+    """A replica that leads, as far as its repair goes."""
+
+    @property
+    def partition(self) -> Partition:
+        """Its log, and the channels that read it."""
+
+
+class FollowedLeader(Protocol):
+    """Who leads a partition that is followed here."""
+
+    leader: int  # its uid
+
+
+class FollowedReplica(Protocol):
+    """A replica that follows, as far as its repair goes."""
+
+    epoch: int
+    committed: int
+    behind: bool  # it catches up
+    damage: tuple[int, int] | None  # log ids that are committed and can not be read here
+
+    @property
+    def port(self) -> FollowedLeader | None:
+        """None: there is no stream from a leader."""
+
+    def mended(self) -> None:
+        """Go on with what can be read now."""
+
+
+class RepairableReplicas(Protocol):
+    """The replicas of the node, as far as their repair goes."""
+
+    @property
+    def leading(self) -> Mapping[PartitionKey, LedReplica]:
+        """Those that lead."""
+
+    @property
+    def followers(self) -> Mapping[PartitionKey, FollowedReplica]:
+        """Those that follow."""
+
+    def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:
+        """The newest record seen of a partition that has a replica here."""
+
+    def log_of(self, key: PartitionKey) -> PartitionLog | None:
+        """The log of a replica; None: there is none here."""
+
+    def committed_of(self, key: PartitionKey) -> int:
+        """The high watermark of a replica; 0 if there is none here."""
+
+
 class Damage:
     """What is damaged in the replicas of one node."""
 
-    def __init__(self, runtime: ReplicaRuntime, replicas: Replicas, trust: LogTrust) -> None:
+    def __init__(
+        self,
+        runtime: RepairRuntime,
+        replicas: RepairableReplicas,
+        trust: LogTrust,
+        *,
+        look_behind: Callable[[PartitionKey], Awaitable[None]],
+    ) -> None:
+        """`look_behind`: nobody has what a follower's channels wait for; they may be known from further on."""
         self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
         self._replicas = replicas
         self._trust = trust
+        self._look_behind = look_behind
         self._node = runtime.node
         self._nodes = runtime.nodes
         self._disk = runtime.disk
         self._on_failure = runtime.on_failure
         self._bad: dict[PartitionKey, RangeSet] = {}  # log ids that are known not to verify
-        runtime.opener.on_mended = self._mended_alone
         self._repairer = Repairer(
             runtime.peers,
             cluster_id=runtime.cluster_id,
@@ -165,6 +256,10 @@ class Damage:
             follower.mended()
         self._trust.look(key)
 
+    def mended_alone(self, log_: PartitionLog, first: int, end: int) -> None:
+        """The same, said by a log that no other node has."""
+        self.mended((log_.identity.topic_uid, log_.identity.partition), first, end)
+
     async def ask_everybody(self, key: PartitionKey, log_: PartitionLog) -> None:
         """Ask all other replicas, once, for all that is damaged."""
         for first, end in self.known(key):
@@ -211,7 +306,7 @@ class Damage:
         if log_ is None or follower is None or follower.port is None or follower.behind:
             return
         if follower.damage is not None and follower.damage[1] <= follower.committed:
-            await self._replicas.look_behind_damage(follower)
+            await self._look_behind(key)
         try:
             if (await self._lost_of(log_, first, end)).total() == end - first or (port := follower.port) is None:
                 return
@@ -237,9 +332,6 @@ class Damage:
         """Who sees to a partition that is led here and that nobody else has."""
         leadership = self._replicas.leading.get(key)
         return leadership.partition.own_damage if leadership is not None and self._only_here(key) else None
-
-    def _mended_alone(self, log_: PartitionLog, first: int, end: int) -> None:
-        self.mended((log_.identity.topic_uid, log_.identity.partition), first, end)
 
     def _others(self, key: PartitionKey) -> list[str]:
         """Where the other replicas of a partition are, members of the ISR first."""

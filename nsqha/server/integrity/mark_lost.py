@@ -23,9 +23,7 @@ from nsqha.server.integrity.peer_repair import is_lost
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.server.integrity.suspect_logs import LogTrust
-    from nsqha.server.replica.follower import Follower
-    from nsqha.server.replica.replica_files import ReplicaFiles
-    from nsqha.server.replica.replica_runtime import ReplicaRuntime
+    from nsqha.server.runtime.disk import DiskRounds
 
 
 ASK_SECONDS = 20.0  # that others are asked for what is about to be given up; they are asked again afterwards
@@ -38,20 +36,18 @@ class GivingUp:
 
     def __init__(
         self,
-        runtime: ReplicaRuntime,
+        disk: DiskRounds,
         damage: Damage,
         trust: LogTrust,
-        files: ReplicaFiles,
         *,
         log_of: Callable[[PartitionKey], PartitionLog | None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._opener = runtime.opener
-        self._journal_writer = runtime.journal_writer
-        self._disk = runtime.disk
-        self._on_failure = runtime.on_failure
+        """`on_failure`: the disk failed."""
+        self._disk = disk
+        self._on_failure = on_failure
         self._damage = damage
         self._trust = trust
-        self._files = files
         self._log_of = log_of
 
     async def give_up(self, key: PartitionKey, *, seconds: float = ASK_SECONDS) -> list[DamagedRange]:
@@ -76,23 +72,6 @@ class GivingUp:
             self._trust.renewed(key)
             log_.doubtful_from = None
         return given_up
-
-    async def before_leading(self, follower: Follower, epoch: int) -> None:
-        """An operator lets this replica lead with what it has: what nobody else has of its damage is given up."""
-        key = follower.key
-        follower.fence(epoch)
-        await follower.files_free()
-        self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
-        await self._journal_writer.promise()
-        await self.give_up(key)
-        follower.mended()
-        if follower.state is None:
-            await self._files.reload(follower)
-        if follower.state is None:
-            log_, end = follower.log, max(follower.committed, follower.log.start.log_id)
-            text = "%s: nothing is left that says where its channels were: they begin where the log does"
-            log.error("channels_lost", text, log_.directory)
-            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
 
     async def _mark(self, key: PartitionKey, log_: PartitionLog, before: set[int]) -> list[DamagedRange]:
         """Write LOST over what is still damaged; what was not marked `before`."""

@@ -29,6 +29,7 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.ranges import RangeSet
+from nsqha.server.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
@@ -94,7 +95,8 @@ class Repairer:
             early.set()
 
     async def _repair(self, key: PartitionKey) -> None:
-        ranges, early, pause = self._wanted[key], self._early[key], RETRY_SECONDS
+        ranges, early = self._wanted[key], self._early[key]
+        backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         loop = asyncio.get_running_loop()
         try:
             while ranges:
@@ -108,12 +110,13 @@ class Repairer:
                         await self._missed(key, first, end)
                 if ranges:
                     if not self._given_up(key, ranges):
-                        pause = RETRY_SECONDS
+                        backoff.reset()
+                    pause = backoff.next_pause()
                     asked_at, later = loop.time(), loop.call_later(pause, early.set)
                     await early.wait()
                     later.cancel()
-                    in_vain = loop.time() - asked_at >= pause
-                    pause = min(2 * pause, RETRY_SECONDS_MAX) if in_vain else RETRY_SECONDS
+                    if loop.time() - asked_at < pause:
+                        backoff.reset()
         finally:
             del self._wanted[key], self._early[key]
 

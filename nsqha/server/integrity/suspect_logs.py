@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqha.ids import PartitionKey
 from nsqha.ranges import RangeSet
@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.verdict import Report
-    from nsqha.server.replica.follower import Follower
+
+
+class FollowedLog(Protocol):
+    """A replica that follows, as far as trust in its log goes."""
+
+    damage: tuple[int, int] | None  # log ids that are committed and can not be read here
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has all that was committed."""
 
 
 @dataclass(slots=True)
@@ -52,7 +61,7 @@ def can_be_whole(log_: PartitionLog, report: Report) -> bool:
 class LogTrust:
     """What is held against the logs of one node."""
 
-    def __init__(self, followers: Mapping[PartitionKey, Follower]) -> None:
+    def __init__(self, followers: Mapping[PartitionKey, FollowedLog]) -> None:
         self.on_whole: Callable[[PartitionKey, int], None] = lambda key, name: None
         """All that recovery found is mended, and nothing is held against the log's old name (0: that is gone)."""
         self._followers = followers

@@ -24,10 +24,11 @@ from nsqha.election.store import MetadataStore
 from nsqha.errors import NsqhaError, Poisoned, StorageError
 from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
-from nsqha.server.clients.connection import Connection
+from nsqha.server.clients.connection import ClientContext, Connection
 from nsqha.server.clients.publish import Publishing
 from nsqha.server.clients.subscribe import Subscriptions
 from nsqha.server.http.broker_api import Check, Ports
+from nsqha.server.node.log_sources import ClusterLogs, SingleNodeLogs
 from nsqha.server.node.readiness import cluster_checks
 from nsqha.server.node.snapshot import broker_stats
 from nsqha.server.partition.delivery import Delivery
@@ -35,14 +36,16 @@ from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.scrub import Replica, Scrubber
 from nsqha.server.partition.topic import Topic
 from nsqha.server.replica.log_manager import PartitionOpener
-from nsqha.server.runtime import diskspace
-from nsqha.server.runtime.background import Background
 from nsqha.server.runtime.cache import CacheWriter
-from nsqha.server.runtime.changes import Changes
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter
+from nsqha.server.runtime.measures import disk_space
 from nsqha.server.runtime.metadata import Metadata
+from nsqha.server.runtime.tasks import Background, Changes
+from nsqha.server.segments.log_source import LogSource, reachable
 from nsqha.server.topics.channels import Channels
+from nsqha.server.topics.placement import TopicContext
+from nsqha.server.topics.single_node import SingleNodePlacement
 from nsqha.server.topics.topics import Topics
 from nsqha.wire.limits import Limits
 
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.auth import AuthClient
     from nsqha.server.http.stats import BrokerStats
     from nsqha.server.node.membership import Cluster
+    from nsqha.server.node.registrar import Registrar
     from nsqha.server.segments.byte_server import ByteServer
 
 HOUSEKEEPING_SECONDS = 1.0
@@ -97,9 +101,10 @@ class Broker:
         self.disk_refusing = False
         self.ports = Ports()
         self.auth: AuthClient | None = None
+        self.registrar: Registrar | None = None  # once it announces
         self.tls_context: ssl.SSLContext | None = None
         self.on_failure: Callable[[str], None] = lambda why: None
-        self.space = diskspace.of(options.data_path)
+        self.space = disk_space(options.data_path)
         self.measures = opener.measures
         self.budget = opener.budget
         self.grpc_address = ""
@@ -114,7 +119,8 @@ class Broker:
         self.changes = Changes(loop, options.publish_outcome_wait_ns / 1e9)
         self.cluster = cluster
         metadata = Metadata(store, disk.run if cluster is None else cluster.run, journal, self.fail)
-        self.topics = self._make_topics(metadata)
+        topic_context = self._topic_context(metadata)
+        self.topics = Topics(topic_context, ending=lambda: self.exiting or self.failure is not None)
         self.channels = Channels(
             self.topics,
             options,
@@ -123,8 +129,18 @@ class Broker:
             metadata=metadata,
             changes=self.changes,
         )
-        if cluster is not None:
-            self._join_parts(cluster, metadata)
+        here = SingleNodeLogs(
+            self.topics,
+            node=journal.identity.node_uid,
+            loop=loop,
+            spawn=self.spawn,
+            address=lambda: reachable(self.segments_address, options.broadcast_address),
+        )
+        self.log_source: LogSource = here if cluster is None else ClusterLogs(here, cluster)
+        if cluster is None:
+            self.topics.placement = SingleNodePlacement(self.topics, topic_context)
+        else:
+            self._join_parts(cluster, topic_context)
         self.publishing = Publishing(
             self.topics,
             options,
@@ -142,8 +158,8 @@ class Broker:
             cluster.routing = Routing(self, cluster, cluster.routing_peers)
         self.scrubber = self._make_scrubber()
 
-    def _make_topics(self, metadata: Metadata) -> Topics:
-        return Topics(
+    def _topic_context(self, metadata: Metadata) -> TopicContext:
+        return TopicContext(
             self.options,
             node_uid=self.journal.identity.node_uid,
             rng=self.rng,
@@ -153,7 +169,6 @@ class Broker:
             opener=self.opener,
             changes=self.changes,
             new_delivery=self._new_delivery,
-            ending=lambda: self.exiting or self.failure is not None,
             forget_targets=self._forget_targets,
         )
 
@@ -173,10 +188,11 @@ class Broker:
             self.cluster.replicas.damage.on_mended = scrubber.mended
         return scrubber
 
-    def _join_parts(self, cluster: Cluster, metadata: Metadata) -> None:
+    def _join_parts(self, cluster: Cluster, topic_context: TopicContext) -> None:
         """Topics, replicas and membership know each other."""
         from nsqha.replication.isr import IsrLimits
         from nsqha.server.node.disk_watch import DiskWatch
+        from nsqha.server.node.placement import ClusterPlacement
         from nsqha.server.replica.replica_runtime import ReplicaRuntime
         from nsqha.server.replica.roles import Replicas
 
@@ -189,7 +205,7 @@ class Broker:
             cluster_id=cluster.cluster_id,
             journal=self.journal,
             journal_writer=self.journal_writer,
-            metadata=metadata,
+            metadata=topic_context.metadata,
             opener=self.opener,
             disk=self.disk,
             peers=cluster.peers,
@@ -211,7 +227,7 @@ class Broker:
             catch_up_bytes_per_second=options.catch_up_bytes_per_second,
         )
         cluster.disk_watch = DiskWatch(lambda: self.disk.running, cluster.disk_hangs, cluster.spawn)
-        self.topics.cluster = cluster
+        self.topics.placement = ClusterPlacement(self.topics, topic_context, cluster)
         cluster.when_changed(self.topics.announce)
 
     def _found_damage(self, replica: Replica, first: int, end: int) -> None:
@@ -356,7 +372,7 @@ class Broker:
         self.cache_writer.write()
 
     def _watch_disk(self) -> None:
-        self.space = diskspace.of(self.options.data_path)
+        self.space = disk_space(self.options.data_path)
         # Deferred messages that can not be written down gather in memory: another reason to take no more.
         refusing = self.space.free_bytes < self.options.disk_low_bytes or self.opener.cursor_cache.overfull
         if refusing != self.disk_refusing:
@@ -372,6 +388,24 @@ class Broker:
         return read(self.clock)
 
     # ---- connections
+
+    def client_context(self) -> ClientContext:
+        """What clients' connections work with; to be asked for once AUTH and TLS are prepared."""
+        return ClientContext(
+            options=self.options,
+            limits=self.limits,
+            loop=self.loop,
+            clock=self.clock,
+            now=self.now,
+            auth=self.auth,
+            tls_context=self.tls_context,
+            budget=self.budget,
+            measures=self.measures,
+            topics=self.topics,
+            publishing=self.publishing,
+            subscriptions=self.subscriptions,
+            connections=self,
+        )
 
     def next_connection_number(self) -> int:
         self._numbers += 1
@@ -421,8 +455,8 @@ class Broker:
 
     def set_lookupds(self, addresses: Sequence[str]) -> None:
         self.options = replace(self.options, lookupd_tcp_addresses=tuple(addresses))
-        if self.topics.registrar is not None:
-            self.topics.registrar.set_peers(addresses)
+        if self.registrar is not None:
+            self.registrar.set_peers(addresses)
 
     def set_log_level(self, level: str) -> None:
         nsqlog.set_level(level)

@@ -17,12 +17,9 @@ from nsqha.election.session import StoreIdentity
 from nsqha.errors import StaleMetadata
 from nsqha.nsqlog import Log
 from nsqha.options import Options
-from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.node.membership import Cluster
 from nsqha.server.peers import renewing
-from nsqha.server.peers.calls import GrpcPeerServer
-from nsqha.server.peers.identity import MembersOnly
-from nsqha.server.runtime import tls
+from nsqha.server.peers.calls import SERVICES
 from nsqha.server.safe_mode import hold as held
 from nsqha.server.safe_mode import inventory as evidence
 
@@ -30,13 +27,6 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.server.runtime.certificates import CertificateFiles
-
-__all__ = ["MembersOnly", "node_info", "open_cluster", "peer_server"]
-
-SERVICES = (
-    replication_pb2.DESCRIPTOR.services_by_name["Replication"],
-    routing_pb2.DESCRIPTOR.services_by_name["Routing"],
-)
 
 log = Log("cluster")
 
@@ -95,11 +85,6 @@ def _generation(options: Options, journal: NodeJournal, clock: Clock) -> int:
         raise StaleMetadata(why)
     # Else there is no such cluster: the store begins it, or says why not.
     return look.accepted.record.generation
-
-
-def peer_server(options: Options) -> GrpcPeerServer:
-    """Where other nodes call this one."""
-    return GrpcPeerServer(SERVICES, tls=tls.cluster_tls(options))
 
 
 def node_info(

@@ -27,7 +27,7 @@ from nsqha.server.peers.identity import Members
 from nsqha.server.replica.sender import PushLinks
 from nsqha.server.routing.hints import Hints
 from nsqha.server.routing.leaders import LeaderAt
-from nsqha.server.runtime.background import Background
+from nsqha.server.runtime.tasks import Background
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock

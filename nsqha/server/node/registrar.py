@@ -25,6 +25,7 @@ import msgspec
 from nsqha import NSQ_VERSION
 from nsqha.ids import is_ephemeral, valid_name
 from nsqha.nsqlog import Log
+from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.listen import reason, split_host_port
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ class _Peer:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        pause = RETRY_SECONDS[0]
+        backoff = Backoff(*RETRY_SECONDS)
         while True:
             started = loop.time()
             try:
@@ -242,9 +243,8 @@ class _Peer:
                 self._log.warning("lookupd_lost", "LOOKUPD(%s): %s", self._address, why, peer=self._address)
             self.info = None
             if loop.time() - started > PING_SECONDS:
-                pause = RETRY_SECONDS[0]  # it was well for a while: probably restarted
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, RETRY_SECONDS[1])
+                backoff.reset()  # it was well for a while: probably restarted
+            await asyncio.sleep(backoff.next_pause())
 
     async def _serve(self) -> None:
         """One connection from beginning to end; returns or raises when it is of no more use."""

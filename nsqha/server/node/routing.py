@@ -10,7 +10,8 @@ Made once the node is a member, before it listens; a node that is alone has none
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.server.routing.channel_sync import Reconciler
 from nsqha.server.routing.forward_client import Forwarder
@@ -19,19 +20,43 @@ from nsqha.server.routing.relay_client import Relaying
 from nsqha.server.routing.relay_server import RelayService
 
 if TYPE_CHECKING:
-    from nsqha.server.node.broker import Broker
+    from nsqha.clock import Now
+    from nsqha.options import Options
+    from nsqha.server.clients.publish import Publishing
+    from nsqha.server.clients.subscribe import Subscriptions
     from nsqha.server.peers.api import Peers, PeerServer
     from nsqha.server.routing.leaders import Leaders
+    from nsqha.server.runtime.budget import PublishBudget
+    from nsqha.server.topics.channels import Channels
+    from nsqha.server.topics.topics import Topics
 
 DRAIN_SECONDS_MAX = 1.0
+
+
+class RoutedNode(Protocol):
+    """The parts of a node that take part in routing."""
+
+    options: Options
+    loop: asyncio.AbstractEventLoop
+    budget: PublishBudget
+    topics: Topics
+    channels: Channels
+    publishing: Publishing
+    subscriptions: Subscriptions
+
+    def now(self) -> Now: ...
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None: ...
+
+    def refuses_publish(self) -> str | None: ...
 
 
 class Routing:
     """The parts of one node."""
 
-    def __init__(self, broker: Broker, leaders: Leaders, peers: Peers) -> None:
+    def __init__(self, node: RoutedNode, leaders: Leaders, peers: Peers) -> None:
         """`peers` should be connections of their own: publishes and messages must not hold up replication."""
-        options, loop, topics, channels = broker.options, broker.loop, broker.topics, broker.channels
+        options, loop, topics, channels = node.options, node.loop, node.topics, node.channels
         wait_seconds = options.publish_wait_ns / 1e9
         self._peers = peers
         self.forwarder = Forwarder(
@@ -39,16 +64,16 @@ class Routing:
             leaders,
             peers,
             loop=loop,
-            budget=broker.budget,
+            budget=node.budget,
             wait_seconds=wait_seconds,
             outcome_seconds=options.publish_outcome_wait_ns / 1e9,
-            refusal=broker.refuses_publish,
+            refusal=node.refuses_publish,
         )
         self.forward_service = ForwardService(
-            topics, leaders, loop=loop, budget=broker.budget, refusal=broker.refuses_publish
+            topics, leaders, loop=loop, budget=node.budget, refusal=node.refuses_publish
         )
-        self.relaying = Relaying(topics, leaders, peers, loop=loop, now=broker.now)
-        self.relay_service = RelayService(topics, channels, leaders, loop=loop, now=broker.now, spawn=broker.spawn)
+        self.relaying = Relaying(topics, leaders, peers, loop=loop, now=node.now)
+        self.relay_service = RelayService(topics, channels, leaders, loop=loop, now=node.now, spawn=node.spawn)
         self.reconciler = Reconciler(
             leaders,
             peers,
@@ -59,10 +84,10 @@ class Routing:
             led_elsewhere=channels.led_elsewhere,
             known_channels=topics.known_channels,
         )
-        broker.publishing.forwarder = self.forwarder
-        broker.subscriptions.relaying = self.relaying
+        node.publishing.forwarder = self.forwarder
+        node.subscriptions.relaying = self.relaying
         channels.reconciler = self.reconciler
-        self._unwatch = leaders.when_changed(broker.subscriptions.leaders_changed)
+        self._unwatch = leaders.when_changed(node.subscriptions.leaders_changed)
 
     def serve(self, server: PeerServer) -> None:
         """What other nodes may ask of this one."""

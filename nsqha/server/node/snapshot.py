@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import nsqha
 from nsqha import hot
@@ -35,57 +35,86 @@ from nsqha.server.runtime.tls import describe
 if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
     from nsqha.election.model import PartitionMeta
+    from nsqha.options import Options
     from nsqha.server.clients.connection import Connection
-    from nsqha.server.node.broker import Broker
     from nsqha.server.node.membership import Cluster
     from nsqha.server.partition.delivery import Consumer
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.scrub import Scrubber
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.leadership import Leadership
+    from nsqha.server.replica.log_manager import PartitionOpener
+    from nsqha.server.runtime.disk import DiskRounds
+    from nsqha.server.runtime.measures import Measures, Space
+    from nsqha.server.segments.byte_server import ByteServer
+    from nsqha.server.topics.topics import Topics
 
 RANGES_MAX = 100  # damaged ranges that are shown one by one
 
 
-def broker_stats(broker: Broker, topic: str, clients: bool) -> BrokerStats:
+class NodeFigures(Protocol):
+    """The parts of a node that have figures, and what it knows of itself."""
+
+    options: Options
+    start_time_ns: int
+    topics: Topics
+    cluster: Cluster | None
+    connections: dict[int, Connection]
+    connections_total: int
+    disk: DiskRounds
+    disk_refusing: bool
+    space: Space
+    opener: PartitionOpener
+    measures: Measures
+    scrubber: Scrubber
+    grpc_address: str
+    segments: ByteServer | None
+    segments_address: str
+
+    def now(self) -> Now: ...
+
+    def health(self) -> str: ...
+
+
+def broker_stats(node: NodeFigures, topic: str, clients: bool) -> BrokerStats:
     """All topics, or `topic` alone; connections only if `clients`."""
-    now = broker.now()
-    topics = [t for t in broker.topics.values() if topic in ("", t.name)]
-    producers = [client_stats(c, None) for c in broker.connections.values() if c.pub_counts] if clients else []
+    now = node.now()
+    topics = [t for t in node.topics.values() if topic in ("", t.name)]
+    producers = [client_stats(c, None) for c in node.connections.values() if c.pub_counts] if clients else []
     return BrokerStats(
-        health=broker.health(),
-        start_time_ns=broker.start_time_ns,
-        topics=tuple(topic_stats(t, now, clients, broker.cluster) for t in topics),
+        health=node.health(),
+        start_time_ns=node.start_time_ns,
+        topics=tuple(topic_stats(t, now, clients, node.cluster) for t in topics),
         producers=tuple(producers),
-        node=node_stats(broker),
+        node=node_stats(node),
     )
 
 
-def node_stats(broker: Broker) -> NodeStats:
-    cache = broker.opener.cursor_cache
+def node_stats(node: NodeFigures) -> NodeStats:
+    cache = node.opener.cursor_cache
     return NodeStats(
         version=nsqha.__version__,
         hot=hot.ACTIVE,
-        sync=broker.options.sync,
-        data_path=broker.options.data_path,
-        grpc_address=broker.grpc_address,
-        segments_address=broker.segments_address,
-        segments=SegmentStats() if broker.segments is None else broker.segments.figures,
-        connections=len(broker.connections),
-        connections_total=broker.connections_total,
-        disk_free_bytes=broker.space.free_bytes,
-        disk_total_bytes=broker.space.total_bytes,
-        disk_refusing=broker.disk_refusing,
+        sync=node.options.sync,
+        data_path=node.options.data_path,
+        grpc_address=node.grpc_address,
+        segments_address=node.segments_address,
+        segments=SegmentStats() if node.segments is None else node.segments.figures,
+        connections=len(node.connections),
+        connections_total=node.connections_total,
+        disk_free_bytes=node.space.free_bytes,
+        disk_total_bytes=node.space.total_bytes,
+        disk_refusing=node.disk_refusing,
         cursor_cache_written=cache.failure is None and cache.delayed is None,
         cursor_cache_waiting=cache.overlaid,
-        fsync_seconds=broker.disk.round_seconds.data(),
-        publish_seconds=broker.measures.publish_seconds.data(),
-        batch_messages=broker.measures.batch_messages.data(),
-        loop_lag_seconds=broker.measures.loop_lag_seconds.data(),
-        publish_errors=tuple(sorted(broker.measures.publish_errors.items())),
-        log_events=tuple(sorted(broker.measures.log_events.items())),
-        scrub=scrub_stats(broker.scrubber),
-        cluster=None if broker.cluster is None else cluster_stats(broker.cluster),
+        fsync_seconds=node.disk.round_seconds.data(),
+        publish_seconds=node.measures.publish_seconds.data(),
+        batch_messages=node.measures.batch_messages.data(),
+        loop_lag_seconds=node.measures.loop_lag_seconds.data(),
+        publish_errors=tuple(sorted(node.measures.publish_errors.items())),
+        log_events=tuple(sorted(node.measures.log_events.items())),
+        scrub=scrub_stats(node.scrubber),
+        cluster=None if node.cluster is None else cluster_stats(node.cluster),
     )
 
 

@@ -14,9 +14,10 @@ import random
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nsqha import hot
 from nsqha.clock import SystemClock
@@ -35,12 +36,14 @@ from nsqha.server.node.statsd import StatsdPusher, host_prefix
 from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.disk import DiskRounds
-from nsqha.server.runtime.process import collector, keep_large_blocks
+from nsqha.server.runtime.measures import collector, keep_large_blocks
 from nsqha.server.safe_mode.rebuilding import records
 from nsqha.wire.limits import Limits
 
 if TYPE_CHECKING:
+    from nsqha.election.etcd.store import EtcdStore
     from nsqha.server.node.membership import Cluster
+    from nsqha.server.peers.calls import GrpcPeerServer
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.safe_mode.monitor import Doubt
     from nsqha.server.segments.renewals import HoldRenewals
@@ -105,6 +108,22 @@ def boot_id() -> str:
     return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
+class GrpcListener(Protocol):
+    """Where a node listens for gRPC: administration, segments, and the calls of other nodes."""
+
+    address: str
+    renewals: HoldRenewals  # from `start` on
+
+    async def start(self) -> None:
+        """Listen. Unavailable or ConfigError if the address can not be had."""
+
+    async def close(self) -> None: ...
+
+
+OpenGrpc = Callable[[Broker, str, "GrpcPeerServer | None", "CertificateFiles | None"], GrpcListener]
+"""Of a broker, at an address, with the services for other nodes; `start` is still to be called. Runs in a thread."""
+
+
 class GivenUp(Exception):
     """The process is to end before the node could start."""
 
@@ -112,11 +131,12 @@ class GivenUp(Exception):
 class Node:
     """One broker in this process."""
 
-    def __init__(self, options: Options, stop: asyncio.Event | None = None) -> None:
+    def __init__(self, options: Options, open_grpc: OpenGrpc, stop: asyncio.Event | None = None) -> None:
         """`stop` is set when the process is to end, which may be before the node could start."""
         self.options = replace(options, data_path=os.path.abspath(options.data_path or "."))
         self.failed: asyncio.Future[str] | None = None  # the disk failed: why
         self.begins_again = asyncio.Event()  # this life ends, and another one of the same process begins
+        self._open_grpc = open_grpc
         self._stop = stop or asyncio.Event()
         self._doubt: Doubt | None = None
         self._broker: Broker | None = None
@@ -332,7 +352,7 @@ class Node:
             connect_seconds=options.http_client_connect_timeout_ns / 1e9,
             request_seconds=options.http_client_request_timeout_ns / 1e9,
         )
-        broker.topics.registrar = registrar
+        broker.registrar = broker.topics.announcer = registrar
         registrar.set_peers(options.lookupd_tcp_addresses)
         self._closers.append(registrar.close)
         if options.statsd_address:
@@ -347,23 +367,33 @@ class Node:
         from nsqha.server.http.api import HttpServer
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(broker), sock=sockets["tcp"])
+        context = broker.client_context()
+        self._server = await loop.create_server(lambda: Connection(context), sock=sockets["tcp"])
         log.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
         http = HttpServer(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
         await http.start()
         self._closers.append(http.close)
-        # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
-        service = await asyncio.to_thread(importlib.import_module, "nsqha.admin.service")
-        peers: Any = None
+        peers: GrpcPeerServer | None = None
         if broker.cluster is not None:
-            joining = importlib.import_module("nsqha.server.node.joining")
-            peers = joining.peer_server(self.options)
-            checked = joining.MembersOnly(peers, broker.cluster.members.view)
-            broker.cluster.serve(checked)
-            doubt = importlib.import_module("nsqha.server.safe_mode.monitor")
-            self._doubt = doubt.Doubt(broker, broker.cluster, broker.cluster.store, self.begins_again.set)
+            from nsqha.server.peers.calls import peer_server
+            from nsqha.server.peers.identity import MembersOnly
+            from nsqha.server.safe_mode.monitor import Doubt
+
+            cluster = broker.cluster
+            peers = peer_server(self.options)
+            checked = MembersOnly(peers, cluster.members.view)
+            cluster.serve(checked)
+            self._doubt = Doubt(
+                broker,
+                cast("EtcdStore", cluster.store),  # as `open_cluster` opened it
+                self.begins_again.set,
+                cluster_id=cluster.cluster_id,
+                status=cluster.replicas.answers.status,
+            )
             self._doubt.serve(checked)
-        admin = service.AdminServer(broker, self.options.grpc_address, peers, tls=self._certificates)
+        # gRPC takes a tenth of a second to import: not on the loop, clients are served already.
+        address, certificates = self.options.grpc_address, self._certificates
+        admin = await asyncio.to_thread(self._open_grpc, broker, address, peers, certificates)
         await admin.start()
         self._closers.append(admin.close)
         broker.grpc_address = admin.address
@@ -376,7 +406,7 @@ class Node:
 
     async def _serve_segments(self, broker: Broker, sock: socket.socket, renewals: HoldRenewals) -> None:
         byte_server = await asyncio.to_thread(importlib.import_module, "nsqha.server.segments.byte_server")
-        server = byte_server.ByteServer.of(broker, sock, self._certificates, renewals.read)
+        server = byte_server.ByteServer.of(broker.log_source, sock, self._certificates, renewals.read)
         server.start()
         self._closers.append(server.close)
         broker.segments, broker.segments_address = server, server.address
@@ -406,7 +436,7 @@ class Node:
         log.info("stopped", "bye")
 
 
-def serve_until_signal(options: Options) -> int:
+def serve_until_signal(options: Options, open_grpc: OpenGrpc) -> int:
     """Run one node until SIGINT or SIGTERM (0), or until its disk fails (1)."""
     import uvloop
 
@@ -416,7 +446,7 @@ def serve_until_signal(options: Options) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         while True:
-            node = Node(options, stop)
+            node = Node(options, open_grpc, stop)
             try:
                 await node.start()
             except GivenUp:

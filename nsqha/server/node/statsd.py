@@ -18,7 +18,7 @@ from nsqha.quantile import Result
 from nsqha.server.http.broker_api import BrokerApi
 from nsqha.server.http.stats import BrokerStats, ChannelStats, TopicStats
 from nsqha.server.runtime.listen import reason, split_host_port
-from nsqha.server.runtime.process import MemoryStats, memory_stats
+from nsqha.server.runtime.measures import MemoryStats, memory_stats
 
 SPARE_SECONDS = 1.0
 

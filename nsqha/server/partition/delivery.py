@@ -7,11 +7,20 @@ time; only redeliveries are rendered one by one.
 Fairness: a pump deals the backlog out evenly over the consumers that are ready. Where messages come by the hundred, the
 pieces of one pump would cost more in system calls than the messages do; then one consumer gets them and the next one
 those of the next pump.
+
+The deliveries of one partition, by channel, are pumped together and watched by one alarm:
+
+    a commit         -> pump               every channel may have something new
+    a window opened  -> wake -> [the end of the tick] -> those that were woken, all at one moment
+    a read failed    -> wake_later -> wake
+    the alarm rings  -> the partition, for its events -> due
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha import hot
@@ -24,15 +33,42 @@ from nsqha.nsqlog import Log
 from nsqha.quantile import LatencyWindow
 
 if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.reader import Batch
     from nsqha.cursor.channel import Channel
-    from nsqha.server.partition.partition import Partition
+    from nsqha.cursor.partition import PartitionCursors
 
 log = Log("delivery")
 
 OWNER_MAX = 65535
 DEAL_EVENLY = 32  # up to so many messages for each
 DEAL_MIN = 1000  # otherwise at least so many at a time, if windows allow
+READ_RETRY_SECONDS = 1.0  # after files of the log could not be opened
+CLOCK_SET_SECONDS = 1.0  # so far apart from each other the two clocks come only if one is set, or the host slept
+SLACK_SECONDS = 0.01  # deadlines closer than this share one timer
+
+
+class DeliveredPartition(Protocol):
+    """The partition whose committed messages are delivered, as far as deliveries look at it."""
+
+    number: int
+    id_base: int
+    log: PartitionLog
+    cursors: PartitionCursors
+    deliveries: Deliveries
+    closed: bool
+    on_damage: Callable[[int, int], object]
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether messages may be delivered."""
+
+    @property
+    def held_up(self) -> bool:
+        """Whether events can not be written just now, however urgent they are."""
+
+    def now(self) -> Now:
+        """Read both clocks."""
 
 
 class Wire(Protocol):
@@ -158,7 +194,7 @@ class Delivery:
     """One channel of one partition, and the consumers it feeds."""
 
     def __init__(
-        self, partition: Partition, channel: Channel, rng: random.Random, latency: LatencyWindow | None
+        self, partition: DeliveredPartition, channel: Channel, rng: random.Random, latency: LatencyWindow | None
     ) -> None:
         self.partition = partition
         self.latency = latency  # of messages from publish to FIN; None: not asked for
@@ -389,3 +425,108 @@ class Delivery:
             self._position = hot.skip_control(batch.data, self._position, len(batch.data))
         self._offset = offset
         return batch
+
+
+class Deliveries(dict[str, Delivery]):
+    """The deliveries of one partition by channel name; opened and closed by `Topic`."""
+
+    def __init__(
+        self, partition: DeliveredPartition, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]
+    ) -> None:
+        """`ring`: a deadline is over, of a channel or of an event."""
+        super().__init__()
+        self._partition = partition
+        self._loop = loop
+        self._woken: list[Delivery] = []
+        self._alarm = Alarm(loop, ring)
+        self._wall_ahead = 0.0  # of the monotonic clock
+
+    def pump(self, now: Now) -> None:
+        """Hand out what windows and backlogs allow, to every channel."""
+        for delivery in list(self.values()):
+            delivery.pump(now)
+        self.arm(now.mono)
+
+    def wake(self, delivery: Delivery) -> None:
+        """Pump this one at the end of the tick."""
+        if not self._woken:
+            self._loop.call_soon(self._pump_woken)
+        self._woken.append(delivery)
+
+    def wake_later(self, delivery: Delivery) -> None:
+        """Pump it in a while, whatever happens until then."""
+        delivery.delayed = True
+        self._loop.call_later(READ_RETRY_SECONDS, self._wake_delayed, delivery)
+
+    def _wake_delayed(self, delivery: Delivery) -> None:
+        delivery.delayed = False
+        delivery.wake()
+
+    def _pump_woken(self) -> None:
+        woken, self._woken = self._woken, []
+        for delivery in woken:
+            delivery.woken = False
+        if self._partition.closed:
+            return
+        now = self._partition.now()
+        for delivery in woken:
+            delivery.pump(now)
+        self.arm(now.mono)
+
+    def due(self, now: Now) -> None:
+        """Time out what is overdue and hand out what has become due; `arm` is the caller's."""
+        for delivery in list(self.values()):
+            delivery.due(now)
+
+    def watch_clock(self, now: Now) -> None:
+        """Called about once a second: what is due by the wall clock may be so although no timer says it."""
+        ahead = now.wall_ns / 1e9 - now.mono
+        if abs(ahead - self._wall_ahead) > CLOCK_SET_SECONDS:
+            self._wall_ahead = ahead
+            self.due(now)
+            self.arm(now.mono)
+
+    def arm(self, now: float) -> None:
+        """Make sure that the loop comes back for the earliest deadline of any channel, and for overdue events."""
+        partition = self._partition
+        deadline = None if partition.held_up else partition.cursors.event_deadline()
+        for delivery in self.values():
+            mine = delivery.channel.next_deadline()
+            if mine is not None and (deadline is None or mine < deadline):
+                deadline = mine
+        if deadline is not None:
+            self._alarm.set(deadline, now)
+
+    def cancel(self) -> None:
+        """No more alarms."""
+        self._alarm.cancel()
+
+
+class Alarm:
+    """Calls back at the earliest deadline that was set since it last did."""
+
+    __slots__ = ("_at", "_call", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = 0.0
+
+    def set(self, deadline: float, now: float) -> None:
+        """Call at `deadline`, in seconds of the same clock as `now`; never at once, and perhaps a slack late."""
+        if self._timer is not None:
+            if self._at <= deadline + SLACK_SECONDS:
+                return
+            self._timer.cancel()
+        self._at = max(deadline, now + SLACK_SECONDS)
+        self._timer = self._loop.call_later(self._at - now, self._ring)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._call()

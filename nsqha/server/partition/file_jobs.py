@@ -29,9 +29,7 @@ T = TypeVar("T")
 class Removals:
     """The unlinking of files that one partition's log has forgotten."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, disk: DiskRounds, failed: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, disk: DiskRounds, failed: Callable[[Exception], None]) -> None:
         self.task: asyncio.Task[None] | None = None  # while files are being unlinked
         self._loop = loop
         self._disk = disk

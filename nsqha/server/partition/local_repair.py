@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from nsqha.clock import Now
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.lookup import LogReader
 from nsqha.commitlog.rebuild import Rebuild
@@ -27,9 +28,12 @@ from nsqha.commitlog.verify import checks
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.nsqlog import Log
 from nsqha.ranges import RangeSet
+from nsqha.server.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
-    from nsqha.server.partition.partition import Partition
+    from nsqha.server.partition.delivery import Deliveries
+
+T = TypeVar("T")
 
 ENTRIES_AT_ONCE = 4096  # that are looked at, to find what does not verify
 LOOK_BYTES = 1 << 20  # that are read at a time, unless one batch is larger: publishes wait meanwhile
@@ -39,12 +43,25 @@ RETRY_SECONDS_MAX = 3600.0
 log = Log("damage")
 
 
+class RepairedLog(Protocol):
+    """The partition whose log is repaired, with the channels that stopped in front of the damage."""
+
+    log: PartitionLog
+    deliveries: Deliveries
+
+    def now(self) -> Now:
+        """Read both clocks."""
+
+    def work_on_files(self, job: Callable[[], T], then: Callable[[T], None]) -> bool:
+        """Run a job that has the files for itself, then pass on its result; False: another job has them."""
+
+
 class OwnDamage:
-    """Of one partition."""
+    """The damaged ranges of one partition's log, repaired one after the other."""
 
     def __init__(
         self,
-        partition: Partition,
+        partition: RepairedLog,
         told: Callable[[Damage], None],
         mended: Callable[[PartitionLog, int, int], None],
         *,
@@ -59,7 +76,7 @@ class OwnDamage:
         self._noted = RangeSet()
         self._put_off = RangeSet()
         self._seen = RangeSet()  # all that was ever noted
-        self._pause = RETRY_SECONDS
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._again_at = 0.0
 
     def found(self, first: int, end: int) -> None:
@@ -109,7 +126,7 @@ class OwnDamage:
             self._later(rebuild.first, rebuild.end, done)
             return
         if done is not None:  # else it is looked for again
-            self._pause = RETRY_SECONDS
+            self._backoff.reset()
             self._noted.discard(done.first.log_id, done.end.log_id)
             self._told(done)
             if done.readable:
@@ -155,8 +172,7 @@ class OwnDamage:
 
     def _put_off_until_later(self, first: int, until: int) -> None:
         if not self._put_off:
-            self._again_at = self._now() + self._pause
-            self._pause = min(2 * self._pause, RETRY_SECONDS_MAX)
+            self._again_at = self._now() + self._backoff.next_pause()
         self._noted.discard(first, until)
         self._put_off.add(first, until)
 

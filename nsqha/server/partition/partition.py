@@ -3,10 +3,9 @@
     publish, events -> waiting -> flush -> PartitionLog.append -> {disk round || push} -> LeaderReplica -> commit
     commit -> channel events applied, high watermark moved, publishers answered, channels pumped
 
-Adaptive group commit: publishes gather until nothing is outstanding any more, and until who was answered just now has
-come back (`nsqha.server.partition.gathering`), or until `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`,
-because a batch costs a message and an ack for each of them, whatever its size. They leave at the end of a loop tick.
-Merging stops at `BATCH_BYTES`; a run of frames is never split, so an MPUB stays in one batch.
+Adaptive group commit: publishes gather until nothing is outstanding and the publishers answered just now are back
+(`group_commit.Gathering`), or until `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, as each batch costs each
+of them a message and an ack. They leave at the end of a tick. Merging stops at `BATCH_BYTES`; an MPUB is never split.
 
 What goes wrong here stays here: a broken invariant or an event that can not be applied stops this partition, answers
 everybody who waits, and no other partition notices. A disk that fails ends the node (`on_failure`).
@@ -37,12 +36,18 @@ from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken, Waiter
 from nsqha.nsqlog import Log
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.partition.deliveries import Deliveries
+from nsqha.server.partition.delivery import Deliveries
 from nsqha.server.partition.file_jobs import FileJobs
-from nsqha.server.partition.gathering import Gathering
+from nsqha.server.partition.group_commit import (
+    Events,
+    Gathering,
+    Outstanding,
+    PendingEvents,
+    refuse,
+    settle,
+    settle_behind,
+)
 from nsqha.server.partition.local_repair import OwnDamage
-from nsqha.server.partition.outstanding import Outstanding, refuse, settle, settle_behind
-from nsqha.server.partition.pending_events import Events, PendingEvents
 from nsqha.server.partition.retention import Trimmer
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds, LazySync

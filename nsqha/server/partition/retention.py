@@ -17,8 +17,9 @@ stay until then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqha.clock import Now
 from nsqha.commitlog.entry import BatchCorrupt, Place
@@ -28,7 +29,9 @@ from nsqha.cursor.events import Abandoned
 from nsqha.nsqlog import Log
 
 if TYPE_CHECKING:
-    from nsqha.server.partition.partition import Partition
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.cursor.partition import PartitionCursors
+    from nsqha.server.partition.delivery import Deliveries
 
 # Per second and partition: carrying shares the log with publishers, and one batch has what is carried at once.
 CARRY_AT_ONCE = 1000  # messages
@@ -47,6 +50,24 @@ class AbandonedPolicy:
     over_bytes: int | None = None
 
 
+class RetainedLog(Protocol):
+    """The partition whose log start moves: its log, its channels, and who works on its files."""
+
+    log: PartitionLog
+    cursors: PartitionCursors
+    deliveries: Deliveries
+    on_damage: Callable[[int, int], object]
+
+    def roll(self) -> None:
+        """Begin a new pair of files."""
+
+    def drop_files(self, up_to: Place | None) -> None:
+        """Unlink the files that end at or below `up_to`, and those that could not be unlinked before."""
+
+    def write_events(self) -> None:
+        """Write the channel events that were queued soon; the caller does not wait."""
+
+
 class Trimmer:
     """Moves one partition's log start."""
 
@@ -59,7 +80,7 @@ class Trimmer:
         self._refused = (0, 0.0)  # position of the log start that is not worth it, and until when not to look again
         self._damaged = -1  # the batch that was told last
 
-    def step(self, partition: Partition, now: Now) -> None:
+    def step(self, partition: RetainedLog, now: Now) -> None:
         """Take the next step, if one is due."""
         try:
             self._step(partition, now)
@@ -69,7 +90,7 @@ class Trimmer:
                 log.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
             partition.on_damage(error.first.log_id, error.end.log_id)
 
-    def _step(self, partition: Partition, now: Now) -> None:
+    def _step(self, partition: RetainedLog, now: Now) -> None:
         pairs = partition.log.pairs
         if partition.log.forgotten_files:
             partition.drop_files(None)
@@ -86,14 +107,14 @@ class Trimmer:
         if moves and self._asked != state.log_start_log_id:
             self._propose(partition, pairs, start, given_up, now)
 
-    def _limit(self, partition: Partition, now: Now) -> int:
+    def _limit(self, partition: RetainedLog, now: Now) -> int:
         return partition.cursors.log_start_limit(partition.log.next_timestamp(now.wall_ns))
 
-    def _all_read(self, partition: Partition, pair: PairInfo, now: Now) -> bool:
+    def _all_read(self, partition: RetainedLog, pair: PairInfo, now: Now) -> bool:
         return self._limit(partition, now) >= pair.end.offset
 
     def _propose(
-        self, partition: Partition, pairs: list[PairInfo], start: Place, given_up: list[Abandoned], now: Now
+        self, partition: RetainedLog, pairs: list[PairInfo], start: Place, given_up: list[Abandoned], now: Now
     ) -> None:
         cursors = partition.cursors
         if self._refused[0] == start.position and now.mono < self._refused[1]:
@@ -131,7 +152,7 @@ class Trimmer:
             self._asked = cursors.state.log_start_log_id
         partition.write_events()
 
-    def _unlink(self, partition: Partition, pairs: list[PairInfo]) -> None:
+    def _unlink(self, partition: RetainedLog, pairs: list[PairInfo]) -> None:
         cursors = partition.cursors
         up_to: Place | None = None
         for pair in pairs[:-1]:
@@ -148,7 +169,7 @@ class Trimmer:
             log.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
             partition.drop_files(up_to)
 
-    def _give_up(self, partition: Partition, pairs: list[PairInfo], now: Now) -> list[Abandoned]:
+    def _give_up(self, partition: RetainedLog, pairs: list[PairInfo], now: Now) -> list[Abandoned]:
         """What the policy takes from channels nobody reads, so that the log start can pass it."""
         policy = self.abandoned
         if policy.after_ns is None and policy.over_bytes is None:

@@ -32,6 +32,8 @@ from grpc import aio
 
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Log
+from nsqha.options import Options
+from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.peers.api import (
     ERROR_TRAILER,
     KEEPALIVE_SECONDS,
@@ -57,12 +59,17 @@ from nsqha.server.peers.dialling import Failures
 from nsqha.server.peers.peer_accepting import AcceptingEnd
 from nsqha.server.peers.peer_calling import CallingEnd
 from nsqha.server.peers.stream import too_large
-from nsqha.server.runtime.tls import ClusterTls, cluster_client_context
+from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
 NAMED = "nsqha "  # before the address of whoever came, in the name of a connection that was passed on to gRPC
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
 STOPPING = "this node is stopping"
+SERVICES = (
+    replication_pb2.DESCRIPTOR.services_by_name["Replication"],
+    routing_pb2.DESCRIPTOR.services_by_name["Routing"],
+)
+"""What nodes serve each other."""
 
 log = Log("peers")
 
@@ -374,6 +381,11 @@ class GrpcPeerServer:
     def _log_bug(error: Exception, method: Method, address: str) -> None:
         if not isinstance(error, (NsqhaError, ValueError)):
             log.error("peer_call_failed", "%s for %s failed", method.name, address, error=error)
+
+
+def peer_server(options: Options) -> GrpcPeerServer:
+    """Where other nodes call this one."""
+    return GrpcPeerServer(SERVICES, tls=cluster_tls(options))
 
 
 def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentity:

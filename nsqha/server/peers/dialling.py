@@ -11,6 +11,8 @@ import asyncio
 import ipaddress
 import socket
 
+from nsqha.server.runtime.backoff import Backoff
+
 AGAIN_SECONDS = 0.1  # after a first failure, doubled with each one up to
 AGAIN_SECONDS_MAX = 1.0
 FORGET_SECONDS = 10.0  # after which a failure is a first one
@@ -49,20 +51,20 @@ class Failures:
     """Addresses that could not be reached lately."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[float, float, str]] = {}  # left alone until, for how long, why
+        self._last: dict[str, tuple[float, Backoff, str]] = {}  # left alone until, how long next time, why
 
     def why(self, address: str, now: float) -> str:
         """Why it is not tried now; empty: it may be."""
-        until, _, why = self._last.get(address, (0.0, 0.0, ""))
-        return f"{why} (a moment ago)" if now < until else ""
+        last = self._last.get(address)
+        return f"{last[2]} (a moment ago)" if last is not None and now < last[0] else ""
 
     def failed(self, address: str, now: float, why: str) -> None:
         self._last = {each: last for each, last in self._last.items() if now < last[0] + FORGET_SECONDS}
-        until, seconds, _ = self._last.get(address, (0.0, 0.0, ""))
-        if now < until:
+        last = self._last.get(address)
+        if last is not None and now < last[0]:
             return  # one more that was under way
-        seconds = min(2 * seconds or AGAIN_SECONDS, AGAIN_SECONDS_MAX)
-        self._last[address] = (now + seconds, seconds, why)
+        backoff = Backoff(AGAIN_SECONDS, AGAIN_SECONDS_MAX) if last is None else last[1]
+        self._last[address] = (now + backoff.next_pause(), backoff, why)
 
     def reached(self, address: str) -> None:
         self._last.pop(address, None)

@@ -33,6 +33,7 @@ from nsqha.server.peers.http2 import FRAME, PREFACE, SETTING
 from nsqha.server.peers.peer_calling import OPENING
 from nsqha.server.peers.peer_http2 import Http2End
 from nsqha.server.runtime import listen
+from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.certificates import CertificateFiles
 from nsqha.server.runtime.tls import STREAM_ALPN, cluster_stream_context
 
@@ -155,13 +156,13 @@ class FrontDoor:
             if len(self._looking) >= LOOKING_MAX:
                 self._make_room(next(iter(self._looking)))
             self._looking[sock] = self._loop.call_later(LOOK_SECONDS, self._give_up, sock)
-            self._wait_for_more(sock, AGAIN_SECONDS)
+            self._wait_for_more(sock, Backoff(AGAIN_SECONDS, AGAIN_SECONDS_MAX))
 
-    def _wait_for_more(self, sock: socket.socket, again: float) -> None:
+    def _wait_for_more(self, sock: socket.socket, again: Backoff) -> None:
         if sock in self._looking:
             self._loop.add_reader(sock, self._look, sock, again)
 
-    def _look(self, sock: socket.socket, again: float) -> None:
+    def _look(self, sock: socket.socket, again: Backoff) -> None:
         self._loop.remove_reader(sock)
         try:
             said = sock.recv(RECORD_BYTES_MAX, socket.MSG_PEEK)
@@ -176,7 +177,7 @@ class FrontDoor:
         stream = is_stream(said, tls=self._files is not None)
         if stream is None:
             # It stays readable, so waiting for the socket would be a busy loop.
-            self._loop.call_later(again, self._wait_for_more, sock, min(2 * again, AGAIN_SECONDS_MAX))
+            self._loop.call_later(again.next_pause(), self._wait_for_more, sock, again)
             return
         self._forget(sock)
         task = self._loop.create_task(self._welcome(sock, stream))
@@ -197,7 +198,7 @@ class FrontDoor:
 
     def _make_room(self, oldest: socket.socket) -> None:
         """Whoever says nothing longest goes; what it said just now counts."""
-        self._look(oldest, AGAIN_SECONDS_MAX)
+        self._look(oldest, Backoff(AGAIN_SECONDS_MAX, AGAIN_SECONDS_MAX))
         if oldest in self._looking:
             self._give_up(oldest)
 

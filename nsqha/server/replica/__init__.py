@@ -7,14 +7,12 @@ Downwards:
     follower_service   what leaders elsewhere may ask: a promise, then to follow
     receiver           the follower's half of live replication
     catch_up           a follower's way back to its leader's log
-    pace               a rate that several jobs share
     status             what a node tells of its replicas: status, ends of epochs, batches
+    replica_table      which replicas are led and followed here, and the newest record seen of each
     leadership         one partition led for one epoch: log to followers, acks to the commit rule
     sender             the leader's half of live replication: one stream to each follower node
-    replica_logs       a replica's log is opened, or begun empty
-    replica_files      what catching up does to a replica's files
+    replica_files      a replica's log is opened, or begun empty; what catching up does to its files
     replica_runtime    what a node lends to its replicas
     log_manager        logs and channel state opened; partitions that are led made of them
     follower           a log that is followed
-    partition_records  one partition's metadata record, as its leader reads and writes it
 """

@@ -24,7 +24,6 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import check_anew, check_cut
 from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
-from nsqha.server.replica.pace import Pace
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
@@ -37,6 +36,7 @@ NEAR_BYTES = 256 << 10  # so close to the end that the leader may push the rest
 CALL_SECONDS = 5.0
 SLICE_COST = 128 << 10  # stored at once, before everything else on this node has its turn
 BATCH_COST_MIN = 4 << 10  # bytes that a batch counts as at least: small ones cost more processor than disk
+BURST_SECONDS = 1.0  # of a pace, that may be done at once
 
 Call = Callable[[str, Any], Awaitable[Any]]
 """`await call("Fetch", request)`: ask the leader."""
@@ -214,3 +214,22 @@ class CatchUp:
 def _epoch_end(log_: LogReader, epoch: int) -> EpochEnd:
     found = copying.epoch_end(log_, epoch)
     return EpochEnd(found.epoch, found.end, found.chain, log_.start.log_id)
+
+
+class Pace:
+    """A rate that several jobs share: each says what it has done and is told how long to rest before it does more.
+
+    Nothing is reserved, so a job that is given up owes nothing. Who did nothing for a while may do as much as fits in
+    `BURST_SECONDS` at once: short work is never slowed down."""
+
+    def __init__(self, per_second: int) -> None:
+        """0: as much as they like."""
+        self.per_second = per_second
+        self._paid_until = float("-inf")  # by this time everything that was done is in order
+
+    def done(self, cost: int, now: float) -> float:
+        """Something of this cost was done; seconds to rest. Time is monotonic, in seconds."""
+        if not self.per_second:
+            return 0.0
+        self._paid_until = max(self._paid_until, now - BURST_SECONDS) + cost / self.per_second
+        return max(self._paid_until - now, 0.0)

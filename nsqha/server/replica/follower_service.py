@@ -15,7 +15,7 @@ leader's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,7 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
-from nsqha.server.replica.catch_up import CALL_SECONDS, CatchUp
-from nsqha.server.replica.pace import Pace
+from nsqha.server.replica.catch_up import CALL_SECONDS, CatchUp, Pace
 from nsqha.server.replica.receiver import Receiver
 
 if TYPE_CHECKING:
@@ -34,9 +33,10 @@ if TYPE_CHECKING:
     from nsqha.server.integrity.suspect_logs import LogTrust
     from nsqha.server.peers.api import PeerStream
     from nsqha.server.replica.follower import Follower
+    from nsqha.server.replica.leadership import Leadership
     from nsqha.server.replica.replica_files import ReplicaFiles
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
-    from nsqha.server.replica.roles import Replicas
+    from nsqha.server.replica.replica_table import ReplicaTable
 
 log = Log("promises")
 
@@ -50,16 +50,20 @@ class Promises:
     def __init__(
         self,
         runtime: ReplicaRuntime,
-        replicas: Replicas,
+        table: ReplicaTable,
         files: ReplicaFiles,
         damage: Damage,
         trust: LogTrust,
         *,
+        make: Callable[[Versioned[TopicRecord], int], Awaitable[None]],
+        step_down: Callable[[Leadership, str], Awaitable[None]],
         name_of: Callable[[int], str],
         stream_lost: Callable[[int], None],
         stream_found: Callable[[int], None],
         catch_up_bytes_per_second: int,
     ) -> None:
+        """`make(topic, number)`: open the log, or begin an empty one, and follow with it. `step_down(leadership, why)`:
+        lead no longer, but follow. Both hold the partition (`ReplicaTable.changing`)."""
         self._clock = runtime.clock
         self._node = runtime.node
         self._cluster_id = runtime.cluster_id
@@ -70,7 +74,9 @@ class Promises:
         self._peers = runtime.peers
         self._nodes = runtime.nodes
         self._spawn = runtime.spawn
-        self._replicas = replicas
+        self._table = table
+        self._make = make
+        self._step_down = step_down
         self._files = files
         self._damage = damage
         self._trust = trust
@@ -94,10 +100,10 @@ class Promises:
             receiver.greet()
 
     def hello(self) -> pb.PushHello:
-        return pb.PushHello(cluster_id=self._cluster_id, node_uid=self._node, registration=self._replicas.registration)
+        return pb.PushHello(cluster_id=self._cluster_id, node_uid=self._node, registration=self._table.registration)
 
     def following(self, key: PartitionKey) -> Follower | None:
-        return self._replicas.followers.get(key)
+        return self._table.followers.get(key)
 
     def stream_lost(self, node: int) -> None:
         self._stream_lost(node)
@@ -113,7 +119,7 @@ class Promises:
     async def _open(self, receiver: Receiver, opened: pb.Open) -> None:
         key = (opened.key.topic_uid, opened.key.partition)
         try:
-            async with self._replicas.changing(key):
+            async with self._table.changing(key):
                 await self._answer_open(receiver, opened, key)
         except Exception as error:
             # Whatever it was: a leader that hears nothing does not ask again as long as the stream stands.
@@ -123,10 +129,10 @@ class Promises:
 
     async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: PartitionKey) -> None:
         """Decide, give up leading, promise, follow; in this order, and behind each wait it may be too late."""
-        replicas, epoch = self._replicas, opened.epoch
+        table, epoch = self._table, opened.epoch
         times = [self._clock.monotonic()]
         decision = await self._decision(opened, key, receiver.leader)
-        if receiver.ended() or replicas.stopping:
+        if receiver.ended() or table.stopping:
             return
         match decision:
             case Fenced(promised):
@@ -137,9 +143,9 @@ class Promises:
                 return
             case Accepted() | PromiseNeeded():
                 pass
-        if (leadership := replicas.leading.get(key)) is not None:
-            await replicas.step_down(leadership, f"epoch {epoch} has begun")
-        follower = replicas.followers[key]
+        if (leadership := table.leading.get(key)) is not None:
+            await self._step_down(leadership, f"epoch {epoch} has begun")
+        follower = table.followers[key]
         if follower.stopped is not None:
             receiver.refused(opened.key, epoch, pb.REFUSAL_FAILED, follower.epoch, follower.stopped)
             return
@@ -159,20 +165,20 @@ class Promises:
 
     async def _decision(self, opened: pb.Open, key: PartitionKey, leader: int) -> Opening:
         """By the record as it was last seen; read anew if that is not enough, or there is no log here yet. NotFound."""
-        replicas = self._replicas
-        decision = self._decide(key, opened.epoch, leader, replicas.record_of(key))
-        here = key in replicas.followers or key in replicas.leading
+        table = self._table
+        decision = self._decide(key, opened.epoch, leader, table.record_of(key))
+        here = key in table.followers or key in table.leading
         if here and not isinstance(decision, NotConfirmed):
             return decision
         topic = await self._metadata.read(lambda: self._metadata.store.topic(opened.topic))
         if topic is None or topic.record.uid != key[0] or key[1] not in topic.record.partitions:
             raise NotFound(f"there is no partition {key[1]} of topic {opened.topic}")
-        replicas.saw(key, topic)
+        table.saw(key, topic)
         meta = topic.record.partitions[key[1]]
-        if key not in replicas.followers and key not in replicas.leading:
+        if key not in table.followers and key not in table.leading:
             if self._node not in meta.replicas and self._node not in meta.isr:
                 raise NotFound(f"{opened.topic}/{key[1]} has no replica on this node")
-            await replicas.make(topic, key[1])
+            await self._make(topic, key[1])
         return self._decide(key, opened.epoch, leader, topic)
 
     async def _promise(self, follower: Follower, epoch: int, *, needed: bool) -> None:
@@ -197,7 +203,7 @@ class Promises:
             follower.exclusively(self._catch_up(follower, receiver), interruptible=True)
 
     def _decide(self, key: PartitionKey, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
-        leadership = self._replicas.leading.get(key)
+        leadership = self._table.leading.get(key)
         return decide_open(
             epoch=epoch,
             leader=leader,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nsqha.replication.isr import Action, IsrLimits, Outcome
     from nsqha.server.partition.partition import Partition
     from nsqha.server.replica.sender import Piece, Pushed, PushLinks
+    from nsqha.server.runtime.metadata import Metadata
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
@@ -44,6 +45,30 @@ class Records(Protocol):
 
     async def read(self) -> PartitionMeta | None:
         """As it is now, linearizably; None: the topic is gone."""
+
+
+class PartitionRecords:
+    """One partition's record, as its leadership reads and writes it: `Records` in the metadata store."""
+
+    def __init__(self, metadata: Metadata, name: str, uid: int, number: int) -> None:
+        self._metadata = metadata
+        self._name = name
+        self._uid = uid
+        self._number = number
+
+    async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
+        store = self._metadata.store
+        return await self._metadata.write(
+            lambda: store.replace_partition(self._name, self._uid, self._number, meta, registered=registered)
+        )
+
+    async def fence(self, version: int) -> PartitionMeta:
+        store = self._metadata.store
+        return await self._metadata.write(lambda: store.fence_partition(self._name, self._uid, self._number, version))
+
+    async def read(self) -> PartitionMeta | None:
+        topic = await self._metadata.read(lambda: self._metadata.store.topic(self._name))
+        return None if topic is None or topic.record.uid != self._uid else topic.record.partitions.get(self._number)
 
 
 class Leadership:

@@ -1,28 +1,167 @@
-"""What catching up does to a replica's files, with its records in the journal and the cache (`catch_up.Files`).
+"""A replica's files and its records in the journal: how its log is opened or begun empty, and what catching up does.
 
-Each step is carried out whole, whoever is cancelled meanwhile: half of one leaves an intent that the next start carries
-out on batches that were acknowledged since, or files that the log does not know of. What the disk refuses half way is
+`ReplicaLogs` opens a log under a log_uid and with a promise:
+
+    found on this disk   recovered; it keeps its name if recovery can vouch for it, and its promise if that is trusted;
+                         what is damaged goes by a new one, and the journal keeps the old one until a leader takes it on
+    never made           begun under the name that the record has for it: this process drew it, or an earlier life did,
+                         which died before it made the log
+    recovery refuses     said once; whoever asks hears the same without the disk being read again, for longer each time:
+                         it reads two pairs to their end, and a leader asks once a second for as long as it leads
+
+`ReplicaFiles` changes the files of replicas that catch up (`catch_up.Files`), and the cache with them. Each step is
+carried out whole, whoever is cancelled meanwhile: half of one leaves an intent that the next start carries out on
+batches that were acknowledged since, or files that the log does not know of. What the disk refuses half way is
 `Poisoned`; before, an OSError or AppendFailed, and the step may be tried again.
+
+Invariant: nothing is opened under a name that acknowledged messages are counted on by, unless it has them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from nsqha.errors import AppendFailed, Poisoned
+from nsqha import ids
+from nsqha.errors import AppendFailed, LogCorrupt, NsqhaError, Poisoned
 from nsqha.ids import PartitionKey
-from nsqha.server.runtime.whole import whole
+from nsqha.nsqlog import Log
+from nsqha.server.integrity.suspect_logs import good_name
+from nsqha.server.runtime.backoff import Backoff
+from nsqha.server.runtime.tasks import whole
 
 if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
+    from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import PartitionMeta, TopicRecord
+    from nsqha.server.integrity.corrupt_ranges import Damage
+    from nsqha.server.integrity.suspect_logs import LogTrust
     from nsqha.server.replica.follower import Follower
+    from nsqha.server.replica.log_manager import OpenedLog
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
 
 
+AGAIN_SECONDS = 1.0  # after recovery refused a log; twice as long each time
+AGAIN_SECONDS_MAX = 600.0
+
 T = TypeVar("T")
+
+log = Log("replicas")
+
+
+@dataclass(slots=True)
+class Unusable:
+    """A log that recovery refuses."""
+
+    why: str
+    backoff: Backoff
+    again_at: float
+
+
+class ReplicaLogs:
+    """Opens the logs of one node's replicas."""
+
+    def __init__(self, runtime: ReplicaRuntime, damage: Damage, trust: LogTrust) -> None:
+        self._clock = runtime.clock
+        self._node = runtime.node
+        self._journal = runtime.journal
+        self._journal_writer = runtime.journal_writer
+        self._opener = runtime.opener
+        self._disk = runtime.disk
+        self._damage = damage
+        self._trust = trust
+        self._drawn: set[int] = set()  # names of logs that are about to be made
+        self.unusable: dict[PartitionKey, Unusable] = {}
+
+    def draw_log_uid(self) -> int:
+        """A name for a log that is about to be made here, to be put into the record of a new partition."""
+        log_uid = self._opener.new_log_uid()
+        self._drawn.add(log_uid)
+        return log_uid
+
+    def forget_log_uid(self, log_uid: int) -> None:
+        """No record names it."""
+        self._drawn.discard(log_uid)
+
+    async def open(self, record: TopicRecord, number: int) -> tuple[OpenedLog, int]:
+        """Open the log, or begin an empty one; the epoch that is promised with it. LogCorrupt: it was said why."""
+        key = (record.uid, number)
+        before = self.unusable.get(key)
+        if before is not None and self._clock.monotonic() < before.again_at:
+            raise LogCorrupt(before.why)
+        try:
+            opened = await self._open(record, number)
+        except LogCorrupt as error:
+            backoff = Backoff(AGAIN_SECONDS, AGAIN_SECONDS_MAX) if before is None else before.backoff
+            self.unusable[key] = Unusable(str(error), backoff, self._clock.monotonic() + backoff.next_pause())
+            if before is None or before.why != str(error):
+                log.error("replica_unusable", "%s/%d: %s", record.name, number, error)
+            raise
+        self.unusable.pop(key, None)
+        return opened
+
+    def gone(self, key: PartitionKey) -> None:
+        """The replica is not here any more."""
+        self.unusable.pop(key, None)
+
+    async def _open(self, record: TopicRecord, number: int) -> tuple[OpenedLog, int]:
+        key, meta = (record.uid, number), record.partitions[number]
+        drawn = meta.isr.get(self._node, 0)
+        if drawn in self._drawn or self._never_made(key, meta):
+            # Its record was written, and nothing can have been promised or acknowledged.
+            promise = 0 if drawn in self._drawn else meta.epoch
+            logs = await self._disk.run(lambda: self._opener.create(record, {number: drawn}))
+            self._drawn.discard(drawn)
+            if not ids.is_ephemeral(record.name):
+                self._opener.stage_promise(key, promise, logs[number].log, drawn)
+            return logs[number], promise
+        name = good_name(self._journal, key, meta.sync or self._opener.sync_of(record))
+        logs = await self._disk.run(lambda: self._opener.recover(record, [number]))
+        opened = logs[number]
+        known = self._journal.record(key)
+        promise = known.promise if known is not None else 0
+        if known is None or not known.promise_trusted or opened.log_uid != known.log_uid:
+            # What was promised before may be lost, or was promised for another log.
+            promise = max(promise, meta.epoch)
+        goes_by = opened.log_uid
+        if opened.report is not None:
+            bad = self._damage.recovered(key, opened.report)
+            old = self._trust.recovered(key, opened.log, opened.report, name, bad)
+            if known is not None and old and opened.log.vouched_durable < known.local_durable:
+                # It may yet be what it was. The next start finds the same damage by the same record, and asks others
+                # for it again; by the new one it might take what is behind it for a torn end.
+                goes_by = old
+        self._opener.stage_promise(key, promise, opened.log, goes_by)
+        await self._journal_writer.promise()
+        return opened, promise
+
+    async def renamed(self, key: PartitionKey, log_: PartitionLog, log_uid: int, name: int) -> bool:
+        """Journal that a log goes by another name; False: it does not, as the disk took nothing."""
+        known = self._journal.record(key)
+        if known is not None and known.log_uid == name:
+            return True
+        promise = 0 if known is None else known.promise
+        self._opener.stage_promise(key, promise, log_, name)
+        try:
+            await self._journal_writer.promise()
+        except NsqhaError as error:
+            log.warning("journal_delayed", "%s: %s; trying again", log_.directory, error)
+            # Not with the next write: a leader may have taken it on by then, and cut it.
+            known = self._journal.record(key)
+            self._opener.stage_promise(key, 0 if known is None else known.promise, log_, log_uid)
+            return False
+        return True
+
+    def _never_made(self, key: PartitionKey, meta: PartitionMeta) -> bool:
+        """Whether the ISR names a log of this node that never was: its node died between the record and the log.
+
+        Nothing of it is in the journal, which is written before a log is led. That may also be because an old copy of
+        the data directory was put back: then the log existed, and may be begun anew under its name only because, by
+        the record, nothing in it was ever acknowledged. A later epoch was begun by somebody who had seen a log."""
+        alone = set(meta.isr) == {self._node} and bool(meta.isr[self._node])
+        return alone and meta.epoch == 1 and meta.nothing_acked and self._journal.record(key) is None
 
 
 class ReplicaFiles:

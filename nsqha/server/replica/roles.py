@@ -2,16 +2,16 @@
 
     metadata record --settle--> make the log | lead | step down | follow | remove
 
-Owner of which role each replica has, and of the newest record seen of it. One partition's changes come one after the
-other (its lock, `changing`); each looks at the record again before it acts. A role is given up before another is taken;
-the log and the channel state are handed over, never shared. What makes a leader: the record, read linearizably, names
-this node, this process life and this log, in an epoch above the promise; then the promise is journalled. Spec:
-`Become`, `Restart`.
+Owner of which role each replica has, and of the newest record seen of it (`ReplicaTable`). One partition's changes come
+one after the other (its lock, `changing`); each looks at the record again before it acts. A role is given up before
+another is taken; the log and the channel state are handed over, never shared. What makes a leader: the record, read
+linearizably, names this node, this process life and this log, in an epoch above the promise; then the promise is
+journalled. Spec: `Become`, `Restart`.
 
 Parts: `ReplicaLogs` opens logs, `LogTrust` knows which of them can not be vouched for, `Damage` which batches do not
 verify, `GivingUp` does without these. `Promises` answers the leaders of other nodes, `ReplicaFiles` changes the files
-of those that catch up, `ReplicaAnswers` tells others what is here. They share `leading` and `followers`, which only
-this class changes.
+of those that catch up, `ReplicaAnswers` tells others what is here. They read the table, in which
+only this class gives roles.
 
 Invariants: a process life leads an epoch at most once; no role is taken before the promise it rests on is durable;
 files go only by a tombstone, or because the record no longer names this node.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -37,23 +37,20 @@ from nsqha.server.integrity.suspect_logs import LogTrust
 from nsqha.server.partition.scrub import Replica as Scrubbed
 from nsqha.server.replica.follower import Follower, FollowerRuntime
 from nsqha.server.replica.follower_service import Promises
-from nsqha.server.replica.leadership import Leadership
+from nsqha.server.replica.leadership import Leadership, PartitionRecords
 from nsqha.server.replica.log_manager import OpenedLog
-from nsqha.server.replica.partition_records import PartitionRecords
-from nsqha.server.replica.replica_files import ReplicaFiles
-from nsqha.server.replica.replica_logs import ReplicaLogs
+from nsqha.server.replica.replica_files import ReplicaFiles, ReplicaLogs
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
+from nsqha.server.replica.replica_table import ReplicaTable
 from nsqha.server.replica.status import ReplicaAnswers
-from nsqha.server.runtime.changes import Locks
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.log import PartitionLog
     from nsqha.replication.isr import IsrLimits
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.sender import PushLinks
 
 log = Log("replicas")
-
+damage_log = Log("damage")
 
 SETTLE_RETRY_SECONDS = 0.5
 
@@ -78,9 +75,8 @@ class Replicas:
     ) -> None:
         """`topic_of(name, uid)`: where partitions that are led here are shown to publishers and consumers;
         `leaders_changed(name)`: who else has to know. `name_of(uid)`: what a node's certificate may call it."""
-        self.registration = 0  # this process life; 0: not registered yet
-        self.leading: dict[PartitionKey, Leadership] = {}
-        self.followers: dict[PartitionKey, Follower] = {}
+        self.table = table = ReplicaTable()
+        self.leading, self.followers, self._records = table.leading, table.followers, table.records
         self._loop = runtime.loop
         self._clock = runtime.clock
         self._node = runtime.node
@@ -97,31 +93,38 @@ class Replicas:
         self._follower_runtime = FollowerRuntime(
             runtime.loop, runtime.disk, runtime.on_failure, sync_every, sync_seconds
         )
-        self._records: dict[PartitionKey, Versioned[TopicRecord]] = {}  # the newest seen, of what has a replica here
         self._strays: set[PartitionKey] = set()  # was moved away, perhaps while this node was down: files that go
-        self._locks = Locks[PartitionKey]()
         self._again: dict[PartitionKey, asyncio.TimerHandle] = {}  # roles that could not be taken
         self.trust = LogTrust(self.followers)
         self.trust.on_whole = lambda key, name: self._spawn(self._whole_again(key, name))
-        self.damage = Damage(runtime, self, self.trust)
+        self.damage = Damage(runtime, table, self.trust, look_behind=self.look_behind_damage)
+        runtime.opener.on_mended = self.damage.mended_alone
         self.logs = ReplicaLogs(runtime, self.damage, self.trust)
         self._files = ReplicaFiles(
             runtime, record_of=lambda key: self._records[key].record, begun_anew=self.trust.renewed
         )
-        self.giving_up = GivingUp(runtime, self.damage, self.trust, self._files, log_of=self.log_of)
+        self.giving_up = GivingUp(
+            runtime.disk, self.damage, self.trust, log_of=table.log_of, on_failure=runtime.on_failure
+        )
         self.promises = Promises(
             runtime,
-            self,
+            table,
             self._files,
             self.damage,
             self.trust,
+            make=self.make,
+            step_down=self.step_down,
             name_of=name_of,
             stream_lost=stream_lost,
             stream_found=stream_found,
             catch_up_bytes_per_second=catch_up_bytes_per_second,
         )
-        self.answers = ReplicaAnswers(runtime, self)
-        self.stopping = False  # no role is taken any more
+        self.answers = ReplicaAnswers(runtime, table, self.damage, self.trust)
+
+    @property
+    def registration(self) -> int:
+        """This process life; 0: not registered yet."""
+        return self.table.registration
 
     # ---- start and end
 
@@ -133,7 +136,7 @@ class Replicas:
                 if await self._disk.run(lambda n=number: self._opener.has_files(topic.record, n)):  # type: ignore[misc]
                     self._strays.add(key)
             else:
-                async with self.changing(key):
+                async with self.table.changing(key):
                     if not ids.is_ephemeral(topic.record.name):
                         with suppress(LogCorrupt):
                             # The others on this disk are not to blame; this replica is as if it were down.
@@ -141,18 +144,18 @@ class Replicas:
 
     def registered(self, registration: int) -> None:
         """This process life has a new name."""
-        self.registration = registration
+        self.table.registration = registration
         self.promises.greet()
 
     async def close(self) -> None:
         """The node stops. Partitions that are led have been closed by their owner."""
-        self.stopping = True
+        self.table.stopping = True
         for handle in self._again.values():
             handle.cancel()
         for leadership in list(self.leading.values()):
             leadership.stop()
-        for key in dict.fromkeys((*self._locks, *self.followers)):
-            async with self.changing(key):  # a change of role that is under way leaves a log to be closed
+        for key in dict.fromkeys((*self.table.locks, *self.followers)):
+            async with self.table.changing(key):  # a change of role that is under way leaves a log to be closed
                 follower = self.followers.get(key)
                 if follower is not None:
                     await follower.close()
@@ -160,7 +163,7 @@ class Replicas:
 
     def abandon(self, why: str) -> None:
         """The data directory is closed: nothing is acknowledged any more."""
-        self.stopping = True
+        self.table.stopping = True
         for leadership in self.leading.values():
             leadership.stop()
         for follower in self.followers.values():
@@ -186,7 +189,7 @@ class Replicas:
         if (handle := self._again.pop(key, None)) is not None:
             handle.cancel()
         try:
-            async with self.changing(key):
+            async with self.table.changing(key):
                 await self._settle(topic, number)
         except LogCorrupt as error:
             if key not in self.logs.unusable:
@@ -198,7 +201,7 @@ class Replicas:
             log.error("role_failed", "%s/%d: trying again", topic.record.name, number, error=error)
         else:
             return
-        if not self.stopping and key not in self._again:
+        if not self.table.stopping and key not in self._again:
             # The record may stay as it is for ever: an elected leader that could not read it is waited for.
             self._again[key] = self._loop.call_later(
                 SETTLE_RETRY_SECONDS, lambda: self._spawn(self._try_to_settle(self._records.get(key, topic), number))
@@ -207,7 +210,7 @@ class Replicas:
     async def _settle(self, topic: Versioned[TopicRecord], number: int) -> None:
         key, meta = (topic.record.uid, number), topic.record.partitions[number]
         known = self._records.get(key)
-        if self.stopping or (known is not None and known.record.partitions[number].version > meta.version):
+        if self.table.stopping or (known is not None and known.record.partitions[number].version > meta.version):
             return
         leadership = self.leading.get(key)
         if leadership is None and key not in self.followers and self._topic_of(topic.record.name, key[0]) is None:
@@ -243,10 +246,10 @@ class Replicas:
 
     async def _whole_again(self, key: PartitionKey, name: int) -> None:
         """Everything that recovery found damaged is mended: this log is what it was, if no leader has taken it on."""
-        async with self.changing(key):
+        async with self.table.changing(key):
             follower = self.followers.get(key)
             idle = follower is not None and follower.port is None and not follower.busy and not follower.closed
-            if follower is None or not idle or self.trust.unsound_from(key) is None or self.stopping:
+            if follower is None or not idle or self.trust.unsound_from(key) is None or self.table.stopping:
                 return
             text = "%s: all that was damaged is mended from other replicas"
             if name and self._records[key].record.partitions[key[1]].isr.get(self._node) == name:
@@ -298,15 +301,15 @@ class Replicas:
         if (epoch := record.partitions[number].epoch) > follower.epoch:
             log.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
         fresh = await self._metadata.read(lambda: self._metadata.store.topic(name))
-        if fresh is None or fresh.record.uid != uid or self.stopping:
+        if fresh is None or fresh.record.uid != uid or self.table.stopping:
             return
         meta = fresh.record.partitions[number]
         topic = self._topic_of(name, uid)
         if meta.leader != self._node or meta.epoch <= follower.epoch or topic is None:
             return
-        ours = meta.registration == self.registration and meta.isr.get(self._node) == follower.log_uid
+        ours = meta.registration == self.table.registration and meta.isr.get(self._node) == follower.log_uid
         if meta.damage_accepted == meta.epoch and ours:
-            await self.giving_up.before_leading(follower, meta.epoch)
+            await self._before_leading(follower, meta.epoch)
         why = self._unfit(key, follower, meta)
         times.append(self._clock.monotonic())
         if not why:
@@ -323,6 +326,23 @@ class Replicas:
         times.append(self._clock.monotonic())
         if opened is not None:
             self._begin_leading(fresh, number, topic, opened, times)
+
+    async def _before_leading(self, follower: Follower, epoch: int) -> None:
+        """An operator lets this replica lead with what it has: what nobody else has of its damage is given up."""
+        key = follower.key
+        follower.fence(epoch)
+        await follower.files_free()
+        self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+        await self._journal_writer.promise()
+        await self.giving_up.give_up(key)
+        follower.mended()
+        if follower.state is None:
+            await self._files.reload(follower)
+        if follower.state is None:
+            log_, end = follower.log, max(follower.committed, follower.log.start.log_id)
+            text = "%s: nothing is left that says where its channels were: they begin where the log does"
+            damage_log.error("channels_lost", text, log_.directory)
+            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
 
     async def _promise_to_lead(
         self, fresh: Versioned[TopicRecord], number: int, follower: Follower
@@ -405,11 +425,11 @@ class Replicas:
 
     def _ending(self) -> bool:
         """Whether the node stops; asked again after every await."""
-        return self.stopping
+        return self.table.stopping
 
     def _unfit(self, key: PartitionKey, follower: Follower, meta: PartitionMeta) -> str:
         """Why this node can not lead although it was elected; empty: it can."""
-        if meta.registration != self.registration:
+        if meta.registration != self.table.registration:
             return "in an earlier life"
         if meta.isr.get(self._node) != follower.log_uid:
             return "the ISR names another log"
@@ -422,15 +442,15 @@ class Replicas:
     def _could_lead_now(self, key: PartitionKey, follower: Follower) -> bool:
         """Elected, and what was in the way is mended: the record stays as it is until somebody leads, or time is up."""
         meta = self._records[key].record.partitions[key[1]]
-        elected = meta.leader == self._node and meta.epoch > follower.epoch and not self.stopping
+        elected = meta.leader == self._node and meta.epoch > follower.epoch and not self.table.stopping
         return elected and not self._unfit(key, follower, meta)
 
     def _stepping_down(self, leadership: Leadership, why: str) -> None:
         self._spawn(self._step_down_later(leadership, why))
 
     async def _step_down_later(self, leadership: Leadership, why: str) -> None:
-        async with self.changing(leadership.key):
-            if self.leading.get(leadership.key) is leadership and not self.stopping:
+        async with self.table.changing(leadership.key):
+            if self.leading.get(leadership.key) is leadership and not self.table.stopping:
                 await self.step_down(leadership, why)
 
     async def step_down(self, leadership: Leadership, why: str) -> None:
@@ -484,7 +504,7 @@ class Replicas:
         """The topic was deleted: its tombstone was seen. Its files are the caller's business."""
         for number in numbers:
             key = (uid, number)
-            async with self.changing(key):
+            async with self.table.changing(key):
                 leadership = self.leading.pop(key, None)
                 if leadership is not None:
                     leadership.stop()
@@ -504,25 +524,9 @@ class Replicas:
 
     # ---- what its parts ask for
 
-    def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:
-        """The newest record seen of a partition that has a replica here."""
-        return self._records.get(key)
-
-    def saw(self, key: PartitionKey, topic: Versioned[TopicRecord]) -> None:
-        """A part has read the record."""
-        self._records[key] = topic
-
-    def log_of(self, key: PartitionKey) -> PartitionLog | None:
-        leader, follower = self.leading.get(key), self.followers.get(key)
-        return leader.log if leader is not None else follower.log if follower is not None else None
-
-    def committed_of(self, key: PartitionKey) -> int:
-        leader, follower = self.leading.get(key), self.followers.get(key)
-        return leader.committed if leader is not None else follower.committed if follower is not None else 0
-
-    async def look_behind_damage(self, follower: Follower) -> None:
-        """Nobody has what its channels wait for: they may be known from further on."""
-        await self._files.reload(follower, alone=False)
+    async def look_behind_damage(self, key: PartitionKey) -> None:
+        """Nobody has what the channels of a follower wait for: they may be known from further on."""
+        await self._files.reload(self.followers[key], alone=False)
 
     # ---- time
 
@@ -575,7 +579,3 @@ class Replicas:
         for key in self.followers:
             if (topic := self._records.get(key)) is not None and key[1] in topic.record.partitions:
                 self._prepare(topic.record.partitions[key[1]])
-
-    def changing(self, key: PartitionKey) -> AbstractAsyncContextManager[None]:
-        """One change of a partition's role at a time; whoever calls `make` or `step_down` is in it."""
-        return self._locks.held(key)

@@ -27,6 +27,7 @@ from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import same_past
 from nsqha.server.peers.api import PeerStream
+from nsqha.server.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -98,7 +99,7 @@ class State(Enum):
 class Pushed:
     """One partition on its way to one follower."""
 
-    __slots__ = ("_retry_seconds", "_sent", "_window", "committed_sent", "leader", "link", "next", "retry", "state")
+    __slots__ = ("_backoff", "_sent", "_window", "committed_sent", "leader", "link", "next", "retry", "state")
 
     def __init__(self, leader: Leader, link: PushLink) -> None:
         self.leader = leader
@@ -109,7 +110,7 @@ class Pushed:
         self.retry: asyncio.TimerHandle | None = None
         self._sent: deque[tuple[int, int]] = deque()  # (end, bytes) of what is not acknowledged
         self._window = 0
-        self._retry_seconds = RETRY_SECONDS
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
 
     def wake(self) -> None:
         """There is more in the log."""
@@ -139,7 +140,7 @@ class Pushed:
     def opened(self, opened: pb.Opened, registration: int) -> None:
         """The follower has answered: push from its end on, if its log is the beginning of ours."""
         leader, log_ = self.leader, self.leader.log
-        self._retry_seconds = RETRY_SECONDS
+        self._backoff.reset()
         self._sent.clear()
         self._window = 0
         near = not opened.behind and same_past(
@@ -244,7 +245,7 @@ class Pushed:
     def failed(self) -> None:
         """Our own log can not be read here: the others go on, and this one is tried again once it may be mended."""
         self.leader.lost(self.link.node)
-        self._retry_seconds = RETRY_SECONDS_MAX
+        self._backoff.at_max()
         self.ask_again()
 
     def refused(self, refused: pb.Refused) -> None:
@@ -257,9 +258,7 @@ class Pushed:
         self.link.retry(self)
 
     def next_retry(self) -> float:
-        seconds = self._retry_seconds
-        self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
-        return seconds
+        return self._backoff.next_pause()
 
 
 class PushLink:
@@ -288,7 +287,7 @@ class PushLink:
         self._untold: dict[Leader, None] = {}  # their committed points moved, and perhaps no append says so
         self._stream: PeerStream | None = None
         self._reconnect: asyncio.TimerHandle | None = None
-        self._reconnect_seconds = RETRY_SECONDS
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._closed = False
 
     # ---- partitions
@@ -360,7 +359,7 @@ class PushLink:
             # Again when it registers: a node serves before that, and whoever joins the ISR is named by registration.
             self._greeted = True
             self.registration = message.hello.registration
-            self._reconnect_seconds = RETRY_SECONDS
+            self._backoff.reset()
             if self._pushed:
                 self._open(list(self._pushed.values()))
         # Most messages have one ack and nothing else, and to walk through nothing costs as much as to read that.
@@ -393,8 +392,7 @@ class PushLink:
             pushed.state = State.IDLE
             pushed.leader.lost(self.node)
         if not self._closed and self._reconnect is None:
-            self._reconnect = self._loop.call_later(self._reconnect_seconds, self.connect)
-            self._reconnect_seconds = min(2 * self._reconnect_seconds, RETRY_SECONDS_MAX)
+            self._reconnect = self._loop.call_later(self._backoff.next_pause(), self.connect)
 
     # ---- batches
 

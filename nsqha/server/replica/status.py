@@ -18,10 +18,12 @@ from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
+    from nsqha.server.integrity.corrupt_ranges import Damage
+    from nsqha.server.integrity.suspect_logs import LogTrust
     from nsqha.server.peers.api import PeerIdentity, PeerServer
     from nsqha.server.replica.leadership import Leadership
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
-    from nsqha.server.replica.roles import Replicas
+    from nsqha.server.replica.replica_table import ReplicaTable
 
 FETCH_BYTES_MAX = 4 << 20
 SHOWN_MAX = 100  # damaged ranges of a replica that are told one by one
@@ -32,8 +34,10 @@ log = Log("answers")
 class ReplicaAnswers:
     """Answers for one node."""
 
-    def __init__(self, runtime: ReplicaRuntime, replicas: Replicas) -> None:
-        self._replicas = replicas
+    def __init__(self, runtime: ReplicaRuntime, table: ReplicaTable, damage: Damage, trust: LogTrust) -> None:
+        self._table = table
+        self._damage = damage
+        self._trust = trust
         self._journal = runtime.journal
         self._disk = runtime.disk
         self._node = runtime.node
@@ -48,14 +52,14 @@ class ReplicaAnswers:
     async def status(self, peer: PeerIdentity, request: pb.StatusRequest) -> pb.StatusReply:
         """What this node has of some partitions, or of all."""
         self._check_cluster(request.cluster_id)
-        replicas, journal = self._replicas, self._journal
-        reply = pb.StatusReply(node_uid=self._node, registration=replicas.registration, poisoned=journal.poisoned)
-        keys = [(key.topic_uid, key.partition) for key in request.keys] or [*replicas.leading, *replicas.followers]
+        table, journal = self._table, self._journal
+        reply = pb.StatusReply(node_uid=self._node, registration=table.registration, poisoned=journal.poisoned)
+        keys = [(key.topic_uid, key.partition) for key in request.keys] or [*table.leading, *table.followers]
         for key in keys:
-            if (leadership := replicas.leading.get(key)) is not None:
+            if (leadership := table.leading.get(key)) is not None:
                 log_, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
                 role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
-            elif (follower := replicas.followers.get(key)) is not None:
+            elif (follower := table.followers.get(key)) is not None:
                 log_, log_uid, committed = follower.log, follower.log_uid, follower.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
                 stopped, known = follower.stopped, follower.state is not None
@@ -63,7 +67,7 @@ class ReplicaAnswers:
                 continue
             last = log_.entry_before(log_.end.log_id)
             record = journal.record(key)
-            cut, damaged = replicas.trust.doubts(key)
+            cut, damaged = self._trust.doubts(key)
             told = reply.replicas.add(
                 key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
                 role=role if stopped is None else pb.ROLE_NONE,
@@ -78,7 +82,7 @@ class ReplicaAnswers:
                 corrupt=damaged or stopped is not None or not known,
                 start=log_.start.log_id,
             )
-            ranges = replicas.damage.told(key)
+            ranges = self._damage.told(key)
             told.damaged_ranges = len(ranges)
             for range_ in ranges[:SHOWN_MAX]:
                 told.damage.add(**range_._asdict())
@@ -117,7 +121,7 @@ class ReplicaAnswers:
             )
         except BatchCorrupt as error:
             key = (request.key.topic_uid, request.key.partition)
-            if self._replicas.damage.found(key, error.first.log_id, error.end.log_id) and lost:
+            if self._damage.found(key, error.first.log_id, error.end.log_id) and lost:
                 text = "%s: %s; no replica can be made of it until it is mended, or given up with `nsqha log skip`"
                 log.error("copy_stopped", text, log_.directory, error)
             raise
@@ -126,21 +130,21 @@ class ReplicaAnswers:
         """Any replica gives what it has to one that mends its copy, and that finds out whether it fits."""
         self._check_cluster(request.cluster_id)
         key = (request.key.topic_uid, request.key.partition)
-        log_, committed = self._replicas.log_of(key), self._replicas.committed_of(key)
+        log_, committed = self._table.log_of(key), self._table.committed_of(key)
         end = 0 if log_ is None else min(log_.end.log_id, request.end or committed)
         if log_ is None or not log_.start.log_id <= request.first < end:
             raise NotFound(f"log id {request.first} is not here")
         past = log_.past
         run = await self._read(log_, request, end)
-        if self._replicas.log_of(key) is not log_ or log_.past is not past:
+        if self._table.log_of(key) is not log_ or log_.past is not past:
             # Other batches may have come since, and been committed: what was read is not what we vouch for.
             raise NotFound("this replica was cut or begun anew meanwhile")
-        committed = self._replicas.committed_of(key)
+        committed = self._table.committed_of(key)
         return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
 
     def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:
         self._check_cluster(cluster_id)
-        leadership = self._replicas.leading.get((key.topic_uid, key.partition))
+        leadership = self._table.leading.get((key.topic_uid, key.partition))
         if leadership is None or leadership.epoch != epoch:
             raise Unavailable(f"this node does not lead the partition in epoch {epoch}")
         return leadership

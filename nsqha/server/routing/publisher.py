@@ -24,6 +24,7 @@ from typing import Protocol
 
 from nsqha.errors import NotFound
 from nsqha.hot import NOT_STORED, Reply
+from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.budget import PublishBudget
 
 RETRY_SECONDS = 0.02  # first, doubled each time up to
@@ -90,13 +91,13 @@ class Lane:
     __slots__ = (
         "__weakref__",
         "_back",
+        "_backoff",
         "_broken",
         "_budget",
         "_kept",
         "_last",
         "_loop",
         "_pumping",
-        "_retry_seconds",
         "_router",
         "_target",
         "_timer",
@@ -136,7 +137,7 @@ class Lane:
         self._broken: str | None = None
         self._why = ""  # what the last refusal said
         self._pumping = False
-        self._retry_seconds = RETRY_SECONDS
+        self._backoff: Backoff | None = None  # None: the next pause is the first one
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- for who publishes
@@ -161,7 +162,7 @@ class Lane:
     def leaders_changed(self) -> None:
         """Another target may be right from now on."""
         self._target = None
-        self._retry_seconds = RETRY_SECONDS
+        self._backoff = None
         self._stop_timer()
         self._pump()
 
@@ -226,7 +227,7 @@ class Lane:
             publish.reply.failed(why)
             self._break(NOT_STORED + "an earlier publish of this connection failed")
         else:
-            self._retry_seconds = RETRY_SECONDS
+            self._backoff = None
             publish.reply.stored()
         self._settle_refused()
         if self._waiting:
@@ -270,8 +271,9 @@ class Lane:
 
     def _wait(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(self._retry_seconds, self._look_again)
-            self._retry_seconds = min(self._retry_seconds * 2, RETRY_SECONDS_MAX)
+            if self._backoff is None:
+                self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
+            self._timer = self._loop.call_later(self._backoff.next_pause(), self._look_again)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

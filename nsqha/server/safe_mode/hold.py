@@ -251,16 +251,16 @@ class _EvidenceServer:
         """Answer members of `nodes` and lookup daemons. Unavailable: the port can not be had."""
         from grpc import aio
 
-        from nsqha.server.node import joining
         from nsqha.server.peers import calls as peer_grpc
         from nsqha.server.peers import renewing
+        from nsqha.server.peers.identity import MembersOnly
 
         async def answered(peer: PeerIdentity, request: pb.EvidenceRequest) -> pb.EvidenceReply:
             check_cluster(request, cluster_id)
             return answer
 
-        peers = joining.peer_server(options)
-        joining.MembersOnly(peers, lambda: nodes).on_call("Evidence", answered)
+        peers = peer_grpc.peer_server(options)
+        MembersOnly(peers, lambda: nodes).on_call("Evidence", answered)
         server = aio.server(options=peer_grpc.server_options())
         peers.add_to(server)
         return cls(server, peers, await renewing.listen(server, options.grpc_address, certificates))

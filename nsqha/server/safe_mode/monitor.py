@@ -10,9 +10,9 @@ goes on, its clients are closed and connect again when the metadata are accepted
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Log
@@ -21,25 +21,49 @@ from nsqha.server.safe_mode import inventory as evidence
 from nsqha.server.safe_mode.hold import accepts, check_cluster, open_acceptance, waiting_node
 
 if TYPE_CHECKING:
+    from nsqha.clock import Clock
+    from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.etcd.accepting import EtcdAcceptance
     from nsqha.election.etcd.store import EtcdStore
-    from nsqha.server.node.broker import Broker
-    from nsqha.server.node.membership import Cluster
+    from nsqha.options import Options
     from nsqha.server.peers.api import PeerIdentity, PeerServer
+    from nsqha.server.runtime.disk import DiskRounds
+    from nsqha.server.runtime.journal import JournalWriter
 
 POLL_SECONDS = 1.0
 
 log = Log("doubt")
 
 
+class RunningNode(Protocol):
+    """The node whose metadata are watched, as far as the watch needs it."""
+
+    options: Options
+    clock: Clock
+    disk: DiskRounds
+    journal: NodeJournal
+    journal_writer: JournalWriter
+    grpc_address: str  # empty until the node listens there
+
+
 class Doubt:
     """Of one running node. Owner of whether it believes its metadata."""
 
-    def __init__(self, broker: Broker, cluster: Cluster, store: EtcdStore, begin_again: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        node: RunningNode,
+        store: EtcdStore,
+        begin_again: Callable[[], None],
+        *,
+        cluster_id: int,
+        status: Callable[[PeerIdentity, pb.StatusRequest], Awaitable[pb.StatusReply]],
+    ) -> None:
+        """`status`: what the node tells of its replicas."""
         self.why = ""  # empty: the metadata are believed
-        self._broker = broker
-        self._cluster = cluster
+        self._node = node
         self._store = store
+        self._cluster_id = cluster_id
+        self._status = status
         self._begin_again = begin_again
         self._look = asyncio.Event()
         self._unwatch: Callable[[], None] = lambda: None
@@ -51,7 +75,7 @@ class Doubt:
     async def run(self) -> None:
         """Until the node has to begin again."""
         loop = asyncio.get_running_loop()
-        acceptance = open_acceptance(self._broker.options, self._broker.clock)
+        acceptance = open_acceptance(self._node.options, self._node.clock)
         self._unwatch = self._store.watch(lambda name: self._hint(loop, name))
         self._look.set()
         try:
@@ -80,13 +104,13 @@ class Doubt:
             return False
         self._look.clear()
         look = await loop.run_in_executor(None, acceptance.look)
-        journal = self._broker.journal
+        journal = self._node.journal
         if look.hold is not None or (self.why and accepts(look, journal)):
             return True
         if self.why:
-            options, address = self._broker.options, self._broker.grpc_address
-            node = waiting_node(options, journal, address, held=False, why=self.why)
-            await loop.run_in_executor(None, acceptance.announce, node)
+            options, address = self._node.options, self._node.grpc_address
+            waiting = waiting_node(options, journal, address, held=False, why=self.why)
+            await loop.run_in_executor(None, acceptance.announce, waiting)
         return False
 
     def _hint(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
@@ -99,14 +123,14 @@ class Doubt:
 
     async def _begin(self) -> None:
         """The metadata are doubted from now on, also by the next life of this node."""
-        broker = self._broker
+        node = self._node
         seen = evidence.seen_of(self._store.view())
-        await broker.disk.run(lambda: evidence.write_seen(broker.options.data_path, seen))
+        await node.disk.run(lambda: evidence.write_seen(node.options.data_path, seen))
         identity = self._store.identity()
-        broker.journal.stage_revision(identity.revision)
+        node.journal.stage_revision(identity.revision)
         if not self._store.foreign:  # another etcd is another one also tomorrow; this one may look newer by then
-            broker.journal.doubt_metadata()
-        await broker.journal_writer.promise()
+            node.journal.doubt_metadata()
+        await node.journal_writer.promise()
         self.why = self._store.doubt
         log.error(
             "metadata_in_doubt",
@@ -115,15 +139,15 @@ class Doubt:
         )
 
     async def _evidence(self, peer: PeerIdentity, request: pb.EvidenceRequest) -> pb.EvidenceReply:
-        check_cluster(request, self._cluster.cluster_id)
-        status = await self._cluster.replicas.answers.status(peer, pb.StatusRequest(cluster_id=request.cluster_id))
+        check_cluster(request, self._cluster_id)
+        status = await self._status(peer, pb.StatusRequest(cluster_id=request.cluster_id))
         # What a node that believes knows is what the metadata say.
         seen = evidence.seen_of(self._store.view()) if self.why else evidence.Seen()
         return evidence.reply(
             status,
-            self._broker.options.node_name,
+            self._node.options.node_name,
             held=False,
-            generation=self._broker.journal.identity.generation,
+            generation=self._node.journal.identity.generation,
             view_revision=seen.revision,
             topics=seen.topics,
         )

@@ -9,4 +9,5 @@ Downwards:
     ranges         what a request asks for, which files have it, and what of them is sent
     renewals       holds of what is led here; reading puts their end off
     pins           what is committed, partition by partition, for `nsqha.admin.segments`, which is control over gRPC
+    log_source     what the service asks of its node
 """

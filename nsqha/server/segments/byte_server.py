@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nsqha.nsqlog import Log
 from nsqha.server.http.stats import SegmentStats
 from nsqha.server.peers.api import READER_URI, PeerIdentity
-from nsqha.server.peers.identity import may_read
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.tls import cluster_reader_context
 from nsqha.server.segments.heads import HEAD_BYTES_MAX, Head
@@ -50,8 +49,8 @@ from nsqha.server.segments.sending import Ended, Sender, opened, read_once
 from nsqha.server.segments.turns import RETRY_AFTER_SECONDS, Turn, Turns, busy
 
 if TYPE_CHECKING:
-    from nsqha.server.node.broker import Broker
     from nsqha.server.runtime.certificates import CertificateFiles
+    from nsqha.server.segments.log_source import LogSource
 
 WATCH_SECONDS = 0.5
 PROGRESS_SECONDS = 5  # a reader that takes nothing for so long is looked at
@@ -116,25 +115,25 @@ class ByteServer:
     @classmethod
     def of(
         cls,
-        broker: Broker,
+        source: LogSource,
         sock: socket.socket,
         certificates: CertificateFiles | None,
         renewed: Callable[[int], None] = lambda hold: None,
     ) -> ByteServer:
-        """Of a node. `renewed` is called on the loop with the hold of each request that is answered."""
+        """The byte server of a node. `renewed` is called on the loop with the hold of each request that is answered."""
 
         def admit(peer: PeerIdentity) -> None:
-            if not may_read(None if broker.cluster is None else broker.cluster.members.view(), peer):
+            if not source.may_read(peer):
                 raise Refusal(403, f"the certificate of {peer} is no reader's ({READER_URI}) or administrator's")
 
         def look_up(ask: Ask, peer: PeerIdentity) -> Found:
             admit(peer)  # again: a connection may live longer than a node's membership
-            where = found(broker, ask)
+            where = found(source, ask)
             if ask.hold:
                 renewed(ask.hold)
             return where
 
-        return cls(sock, look_up, broker.loop, admit=admit, certificates=certificates)
+        return cls(sock, look_up, source.loop, admit=admit, certificates=certificates)
 
     def start(self) -> None:
         """Serve from now on."""

@@ -19,17 +19,14 @@ from nsqha.commitlog.cuts import Cut, cut_at, cut_points, ranges_cut
 from nsqha.commitlog.entry import Place
 from nsqha.errors import LimitReached
 from nsqha.pb.v1 import segments_pb2
-from nsqha.server.runtime.listen import split_host_port
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.node.broker import Broker
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
+    from nsqha.server.segments.log_source import LogSource
 
 BORDERS_MAX = 1 << 19  # that one request may have one node look for: 4 TiB of log
-
-WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class TooManyBorders(LimitReached):
@@ -69,7 +66,7 @@ class Wanted:
 
 
 async def pin(
-    broker: Broker, topic: Topic, partition: Partition, wanted: Wanted, files: Executor, effort: Effort
+    source: LogSource, topic: Topic, partition: Partition, wanted: Wanted, files: Executor, effort: Effort
 ) -> Any:
     """One `PartitionSnapshot` of a partition that is led here and serves; `files` reads its commitlog. LogCorrupt,
     OSError: that can not be read. TooManyBorders, Ended."""
@@ -84,13 +81,15 @@ async def pin(
         id_base=partition.id_base,
         epoch=applied.epoch,
         chain=applied.chain,
-        replicas=replicas(broker, topic, partition.number),
+        replicas=[
+            segments_pb2.SegmentReplica(**replica._asdict()) for replica in source.replicas_of(topic, partition.number)
+        ],
     )
     if wanted.channel and wanted.channel in partition.cursors.channels:
         answer.channel_floor = partition.cursors.channels[wanted.channel].committed.floor
     part = log.snapshot()
     # Shielded: it has to run, so that it lets go of the files, also if nobody waits any more.
-    await asyncio.shield(broker.loop.run_in_executor(files, _read, part, start, end, wanted, answer, effort))
+    await asyncio.shield(source.loop.run_in_executor(files, _read, part, start, end, wanted, answer, effort))
     return answer
 
 
@@ -127,36 +126,3 @@ def _read(log: LogReader, start: Place, end: Place, wanted: Wanted, answer: Any,
 
 def _set(message: Any, cut: Cut) -> None:
     message.offset, message.log_id, message.position, message.timestamp_ns = cut
-
-
-def replicas(broker: Broker, topic: Topic, number: int) -> list[Any]:
-    """Who serves the bytes of a partition: its replicas that are alive, the in-sync ones first."""
-    if broker.cluster is None:
-        address = reachable(broker.segments_address, broker.options.broadcast_address)
-        uid = broker.journal.identity.node_uid
-        return [segments_pb2.SegmentReplica(node=uid, address=address, leader=True, in_sync=True)] if address else []
-    cluster = broker.cluster
-    leadership = cluster.replicas.leading.get((topic.record.uid, number))
-    meta = topic.record.partitions[number] if leadership is None else leadership.meta
-    nodes = cluster.nodes()
-    found = [
-        segments_pb2.SegmentReplica(
-            node=uid,
-            name=nodes[uid].name,
-            address=nodes[uid].segments_address,
-            host=nodes[uid].host,
-            leader=uid == cluster.node,
-            in_sync=uid in meta.isr,
-        )
-        for uid in dict.fromkeys((*meta.replicas, *meta.isr))
-        if uid in nodes and nodes[uid].segments_address
-    ]
-    return sorted(found, key=lambda replica: not replica.in_sync)
-
-
-def reachable(address: str, name: str) -> str:
-    """An address that listens on all interfaces, as others dial it."""
-    if not address:
-        return ""
-    host, port = split_host_port(address)
-    return f"{name}:{port}" if host in WILDCARDS else address

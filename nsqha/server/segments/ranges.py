@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from nsqha import ids
 from nsqha.commitlog.entry import ENTRY_BYTES, UNREADABLE, Entry, decode
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 
 if TYPE_CHECKING:
-    from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.node.broker import Broker
+    from nsqha.server.segments.log_source import LogSource
 
 FRAMES_BYTES_MAX = 64 << 20  # of one answer, unless one batch is larger
 ENTRIES_BYTES_MAX = 4 << 20  # of one answer: 52,428 batches
@@ -132,9 +130,9 @@ class Found(NamedTuple):
 # ---- on the loop
 
 
-def found(broker: Broker, ask: Ask) -> Found:
+def found(source: LogSource, ask: Ask) -> Found:
     """Where this node has what is asked for: as leader, or as follower. Refusal (404, 409, 410)."""
-    return found_in(_log_of(broker, ask.topic_uid, ask.partition), ask)
+    return found_in(source.log_of(ask.topic_uid, ask.partition), ask)
 
 
 def found_in(log: LogReader, ask: Ask) -> Found:
@@ -148,23 +146,6 @@ def found_in(log: LogReader, ask: Ask) -> Found:
     at = log.part_at(ask.at)
     at_chain = at.last.chain if at.last is not None and at.last.log_id == ask.at else None
     return Found(_files(log.part_at(ask.first), ask.first), _files(at, ask.at), at_chain)
-
-
-def _log_of(broker: Broker, uid: int, number: int) -> PartitionLog:
-    if broker.cluster is not None:
-        replicas, key = broker.cluster.replicas, (uid, number)
-        log, record = replicas.log_of(key), replicas.record_of(key)
-        if log is not None and record is not None and not ids.is_ephemeral(record.record.name):
-            return log
-    for topic in broker.topics.values():
-        if topic.record.uid != uid:
-            continue
-        if topic.ephemeral:
-            raise Refusal(404, f"{topic.name} is #ephemeral: it has no files")
-        partition = topic.leads(number)
-        if partition is not None:
-            return partition.log
-    raise Refusal(404, f"this node has no replica of partition {number} of topic {uid:016x}")
 
 
 def _files(part: LogReader, log_id: int) -> PairFiles:

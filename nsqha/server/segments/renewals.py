@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 from nsqha.errors import NotFound, NsqhaError
 from nsqha.nsqlog import Log
 from nsqha.server.partition import holding
-from nsqha.server.runtime.unfinished import Unfinished
+from nsqha.server.runtime.tasks import Unfinished
 
 if TYPE_CHECKING:
-    from nsqha.server.node.broker import Broker
     from nsqha.server.partition.partition import Partition
+    from nsqha.server.segments.log_source import LogSource
 
 LEFT_MS = 16 * 60 * 1000  # after a look; with so much left nothing is written
 RENEW_MS = 2 * LEFT_MS  # from now on: `holding.renew` writes where less than half of it is left
@@ -40,9 +40,9 @@ T = TypeVar("T")
 class HoldRenewals:
     """Makes, renews and releases holds in what this node leads, and has reads renew them everywhere."""
 
-    def __init__(self, broker: Broker, ask_others: Callable[[int], Awaitable[object]]) -> None:
+    def __init__(self, source: LogSource, ask_others: Callable[[int], Awaitable[object]]) -> None:
         """`ask_others(hold)` has every other node renew it; what fails there is not told."""
-        self._broker = broker
+        self._source = source
         self._ask_others = ask_others
         self._looked: dict[int, float] = {}  # hold -> when
         self._listed: frozenset[int] = frozenset()  # what is held in the logs here, led or followed
@@ -53,14 +53,14 @@ class HoldRenewals:
 
     def read(self, hold: int) -> None:
         """A reader names this hold."""
-        now = self._broker.loop.time()
+        now = self._source.loop.time()
         if now - self._looked.get(hold, -LOOK_SECONDS) < LOOK_SECONDS or not self._known(hold, now):
             return
         self._looked.pop(hold, None)
         self._looked[hold] = now
         if len(self._looked) > REMEMBERED_MAX:
             del self._looked[next(iter(self._looked))]
-        self._broker.spawn(self._renew(hold))
+        self._source.spawn(self._renew(hold))
 
     async def make(self, partition: Partition, hold: int, offset: int, hold_ms: int) -> None:
         """As `holding.hold`; OutcomeUnknown, Unavailable also if that takes too long."""
@@ -120,13 +120,11 @@ class HoldRenewals:
 
     def _list(self) -> None:
         """Once in a while, not for each read: it takes as long as there are partitions."""
-        cluster = self._broker.cluster
-        followed = [] if cluster is None else [f.state for f in cluster.replicas.followers.values()]
-        led = [partition.cursors.state for topic in self._broker.topics.values() for partition in topic.led]
+        followed = list(self._source.followed())
+        led = [partition.cursors.state for partition in self._source.led()]
         states = [state for state in (*led, *followed) if state is not None]
         self._listed = frozenset().union(*(state.holds.ids() for state in states))
         self._blind = len(states) < len(led) + len(followed)
 
     def _held(self, hold: int) -> list[Partition]:
-        led = [partition for topic in self._broker.topics.values() for partition in topic.led]
-        return [p for p in led if p.cursors.state.holds.get(hold) is not None]
+        return [p for p in self._source.led() if p.cursors.state.holds.get(hold) is not None]

@@ -2,7 +2,9 @@
 
 Downwards:
 
-    topics    which topics there are; how they are made, changed and deleted
-    settings  settings that may change while a topic lives, and what follows from them
-    channels  channels made, deleted, paused, emptied and moved on every leader
+    single_node  topics of a node that is alone: made, changed, removed
+    channels     channels made, deleted, paused, emptied and moved on every leader
+    topics       which topics there are; how they are made, changed and deleted
+    settings     settings that may change while a topic lives, and what follows from them
+    placement    what a node that is alone and one of a cluster do differently
 """

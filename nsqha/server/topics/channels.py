@@ -30,9 +30,8 @@ from nsqha.options import Options
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
 from nsqha.server.routing.leaders import Administration
-from nsqha.server.runtime.changes import Changes
 from nsqha.server.runtime.metadata import Metadata
-from nsqha.server.runtime.unfinished import Unfinished
+from nsqha.server.runtime.tasks import Changes, Unfinished
 
 if TYPE_CHECKING:
     from nsqha.server.routing.channel_sync import Reconciler

@@ -1,8 +1,9 @@
 """The topics of this node: which there are, and how they are made, changed and deleted.
 
 Every change goes the same way: compare-and-set in the metadata store (`Metadata`), then what follows from it in the
-partitions that are led here, then the answer. Their channels have a part of their own (`server.topics.channels`). Slow
-work (metadata writes, recovery, deletion) runs on the disk thread in order of submission.
+partitions that are led here, then the answer. Their channels have a part of their own (`server.topics.channels`), and
+so has what a node that is alone does otherwise than one of a cluster (`Placement`). Slow work (metadata writes,
+recovery, deletion) runs on the disk thread in order of submission.
 
 Owner of which topics there are; a `Topic` owns what this node does for one of them. Invariants: changes of one topic
 come one after the other and look at the world again when their turn comes; a change that began runs to its end
@@ -11,31 +12,16 @@ come one after the other and look at the world again when their turn comes; a ch
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nsqha import ids
-from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
-from nsqha.errors import AppendFailed, Conflict, NotFound, NsqhaError, StorageError, Unavailable
+from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
+from nsqha.errors import AppendFailed, Conflict, NotFound, Unavailable
 from nsqha.nsqlog import Log
-from nsqha.options import Options
-from nsqha.server.partition.partition import Partition
-from nsqha.server.partition.topic import NewDelivery, Topic
-from nsqha.server.replica.log_manager import PartitionOpener
-from nsqha.server.runtime.changes import Changes
-from nsqha.server.runtime.disk import DiskRounds
-from nsqha.server.runtime.journal import JournalWriter
-from nsqha.server.runtime.metadata import Metadata
-from nsqha.server.topics.channels import Change, add_channel
+from nsqha.server.partition.topic import Topic
+from nsqha.server.topics.placement import Announcer, NoLookupd, Placement, TopicContext
 from nsqha.server.topics.settings import TopicChanges
-
-if TYPE_CHECKING:
-    from nsqha.server.node.membership import Cluster
-    from nsqha.server.node.registrar import Registrar
 
 log = Log("topics")
 
@@ -43,40 +29,22 @@ log = Log("topics")
 class Topics(Mapping[str, Topic]):
     """All topics of this node, by name; those that are being deleted included."""
 
-    def __init__(
-        self,
-        options: Options,
-        *,
-        node_uid: int,
-        rng: random.Random,
-        metadata: Metadata,
-        disk: DiskRounds,
-        journal_writer: JournalWriter,
-        opener: PartitionOpener,
-        changes: Changes,
-        new_delivery: NewDelivery,
-        ending: Callable[[], bool],
-        forget_targets: Callable[[], None],
-    ) -> None:
-        self.registrar: Registrar | None = None  # hears of topics and channels that come and go
-        self._options = options
-        self._node_uid = node_uid
-        self._rng = rng
-        self._metadata = metadata
-        self._store = metadata.store
-        self._disk = disk
-        self._journal_writer = journal_writer
-        self._opener = opener
-        self._changes = changes
-        self._new_delivery = new_delivery
-        self._ending = ending  # the node stops or has failed: no new topics
-        self._forget_targets = forget_targets  # connections have to ask again where to publish
-        self.cluster: Cluster | None = None  # None: this node is alone
+    def __init__(self, context: TopicContext, ending: Callable[[], bool]) -> None:
+        """`ending`: the node stops or has failed, so there are no new topics."""
+        self.announcer: Announcer = NoLookupd()  # hears of topics and channels that come and go
+        self.placement: Placement  # set by the broker, as they need each other
+        self.settings = TopicChanges(context.metadata, context.opener)
+        self._options = context.options
+        self._node_uid = context.node_uid
+        self._metadata = context.metadata
+        self._store = context.metadata.store
+        self._disk = context.disk
+        self._opener = context.opener
+        self._changes = context.changes
+        self._new_delivery = context.new_delivery
+        self._ending = ending
+        self._forget_targets = context.forget_targets
         self._topics: dict[str, Topic] = {}
-        self._settings = TopicChanges(
-            node_uid, rng, metadata, disk, journal_writer, opener, adopt=self.take, forget_targets=forget_targets
-        )
-        self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
 
     def __getitem__(self, name: str) -> Topic:
         return self._topics[name]
@@ -127,7 +95,7 @@ class Topics(Mapping[str, Topic]):
             if versioned.version > topic.versioned.version:
                 grown = len(record.partitions) > len(topic.record.partitions)
                 topic.versioned = versioned
-                self._settings.apply(topic)
+                self.settings.apply(topic)
                 if grown:
                     self._forget_targets()
                 for partition in topic.led:
@@ -145,7 +113,7 @@ class Topics(Mapping[str, Topic]):
         """The same of a record that this node has read or written itself: the watch may be ahead of it. NotFound: it
         has seen the end of that topic, whose deletion here is over, so nobody would delete it again."""
         name, uid = versioned.record.name, versioned.record.uid
-        if self.of_uid(name, uid) is None and self.cluster is not None and self.cluster.has_seen_end_of(versioned):
+        if self.of_uid(name, uid) is None and self.placement.has_seen_end_of(versioned):
             raise NotFound(f"there is no topic {name} any more")
         return self.adopt(versioned)
 
@@ -155,9 +123,8 @@ class Topics(Mapping[str, Topic]):
         if topic is not None and topic.record.uid == tombstone.uid:
             await self._end_in_turn(topic)
         numbers = range(tombstone.partitions)
-        if self.cluster is not None:
-            # Also where the name has a new topic already, whose record took this one's place here.
-            await self.cluster.replicas.drop(tombstone.uid, numbers)
+        # Also where the name has a new topic already, whose record took this one's place here.
+        await self.placement.drop(tombstone.uid, numbers)
         named = self._node_uid in tombstone.nodes  # a journal that was damaged may not know its files any more
         if named or any(self._opener.knows((tombstone.uid, number)) for number in numbers):
             await self._disk.removed(lambda: self._opener.remove(tombstone.name, tombstone.uid))
@@ -183,8 +150,7 @@ class Topics(Mapping[str, Topic]):
         if self._topics.get(topic.name) is not topic:
             return
         self._forget(topic)
-        if self.cluster is not None:
-            await self.cluster.replicas.drop(topic.record.uid, topic.record.partitions)
+        await self.placement.drop(topic.record.uid, topic.record.partitions)
         for partition in topic.led:
             await partition.end("the topic was deleted")
         log.info("topic_deleted", "TOPIC(%s): deleted", topic.name)
@@ -215,8 +181,7 @@ class Topics(Mapping[str, Topic]):
     def announce(self, name: str) -> None:
         """The topic, its channels, or whether a part of it is led here may have changed: the lookup daemons hear."""
         topic = self._topics.get(name)
-        if self.registrar is not None:
-            self.registrar.changed(name, topic.announced() if topic is not None and topic.led else None)
+        self.announcer.changed(name, topic.announced() if topic is not None and topic.led else None)
 
     def of_uid(self, name: str, uid: int) -> Topic | None:
         """The topic, if this life of it is here."""
@@ -227,7 +192,7 @@ class Topics(Mapping[str, Topic]):
         """Make the topic. Conflict if somebody else was faster and it has other settings than those that are given."""
         topic = await self.ensure_topic(name, settings)
         if settings is not None:
-            has, wanted = topic.record.settings, self._made_with(name, settings)
+            has, wanted = topic.record.settings, self.placement.settings_for(name, settings)
             fields = [f.name for f in dataclass_fields(wanted) if f.name != "unknown"]
             if others := {n: value for n in fields if (value := getattr(has, n)) != getattr(wanted, n)}:
                 what = ", ".join(f"{n}={'default' if value is None else value}" for n, value in others.items())
@@ -250,98 +215,20 @@ class Topics(Mapping[str, Topic]):
                     continue  # the deletion has ended
             if self._ending():
                 raise Unavailable("exiting")
-            return await self._changes.once(name, lambda: self._create(name, settings or self._default_settings()))
+            return await self._changes.once(
+                name, lambda: self.placement.create(name, settings or self._default_settings())
+            )
 
     def _default_settings(self) -> TopicSettings:
         return TopicSettings(partitions=self._options.topic_partitions)
 
-    async def _create(self, name: str, settings: TopicSettings) -> Topic:
-        if self.cluster is not None:
-            return await self._create_on(self.cluster, name, settings)
-        async with self._changes.of(name):
-            await self._bury_half_made(name)
-            log_uids = {n: ids.new_uid(self._rng) for n in range(settings.partitions)}
-            metas = {n: PartitionMeta().led_by(self._node_uid, uid) for n, uid in log_uids.items()}
-            versioned = await self._metadata.write(lambda: self._store.create_topic(name, settings, partitions=metas))
-            record = versioned.record
-            partitions: list[Partition] = []
-            try:
-                logs = await self._disk.run(lambda: self._opener.create(record, log_uids))
-                partitions = self._opener.lead(record, logs)
-                if not ids.is_ephemeral(name):
-                    await self._journal_writer.promise()
-                topic = Topic(versioned, partitions, self._new_delivery)
-                for partition in partitions:
-                    await partition.start_epoch()
-                for channel in await self.known_channels(name):
-                    await add_channel(self._change_channels, self._rng, topic, channel)
-                await topic.reconcile()
-            except (NsqhaError, OSError) as error:
-                self._half_made[name] = record
-                for partition in partitions:
-                    await partition.end("the topic could not be made")
-                with suppress(NsqhaError):
-                    await self._bury_half_made(name)
-                raise Unavailable(f"topic {name} could not be made: {error}") from error
-            self._topics[name] = topic
-            log.info("topic_created", "TOPIC(%s): created", name)
-        self.announce(name)
-        return topic
-
-    async def _create_on(self, cluster: Cluster, name: str, settings: TopicSettings) -> Topic:
-        """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
-        alone = ids.is_ephemeral(name)
-        settings = self._made_with(name, settings)
-        async with self._changes.of(name):
-            # In its first record: whoever leads a partition may take messages as soon as that is stored.
-            channels = ChannelList()
-            for channel in await self.known_channels(name):
-                channels = channels.with_channel(channel, ids.new_uid(self._rng))
-            log_uid = cluster.replicas.logs.draw_log_uid()
-            try:
-                metas = cluster.placed(settings, {0: log_uid}, alone=alone)
-                versioned = await self._metadata.write(
-                    lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
-                )
-            except Conflict:
-                cluster.replicas.logs.forget_log_uid(log_uid)
-                found = await self._metadata.read(lambda: self._store.topic(name))
-                if found is None or cluster.has_seen_end_of(found):
-                    raise Unavailable(f"topic {name} comes and goes") from None
-                return self.adopt(found)
-            except Unavailable:  # certainly not made: clients may ask for it again and again
-                cluster.replicas.logs.forget_log_uid(log_uid)
-                raise
-            topic = self.take(versioned)
-            await cluster.replicas.settle(versioned)
-            log.info("topic_created", "TOPIC(%s): created", name)
-        await topic.begun(self._options.publish_wait_ns / 1e9)
-        return topic
-
-    async def _change_channels(self, topic: Topic, change: Change) -> None:
-        """Of a topic that is only just being made."""
-        topic.versioned = await self._metadata.change_channels(topic.versioned, change)
+    def add(self, topic: Topic) -> None:
+        """A topic that was made here can take messages from now on."""
+        self._topics[topic.name] = topic
 
     async def known_channels(self, name: str) -> list[str]:
         """What this node's lookup daemons know of a brand-new topic, as nsqd asks them."""
-        return await self.registrar.known_channels(name) if self.registrar is not None else []
-
-    def _made_with(self, name: str, settings: TopicSettings) -> TopicSettings:
-        """The settings that a topic gets for which somebody chose these."""
-        if self.cluster is None:
-            return settings
-        if ids.is_ephemeral(name):  # kept by this node only, and nowhere on a disk
-            return replace(settings, partitions=1, replicas=1, min_isr=None)
-        if settings.replicas is None and self._options.topic_replicas:
-            return replace(settings, replicas=self._options.topic_replicas)
-        return settings
-
-    async def _bury_half_made(self, name: str) -> None:
-        record = self._half_made.get(name)
-        if record is not None:
-            await self._metadata.write(lambda: self._store.delete_topic(name))
-            del self._half_made[name]
-            await self._remove_files(record)
+        return await self.announcer.known_channels(name)
 
     async def delete_topic(self, name: str) -> None:
         self.topic(name)
@@ -363,22 +250,7 @@ class Topics(Mapping[str, Topic]):
             raise
         # It is gone; whatever fails from here on is work for the next start, and hinders nobody.
         await self._end(topic)
-        await self._remove_files(record)
-
-    async def _remove_files(self, record: TopicRecord) -> None:
-        """Remove what is left of a deleted topic; what can not go now goes, by its tombstone, at the next start.
-
-        In a cluster not before the watch has shown this node the tombstone (`dropped`): an older view that comes first
-        makes the logs anew, and then nothing else would speak of them."""
-        if self.cluster is not None:
-            return
-        try:
-            if not ids.is_ephemeral(record.name):
-                await self._disk.removed(lambda: self._opener.remove(record.name, record.uid))
-            self._opener.forget(record)  # only now: whoever sees the tombstone later asks whether there is anything
-            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
-        except (StorageError, OSError) as error:
-            files_remain(record.name, error)
+        await self.placement.remove_files(record)
 
     async def change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings that may change while a topic lives (`settings`). ValueError if they do not fit."""
@@ -387,7 +259,7 @@ class Topics(Mapping[str, Topic]):
 
     async def _change_settings(self, name: str, changes: Mapping[str, Any]) -> None:
         async with self._changes.of(name):
-            await self._settings.change(self.topic(name), changes, self.cluster)
+            await self.placement.change(self.topic(name), changes)
 
 
 def files_remain(topic: str, error: Exception) -> None:

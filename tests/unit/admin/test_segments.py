@@ -14,7 +14,7 @@ from nsqha.admin.segments import SegmentsService
 from nsqha.cursor.holds import Holds, LiveHold
 from nsqha.errors import LimitReached, OutcomeUnknown
 from nsqha.pb.v1 import segments_pb2 as pb
-from nsqha.server.segments.pins import reachable
+from nsqha.server.segments.log_source import reachable
 from nsqha.server.segments.renewals import GUESSES_MAX, LIST_SECONDS, LOOK_SECONDS, HoldRenewals
 from tests.unit.admin.leaders_rig import UID, FakeLeaders, FakeOthers, info, topic_of
 
@@ -52,7 +52,9 @@ def snapshot(others: FakeOthers, leaders: dict[int, int], partitions: int = 3, *
         clock = SimpleNamespace(wall_ns=lambda: 1)
         journal = SimpleNamespace(identity=SimpleNamespace(cluster_id=0xC1, node_uid=1))
         loop = asyncio.get_running_loop()
-        broker: Any = SimpleNamespace(topics=topics, cluster=cluster, loop=loop, clock=clock, journal=journal)
+        broker: Any = SimpleNamespace(
+            topics=topics, cluster=cluster, loop=loop, clock=clock, journal=journal, log_source=None
+        )
         service = SegmentsService(broker, others)
         try:
             return await service.Snapshot(pb.SnapshotRequest(topics=["t"], **fields), Context())
@@ -172,21 +174,26 @@ def test_what_makes_no_sense_is_refused_before_anybody_is_asked(fields: dict[str
 
 
 class Held:
-    """A broker that leads partitions with some holds, and a loop whose time stands still."""
+    """The logs of a node that leads partitions with some holds, and a loop whose time stands still."""
 
     def __init__(self, *holds: int) -> None:
         self.now = 100.0
         self.spawned: list[Awaitable[None]] = []
         held = {hold: LiveHold(0, 1, 0) for hold in holds}
         cursors = SimpleNamespace(state=SimpleNamespace(holds=Holds(held)))
-        topic = SimpleNamespace(led=[SimpleNamespace(cursors=cursors)])
-        self.topics = {"t": topic}
-        self.cluster: Any = None
+        self.partitions = [SimpleNamespace(cursors=cursors)]
+        self.followers: list[Any] = []
         self.loop = SimpleNamespace(time=lambda: self.now)
 
     def spawn(self, work: Any) -> None:
         work.close()
         self.spawned.append(work)
+
+    def led(self) -> Any:
+        return self.partitions
+
+    def followed(self) -> Any:
+        return [follower.state for follower in self.followers]
 
 
 async def nobody(hold: int) -> None:
@@ -194,28 +201,28 @@ async def nobody(hold: int) -> None:
 
 
 def test_a_hold_is_looked_at_once_in_a_while_however_often_it_is_named() -> None:
-    broker: Any = Held(0xAB)
-    renewals = HoldRenewals(broker, nobody)
+    source: Any = Held(0xAB)
+    renewals = HoldRenewals(source, nobody)
     for _ in range(5):
         renewals.read(0xAB)
-    assert len(broker.spawned) == 1
-    broker.now += LOOK_SECONDS
+    assert len(source.spawned) == 1
+    source.now += LOOK_SECONDS
     renewals.read(0xAB)
-    assert len(broker.spawned) == 2
+    assert len(source.spawned) == 2
 
 
 def test_nobody_is_asked_about_a_hold_that_a_reader_made_up() -> None:
-    broker: Any = Held(0xAB)
-    renewals = HoldRenewals(broker, nobody)
+    source: Any = Held(0xAB)
+    renewals = HoldRenewals(source, nobody)
     for n in range(1, 20):
         renewals.read(n)
-    assert not broker.spawned
+    assert not source.spawned
 
 
 def test_made_up_holds_are_not_looked_for_one_by_one() -> None:
-    broker: Any = Held(0xAB)
-    renewals, looks = HoldRenewals(broker, nobody), []
-    held = broker.topics["t"].led[0].cursors.state.holds
+    source: Any = Held(0xAB)
+    renewals, looks = HoldRenewals(source, nobody), []
+    held = source.partitions[0].cursors.state.holds
 
     class Watched(Holds):
         def ids(self) -> Any:
@@ -225,32 +232,32 @@ def test_made_up_holds_are_not_looked_for_one_by_one() -> None:
         def get(self, id_: int) -> Any:
             raise AssertionError("each partition is asked for each of them")
 
-    broker.topics["t"].led[0].cursors.state.holds = Watched()
+    source.partitions[0].cursors.state.holds = Watched()
     for n in range(0x1000, 0x1400):
         renewals.read(n)
     renewals.read(0xAB)
-    assert (len(looks), len(broker.spawned)) == (1, 1)
+    assert (len(looks), len(source.spawned)) == (1, 1)
     held.put(0xCD, LiveHold(0, 1, 0))
-    broker.now += LIST_SECONDS
+    source.now += LIST_SECONDS
     renewals.read(0xCD)
-    assert (len(looks), len(broker.spawned)) == (2, 2)
+    assert (len(looks), len(source.spawned)) == (2, 2)
 
 
 def test_a_hold_may_be_in_a_log_whose_state_has_not_come_yet() -> None:
-    broker: Any = Held()
+    source: Any = Held()
     followed = SimpleNamespace(state=None)
-    broker.cluster = SimpleNamespace(replicas=SimpleNamespace(followers={(1, 0): followed}))
-    renewals = HoldRenewals(broker, nobody)
+    source.followers = [followed]
+    renewals = HoldRenewals(source, nobody)
     for _ in range(3):
         renewals.read(0xAB)
-    assert len(broker.spawned) == 1
+    assert len(source.spawned) == 1
     for n in range(0x1000, 0x1400):
         renewals.read(n)
-    assert len(broker.spawned) == GUESSES_MAX, "any of them may be made up"
+    assert len(source.spawned) == GUESSES_MAX, "any of them may be made up"
     followed.state = SimpleNamespace(holds=Holds())
-    broker.now += LOOK_SECONDS
+    source.now += LOOK_SECONDS
     renewals.read(0xAB)
-    assert len(broker.spawned) == GUESSES_MAX
+    assert len(source.spawned) == GUESSES_MAX
 
 
 def test_an_address_on_all_interfaces_is_dialled_by_the_nodes_name() -> None:

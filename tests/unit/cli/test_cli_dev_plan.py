@@ -8,8 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from nsqha.cli.dev.cluster import LINES_MAX, all_joined, summary
-from nsqha.cli.dev.command import ETCD_PORT, PORTS
-from nsqha.cli.dev.plan import Plan, Ports, make_plan
+from nsqha.cli.dev.plan import ETCD_PORT, PORTS, Plan, Ports, make_plan
 from nsqha.options import load_nsqd, load_nsqlookupd
 
 WANTED = PORTS | {"etcd": ETCD_PORT}

@@ -12,6 +12,7 @@ from nsqha.cli import nsqd
 from nsqha.cli.terminal import exits
 from nsqha.errors import AppendFailed
 from nsqha.options import Options
+from nsqha.server.node.start import OpenGrpc
 
 # What is left of a call when the interpreter has stopped gRPC's thread: its lock is taken by nobody who could give it
 # back, its finalizer wants it, and it is part of a cycle, so that only the interpreter's last collection finds it.
@@ -50,7 +51,7 @@ def test_the_interpreter_would_hang() -> None:
 
 def test_the_end_waits_for_no_call_and_loses_no_output() -> None:
     code = (
-        f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli import exits\n"
+        f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli.terminal import exits\n"
         "sys.stdout.write('half a line')\nsys.stderr.write('and talk')\nexits.end(5)"
     )
     done = run(code)
@@ -58,7 +59,7 @@ def test_the_end_waits_for_no_call_and_loses_no_output() -> None:
 
 
 def test_an_error_that_nobody_expected_ends_the_process_too() -> None:
-    done = run(f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli import exits\nexits.run(lambda: 1 // 0)")
+    done = run(f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli.terminal import exits\nexits.run(lambda: 1 // 0)")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert done.stderr.rstrip().endswith("ZeroDivisionError: integer division or modulo by zero")
@@ -66,7 +67,7 @@ def test_an_error_that_nobody_expected_ends_the_process_too() -> None:
 
 @pytest.mark.parametrize("closed", ["sys.stdout.close()", "sys.stdout = sys.stderr = None"])
 def test_an_output_that_is_closed_is_no_reason_to_stay(closed: str) -> None:
-    assert run(f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli import exits\n{closed}\nexits.end(5)").returncode == 5
+    assert run(f"{STOPPED_IN_A_CALL}\nfrom nsqha.cli.terminal import exits\n{closed}\nexits.end(5)").returncode == 5
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_every_command_ends_so(words: list[str], module: str, status: int) -> No
 
 
 def test_without_grpc_it_is_the_interpreter_that_ends() -> None:
-    code = "import sys\nfrom nsqha.cli import exits\ntry:\n    exits.end(5)\nexcept SystemExit as end:\n"
+    code = "import sys\nfrom nsqha.cli.terminal import exits\ntry:\n    exits.end(5)\nexcept SystemExit as end:\n"
     assert run(f"{code}    sys.exit(end.code + 1)").returncode == 6
 
 
@@ -94,7 +95,7 @@ def test_without_grpc_it_is_the_interpreter_that_ends() -> None:
 def test_a_node_that_can_not_start_on_a_full_disk_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: OSError | None
 ) -> None:
-    def start(options: Options) -> int:
+    def start(options: Options, open_grpc: OpenGrpc) -> int:
         full = OSError(errno.ENOSPC, "No space left on device")
         if raised is not None:
             raise raised

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from nsqha.cli.brokers.admin import replication
 from nsqha.cli.stats import Look
-from nsqha.cli.topic import replication
 from nsqha.election.health import BELOW, LEADERLESS, UNDER
 from nsqha.pb.v1 import admin_pb2 as pb
 

@@ -102,8 +102,8 @@ def test_runs_have_whole_batches_of_about_the_bytes_asked_for(log: Stored) -> No
 
 
 def test_a_batch_larger_than_a_run_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "RUN_BYTES", 1000)
-    monkeypatch.setattr(fetch, "GROW_BYTES", 10_000)
+    monkeypatch.setattr("pyspark_nsqha.runs.RUN_BYTES", 1000)
+    monkeypatch.setattr("pyspark_nsqha.runs.GROW_BYTES", 10_000)
     log = Stored(tmp_path, body_bytes=100_000)
     log.write(3, messages=1)
     with ScriptedBroker(ok(log)) as broker:

@@ -55,7 +55,7 @@ def damaged(runs: list[Step], at: int) -> list[Step]:
 
 @dataclass
 class Replicas:
-    """Keeps the contract of `fetch.Runs`: each replica has its own runs of the same batches."""
+    """Keeps the contract of `runs.Runs`: each replica has its own runs of the same batches."""
 
     steps: Sequence[list[Step]]
     at: int = 0

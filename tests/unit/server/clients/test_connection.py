@@ -113,9 +113,9 @@ class AllTopics:
 
 
 class Bench:
-    """A connection with a broker of nothing but what it asks for."""
+    """A connection with a context of nothing but what it asks for."""
 
-    def __init__(self, **broker: Any) -> None:
+    def __init__(self, **context: Any) -> None:
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
         self.partition = FakePartition()
@@ -132,17 +132,19 @@ class Bench:
             "now": lambda: read(self.clock),
             "auth": None,
             "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
-            "exiting": False,
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
-            "next_connection_number": lambda: 1,
-            "connection_opened": lambda c: self.open.update({c.number: c}),
-            "connection_closed": lambda c: self.open.pop(c.number, None),
+            "connections": SimpleNamespace(
+                exiting=False,
+                next_connection_number=lambda: 1,
+                connection_opened=lambda c: self.open.update({c.number: c}),
+                connection_closed=lambda c: self.open.pop(c.number, None),
+            ),
             "publishing": SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: self.partition),
             "topics": AllTopics(),
             "subscriptions": SimpleNamespace(subscribe=subscribe, unsubscribe=lambda consumer: None),
         }
-        self.connection = Connection(SimpleNamespace(**fields | broker))  # type: ignore[arg-type]
+        self.connection = Connection(SimpleNamespace(**fields | context))  # type: ignore[arg-type]
         self.transport = FakeTransport()
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -232,11 +234,11 @@ def test_all_that_was_sent_compressed_is_run_although_the_client_sends_no_more(c
     bench.connection._codec = new_codec(codec, 6)
     client = new_codec(codec, 6)
     bench.send(client.compress(pub("t")))
-    bench.connection.broker.budget.take(1 << 21)  # publishers wait
+    bench.connection.context.budget.take(1 << 21)  # publishers wait
     bench.send(client.compress(pub("t", b"x" * 1000) * 1999))
     assert len(bench.partition.waiting) == 2 and not bench.transport.reading
     assert bench.connection.eof_received(), "answers are owed"
-    bench.connection.broker.budget.give(1 << 21)
+    bench.connection.context.budget.give(1 << 21)
     bench.loop.turn()
     for publish in bench.partition.waiting:
         publish.stored()
@@ -253,7 +255,7 @@ def test_after_a_close_no_command_is_run():
     bench = Bench()
     bench.partition.publish = lambda frames, reply, delay_ms: reply.failed("not stored: gone")  # type: ignore[method-assign]
     later: list[str] = []
-    bench.connection.broker.publishing.target_for = (  # type: ignore[method-assign]
+    bench.connection.context.publishing.target_for = (  # type: ignore[method-assign]
         lambda topic, number: later.append(topic) or bench.partition  # type: ignore[func-returns-value]
     )
     bench.send(pub("a") + pub("b") + pub("c"))
@@ -263,7 +265,7 @@ def test_after_a_close_no_command_is_run():
 def test_a_stop_answers_what_was_run_and_runs_nothing_more():
     bench = Bench()
     bench.send(pub("a"))
-    bench.connection.broker.exiting = True
+    bench.connection.context.connections.exiting = True  # type: ignore[misc]
     bench.connection.read_no_more()
     assert not bench.transport.reading
     bench.connection.data_received(pub("b"))  # the loop had read it already
@@ -315,7 +317,7 @@ def test_a_client_that_sends_endless_commands_leaves_others_their_turn(codec: st
 def test_who_connects_while_there_is_no_room_publishes_nothing():
     """A producer whose publish timed out comes back, and again: each time it would be one more in memory."""
     bench = Bench()
-    budget = bench.connection.broker.budget
+    budget = bench.connection.context.budget
     budget.take(1 << 21)
     bench.send(pub("t", b"one") + pub("t", b"two") + b"NOP\n")
     assert not bench.partition.waiting and not bench.transport.reading
@@ -328,7 +330,7 @@ def test_who_connects_while_there_is_no_room_publishes_nothing():
 
 def test_who_finds_no_room_for_long_is_refused_and_leaves_nothing_behind():
     bench = Bench()
-    budget = bench.connection.broker.budget
+    budget = bench.connection.context.budget
     budget.take(1 << 21)
     bench.send(pub("t"))
     bench.loop.pass_time(5.1)
@@ -410,7 +412,7 @@ def test_a_client_that_never_says_the_magic_is_dropped():
     bench = Bench()
     silent = Bench.__new__(Bench)
     silent.__dict__.update(bench.__dict__)
-    connection, transport = Connection(bench.connection.broker), FakeTransport()
+    connection, transport = Connection(bench.connection.context), FakeTransport()
     transport.protocol = connection
     connection.connection_made(transport)  # type: ignore[arg-type]
     bench.loop.pass_time(61)

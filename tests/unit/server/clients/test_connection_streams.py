@@ -60,7 +60,7 @@ def test_a_producer_that_ends_its_stream_has_all_its_commands_run_and_answered(s
     rng = random.Random(seed)
     producer, bench = Producer(rng), Bench()
     partition = bench.partition = FakePartition()
-    connection, transport, budget = bench.connection, bench.transport, bench.connection.broker.budget
+    connection, transport, budget = bench.connection, bench.transport, bench.connection.context.budget
     if codec:
         connection._codec = new_codec(codec, 6)
     wire = producer.wire(rng, codec)

@@ -20,7 +20,7 @@ from nsqha.server.http.stats import (
     stats_json,
 )
 from nsqha.server.http.text import stats_text
-from nsqha.server.runtime.process import MemoryStats, memory_stats
+from nsqha.server.runtime.measures import MemoryStats, memory_stats
 from tests.unit.server.fake_broker import client
 
 START = 1_763_676_634 * 10**9

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nsqha.cli.nsqd import open_grpc
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.errors import ConfigError
@@ -58,4 +59,4 @@ def test_a_folder_of_a_cluster_is_not_led_by_a_node_that_is_alone(tmp_path: Path
         data_path=str(tmp_path), tcp_address="127.0.0.1:0", http_address="127.0.0.1:0", broadcast_address="127.0.0.1"
     )
     with pytest.raises(ConfigError, match="belongs to cluster 00000000000000c1"):
-        asyncio.run(Node(options).start())
+        asyncio.run(Node(options, open_grpc).start())

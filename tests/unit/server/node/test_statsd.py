@@ -10,7 +10,7 @@ import pytest
 from nsqha.quantile import Result
 from nsqha.server.http.stats import BrokerStats, ChannelStats, TopicStats
 from nsqha.server.node.statsd import NOTHING_YET, Push, StatsdPusher, host_prefix, lines, packets
-from nsqha.server.runtime.process import MemoryStats
+from nsqha.server.runtime.measures import MemoryStats
 from tests.unit.server.fake_broker import SECOND, FakeBroker, FakeTopic
 
 

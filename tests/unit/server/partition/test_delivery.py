@@ -31,9 +31,7 @@ def req(rig: Rig, consumer: Consumer, message_id: bytes, delay_ms: int) -> str |
 
 def touch(rig: Rig, consumer: Consumer, message_id: bytes) -> str | None:
     leg = consumer.legs[0]
-    return leg.channel.touch(
-        int(message_id, 16) - leg.id_base, leg.owner, rig.partition.now(), consumer.msg_timeout
-    )
+    return leg.channel.touch(int(message_id, 16) - leg.id_base, leg.owner, rig.partition.now(), consumer.msg_timeout)
 
 
 # ---- windows

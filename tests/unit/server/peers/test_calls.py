@@ -459,7 +459,9 @@ def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> N
         peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
         peers.on_call("Status", status)
         peers.on_stream("Push", Acceptor())
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", peers, tls=files(node))
+        server = AdminServer(
+            cast(Any, SimpleNamespace(cluster=None, log_source=None)), "127.0.0.1:0", peers, tls=files(node)
+        )
         await server.start()
         try:
             await scenario(server.address)
@@ -510,7 +512,7 @@ def test_only_a_certificate_that_says_so_is_an_administrators(folder: Path, node
     """One of a broker that has only its address yet, or of anything else that this CA signed, is not."""
     view = View()
     cluster = SimpleNamespace(members=SimpleNamespace(view=lambda: view))
-    broker = SimpleNamespace(cluster=cluster, topics={})
+    broker = SimpleNamespace(cluster=cluster, topics={}, log_source=None)
 
     async def asked(address: str, whose: tls.ClusterTls) -> grpc.StatusCode:
         async with aio.secure_channel(address, peer_grpc.channel_credentials(whose)) as channel:
@@ -553,7 +555,7 @@ def test_a_server_that_closes_tells_its_streams() -> None:
         acceptor = Acceptor()
         served = peer_grpc.GrpcPeerServer(SERVICES)
         served.on_stream("Push", acceptor)
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None)), "127.0.0.1:0", served)
+        server = AdminServer(cast(Any, SimpleNamespace(cluster=None, log_source=None)), "127.0.0.1:0", served)
         await server.start()
         peers = peer_grpc.GrpcPeers(SERVICES)
         handler = Recorder()

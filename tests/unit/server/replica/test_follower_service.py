@@ -165,7 +165,7 @@ def test_an_open_that_fails_in_any_way_is_answered(monkeypatch: Any) -> None:
         rig = ReplicaRig()
         await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
         leader = rig.leader(A)
-        monkeypatch.setattr(rig.replicas, "record_of", lambda key: 1 / 0)
+        monkeypatch.setattr(rig.replicas.table, "record_of", lambda key: 1 / 0)
         assert (await leader.open(2, log_of())).refusal == pb.REFUSAL_UNKNOWN
         monkeypatch.undo()
         assert (await leader.open(2, log_of())).DESCRIPTOR.name == "Opened"

@@ -178,7 +178,7 @@ def test_a_deleted_topic_leaves_by_its_uid_whatever_has_its_name_now() -> None:
         assert rig.replicas.followers
         await rig.replicas.drop(KEY[0], range(1))
         assert not rig.replicas.followers
-        assert not list(rig.replicas._locks), "topics come and go for years"
+        assert not list(rig.replicas.table.locks), "topics come and go for years"
 
     run(scenario)
 
@@ -456,7 +456,7 @@ def test_a_partition_is_led_while_another_one_of_the_topic_can_not_be_settled() 
             metas[1], leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION, version=2
         )
         rig.store.record = Versioned(replace(record, partitions={0: replace(metas[0], version=2), 1: elected}), 2)
-        async with rig.replicas.changing((UID, 0)):
+        async with rig.replicas.table.changing((UID, 0)):
             rig.spawn(rig.settle(rig.store.record))
             await pause()
             assert list(rig.replicas.leading) == [(UID, 1)]

@@ -153,27 +153,27 @@ def test_clients_do_not_get_the_last_descriptors(
 ) -> None:
     """Files of the log could not be opened: what is stored could be neither read nor gone on with."""
     opened: list[Connection] = []
-    broker: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         **dict.fromkeys(("auth", "budget")),
         clock=SystemClock(),
         limits=Limits(),
         options=SimpleNamespace(tls_required=TlsRequired.NO),
-        next_connection_number=lambda: 1,
-        connection_opened=opened.append,
-        connection_closed=opened.remove,
+        connections=SimpleNamespace(
+            next_connection_number=lambda: 1, connection_opened=opened.append, connection_closed=opened.remove
+        ),
     )
 
     async def served() -> bool:
         """Whether a client that connects now is there a moment later."""
         sock = listen("127.0.0.1:0", flag="tcp-address")
         port = bound_port(sock)
-        broker.loop = asyncio.get_running_loop()
+        context.loop = asyncio.get_running_loop()
         server: Any
         if http:
             server = HttpServer(HttpApi(), Log("http"))
             await server.listen(sock)
         else:
-            server = await broker.loop.create_server(lambda: Connection(broker), sock=sock)
+            server = await context.loop.create_server(lambda: Connection(context), sock=sock)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(b"GET /x HTTP/1.1\r\n\r\n" if http else b"  V2x\n")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nsqha.cli.nsqd import open_grpc
 from nsqha.errors import ConfigError
 from nsqha.options import Options
 from nsqha.server.node.joining import node_info
@@ -28,7 +29,7 @@ def options(path: Path, **more: Any) -> Options:
 
 def serving(wanted: Options, test: Callable[[Node], Awaitable[None]]) -> None:
     async def main() -> None:
-        node = Node(wanted)
+        node = Node(wanted, open_grpc)
         await node.start()
         try:
             await test(node)
@@ -79,11 +80,11 @@ def test_without_an_address_nothing_is_served(tmp_path: Path) -> None:
 
 def test_an_address_that_can_not_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--segments-address=somewhere: it is not host:port"):
-        asyncio.run(Node(options(tmp_path, segments_address="somewhere")).start())
+        asyncio.run(Node(options(tmp_path, segments_address="somewhere"), open_grpc).start())
     with socket.create_server((LOOPBACK, 0)) as taken:
         address = f"{LOOPBACK}:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"--segments-address={address}: cannot listen: Address already in use"):
-            asyncio.run(Node(options(tmp_path, segments_address=address)).start())
+            asyncio.run(Node(options(tmp_path, segments_address=address), open_grpc).start())
 
 
 def test_with_cluster_certificates_it_speaks_tls(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from nsqha.election.store import MemoryStore
 from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options
 from nsqha.server.routing.leaders import Administration
-from nsqha.server.runtime.changes import Changes
 from nsqha.server.runtime.metadata import Metadata as RealMetadata
+from nsqha.server.runtime.tasks import Changes
 from nsqha.server.topics.channels import Channels
 from tests.unit.server.replica_rig import run
 

@@ -12,7 +12,7 @@ from nsqha.election.model import ChannelList, TopicSettings
 from nsqha.errors import LimitReached, NotFound, OutcomeUnknown, Unavailable, WrongKind
 from nsqha.server.node.broker import Broker
 from nsqha.server.partition.retention import AbandonedPolicy
-from nsqha.server.runtime.unfinished import StillUnderWay
+from nsqha.server.runtime.tasks import StillUnderWay
 from nsqha.server.safe_mode.rebuilding import channels_of
 from nsqha.server.topics import channels
 from tests.unit.server.broker_rig import consumer, led, on_a_broker, running, subscribed, until

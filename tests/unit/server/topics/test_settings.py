@@ -62,8 +62,7 @@ def test_the_floor_follows_what_is_there() -> None:
 
 def said(hosts: int, **chosen: Any) -> str:
     nodes = {n: NodeInfo(n) for n in range(1, hosts + 1)}
-    cluster: Any = SimpleNamespace(nodes=lambda: nodes)
-    return "; ".join(settings.remarks(TopicSettings(**chosen), cluster))
+    return "; ".join(settings.remarks(TopicSettings(**chosen), nodes))
 
 
 def test_what_is_not_obvious_is_said() -> None:
@@ -74,8 +73,8 @@ def test_what_is_not_obvious_is_said() -> None:
     )
     assert "1 host that" in said(1, replicas=3)
     assert "acknowledges nothing until it has so many" in said(3, replicas=5, min_isr=4)
-    assert settings.remarks(TopicSettings(), None) == []
-    assert "alone" in settings.remarks(TopicSettings(replicas=2), None)[0]
+    assert settings.remarks_alone(TopicSettings()) == []
+    assert "alone" in settings.remarks_alone(TopicSettings(replicas=2))[0]
 
 
 # ---- a node that is alone

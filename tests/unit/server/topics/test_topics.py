@@ -14,8 +14,10 @@ import pytest
 from nsqha.election.model import ChannelList, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
-from nsqha.server.runtime.changes import Changes
+from nsqha.server.node.placement import ClusterPlacement
+from nsqha.server.runtime.tasks import Changes
 from nsqha.server.topics.channels import Channels
+from nsqha.server.topics.placement import TopicContext
 from nsqha.server.topics.topics import Topics
 from tests.unit.server.replica_rig import run
 
@@ -93,7 +95,7 @@ class Rig:
     def __init__(self, **options: Any) -> None:
         self.metadata = Metadata()
         nothing = cast(Any, None)
-        self.topics: Any = Topics(
+        context = TopicContext(
             Options(**options),
             node_uid=1,
             rng=random.Random(1),
@@ -103,14 +105,15 @@ class Rig:
             opener=nothing,
             changes=Changes(asyncio.get_running_loop()),
             new_delivery=nothing,
-            ending=lambda: False,
             forget_targets=lambda: None,
         )
-        self.topics._settings = SimpleNamespace(apply=lambda topic: None)
-        self.topics.registrar = self.registrar = Registrar()
-        self.topics.cluster = SimpleNamespace(
+        self.topics: Any = Topics(context, ending=lambda: False)
+        self.topics.settings = SimpleNamespace(apply=lambda topic: None)
+        self.topics.announcer = self.registrar = Registrar()
+        self.cluster: Any = SimpleNamespace(
             replicas=Replicas(), placed=lambda *_, **__: {}, has_seen_end_of=lambda _: False
         )
+        self.topics.placement = ClusterPlacement(self.topics, context, self.cluster)
 
 
 def record(*channels: str, version: int = 1, **fields: Any) -> Versioned[TopicRecord]:
@@ -324,7 +327,7 @@ def test_a_topic_that_was_certainly_not_made_leaves_no_name_of_a_log_behind(erro
         rig.metadata.create_topic = create_topic  # type: ignore[method-assign, assignment]
         with pytest.raises(type(error)):
             await rig.topics.create_topic("t")
-        assert rig.topics.cluster.replicas.logs.drawn == kept
+        assert rig.cluster.replicas.logs.drawn == kept
 
     run(scenario)
 
@@ -337,7 +340,7 @@ def test_a_record_that_was_read_before_its_topic_went_does_not_bring_it_back() -
 
     async def scenario() -> None:
         rig = Rig()
-        rig.topics.cluster.has_seen_end_of = lambda versioned: versioned.version < 5
+        rig.cluster.has_seen_end_of = lambda versioned: versioned.version < 5
         with pytest.raises(NotFound):
             rig.topics.take(record())
         assert "t" not in rig.topics
@@ -358,7 +361,7 @@ def test_settings_that_another_node_changed_just_before_a_channel_was_made_here_
     async def scenario() -> None:
         rig = Rig()
         applied: list[str | None] = []
-        rig.topics._settings = SimpleNamespace(apply=lambda topic: applied.append(topic.record.settings.sync))
+        rig.topics.settings = SimpleNamespace(apply=lambda topic: applied.append(topic.record.settings.sync))
         rig.topics.adopt(record())
         both = record("c", version=3, settings=TopicSettings(sync="always"))
         later = record("c", "d", version=4, settings=TopicSettings(sync="none"))

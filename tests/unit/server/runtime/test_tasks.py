@@ -1,8 +1,9 @@
-"""Changes that take long: who waits, how long, and for which."""
+"""Work that takes long, or does not end: who waits, how long and for which, and one piece at a time for each thing."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,80 @@ import pytest
 
 from nsqha.errors import NotFound, OutcomeUnknown
 from nsqha.server.partition.partition import Partition
-from nsqha.server.runtime.changes import Changes
+from nsqha.server.runtime.tasks import Changes, StillUnderWay, Unfinished
 from tests.unit.server.broker_rig import running, until
+
+LONG, SHORT = 10.0, 0.02
+
+
+class Works:
+    """What was begun, and what lets it end."""
+
+    def __init__(self) -> None:
+        self.unfinished = Unfinished[str]()
+        self.begun: list[str] = []
+        self.ends: dict[str, asyncio.Event] = {}
+
+    def work(self, name: str) -> Callable[[], Coroutine[Any, Any, str]]:
+        async def until_it_may() -> str:
+            self.begun.append(name)
+            await self.ends.setdefault(name, asyncio.Event()).wait()
+            return name
+
+        return until_it_may
+
+    async def do(self, key: str, name: str, seconds: float = LONG) -> str:
+        return await self.unfinished.do(key, self.work(name), seconds, lambda: "node 3")
+
+
+def test_what_does_not_end_in_time_goes_on_and_the_next_has_not_begun() -> None:
+    async def story() -> None:
+        works = Works()
+        with pytest.raises(OutcomeUnknown, match=r"not committed within 0\.02 s: node 3; it goes on"):
+            await works.do("a", "first", SHORT)
+        with pytest.raises(StillUnderWay, match="node 3"):
+            await works.do("a", "second", SHORT)
+        assert (works.begun, works.unfinished.keys()) == (["first"], ["a"])
+        third = asyncio.create_task(works.do("a", "third"))
+        await asyncio.sleep(0)
+        works.ends["first"].set()
+        works.ends["third"] = asyncio.Event()
+        works.ends["third"].set()
+        assert await third == "third"
+        assert (works.begun, works.unfinished.keys()) == (["first", "third"], [])
+
+    asyncio.run(story())
+
+
+def test_other_things_go_on_and_whoever_leaves_ends_nothing() -> None:
+    async def story() -> None:
+        works = Works()
+        leaves = asyncio.create_task(works.do("a", "first"))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        works.ends["other"] = asyncio.Event()
+        works.ends["other"].set()
+        assert await works.do("b", "other") == "other"
+        assert works.unfinished.keys() == ["a"]
+        works.ends["first"].set()
+        while works.unfinished.keys():
+            await asyncio.sleep(0)
+
+    asyncio.run(story())
+
+
+def test_an_error_is_the_callers() -> None:
+    async def fails() -> None:
+        raise LookupError("no")
+
+    async def story() -> None:
+        unfinished = Unfinished[str]()
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                await unfinished.do("a", fails, LONG, str)
+
+    asyncio.run(story())
 
 
 def test_who_asks_for_the_same_waits_for_the_change_that_is_under_way():

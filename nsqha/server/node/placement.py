@@ -1,0 +1,97 @@
+"""Topics of a cluster as one of its nodes makes and changes them: records with replicas on several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nsqha import ids
+from nsqha.election.model import ChannelList, TopicRecord, TopicSettings, Versioned
+from nsqha.election.rules import with_settings
+from nsqha.errors import Conflict, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.server.topics import settings as topic_settings
+
+if TYPE_CHECKING:
+    from nsqha.server.node.membership import Cluster
+    from nsqha.server.partition.topic import Topic
+    from nsqha.server.topics.placement import TopicContext
+    from nsqha.server.topics.topics import Topics
+
+log = Log("topics")
+
+
+class ClusterPlacement:
+    """A `Placement`: nodes are chosen here, the controller elects their leaders."""
+
+    def __init__(self, topics: Topics, context: TopicContext, cluster: Cluster) -> None:
+        self._topics = topics
+        self._cluster = cluster
+        self._options = context.options
+        self._rng = context.rng
+        self._metadata = context.metadata
+        self._store = context.metadata.store
+        self._changes = context.changes
+
+    def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
+        if ids.is_ephemeral(name):  # kept by this node only, and nowhere on a disk
+            return replace(settings, partitions=1, replicas=1, min_isr=None)
+        if settings.replicas is None and self._options.topic_replicas:
+            return replace(settings, replicas=self._options.topic_replicas)
+        return settings
+
+    async def create(self, name: str, settings: TopicSettings) -> Topic:
+        """A topic of the cluster; its first partition is led by this node, the controller elects the other leaders."""
+        cluster, topics, alone = self._cluster, self._topics, ids.is_ephemeral(name)
+        settings = self.settings_for(name, settings)
+        async with self._changes.of(name):
+            # In its first record: whoever leads a partition may take messages as soon as that is stored.
+            channels = ChannelList()
+            for channel in await topics.known_channels(name):
+                channels = channels.with_channel(channel, ids.new_uid(self._rng))
+            log_uid = cluster.replicas.logs.draw_log_uid()
+            try:
+                metas = cluster.placed(settings, {0: log_uid}, alone=alone)
+                versioned = await self._metadata.write(
+                    lambda: self._store.create_topic(name, settings, partitions=metas, channels=channels)
+                )
+            except Conflict:
+                cluster.replicas.logs.forget_log_uid(log_uid)
+                found = await self._metadata.read(lambda: self._store.topic(name))
+                if found is None or cluster.has_seen_end_of(found):
+                    raise Unavailable(f"topic {name} comes and goes") from None
+                return topics.adopt(found)
+            except Unavailable:  # certainly not made: clients may ask for it again and again
+                cluster.replicas.logs.forget_log_uid(log_uid)
+                raise
+            topic = topics.take(versioned)
+            await cluster.replicas.settle(versioned)
+            log.info("topic_created", "TOPIC(%s): created", name)
+        await topic.begun(self._options.publish_wait_ns / 1e9)
+        return topic
+
+    async def change(self, topic: Topic, changes: Mapping[str, Any]) -> None:
+        cluster = self._cluster
+
+        def changed(record: TopicRecord) -> TopicRecord:
+            found, first = with_settings(record, changes), len(record.partitions)
+            new = cluster.placed(found.settings, {}, first=first) if found.settings.partitions > first else {}
+            return replace(found, partitions={**found.partitions, **new})
+
+        versioned = await self._topics.settings.replace(topic, changed)
+        self._topics.take(versioned)
+        await cluster.replicas.settle(versioned)
+
+    def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
+        return self._cluster.has_seen_end_of(topic)
+
+    async def drop(self, uid: int, numbers: Collection[int]) -> None:
+        await self._cluster.replicas.drop(uid, numbers)
+
+    async def remove_files(self, record: TopicRecord) -> None:
+        """Nothing before the watch has shown this node the tombstone (`Topics.dropped`): an older view that comes first
+        makes the logs anew, and then nothing else would speak of them."""
+
+    def remarks(self, settings: TopicSettings) -> list[str]:
+        return topic_settings.remarks(settings, self._cluster.nodes())

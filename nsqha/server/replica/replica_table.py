@@ -1,0 +1,53 @@
+"""What one node knows of its replicas: which it leads, which it follows, and the newest record seen of each.
+
+`Replicas` (`server.replica.roles`) owns the table and alone gives roles; those that answer other nodes and those that
+mend logs read it. A part that has read a newer record says so (`saw`).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from nsqha.ids import PartitionKey
+from nsqha.server.runtime.tasks import Locks
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.election.model import TopicRecord, Versioned
+    from nsqha.server.replica.follower import Follower
+    from nsqha.server.replica.leadership import Leadership
+
+
+class ReplicaTable:
+    """All replicas of one node, by partition."""
+
+    def __init__(self) -> None:
+        self.registration = 0  # this process life; 0: not registered yet
+        self.stopping = False  # no role is taken any more
+        self.leading: dict[PartitionKey, Leadership] = {}
+        self.followers: dict[PartitionKey, Follower] = {}
+        self.records: dict[PartitionKey, Versioned[TopicRecord]] = {}  # the newest seen, of what has a replica here
+        self.locks = Locks[PartitionKey]()
+
+    def record_of(self, key: PartitionKey) -> Versioned[TopicRecord] | None:
+        """The newest record seen of a partition that has a replica here."""
+        return self.records.get(key)
+
+    def saw(self, key: PartitionKey, topic: Versioned[TopicRecord]) -> None:
+        """Somebody has read the record."""
+        self.records[key] = topic
+
+    def log_of(self, key: PartitionKey) -> PartitionLog | None:
+        """The log of a replica; None: there is none here."""
+        leader, follower = self.leading.get(key), self.followers.get(key)
+        return leader.log if leader is not None else follower.log if follower is not None else None
+
+    def committed_of(self, key: PartitionKey) -> int:
+        """The high watermark of a replica, as far as this node knows; 0 if there is none here."""
+        leader, follower = self.leading.get(key), self.followers.get(key)
+        return leader.committed if leader is not None else follower.committed if follower is not None else 0
+
+    def changing(self, key: PartitionKey) -> AbstractAsyncContextManager[None]:
+        """One change of a partition's role at a time; who opens a log or ends a leadership holds this."""
+        return self.locks.held(key)

@@ -1,0 +1,83 @@
+"""Where the partitions of topics go: to this node, which is alone (`single_node`), or to nodes of a cluster.
+
+What differs between the two is behind `Placement`; what announces topics to lookup daemons is behind `Announcer`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from nsqha.election.model import TopicRecord, TopicSettings, Versioned
+    from nsqha.options import Options
+    from nsqha.server.partition.topic import NewDelivery, Topic
+    from nsqha.server.replica.log_manager import PartitionOpener
+    from nsqha.server.runtime.disk import DiskRounds
+    from nsqha.server.runtime.journal import JournalWriter
+    from nsqha.server.runtime.metadata import Metadata
+    from nsqha.server.runtime.tasks import Changes
+
+
+@dataclass(frozen=True, slots=True)
+class TopicContext:
+    """What the topics of a node and their placement work with."""
+
+    options: Options
+    node_uid: int
+    rng: random.Random
+    metadata: Metadata
+    disk: DiskRounds
+    journal_writer: JournalWriter
+    opener: PartitionOpener
+    changes: Changes
+    new_delivery: NewDelivery
+    forget_targets: Callable[[], None]  # connections have to ask again where to publish
+
+
+class Placement(Protocol):
+    """How topics get their partitions, and lose them."""
+
+    def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
+        """The settings that a topic gets for which somebody chose these."""
+
+    async def create(self, name: str, settings: TopicSettings) -> Topic:
+        """Make the topic; the caller does not hold its lock. Unavailable, OutcomeUnknown."""
+
+    async def change(self, topic: Topic, changes: Mapping[str, Any]) -> None:
+        """Change these settings; the caller holds the topic's lock. ValueError if they do not fit, NotFound,
+        Unavailable."""
+
+    def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
+        """Whether the watch is behind the end of a topic whose record somebody has read."""
+
+    async def drop(self, uid: int, numbers: Collection[int]) -> None:
+        """Neither lead nor follow these partitions of a topic any more."""
+
+    async def remove_files(self, record: TopicRecord) -> None:
+        """Remove what is left of a deleted topic, or leave it to a later moment."""
+
+    def remarks(self, settings: TopicSettings) -> list[str]:
+        """What somebody should know who has just asked for these settings."""
+
+
+class Announcer(Protocol):
+    """Tells lookup daemons which topics and channels there are."""
+
+    def changed(self, topic: str, channels: Iterable[str] | None) -> None:
+        """What this node has of a topic now, None: nothing."""
+
+    async def known_channels(self, topic: str) -> list[str]:
+        """The channels of a brand-new topic that lookup daemons know."""
+
+
+class NoLookupd:
+    """An `Announcer` without lookup daemons."""
+
+    def changed(self, topic: str, channels: Iterable[str] | None) -> None:
+        pass
+
+    async def known_channels(self, topic: str) -> list[str]:
+        return []

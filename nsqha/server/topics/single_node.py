@@ -1,0 +1,164 @@
+"""Topics of a node that is alone: it leads every partition, makes their logs and removes them.
+
+A topic that could not be made is deleted again; while that does not succeed either, the next attempt begins with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nsqha import ids
+from nsqha.election.model import PartitionMeta, TopicRecord, TopicSettings, Versioned
+from nsqha.election.rules import changed_settings
+from nsqha.errors import NsqhaError, StorageError, Unavailable
+from nsqha.nsqlog import Log
+from nsqha.server.partition.topic import Topic
+from nsqha.server.topics.channels import Change, add_channel
+from nsqha.server.topics.settings import remarks_alone
+from nsqha.server.topics.topics import files_remain
+
+if TYPE_CHECKING:
+    from nsqha.server.partition.partition import Partition
+    from nsqha.server.topics.placement import TopicContext
+    from nsqha.server.topics.topics import Topics
+
+log = Log("topics")
+settings_log = Log("settings")
+
+
+class SingleNodePlacement:
+    """A `Placement`: everything is here."""
+
+    def __init__(self, topics: Topics, context: TopicContext) -> None:
+        self._topics = topics
+        self._node_uid = context.node_uid
+        self._rng = context.rng
+        self._metadata = context.metadata
+        self._store = context.metadata.store
+        self._disk = context.disk
+        self._journal_writer = context.journal_writer
+        self._opener = context.opener
+        self._changes = context.changes
+        self._new_delivery = context.new_delivery
+        self._forget_targets = context.forget_targets
+        self._half_made: dict[str, TopicRecord] = {}  # in the metadata, but could not be made: nobody ever used them
+
+    def settings_for(self, name: str, settings: TopicSettings) -> TopicSettings:
+        return settings
+
+    def has_seen_end_of(self, topic: Versioned[TopicRecord]) -> bool:
+        return False
+
+    async def drop(self, uid: int, numbers: Collection[int]) -> None:
+        """Nothing is led or followed but what the `Topic` itself has."""
+
+    def remarks(self, settings: TopicSettings) -> list[str]:
+        return remarks_alone(settings)
+
+    async def create(self, name: str, settings: TopicSettings) -> Topic:
+        async with self._changes.of(name):
+            await self._bury_half_made(name)
+            log_uids = {n: ids.new_uid(self._rng) for n in range(settings.partitions)}
+            metas = {n: PartitionMeta().led_by(self._node_uid, uid) for n, uid in log_uids.items()}
+            versioned = await self._metadata.write(lambda: self._store.create_topic(name, settings, partitions=metas))
+            record = versioned.record
+            partitions: list[Partition] = []
+            try:
+                logs = await self._disk.run(lambda: self._opener.create(record, log_uids))
+                partitions = self._opener.lead(record, logs)
+                if not ids.is_ephemeral(name):
+                    await self._journal_writer.promise()
+                topic = Topic(versioned, partitions, self._new_delivery)
+                for partition in partitions:
+                    await partition.start_epoch()
+                for channel in await self._topics.known_channels(name):
+                    await add_channel(self._change_channels, self._rng, topic, channel)
+                await topic.reconcile()
+            except (NsqhaError, OSError) as error:
+                self._half_made[name] = record
+                for partition in partitions:
+                    await partition.end("the topic could not be made")
+                with suppress(NsqhaError):
+                    await self._bury_half_made(name)
+                raise Unavailable(f"topic {name} could not be made: {error}") from error
+            self._topics.add(topic)
+            log.info("topic_created", "TOPIC(%s): created", name)
+        self._topics.announce(name)
+        return topic
+
+    async def _change_channels(self, topic: Topic, change: Change) -> None:
+        """Of a topic that is only just being made."""
+        topic.versioned = await self._metadata.change_channels(topic.versioned, change)
+
+    async def _bury_half_made(self, name: str) -> None:
+        record = self._half_made.get(name)
+        if record is not None:
+            await self._metadata.write(lambda: self._store.delete_topic(name))
+            del self._half_made[name]
+            await self.remove_files(record)
+
+    async def remove_files(self, record: TopicRecord) -> None:
+        """What can not go now goes, by its tombstone, at the next start."""
+        try:
+            if not ids.is_ephemeral(record.name):
+                await self._disk.removed(lambda: self._opener.remove(record.name, record.uid))
+            self._opener.forget(record)  # only now: whoever sees the tombstone later asks whether there is anything
+            await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
+        except (StorageError, OSError) as error:
+            files_remain(record.name, error)
+
+    # ---- changed settings
+
+    async def change(self, topic: Topic, changes: Mapping[str, Any]) -> None:
+        def changed(record: TopicRecord) -> TopicRecord:
+            settings = changed_settings(record, changes)
+            numbers = range(len(record.partitions), settings.partitions)
+            new = {n: PartitionMeta().led_by(self._node_uid, ids.new_uid(self._rng)) for n in numbers}
+            return replace(record, settings=settings, partitions={**record.partitions, **new})
+
+        versioned = await self._topics.settings.replace(topic, changed)
+        self._topics.take(versioned)
+        led = {partition.number for partition in topic.led}
+        if missing := [number for number in versioned.record.partitions if number not in led]:
+            await self._grow(topic, missing)
+
+    async def _grow(self, topic: Topic, numbers: list[int]) -> None:
+        """Make the logs of partitions that only the record has, and lead them. Unavailable."""
+        record = topic.record
+        partitions: list[Partition] = []
+        try:
+            log_uids = {n: record.partitions[n].isr[self._node_uid] for n in numbers}
+            for key in [key for n in numbers if self._opener.knows(key := (record.uid, n))]:
+                self._opener.forget_partition(key)  # what an earlier attempt left was used by nobody
+            logs = await self._disk.run(lambda: self._create(record, log_uids))
+            partitions = self._opener.lead(record, logs)
+            if not topic.ephemeral:
+                await self._journal_writer.promise()
+            for started in [partition.start_epoch(record.channels) for partition in partitions]:
+                await started
+            for partition in partitions:
+                for channel in topic.channel_names():
+                    if ids.is_ephemeral(channel):
+                        partition.cursors.create_ephemeral(channel, ids.new_uid(self._rng))
+                await partition.commit_events()
+        except (NsqhaError, OSError) as error:
+            for partition in partitions:
+                await partition.end("the partition could not be made")
+            raise Unavailable(
+                f"the settings of topic {topic.name} say {len(record.partitions)} partitions now, but {numbers} could "
+                f"not be made: {error}; ask for the same again"
+            ) from error
+        for partition in partitions:
+            topic.add_led(partition)
+        self._forget_targets()
+        settings_log.info("partitions_added", "TOPIC(%s): partitions %s added", topic.name, numbers)
+
+    def _create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Any:
+        """On the disk thread, in empty folders."""
+        for number in log_uids:
+            while self._opener.remove_partition(record, number):
+                pass
+        return self._opener.create(record, log_uids)
