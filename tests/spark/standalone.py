@@ -22,7 +22,6 @@ from tests.integration.spark_session import ROOT
 
 JOB_SECONDS = 150
 JOB = Path(__file__).with_name("job.py")
-TASKS_NEED = ("nsqha/__init__.py", "nsqha/ids.py")  # of the broker's package
 START_SECONDS = 120.0  # of a JVM on a machine that does other things
 STOP_SECONDS = 20.0
 
@@ -34,9 +33,10 @@ def spark_home() -> Path:
 
 
 def archive(path: Path) -> Path:
-    """What `--py-files` takes: our package, and what it needs of the broker's in a task."""
+    """What `--py-files` takes: both packages whole. Tasks need two modules of the broker's; but the archive comes first
+    on the driver's path, too, where a part of that package would hide the rest of it."""
     with zipfile.ZipFile(path, "w") as out:
-        for file in [*sorted((ROOT / "pyspark_nsqha").rglob("*.py")), *(ROOT / name for name in TASKS_NEED)]:
+        for file in sorted(file for package in ("pyspark_nsqha", "nsqha") for file in (ROOT / package).rglob("*.py")):
             out.write(file, file.relative_to(ROOT))
     return path
 

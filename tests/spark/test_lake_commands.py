@@ -233,7 +233,7 @@ def test_what_is_wrong_is_one_line(lake: Lake, tmp_path: Path) -> None:
         "no broker answers": (("archive", lake.topic, *to, "--broker", "127.0.0.1:1"), env, 6),
         "is no place for a lake": (("archive", lake.topic, "--to", "nowhere://x", "--once"), env, 1),
         "is not before --until": (("backfill", lake.topic, "--from", "-1h", "--until", "-2h", *to[:2]), env, 2),
-        "has nothing of this topic": (("verify", lake.topic, "--lake", str(tmp_path / "empty"), "--lake-only"), env, 1),
+        "it has no manifest": (("verify", lake.topic, "--lake", str(tmp_path / "empty"), "--lake-only"), env, 3),
         "workers cannot run": (("archive", lake.topic, *to), env | {"PYSPARK_PYTHON": str(bare)}, 1),
     }
     for text, (words, env, status) in asked.items():
