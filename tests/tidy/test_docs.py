@@ -15,7 +15,8 @@ from nsqha.options import LookupdOptions, Options, flags_of
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 PACKAGES = ("wire", "commitlog", "cursor", "replication", "election", "server", "admin", "hot", "lookupd")
-FOREIGN = {"--" + name for name in ("auto-compaction-retention", "home-dir", "now", "system")}  # etcd's, systemd's
+FOREIGN = {"--" + name for name in ("auto-compaction-retention", "home-dir", "now", "py-files", "system")}
+"""Flags of etcd, systemd and Spark."""
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
