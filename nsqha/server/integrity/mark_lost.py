@@ -31,7 +31,7 @@ ASK_SECONDS = 20.0  # that others are asked for what is about to be given up; th
 log = Log("damage")
 
 
-class GivingUp:
+class MarkLost:
     """Gives up what is damaged in one node's replicas, where it is told to."""
 
     def __init__(

@@ -9,7 +9,7 @@ linearizably, names this node, this process life and this log, in an epoch above
 journalled. Spec: `Become`, `Restart`.
 
 Parts: `ReplicaLogs` opens logs, `LogTrust` knows which of them can not be vouched for, `Damage` which batches do not
-verify, `GivingUp` does without these. `Promises` answers the leaders of other nodes, `ReplicaFiles` changes the files
+verify, `MarkLost` does without these. `Promises` answers the leaders of other nodes, `ReplicaFiles` changes the files
 of those that catch up, `ReplicaAnswers` tells others what is here. They read the table, in which
 only this class gives roles.
 
@@ -32,7 +32,7 @@ from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.server.integrity.corrupt_ranges import Damage
-from nsqha.server.integrity.mark_lost import GivingUp
+from nsqha.server.integrity.mark_lost import MarkLost
 from nsqha.server.integrity.suspect_logs import LogTrust
 from nsqha.server.partition.scrub import Replica as Scrubbed
 from nsqha.server.replica.follower import Follower, FollowerRuntime
@@ -103,7 +103,7 @@ class Replicas:
         self._files = ReplicaFiles(
             runtime, record_of=lambda key: self._records[key].record, begun_anew=self.trust.renewed
         )
-        self.giving_up = GivingUp(
+        self.giving_up = MarkLost(
             runtime.disk, self.damage, self.trust, log_of=table.log_of, on_failure=runtime.on_failure
         )
         self.promises = Promises(
