@@ -1,7 +1,7 @@
 """The batches of this node's replicas that do not verify, until they are mended from other replicas.
 
     recovery, scrub, readers, pushes --found--> damaged --Repairer--> as it was: readers in front of it go on
-                                                      '-- no other replica: OwnDamage of who leads --> made good
+                                                      '-- no other replica: LocalRepair of who leads --> made good
 
 Owner of what is known to be damaged. A range is mended where it is as soon as anybody has it, led or not. What nobody
 has, the leader may have given up (LOST, see `mark_lost`) or trimmed: then a follower does as its leader did.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.verdict import Report
     from nsqha.election.model import NodeInfo, TopicRecord, Versioned
     from nsqha.server.integrity.suspect_logs import LogTrust
-    from nsqha.server.partition.local_repair import OwnDamage
+    from nsqha.server.partition.local_repair import LocalRepair
     from nsqha.server.partition.partition import Partition
     from nsqha.server.peers.api import Peers
     from nsqha.server.runtime.disk import DiskRounds
@@ -328,7 +328,7 @@ class Damage:
         meta = topic.record.partitions[key[1]]
         return {*meta.replicas, *meta.isr} == {self._node}
 
-    def _own(self, key: PartitionKey) -> OwnDamage | None:
+    def _own(self, key: PartitionKey) -> LocalRepair | None:
         """Who sees to a partition that is led here and that nobody else has."""
         leadership = self._replicas.leading.get(key)
         return leadership.partition.own_damage if leadership is not None and self._only_here(key) else None

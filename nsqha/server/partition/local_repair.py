@@ -56,7 +56,7 @@ class RepairedLog(Protocol):
         """Run a job that has the files for itself, then pass on its result; False: another job has them."""
 
 
-class OwnDamage:
+class LocalRepair:
     """The damaged ranges of one partition's log, repaired one after the other."""
 
     def __init__(

@@ -47,7 +47,7 @@ from nsqha.server.partition.group_commit import (
     settle,
     settle_behind,
 )
-from nsqha.server.partition.local_repair import OwnDamage
+from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.retention import Trimmer
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds, LazySync
@@ -112,7 +112,7 @@ class Partition:
         self.serving = False  # the epoch start is applied: deliveries and channel events may go on
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
         self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify
-        self.own_damage: OwnDamage | None = None  # of a log that nobody else has
+        self.own_damage: LocalRepair | None = None  # of a log that nobody else has
         self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
         self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self._runtime = runtime

@@ -36,7 +36,7 @@ from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Log
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.partition.local_repair import OwnDamage
+from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.partition import Partition, PartitionRuntime
 from nsqha.server.partition.retention import AbandonedPolicy, Trimmer
 from nsqha.server.replica.follower import MUST_READ
@@ -373,7 +373,7 @@ class PartitionOpener:
             held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,
         )
         alone = {node, *meta.replicas, *meta.isr} == {node}
-        partition.own_damage = OwnDamage(
+        partition.own_damage = LocalRepair(
             partition,
             told=lambda damage: self._tell_damage(f"{record.name}/{number}", damage),
             mended=lambda *mended: self.on_mended(*mended),

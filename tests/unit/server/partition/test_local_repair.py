@@ -13,7 +13,7 @@ from nsqha.commitlog.pairs import Pair
 from nsqha.commitlog.verdict import Damage
 from nsqha.commitlog.verify import verify
 from nsqha.server.partition import local_repair as own_damage
-from nsqha.server.partition.local_repair import OwnDamage
+from nsqha.server.partition.local_repair import LocalRepair
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
 
@@ -27,7 +27,7 @@ class Alone(Rig):
         super().__init__(storage=storage, limits=LogLimits(segment_bytes=150))
         self.told: list[Damage] = []
         self.mended: list[tuple[int, int]] = []
-        self.partition.own_damage = OwnDamage(
+        self.partition.own_damage = LocalRepair(
             self.partition, self.told.append, lambda log_, first, end: self.mended.append((first, end))
         )
         self.partition.on_damage = self.partition.own_damage.found
