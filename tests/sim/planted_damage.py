@@ -16,7 +16,7 @@ from nsqha.election.controller import controller
 from nsqha.election.unclean import elect_unclean
 from nsqha.server.integrity.corrupt_ranges import Damage
 from nsqha.server.integrity.peer_repair import Repairer, is_lost
-from nsqha.server.integrity.suspect_logs import LogTrust
+from nsqha.server.integrity.suspect_logs import SuspectLogs
 from nsqha.server.replica.roles import Replicas
 from nsqha.server.replica.status import ReplicaAnswers
 from tests.sim.planting import damage, losses, mutant
@@ -131,11 +131,11 @@ def old_name_never_taken_back() -> Iterator[None]:
 def old_name_taken_back_at_once() -> Iterator[None]:
     """... or goes by its old name before it is mended."""
 
-    def look(self: LogTrust, key: Any) -> None:
+    def look(self: SuspectLogs, key: Any) -> None:
         if (doubted := self._doubted.get(key)) is not None:
             self.on_whole(key, doubted.name)
 
-    with patch.object(LogTrust, "look", look):
+    with patch.object(SuspectLogs, "look", look):
         yield
 
 

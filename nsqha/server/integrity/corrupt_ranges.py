@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.commitlog.verdict import Report
     from nsqha.election.model import NodeInfo, TopicRecord, Versioned
-    from nsqha.server.integrity.suspect_logs import LogTrust
+    from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.partition.local_repair import LocalRepair
     from nsqha.server.partition.partition import Partition
     from nsqha.server.peers.api import Peers
@@ -133,7 +133,7 @@ class Damage:
         self,
         runtime: RepairRuntime,
         replicas: RepairableReplicas,
-        trust: LogTrust,
+        trust: SuspectLogs,
         *,
         look_behind: Callable[[PartitionKey], Awaitable[None]],
     ) -> None:

@@ -22,7 +22,7 @@ from nsqha.server.integrity.peer_repair import is_lost
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.server.integrity.suspect_logs import LogTrust
+    from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.runtime.disk import DiskRounds
 
 
@@ -38,7 +38,7 @@ class MarkLost:
         self,
         disk: DiskRounds,
         damage: Damage,
-        trust: LogTrust,
+        trust: SuspectLogs,
         *,
         log_of: Callable[[PartitionKey], PartitionLog | None],
         on_failure: Callable[[BaseException], None],

@@ -58,7 +58,7 @@ def can_be_whole(log_: PartitionLog, report: Report) -> bool:
     return log_.end.log_id >= report.watermark and not (report.unreadable or report.restored_anchors)
 
 
-class LogTrust:
+class SuspectLogs:
     """What is held against the logs of one node."""
 
     def __init__(self, followers: Mapping[PartitionKey, FollowedLog]) -> None:

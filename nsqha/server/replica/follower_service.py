@@ -30,7 +30,7 @@ from nsqha.server.replica.receiver import Receiver
 if TYPE_CHECKING:
     from nsqha.election.model import TopicRecord, Versioned
     from nsqha.server.integrity.corrupt_ranges import Damage
-    from nsqha.server.integrity.suspect_logs import LogTrust
+    from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.peers.api import PeerStream
     from nsqha.server.replica.follower import Follower
     from nsqha.server.replica.leadership import Leadership
@@ -53,7 +53,7 @@ class Promises:
         table: ReplicaTable,
         files: ReplicaFiles,
         damage: Damage,
-        trust: LogTrust,
+        trust: SuspectLogs,
         *,
         make: Callable[[Versioned[TopicRecord], int], Awaitable[None]],
         step_down: Callable[[Leadership, str], Awaitable[None]],

@@ -8,7 +8,7 @@ another is taken; the log and the channel state are handed over, never shared. W
 linearizably, names this node, this process life and this log, in an epoch above the promise; then the promise is
 journalled. Spec: `Become`, `Restart`.
 
-Parts: `ReplicaLogs` opens logs, `LogTrust` knows which of them can not be vouched for, `Damage` which batches do not
+Parts: `ReplicaLogs` opens logs, `SuspectLogs` knows which of them can not be vouched for, `Damage` which batches do not
 verify, `MarkLost` does without these. `Promises` answers the leaders of other nodes, `ReplicaFiles` changes the files
 of those that catch up, `ReplicaAnswers` tells others what is here. They read the table, in which
 only this class gives roles.
@@ -33,7 +33,7 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Log
 from nsqha.server.integrity.corrupt_ranges import Damage
 from nsqha.server.integrity.mark_lost import MarkLost
-from nsqha.server.integrity.suspect_logs import LogTrust
+from nsqha.server.integrity.suspect_logs import SuspectLogs
 from nsqha.server.partition.scrub import Replica as Scrubbed
 from nsqha.server.replica.follower import Follower, FollowerRuntime
 from nsqha.server.replica.follower_service import Promises
@@ -95,7 +95,7 @@ class Replicas:
         )
         self._strays: set[PartitionKey] = set()  # was moved away, perhaps while this node was down: files that go
         self._again: dict[PartitionKey, asyncio.TimerHandle] = {}  # roles that could not be taken
-        self.trust = LogTrust(self.followers)
+        self.trust = SuspectLogs(self.followers)
         self.trust.on_whole = lambda key, name: self._spawn(self._whole_again(key, name))
         self.damage = Damage(runtime, table, self.trust, look_behind=self.look_behind_damage)
         runtime.opener.on_mended = self.damage.mended_alone

@@ -19,7 +19,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
     from nsqha.server.integrity.corrupt_ranges import Damage
-    from nsqha.server.integrity.suspect_logs import LogTrust
+    from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.peers.api import PeerIdentity, PeerServer
     from nsqha.server.replica.leadership import Leadership
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
@@ -34,7 +34,7 @@ log = Log("answers")
 class ReplicaAnswers:
     """Answers for one node."""
 
-    def __init__(self, runtime: ReplicaRuntime, table: ReplicaTable, damage: Damage, trust: LogTrust) -> None:
+    def __init__(self, runtime: ReplicaRuntime, table: ReplicaTable, damage: Damage, trust: SuspectLogs) -> None:
         self._table = table
         self._damage = damage
         self._trust = trust
