@@ -247,7 +247,7 @@ class AdminServer:
         self._tls = tls
         self._others: GrpcOthers | None = None
         self._server: aio.Server | None = None
-        self._door: front_door.FrontDoor | None = None
+        self._door: front_door.PeerListener | None = None
         self._segments: SegmentsService | None = None
         self.address = ""
         self.renewals: HoldRenewals  # of holds, by whoever serves bytes; from `start` on

@@ -63,9 +63,9 @@ class Streams(Protocol):
     def connection(self, address: str) -> Http2End: ...
 
 
-async def serve(streams: Streams, server: grpc.aio.Server, wanted: str, files: CertificateFiles | None) -> FrontDoor:
+async def serve(streams: Streams, server: grpc.aio.Server, wanted: str, files: CertificateFiles | None) -> PeerListener:
     """Open the port at `wanted` (host:port), with gRPC's server behind it. Unavailable, ConfigError."""
-    door = FrontDoor(streams, files)
+    door = PeerListener(streams, files)
     door.open(wanted)
     try:
         inside = f"unix-abstract:nsqha-{secrets.token_hex(8)}" if HAS_NAMES else "127.0.0.1:0"
@@ -91,7 +91,7 @@ def is_stream(said: bytes, *, tls: bool) -> bool | None:
     return bytes((len(name),)) + name in said[:whole]
 
 
-class FrontDoor:
+class PeerListener:
     """The port: `open` it, `begin` to let people in, `close` it."""
 
     def __init__(self, streams: Streams, files: CertificateFiles | None) -> None:

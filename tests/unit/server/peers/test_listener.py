@@ -21,7 +21,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import listener as front_door
 from nsqha.server.peers.api import PeerIdentity
 from nsqha.server.peers.http2 import ENABLE_PUSH, PREFACE, frame, settings
-from nsqha.server.peers.listener import MARK, FrontDoor, is_stream
+from nsqha.server.peers.listener import MARK, PeerListener, is_stream
 from nsqha.server.peers.peer_calling import OPENING
 from nsqha.server.runtime import tls
 from nsqha.server.runtime.tls import HTTP2_ALPN, STREAM_ALPN
@@ -220,7 +220,7 @@ class Kept(asyncio.Protocol):
         self._streams.came.append(why)
 
 
-Scenario = Callable[[FrontDoor, Inside, Streams], Awaitable[None]]
+Scenario = Callable[[PeerListener, Inside, Streams], Awaitable[None]]
 
 
 def descriptors() -> int:
@@ -247,7 +247,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], None]]:
             await warmed_up()
             before = descriptors()
             inside, streams = Inside(), Streams()
-            door = FrontDoor(streams, files)
+            door = PeerListener(streams, files)
             door.open("127.0.0.1:0")
             door.begin(await inside.start(f"nsqha-test-{os.getpid()}-{id(door)}"))
             async with asyncio.timeout(20):
@@ -268,13 +268,13 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Scenario], None]]:
     yield start
 
 
-async def dial(door: FrontDoor) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def dial(door: PeerListener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = door.address.split(":")
     return await asyncio.open_connection(host, int(port))
 
 
 def test_a_first_word_may_come_in_pieces(run: Callable[[Scenario], None]) -> None:
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         for word in (OPENING, PREFACE + frame(4, 0, 0)):
             reader, writer = await dial(door)
             for at in range(0, len(word), 7):
@@ -291,7 +291,7 @@ def test_a_first_word_may_come_in_pieces(run: Callable[[Scenario], None]) -> Non
 
 
 def test_everything_passes_both_ways_and_so_does_the_end(run: Callable[[Scenario], None]) -> None:
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         reader, writer = await dial(door)
         there, back = b"t" + os.urandom(3_000_000), os.urandom(5_000_000)
         writer.write(there)
@@ -312,7 +312,7 @@ def test_everything_passes_both_ways_and_so_does_the_end(run: Callable[[Scenario
 def test_what_says_something_first_inside_is_not_lost(run: Callable[[Scenario], None]) -> None:
     """As gRPC's server does, with its settings."""
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         for number in range(20):
             reader, writer = await dial(door)
             writer.write(b"a")
@@ -325,7 +325,7 @@ def test_what_says_something_first_inside_is_not_lost(run: Callable[[Scenario], 
 
 @pytest.mark.parametrize("side", ["outside", "inside"])
 def test_a_side_that_is_lost_takes_the_other_with_it(run: Callable[[Scenario], None], side: str) -> None:
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         reader, writer = await dial(door)
         writer.write(b"x")
         inner_reader, inner_writer = await inside.next()
@@ -342,7 +342,7 @@ def test_a_side_that_is_lost_takes_the_other_with_it(run: Callable[[Scenario], N
 def test_who_does_not_read_is_not_written_for(run: Callable[[Scenario], None]) -> None:
     """What waits is bounded, whatever there is to send."""
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         _, writer = await dial(door)
         writer.write(b"x")
         _, inner_writer = await inside.next()
@@ -365,7 +365,7 @@ def test_who_does_not_read_is_not_written_for(run: Callable[[Scenario], None]) -
 
 
 def test_with_nobody_inside_a_connection_is_closed(run: Callable[[Scenario], None]) -> None:
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         inside._server.close()
         await asyncio.sleep(0.01)
         reader, writer = await dial(door)
@@ -384,7 +384,7 @@ def test_who_does_not_say_what_it_wants_is_given_up(
 ) -> None:
     monkeypatch.setattr(front_door, "LOOK_SECONDS", 0.1)
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         reader, writer = await dial(door)
         writer.write(said)
         try:
@@ -400,7 +400,7 @@ def test_who_does_not_say_what_it_wants_is_given_up(
 def test_who_says_nothing_longest_goes_first(run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_door, "LOOKING_MAX", 3)
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         silent = [await dial(door) for _ in range(5)]
         assert [await reader.read() for reader, _ in silent[:2]] == [b"", b""]
         assert len(door._looking) == 3
@@ -416,7 +416,7 @@ def test_who_says_nothing_longest_goes_first(run: Callable[[Scenario], None], mo
 def test_who_has_spoken_is_not_taken_for_silent(run: Callable[[Scenario], None]) -> None:
     """Everybody comes again at once after the loop stood for a while."""
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         host, port = door.address.split(":")
         callers = []
         for number in range(300):
@@ -437,7 +437,7 @@ def test_the_last_descriptors_are_not_for_what_is_passed_on(
     """They are for logs, and for other nodes."""
     monkeypatch.setattr(front_door.listen, "is_spare", lambda descriptor: True)
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         reader, writer = await dial(door)
         writer.write(b"x")
         with pytest.raises(ConnectionResetError):
@@ -457,7 +457,7 @@ def test_without_descriptors_it_rests_and_goes_on(
 ) -> None:
     monkeypatch.setattr(front_door, "TIRED_SECONDS", 0.05)
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         failed = 0
 
         class Failing:
@@ -486,8 +486,8 @@ def test_without_descriptors_it_rests_and_goes_on(
 
 
 def test_who_comes_before_it_is_open_waits(run: Callable[[Scenario], None]) -> None:
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
-        later = FrontDoor(streams, None)
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
+        later = PeerListener(streams, None)
         later.open("127.0.0.1:0")
         reader, writer = await dial(later)
         writer.write(OPENING)
@@ -501,7 +501,7 @@ def test_who_comes_before_it_is_open_waits(run: Callable[[Scenario], None]) -> N
 
 
 def test_closing_ends_whoever_is_half_in(run: Callable[[Scenario], None]) -> None:
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         silent, through = await dial(door), await dial(door)
         through[1].write(b"x")
         await inside.next()
@@ -526,7 +526,7 @@ def test_a_handshake_that_fails_or_stalls_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(front_door, "HANDSHAKE_SECONDS", 0.2)
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         for _ in range(2):
             reader, writer = await dial(door)
             writer.write(hello(STREAM_ALPN))
@@ -554,7 +554,7 @@ def test_handshakes_under_way_are_bounded(
 ) -> None:
     monkeypatch.setattr(front_door, "HANDSHAKES_MAX", 3)
 
-    async def scenario(door: FrontDoor, inside: Inside, streams: Streams) -> None:
+    async def scenario(door: PeerListener, inside: Inside, streams: Streams) -> None:
         writers, callers = [], []
         for _ in range(10):
             _, writer = await dial(door)

@@ -98,7 +98,7 @@ def test_what_can_not_be_used_at_the_start_is_refused(rotated: Rotated) -> None:
         rotated.open()
 
 
-async def served(files: CertificateFiles) -> tuple[front_door.FrontDoor, aio.Server, list[str]]:
+async def served(files: CertificateFiles) -> tuple[front_door.PeerListener, aio.Server, list[str]]:
     """A server that answers Status and accepts Push; whom it has seen."""
     seen: list[str] = []
 
