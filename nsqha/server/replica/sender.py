@@ -101,7 +101,7 @@ class Pushed:
 
     __slots__ = ("_backoff", "_sent", "_window", "committed_sent", "leader", "link", "next", "retry", "state")
 
-    def __init__(self, leader: Leader, link: PushLink) -> None:
+    def __init__(self, leader: Leader, link: FollowerStream) -> None:
         self.leader = leader
         self.link = link
         self.state = State.IDLE
@@ -261,7 +261,7 @@ class Pushed:
         return self._backoff.next_pause()
 
 
-class PushLink:
+class FollowerStream:
     """The stream to one follower node."""
 
     def __init__(
@@ -467,7 +467,7 @@ class PushLinks:
         self._loop = loop
         self._peers = peers
         self._hello = hello
-        self._links: dict[int, PushLink] = {}
+        self._links: dict[int, FollowerStream] = {}
         self._silent: dict[Leader, None] = {}  # their committed points moved
         self._silent_timer: asyncio.TimerHandle | None = None
 
@@ -481,13 +481,13 @@ class PushLinks:
         link.wanted = True
         link.connect()
 
-    def _link(self, node: int, address: str) -> PushLink:
+    def _link(self, node: int, address: str) -> FollowerStream:
         link = self._links.get(node)
         if link is None:
             hello = pb.PushHello()
             hello.CopyFrom(self._hello)
             hello.target_uid = node
-            link = self._links[node] = PushLink(self._loop, self._peers, node=node, address=address, hello=hello)
+            link = self._links[node] = FollowerStream(self._loop, self._peers, node=node, address=address, hello=hello)
         return link
 
     def committed(self, leader: Leader) -> None:
