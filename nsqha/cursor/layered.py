@@ -34,17 +34,17 @@ _UNHELD = Deferred(-1, 0, 0)  # a layer says nothing of an offset
 class Home(Protocol):
     """Who looks after a set's base."""
 
-    def full(self, held: LayeredDeferred) -> None:
+    def full(self, held: DeferredStore) -> None:
         """The live layer has reached its room: freeze it soon."""
 
-    def cleared(self, held: LayeredDeferred, base: Base) -> None:
+    def cleared(self, held: DeferredStore, base: Base) -> None:
         """Nobody needs the rows of this base any more."""
 
-    def lost(self, held: LayeredDeferred, error: BaseLost) -> None:
+    def lost(self, held: DeferredStore, error: BaseLost) -> None:
         """The base failed: call `settle_in_memory` with its rows before returning."""
 
 
-class LayeredDeferred:
+class DeferredStore:
     """A DeferredSet over a base that is written now and then."""
 
     __slots__ = (
@@ -208,8 +208,8 @@ class LayeredDeferred:
                 yield ref
         self._own_from, self._carried_from = max(self._own_from, own_from), carried_from
 
-    def snapshot(self) -> LayeredDeferred:
-        copy = LayeredDeferred(self._home, count=self.count, carried=self.carried)
+    def snapshot(self) -> DeferredStore:
+        copy = DeferredStore(self._home, count=self.count, carried=self.carried)
         copy._live = Layer({**(self._frozen.rows if self._frozen is not None else {}), **self._live.rows})
         if self._low <= self._high:
             copy.base = self._from_base(lambda base: base.pinned(), lambda: None)
@@ -333,4 +333,4 @@ class LayeredDeferred:
         assert len(self._live.rows) == self.count, "the rows that were recalled are not those that were lost"
 
     def __repr__(self) -> str:
-        return f"LayeredDeferred({self.count}, {self.overlaid} of them overlaid)"
+        return f"DeferredStore({self.count}, {self.overlaid} of them overlaid)"

@@ -38,7 +38,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nsqha.cursor.layer import BaseLost, Layer
-from nsqha.cursor.layered import LayeredDeferred
+from nsqha.cursor.layered import DeferredStore
 from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, encode_head
 from nsqha.cursor.lmdb_proof import remove, unproven
 from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, Pin, Tables, TablesError
@@ -66,7 +66,7 @@ log = Log("cursor_cache")
 class _Change:
     """A set whose changes are being written: it has `count` rows then."""
 
-    held: LayeredDeferred
+    held: DeferredStore
     rows: LmdbRows
     layer: Layer
     count: int
@@ -264,7 +264,7 @@ class LmdbCache:
         self.pressing = True
         self.on_full()
 
-    def drain(self, partition: CachedPartition, held: LayeredDeferred) -> None:
+    def drain(self, partition: CachedPartition, held: DeferredStore) -> None:
         """Write the rows of a set that is being loaded, so that memory stays small."""
         change = self._freeze(partition, _NOT_KNOWN, held)
         if change is None:
@@ -340,7 +340,7 @@ class LmdbCache:
         changes, sets = [], []
         for channel in state.channels.values():
             held = channel.deferred
-            if not isinstance(held, LayeredDeferred):
+            if not isinstance(held, DeferredStore):
                 return None  # it was loaded while the cache could not be used
             change = self._freeze(partition, channel.uid, held)
             if change is not None:
@@ -350,7 +350,7 @@ class LmdbCache:
                 sets.append((channel.uid, held.base.number, held.count, held.carried))
         return _Part(partition, state.outline(), sets, changes)
 
-    def _freeze(self, partition: CachedPartition, uid: int, held: LayeredDeferred) -> _Change | None:
+    def _freeze(self, partition: CachedPartition, uid: int, held: DeferredStore) -> _Change | None:
         layer = held.freeze()
         if layer is None or self.tables is None:
             return None

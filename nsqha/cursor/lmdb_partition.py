@@ -16,7 +16,7 @@ from typing import Protocol
 from nsqha.cursor import checkpoint
 from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
 from nsqha.cursor.layer import Base, BaseLost, MemoryBase
-from nsqha.cursor.layered import LayeredDeferred
+from nsqha.cursor.layered import DeferredStore
 from nsqha.cursor.lmdb_tables import Pin, Tables, TablesError
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
@@ -42,7 +42,7 @@ class Cache(Protocol):
     def usable(self) -> bool: ...
 
     def press(self) -> None: ...
-    def drain(self, partition: CachedPartition, held: LayeredDeferred) -> None: ...
+    def drain(self, partition: CachedPartition, held: DeferredStore) -> None: ...
     def bury(self, number: int) -> None: ...
     def pin(self) -> Pin | None: ...
     def lost(self, error: Exception) -> None: ...
@@ -128,13 +128,13 @@ class CachedPartition:
             return MemoryDeferred()
         number, count, carried = self._stored.pop(uid, (0, 0, 0))
         if not count:
-            return LayeredDeferred(self, room=ROOM)
+            return DeferredStore(self, room=ROOM)
         lowest = tables.by_offset(number, 0, 1)
         if not lowest:
             raise ValueError(f"set {number} should have {count} rows and has none")
         bounds = lowest[0].offset, tables.highest(number)
         rows = LmdbRows(tables, self, uid, number)
-        return LayeredDeferred(self, rows, count=count, carried=carried, bounds=bounds, room=ROOM)
+        return DeferredStore(self, rows, count=count, carried=carried, bounds=bounds, room=ROOM)
 
     def stored(self) -> PartitionState | None:
         """The state that is in the cache, deferred sets and all; None if there is none that can be read."""
@@ -166,17 +166,17 @@ class CachedPartition:
 
     # ---- as the home of deferred sets
 
-    def full(self, held: LayeredDeferred) -> None:
+    def full(self, held: DeferredStore) -> None:
         if self.state is not None:
             self.cache.press()
         else:
             self.cache.drain(self, held)
 
-    def cleared(self, held: LayeredDeferred, base: Base) -> None:
+    def cleared(self, held: DeferredStore, base: Base) -> None:
         if isinstance(base, LmdbRows):
             self.cache.bury(base.number)
 
-    def lost(self, held: LayeredDeferred, error: BaseLost) -> None:
+    def lost(self, held: DeferredStore, error: BaseLost) -> None:
         self.cache.lost(error)
         if self.state is None:
             raise error  # while loading: the log is read again
@@ -185,11 +185,11 @@ class CachedPartition:
             assert isinstance(rows, LmdbRows)
             held.settle_in_memory(rows_of(self._recall(rows.as_of), rows.uid))
 
-    def sets(self) -> Iterator[tuple[int, LayeredDeferred]]:
+    def sets(self) -> Iterator[tuple[int, DeferredStore]]:
         """The sets that the cache looks after, by channel uid."""
         if self.state is not None:
             for channel in self.state.channels.values():
-                if isinstance(channel.deferred, LayeredDeferred):
+                if isinstance(channel.deferred, DeferredStore):
                     yield channel.uid, channel.deferred
 
     def settle_in_memory(self) -> None:

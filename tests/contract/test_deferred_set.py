@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
-from nsqha.cursor.layered import LayeredDeferred
+from nsqha.cursor.layered import DeferredStore
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import Tables
 from nsqha.cursor.state import ChannelState
@@ -39,7 +39,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     cache = LmdbCache.open(str(tmp_path / "cursors.lmdb"), map_bytes=64 << 20)
     state = cache.load((1, 0), TinyLog(), lambda entry: b"").state
     held = state.new_deferred(7)
-    assert isinstance(held, LayeredDeferred)
+    assert isinstance(held, DeferredStore)
     state.channels["c"] = ChannelState("c", 7, 0, held)
     taken = None
 
@@ -195,7 +195,7 @@ def test_any_history_is_as_a_dictionary_says(made: Made, seed: int) -> None:
                 check(held, model, rng, span)
         made.step(rng)
         assert len(held) == len(model), n
-        if isinstance(held, LayeredDeferred):
+        if isinstance(held, DeferredStore):
             assert held.carried == sum(ref.position != 0 for ref in model.values()), n
     check(held, model, rng, span)
     for snapshot, rows in snapshots:

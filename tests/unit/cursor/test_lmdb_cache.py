@@ -10,7 +10,7 @@ import pytest
 from nsqha.cursor import lmdb_cache, lmdb_proof, lmdb_tables
 from nsqha.cursor.checkpoint import digest, encode
 from nsqha.cursor.deferred import Deferred
-from nsqha.cursor.layered import LayeredDeferred
+from nsqha.cursor.layered import DeferredStore
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
 from nsqha.cursor.loading import CACHE, LOG_START
@@ -33,7 +33,7 @@ def test_a_restart_goes_on_where_the_cache_is(path: str) -> None:
     assert loaded.source == CACHE
     assert counted.entries_read == 1 + rig.leader.log.log_id - applied
     assert digest(loaded.state) == digest(TinyLog.rebuild(rig.leader.log))
-    assert isinstance(loaded.state.channels["c"].deferred, LayeredDeferred)
+    assert isinstance(loaded.state.channels["c"].deferred, DeferredStore)
     cache.close()
 
 
