@@ -48,7 +48,7 @@ from nsqha.server.partition.group_commit import (
     settle_behind,
 )
 from nsqha.server.partition.local_repair import LocalRepair
-from nsqha.server.partition.retention import Trimmer
+from nsqha.server.partition.retention import RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds, LazySync
 from nsqha.server.runtime.measures import Measures
@@ -91,7 +91,7 @@ class Partition:
         log: PartitionLog,
         cursors: PartitionCursors,
         leader: LeaderReplica,
-        trimmer: Trimmer,
+        trimmer: RetentionRunner,
         sync: str,
         held_back_max: int | None,
     ) -> None:

@@ -68,7 +68,7 @@ class RetainedLog(Protocol):
         """Write the channel events that were queued soon; the caller does not wait."""
 
 
-class Trimmer:
+class RetentionRunner:
     """Moves one partition's log start."""
 
     def __init__(self, retention: Retention, abandoned: AbandonedPolicy) -> None:

@@ -38,7 +38,7 @@ from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.partition import Partition, PartitionRuntime
-from nsqha.server.partition.retention import AbandonedPolicy, Trimmer
+from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.replica.follower import MUST_READ
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds
@@ -368,7 +368,7 @@ class PartitionOpener:
             log=log_,
             cursors=cursors,
             leader=leader,
-            trimmer=Trimmer(self.retention_of(record), abandoned_of(record)),
+            trimmer=RetentionRunner(self.retention_of(record), abandoned_of(record)),
             sync=sync,
             held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,
         )

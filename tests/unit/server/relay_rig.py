@@ -22,7 +22,7 @@ from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.consumer_acks import Verdicts
 from nsqha.server.partition.delivery import Consumer, Delivery
 from nsqha.server.partition.partition import Partition, PartitionRuntime
-from nsqha.server.partition.retention import AbandonedPolicy, Trimmer
+from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.partition.topic import Topic
 from nsqha.server.routing.relay_client import Relaying
 from nsqha.server.routing.relay_server import RelayService
@@ -228,7 +228,7 @@ class RelayNode:
                 node=self.number, epoch=epoch, isr=(self.number,), min_isr=1, sync_always=False, end=log.end.log_id,
                 durable=log.local_durable,
             ),
-            trimmer=Trimmer(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            trimmer=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
             sync="none",
             held_back_max=None,
         )  # fmt: skip

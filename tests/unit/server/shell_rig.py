@@ -32,7 +32,7 @@ from nsqha.errors import Poisoned
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.delivery import Consumer, Delivery
 from nsqha.server.partition.partition import Partition, PartitionRuntime
-from nsqha.server.partition.retention import AbandonedPolicy, Trimmer
+from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import Measures
 
@@ -282,7 +282,7 @@ class Rig:
             log=self.log,
             cursors=self.cursors,
             leader=leader,
-            trimmer=Trimmer(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            trimmer=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
             sync=sync,
             held_back_max=held_back_max,
         )
