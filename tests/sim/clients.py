@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha import hot, ids
 from nsqha.errors import NsqhaError, OutcomeUnknown
-from nsqha.server.partition.consumer_acks import Verdicts
+from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.delivery import Consumer
 
 if TYPE_CHECKING:
@@ -259,9 +259,9 @@ class Reader:
             elif dice < 0.96:
                 loop.call_later(0.01, self._requeue, node, consumer, message_id)
 
-    def _verdicts(self, node: SimNode, consumer: Consumer, refused: list[bytes]) -> Verdicts:
+    def _verdicts(self, node: SimNode, consumer: Consumer, refused: list[bytes]) -> ConsumerAcks:
         assert node.broker is not None
-        return Verdicts(consumer, refused.append, node.broker.now)
+        return ConsumerAcks(consumer, refused.append, node.broker.now)
 
     def _finish(self, node: SimNode, consumer: Consumer, message_id: bytes, body: bytes) -> None:
         if consumer.wire.writable:

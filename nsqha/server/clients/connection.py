@@ -25,7 +25,7 @@ from nsqha.nsqlog import Log
 from nsqha.options import TlsRequired
 from nsqha.server.clients.heartbeat import Heartbeat
 from nsqha.server.clients.permissions import Permissions
-from nsqha.server.partition.consumer_acks import Verdicts
+from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.delivery import Consumer
 from nsqha.server.runtime.listen import address_text, too_many_files
 from nsqha.wire import encoder, errors
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
         self._budget = context.budget
         self._transport: asyncio.Transport | None = None
         self._replies = hot.Replies(self, _nowhere)
-        self._verdicts: Verdicts | None = None  # of `consumer`
+        self._verdicts: ConsumerAcks | None = None  # of `consumer`
         self._when_answered: Callable[[], None] | None = None
         self._targets: dict[str, tuple[Partition | Lane, hot.Publisher | None]] = {}
         self._publisher: hot.Publisher | None = None  # for where this client published last
@@ -507,7 +507,7 @@ class Connection(asyncio.Protocol):
             self.context.subscriptions.unsubscribe(consumer)
             return None
         self.consumer = consumer
-        self._verdicts = Verdicts(consumer, self.reply, self.context.now)
+        self._verdicts = ConsumerAcks(consumer, self.reply, self.context.now)
         return lambda: self.reply(encoder.OK)
 
     def ready(self, count: int) -> None:

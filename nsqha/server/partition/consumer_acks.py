@@ -19,7 +19,7 @@ from nsqha.wire import errors
 _HEX = b"0123456789abcdef"
 
 
-class Verdicts:
+class ConsumerAcks:
     """FIN, REQ and TOUCH of one consumer."""
 
     __slots__ = ("_consumer", "_now", "_reply")

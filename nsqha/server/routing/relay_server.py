@@ -22,7 +22,7 @@ from nsqha.clock import Now
 from nsqha.errors import NotFound, NsqhaError, Unavailable, WrongKind
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import routing_pb2
-from nsqha.server.partition.consumer_acks import Verdicts
+from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.delivery import Consumer
 from nsqha.server.partition.topic import Topic
 from nsqha.server.peers.api import PeerServer, PeerStream
@@ -100,7 +100,7 @@ class RelayedConsumer(Consumer):
         self.standby = False
         self.window = 0
         self.serial = 0
-        self.verdicts = Verdicts(self, self.wire.reply, stream.service.now)
+        self.verdicts = ConsumerAcks(self, self.wire.reply, stream.service.now)
         self._stream = stream
         self._told: tuple[int, int, bool, bool] | None = None  # None: not accepted yet
         self._told_in_flight = 0

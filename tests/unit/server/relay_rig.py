@@ -19,7 +19,7 @@ from nsqha.cursor.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versioned
 from nsqha.errors import NotFound
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.partition.consumer_acks import Verdicts
+from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.delivery import Consumer, Delivery
 from nsqha.server.partition.partition import Partition, PartitionRuntime
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
@@ -103,7 +103,7 @@ class Client(FakeWire):
         self.auto = False
         self.delay = 0.0
         self.consumer: Consumer = consumer_of(self)
-        self.verdicts = Verdicts(self.consumer, self.reply, node.clock.now)
+        self.verdicts = ConsumerAcks(self.consumer, self.reply, node.clock.now)
 
     def send_messages(self, data: Any) -> None:
         super().send_messages(data)
