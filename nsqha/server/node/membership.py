@@ -24,7 +24,7 @@ from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Log
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers.identity import Members
-from nsqha.server.replica.sender import PushLinks
+from nsqha.server.replica.sender import FollowerStreams
 from nsqha.server.routing.hints import Hints
 from nsqha.server.routing.leaders import LeaderAt
 from nsqha.server.runtime.tasks import Background
@@ -84,7 +84,7 @@ class Cluster:
         self.peers = peers
         self.routing_peers = routing_peers  # connections of their own: clients' traffic delays no replication
         self.live: dict[LiveStream, None] = {}  # in the order in which they came
-        self.links = PushLinks(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
+        self.links = FollowerStreams(loop, peers, pb.PushHello(cluster_id=cluster_id, node_uid=node))
         self.spawn = Background(loop).spawn  # belongs to nobody who could be cancelled
         self.members = Members(self.view)
         self.hints = Hints(

@@ -1,6 +1,6 @@
 """Leading one partition for one epoch: its log goes to the followers, their acks to the commit rule.
 
-    Partition (log, commit) <--- acks that count --- Leadership ---> PushLinks (one stream per follower node)
+    Partition (log, commit) <--- acks that count --- Leadership ---> FollowerStreams (one stream per follower node)
                                                         |
                               IsrKeeper.step -> Propose, Fence, Reread -> metadata (worker thread) -> replied
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.replication.isr import Action, IsrLimits, Outcome
     from nsqha.server.partition.partition import Partition
-    from nsqha.server.replica.sender import Piece, Pushed, PushLinks
+    from nsqha.server.replica.sender import FollowerStreams, Piece, Pushed
     from nsqha.server.runtime.metadata import Metadata
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
@@ -84,7 +84,7 @@ class Leadership:
         log_uid: int,
         node: int,
         clock: Clock,
-        links: PushLinks,
+        links: FollowerStreams,
         records: Records,
         nodes: Callable[[], Mapping[int, NodeInfo]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],

@@ -47,7 +47,7 @@ from nsqha.server.replica.status import ReplicaAnswers
 if TYPE_CHECKING:
     from nsqha.replication.isr import IsrLimits
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.replica.sender import PushLinks
+    from nsqha.server.replica.sender import FollowerStreams
 
 log = Log("replicas")
 damage_log = Log("damage")
@@ -62,7 +62,7 @@ class Replicas:
         self,
         runtime: ReplicaRuntime,
         *,
-        links: PushLinks,
+        links: FollowerStreams,
         name_of: Callable[[int], str],
         topic_of: Callable[[str, int], Topic | None],
         leaders_changed: Callable[[str], None],

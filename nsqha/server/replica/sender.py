@@ -459,7 +459,7 @@ class FollowerStream:
             self._stream.close("the node stops")
 
 
-class PushLinks:
+class FollowerStreams:
     """The links of one node, by follower."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peers: Peers, hello: pb.PushHello) -> None:

@@ -14,7 +14,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica import sender as push
-from nsqha.server.replica.sender import Pushed, PushLinks
+from nsqha.server.replica.sender import FollowerStreams, Pushed
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import add, copy_of, log_of
 from tests.unit.server.shell_rig import ManualLoop
@@ -100,7 +100,7 @@ class Rig:
     def __init__(self) -> None:
         self.loop = ManualLoop(ManualClock())
         self.peers = Peers()
-        self.links = PushLinks(cast(Any, self.loop), cast(Any, self.peers), HELLO)
+        self.links = FollowerStreams(cast(Any, self.loop), cast(Any, self.peers), HELLO)
         self.link = self.links._link(NODE, "there")
 
     def turn(self) -> None:
@@ -514,7 +514,7 @@ def test_a_copy_that_is_a_beginning_of_ours_is_near() -> None:
 
 def test_a_stream_is_there_before_a_partition_is_pushed() -> None:
     rig = Rig()
-    links = PushLinks(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
+    links = FollowerStreams(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
     links.prepare(NODE, "there")
     links.prepare(NODE, "there")
     (stream,) = rig.peers.streams
@@ -526,7 +526,7 @@ def test_a_stream_is_there_before_a_partition_is_pushed() -> None:
 
 def test_a_stream_that_nobody_uses_is_not_opened_again_before_it_is_asked_for() -> None:
     rig = Rig()
-    links = PushLinks(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
+    links = FollowerStreams(cast(Any, rig.loop), cast(Any, rig.peers), HELLO)
     links.prepare(NODE, "there")
     rig.stream.handler.on_closed("gone")
     rig.pass_time(10)
