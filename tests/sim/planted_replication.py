@@ -24,7 +24,7 @@ from nsqha.server.replica.follower_service import Promises
 from nsqha.server.replica.leadership import PartitionRecords
 from nsqha.server.replica.receiver import Receiver
 from nsqha.server.replica.roles import Replicas
-from nsqha.server.replica.sender import Pushed
+from nsqha.server.replica.sender import FollowerProgress
 from nsqha.server.routing.publisher import Lane
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter
@@ -303,7 +303,7 @@ def joins_before_it_caught_up() -> Iterator[None]:
 def opened_anywhere() -> Iterator[None]:
     """What a follower has of another past counts like what the leader has."""
 
-    def opened(self: Pushed, message: Any, registration: int) -> None:
+    def opened(self: FollowerProgress, message: Any, registration: int) -> None:
         log_ = self.leader.log
         message.end = min(message.end, log_.end.log_id)
         message.durable = min(message.durable, message.end)
@@ -313,8 +313,8 @@ def opened_anywhere() -> Iterator[None]:
     def in_sync(self: Promises, key: Any, follower: Follower, message: Any) -> bool:
         return follower.state is not None and self._trust.unsound_from(key) is None
 
-    original = Pushed.opened
-    with patch.object(Pushed, "opened", opened), patch.object(Promises, "_in_sync", in_sync):
+    original = FollowerProgress.opened
+    with patch.object(FollowerProgress, "opened", opened), patch.object(Promises, "_in_sync", in_sync):
         yield
 
 

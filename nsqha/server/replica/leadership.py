@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.replication.isr import Action, IsrLimits, Outcome
     from nsqha.server.partition.partition import Partition
-    from nsqha.server.replica.sender import FollowerStreams, Piece, Pushed
+    from nsqha.server.replica.sender import FollowerProgress, FollowerStreams, Piece
     from nsqha.server.runtime.metadata import Metadata
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
@@ -114,7 +114,7 @@ class Leadership:
         self._nodes = nodes
         self._spawn = spawn
         self._step_down = step_down
-        self._pushed: dict[int, Pushed] = {}
+        self._pushed: dict[int, FollowerProgress] = {}
         self._keeper = IsrKeeper(
             node,
             meta,

@@ -1,9 +1,9 @@
 """The leader's half of live replication: one stream to each follower node, for all partitions led here.
 
-    Partition.append --wake--> Pushed (one partition, one follower) --when the stream asks--> PushMessage --> follower
+    Partition.append --wake--> FollowerProgress (one partition, one follower) --when the stream asks--> PushMessage --> follower
     Opened, Ack, Refused --> Leadership (who counts it) --> commit
 
-A `Pushed` has a cursor into the leader's log and a window: what is sent and not acknowledged. There is no queue of
+A `FollowerProgress` has a cursor into the leader's log and a window: what is sent and not acknowledged. There is no queue of
 batches besides the log: a follower that is late, or comes back, is fed from the same reads, by and by from the files.
 A stream that cannot take more asks for nothing, so one slow follower delays no other and costs no memory.
 
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 
 class Leader(Protocol):
-    """What a `Pushed` serves: the leadership of one partition."""
+    """What a `FollowerProgress` serves: the leadership of one partition."""
 
     key: tuple[int, int]
     epoch: int
@@ -96,7 +96,7 @@ class State(Enum):
     PUSHING = "pushing"
 
 
-class Pushed:
+class FollowerProgress:
     """One partition on its way to one follower."""
 
     __slots__ = ("_backoff", "_sent", "_window", "committed_sent", "leader", "link", "next", "retry", "state")
@@ -282,8 +282,8 @@ class FollowerStream:
         self._loop = loop
         self._peers = peers
         self._hello = hello
-        self._pushed: dict[tuple[int, int], Pushed] = {}
-        self._dirty: dict[Pushed, None] = {}  # may have something to send
+        self._pushed: dict[tuple[int, int], FollowerProgress] = {}
+        self._dirty: dict[FollowerProgress, None] = {}  # may have something to send
         self._untold: dict[Leader, None] = {}  # their committed points moved, and perhaps no append says so
         self._stream: PeerStream | None = None
         self._reconnect: asyncio.TimerHandle | None = None
@@ -292,9 +292,9 @@ class FollowerStream:
 
     # ---- partitions
 
-    def add(self, leader: Leader) -> Pushed:
+    def add(self, leader: Leader) -> FollowerProgress:
         """Push a partition to this node from now on."""
-        pushed = Pushed(leader, self)
+        pushed = FollowerProgress(leader, self)
         before = self._pushed.get(leader.key)
         if before is not None:
             self.remove(before)
@@ -305,7 +305,7 @@ class FollowerStream:
             self._open([pushed])
         return pushed
 
-    def remove(self, pushed: Pushed) -> None:
+    def remove(self, pushed: FollowerProgress) -> None:
         if self._pushed.get(pushed.leader.key) is pushed:
             del self._pushed[pushed.leader.key]
         pushed.state = State.IDLE
@@ -313,25 +313,25 @@ class FollowerStream:
         if pushed.retry is not None:
             pushed.retry.cancel()
 
-    def retry(self, pushed: Pushed) -> None:
+    def retry(self, pushed: FollowerProgress) -> None:
         """Ask again in a moment."""
         if pushed.retry is not None:
             pushed.retry.cancel()
         pushed.retry = self._loop.call_later(pushed.next_retry(), self._retry, pushed)
 
-    def _retry(self, pushed: Pushed) -> None:
+    def _retry(self, pushed: FollowerProgress) -> None:
         pushed.retry = None
         if pushed in self._pushed.values() and self._greeted:
             self._open([pushed])
 
-    def _open(self, pushed: list[Pushed]) -> None:
+    def _open(self, pushed: list[FollowerProgress]) -> None:
         assert self._stream is not None
         message = pb.PushMessage()
         for one in pushed:
             self._guarded(one, one.open, message)
         self._stream.send(message)
 
-    def _guarded(self, pushed: Pushed, step: Callable[..., T], *args: Any) -> T | None:
+    def _guarded(self, pushed: FollowerProgress, step: Callable[..., T], *args: Any) -> T | None:
         """One partition's trouble is not that of the others on the stream."""
         try:
             return step(*args)
@@ -376,7 +376,7 @@ class FollowerStream:
                     log.debug("push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why)
                     self._guarded(pushed, pushed.refused, refused)
 
-    def _of(self, key: tuple[int, int], epoch: int) -> Pushed | None:
+    def _of(self, key: tuple[int, int], epoch: int) -> FollowerProgress | None:
         pushed = self._pushed.get(key)
         return pushed if pushed is not None and pushed.leader.epoch == epoch else None
 
@@ -396,7 +396,7 @@ class FollowerStream:
 
     # ---- batches
 
-    def wake(self, pushed: Pushed) -> None:
+    def wake(self, pushed: FollowerProgress) -> None:
         """Send what is new when the stream asks."""
         self._dirty[pushed] = None
         if self._stream is not None:
@@ -471,7 +471,7 @@ class FollowerStreams:
         self._silent: dict[Leader, None] = {}  # their committed points moved
         self._silent_timer: asyncio.TimerHandle | None = None
 
-    def add(self, leader: Leader, node: int, address: str) -> Pushed:
+    def add(self, leader: Leader, node: int, address: str) -> FollowerProgress:
         """Push a partition to a node."""
         return self._link(node, address).add(leader)
 

@@ -14,7 +14,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica import sender as push
-from nsqha.server.replica.sender import FollowerStreams, Pushed
+from nsqha.server.replica.sender import FollowerProgress, FollowerStreams
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import add, copy_of, log_of
 from tests.unit.server.shell_rig import ManualLoop
@@ -314,7 +314,7 @@ def test_what_is_shared_fits_the_window_of_each(monkeypatch: pytest.MonkeyPatch)
     pushed = rig.pushing(leader)
     for _ in range(2):
         add(leader.log, 1, b"x" * 20)  # 54 bytes each
-    other = Pushed(cast(Any, leader), rig.link)
+    other = FollowerProgress(cast(Any, leader), rig.link)
     other.state, other.next = push.State.PUSHING, 1
     assert other.take(push.MESSAGE_BYTES) is leader.piece and leader.piece.end == 3
     piece = pushed.take(60)
