@@ -25,7 +25,7 @@ from nsqha.server.replica.leadership import PartitionRecords
 from nsqha.server.replica.receiver import Receiver
 from nsqha.server.replica.roles import Replicas
 from nsqha.server.replica.sender import FollowerProgress
-from nsqha.server.routing.publisher import Lane
+from nsqha.server.routing.publisher import PartitionPublisher
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter
 from tests.sim.planting import mutant
@@ -220,14 +220,14 @@ def unknown_told_as_refused() -> Iterator[None]:
 def unknown_publish_sent_again() -> Iterator[None]:
     """A publish whose outcome nobody knows goes to the next leader."""
 
-    def ended(self: Lane, publish: Any, *, stored: bool, why: str = "") -> None:
+    def ended(self: PartitionPublisher, publish: Any, *, stored: bool, why: str = "") -> None:
         if why.startswith(OUTCOME_UNKNOWN):
             self.came_back(publish, why)
         else:
             original(self, publish, stored=stored, why=why)
 
-    original = Lane.ended
-    with patch.object(Lane, "ended", ended):
+    original = PartitionPublisher.ended
+    with patch.object(PartitionPublisher, "ended", ended):
         yield
 
 

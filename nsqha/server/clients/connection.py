@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nsqha.server.clients.publish import Publishing
     from nsqha.server.clients.subscribe import Subscriptions
     from nsqha.server.partition.partition import Partition
-    from nsqha.server.routing.publisher import Lane
+    from nsqha.server.routing.publisher import PartitionPublisher
     from nsqha.server.runtime.budget import PublishBudget
     from nsqha.server.runtime.measures import Measures
     from nsqha.server.topics.topics import Topics
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._replies = hot.Replies(self, _nowhere)
         self._verdicts: ConsumerAcks | None = None  # of `consumer`
         self._when_answered: Callable[[], None] | None = None
-        self._targets: dict[str, tuple[Partition | Lane, hot.Publisher | None]] = {}
+        self._targets: dict[str, tuple[Partition | PartitionPublisher, hot.Publisher | None]] = {}
         self._publisher: hot.Publisher | None = None  # for where this client published last
         self._codec: Codec | None = None
         self._heartbeat = Heartbeat(context.loop, self)
@@ -370,7 +370,7 @@ class Connection(asyncio.Protocol):
 
     def _target(
         self, topic: str, again: Callable[[], None], command: str
-    ) -> tuple[Partition | Lane, hot.Publisher | None] | None:
+    ) -> tuple[Partition | PartitionPublisher, hot.Publisher | None] | None:
         """Where this connection publishes to; None while the topic is being created or if it can not be."""
         refusal = self.context.publishing.refusal()
         if refusal is not None:
@@ -397,7 +397,7 @@ class Connection(asyncio.Protocol):
         self._wait_for(create())
         return None
 
-    def _publisher_to(self, topic: str, target: Partition | Lane) -> hot.Publisher | None:
+    def _publisher_to(self, topic: str, target: Partition | PartitionPublisher) -> hot.Publisher | None:
         """What takes the PUBs of a client that has passed every check, and sends nothing else."""
         queue = target.queue
         if queue is None or self._codec is not None or self.session.checks_publish:

@@ -2,7 +2,7 @@
 
 A connection asks once per topic and keeps the answer (`Connection.forget_targets` takes it away); HTTP and gRPC ask for
 each publish. The answer of a node that is alone is a partition: one per connection, so that what one connection
-publishes keeps its order. In a cluster it is a `Lane` to one partition, which goes on through changes of its leader.
+publishes keeps its order. In a cluster it is a `PartitionPublisher` to one partition, which goes on through changes of its leader.
 Batches and outcomes belong to the partition.
 """
 
@@ -16,7 +16,7 @@ from nsqha.errors import OutcomeUnknown, Unavailable
 from nsqha.hot import NOT_STORED
 from nsqha.options import Options
 from nsqha.server.partition.partition import Partition
-from nsqha.server.routing.publisher import Lane
+from nsqha.server.routing.publisher import PartitionPublisher
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.topics.topics import Topics
 
@@ -63,7 +63,7 @@ class Publishing:
         self._next_number = next_number
         self._wait_seconds = options.publish_wait_ns / 1e9
 
-    def target_for(self, topic: str, publisher: int) -> Partition | Lane | None:
+    def target_for(self, topic: str, publisher: int) -> Partition | PartitionPublisher | None:
         """Where this publisher publishes to the topic; None if the topic has to be made first."""
         if self.forwarder is not None:
             return self.forwarder.lane(topic, publisher)

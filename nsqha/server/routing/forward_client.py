@@ -1,6 +1,6 @@
 """Publishes on their way to the node that leads: lanes of this node's publishers, links to other nodes.
 
-    Connection, HTTP, gRPC -> Lane (order, retry) -> Partition here | Link -> one Forward stream per node -> its leader
+    Connection, HTTP, gRPC -> PartitionPublisher (order, retry) -> Partition here | Link -> one Forward stream per node -> its leader
 
 Any node takes publishes for any topic. A publisher keeps to one partition per topic, one that is led here if there is
 one; it stays with it when the leader changes. At most one hop: who is sent a publish and does not lead refuses it, and
@@ -27,7 +27,7 @@ from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.partition.topic import Topic
 from nsqha.server.routing.hints import from_wire
 from nsqha.server.routing.leaders import LeaderAt, Leaders
-from nsqha.server.routing.publisher import Lane, Publish, Target
+from nsqha.server.routing.publisher import PartitionPublisher, Publish, Target
 from nsqha.server.runtime.budget import PublishBudget
 
 if TYPE_CHECKING:
@@ -272,14 +272,14 @@ class Forwarder:
         self._answer_seconds = wait_seconds + outcome_seconds + ANSWER_SLACK_SECONDS
         # A lane lives as long as a publisher remembers it or something of it is under way: asked for again meanwhile,
         # it must be the same one, or its publishes could overtake each other.
-        self._lanes: WeakValueDictionary[tuple[str, int], Lane] = WeakValueDictionary()
-        self._by_topic: dict[str, WeakKeyDictionary[Lane, None]] = {}  # in the order in which they came
+        self._lanes: WeakValueDictionary[tuple[str, int], PartitionPublisher] = WeakValueDictionary()
+        self._by_topic: dict[str, WeakKeyDictionary[PartitionPublisher, None]] = {}  # in the order in which they came
         self._links: dict[int, Link] = {}
         self._closed = False
         self._forget = leaders.when_changed(self._changed)
         self._housekeeping = loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
 
-    def lane(self, topic: str, publisher: int) -> Lane | None:
+    def lane(self, topic: str, publisher: int) -> PartitionPublisher | None:
         """Where this publisher publishes to the topic; None: there is no such topic."""
         found = self._topics.get(topic)
         led = found.led if found is not None and not found.deleting else ()
@@ -289,7 +289,7 @@ class Forwarder:
         lane = self._lanes.get((topic, publisher))
         if lane is None or lane.number >= max(partitions, 1 + max((p.number for p in led), default=0)):
             number = led[publisher % len(led)].number if led else publisher % partitions
-            lane = Lane(topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds)
+            lane = PartitionPublisher(topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds)
             self._lanes[topic, publisher] = lane
             self._by_topic.setdefault(topic, WeakKeyDictionary())[lane] = None
         return lane

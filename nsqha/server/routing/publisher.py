@@ -47,7 +47,7 @@ class Target(Protocol):
 
 
 class Router(Protocol):
-    """Finds targets; and calls `Lane.leaders_changed` when others may be right."""
+    """Finds targets; and calls `PartitionPublisher.leaders_changed` when others may be right."""
 
     def target(self, topic: str, number: int) -> Target | None:
         """Where to publish to this partition now; None: nobody leads it at the moment. NotFound: there is no topic."""
@@ -58,7 +58,7 @@ class Publish:
 
     __slots__ = ("at", "counted", "delay_ms", "frames", "lane", "number", "reply", "target")
 
-    def __init__(self, lane: Lane, number: int, frames: bytes, reply: Reply, delay_ms: int | None, at: float) -> None:
+    def __init__(self, lane: PartitionPublisher, number: int, frames: bytes, reply: Reply, delay_ms: int | None, at: float) -> None:
         self.lane = lane
         self.number = number  # in the lane
         self.frames = frames
@@ -85,7 +85,7 @@ class Publish:
             self.lane.ended(self, stored=not definite, why=why)
 
 
-class Lane:
+class PartitionPublisher:
     """See above. It has what connections and `Publishing` use of a `Partition`."""
 
     __slots__ = (
@@ -291,4 +291,4 @@ class Lane:
 
     def __repr__(self) -> str:
         state = self._broken or f"{len(self._waiting)} waiting, {self._under_way} under way, {len(self._back)} refused"
-        return f"Lane({self.topic}/{self.number}: {state})"
+        return f"PartitionPublisher({self.topic}/{self.number}: {state})"

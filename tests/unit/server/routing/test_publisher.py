@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nsqha.clock import ManualClock
 from nsqha.errors import NotFound
-from nsqha.server.routing.publisher import Lane, Publish
+from nsqha.server.routing.publisher import PartitionPublisher, Publish
 from nsqha.server.runtime.budget import PublishBudget
 from tests.unit.server.shell_rig import ManualLoop, Outcome
 
@@ -52,7 +52,7 @@ class World:
         self.old: list[FakeLeader] = []
         self.deleted = False
         self.outcomes: list[Outcome] = []
-        self.lane = Lane("t", 0, self, loop=self.loop, budget=self.budget, wait_seconds=WAIT)  # type: ignore[arg-type]
+        self.lane = PartitionPublisher("t", 0, self, loop=self.loop, budget=self.budget, wait_seconds=WAIT)  # type: ignore[arg-type]
 
     def target(self, topic: str, number: int) -> Any:
         if self.deleted:
