@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from nsqha.server.node.membership import Cluster
     from nsqha.server.peers.calls import GrpcPeerServer
     from nsqha.server.runtime.certificates import CertificateFiles
-    from nsqha.server.safe_mode.monitor import Doubt
+    from nsqha.server.safe_mode.monitor import StaleMetadataMonitor
     from nsqha.server.segments.renewals import HoldRenewals
 
 MS = 1_000_000
@@ -138,7 +138,7 @@ class Node:
         self.begins_again = asyncio.Event()  # this life ends, and another one of the same process begins
         self._open_grpc = open_grpc
         self._stop = stop or asyncio.Event()
-        self._doubt: Doubt | None = None
+        self._doubt: StaleMetadataMonitor | None = None
         self._broker: Broker | None = None
         self._server: asyncio.AbstractServer | None = None
         self._certificates: CertificateFiles | None = None
@@ -377,13 +377,13 @@ class Node:
         if broker.cluster is not None:
             from nsqha.server.peers.calls import peer_server
             from nsqha.server.peers.identity import MembersOnly
-            from nsqha.server.safe_mode.monitor import Doubt
+            from nsqha.server.safe_mode.monitor import StaleMetadataMonitor
 
             cluster = broker.cluster
             peers = peer_server(self.options)
             checked = MembersOnly(peers, cluster.members.view)
             cluster.serve(checked)
-            self._doubt = Doubt(
+            self._doubt = StaleMetadataMonitor(
                 broker,
                 cast("EtcdStore", cluster.store),  # as `open_cluster` opened it
                 self.begins_again.set,

@@ -46,7 +46,7 @@ class RunningNode(Protocol):
     grpc_address: str  # empty until the node listens there
 
 
-class Doubt:
+class StaleMetadataMonitor:
     """Of one running node. Owner of whether it believes its metadata."""
 
     def __init__(
