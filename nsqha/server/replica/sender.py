@@ -1,10 +1,11 @@
 """The leader's half of live replication: one stream to each follower node, for all partitions led here.
 
-    Partition.append --wake--> FollowerProgress (one partition, one follower) --when the stream asks--> PushMessage --> follower
+    Partition.append --wake--> FollowerProgress --when the stream asks--> PushMessage --> follower
     Opened, Ack, Refused --> Leadership (who counts it) --> commit
 
-A `FollowerProgress` has a cursor into the leader's log and a window: what is sent and not acknowledged. There is no queue of
-batches besides the log: a follower that is late, or comes back, is fed from the same reads, by and by from the files.
+A `FollowerProgress` is of one partition and one follower; it has a cursor into the leader's log and a window: what is
+sent and not acknowledged. There is no queue of batches besides the log: a follower that is late, or comes back, is fed
+from the same reads, by and by from the files.
 A stream that cannot take more asks for nothing, so one slow follower delays no other and costs no memory.
 
 What was appended before a stream asks leaves in one message; followers that are equally far share what is made for the

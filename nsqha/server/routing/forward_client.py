@@ -1,6 +1,6 @@
 """Publishes on their way to the node that leads: lanes of this node's publishers, links to other nodes.
 
-    Connection, HTTP, gRPC -> PartitionPublisher (order, retry) -> Partition here | Link -> one Forward stream per node -> its leader
+    Connection, HTTP, gRPC -> PartitionPublisher (order, retry) -> Partition here | Link -> Forward stream -> its leader
 
 Any node takes publishes for any topic. A publisher keeps to one partition per topic, one that is led here if there is
 one; it stays with it when the leader changes. At most one hop: who is sent a publish and does not lead refuses it, and
@@ -289,7 +289,9 @@ class Forwarder:
         lane = self._lanes.get((topic, publisher))
         if lane is None or lane.number >= max(partitions, 1 + max((p.number for p in led), default=0)):
             number = led[publisher % len(led)].number if led else publisher % partitions
-            lane = PartitionPublisher(topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds)
+            lane = PartitionPublisher(
+                topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds
+            )
             self._lanes[topic, publisher] = lane
             self._by_topic.setdefault(topic, WeakKeyDictionary())[lane] = None
         return lane

@@ -58,7 +58,9 @@ class Publish:
 
     __slots__ = ("at", "counted", "delay_ms", "frames", "lane", "number", "reply", "target")
 
-    def __init__(self, lane: PartitionPublisher, number: int, frames: bytes, reply: Reply, delay_ms: int | None, at: float) -> None:
+    def __init__(
+        self, lane: PartitionPublisher, number: int, frames: bytes, reply: Reply, delay_ms: int | None, at: float
+    ) -> None:
         self.lane = lane
         self.number = number  # in the lane
         self.frames = frames
