@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from nsqha.ids import is_ephemeral
 from pyspark_nsqha import columns, planner
-from pyspark_nsqha.model import Pin, ReadFailed
+from pyspark_nsqha.model import NotThere, Pin
 from pyspark_nsqha.options import (
     HOLD_MS_MAX,
     BatchOptions,
@@ -144,7 +144,7 @@ def _pinned_files(path: str, subscription: Subscription, bounds: Bounds) -> Snap
     pins = files.pins(path, lambda topic, partition: matches(topic) and subscription.wants(topic, partition))
     there = {pin.identity.topic for pin in pins}
     if missing := sorted(set(subscription.names) - there):
-        raise ReadFailed(f"path={path}: there is no topic {', '.join(missing)} in it")
+        raise NotThere(f"path={path}: there is no topic {', '.join(missing)} in it")
     instants = {*bounds.start.instants, *bounds.end.instants}
     times = {(pin.identity.topic, pin.identity.partition): files.offsets_for_times(pin, instants) for pin in pins}
     return Snapshot(pins, times)
@@ -186,7 +186,7 @@ def batch_reader(options: Mapping[str, str], pinned: Snapshot | None, schema: St
     assert pinned is not None, "whoever subscribes has pinned"
     there = {pin.identity.topic for pin in pinned.pins}
     if missing := sorted(set(asked.subscription.names) - there):
-        raise ReadFailed(f"there is no topic {', '.join(missing)}; `nsqha topic list` shows what there is")
+        raise NotThere(f"there is no topic {', '.join(missing)}; `nsqha topic list` shows what there is")
     kind = PushingReader if asked.pushdown else BatchReader
     return kind(asked, pinned, schema)
 

@@ -100,6 +100,14 @@ class ReadFailed(Exception):
         return _failed, (type(self), str(self), self.planned, self.available)
 
 
+class NotThere(ReadFailed):
+    """A topic or a partition that was named is not there."""
+
+
+class NoBroker(ReadFailed):
+    """None of the brokers answers."""
+
+
 class NotVerified(ReadFailed):
     """Bytes that came are not what the log has: another replica may have them."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral, valid_name
-from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed, Replica
+from pyspark_nsqha.model import Cut, Identity, NoBroker, NotThere, Pin, ReadFailed, Replica
 from pyspark_nsqha.options import Connection, Subscription
 
 ANSWER_BYTES_MAX: Final = 256 << 20
@@ -180,7 +180,8 @@ class Segments:
                         answer = getattr(stub, rpc)(request, timeout=min(seconds, left))
                 except grpc.RpcError as error:
                     if final := _final(error, broker, rpc, self._connection):
-                        raise ReadFailed(final) from None
+                        absent = error.code() is grpc.StatusCode.NOT_FOUND
+                        raise (NotThere if absent else ReadFailed)(final) from None
                     failures[broker] = _why_not(error, self._connection)
                     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                         _ask_last(broker, brokers)
@@ -191,7 +192,7 @@ class Segments:
                     return answer
         if not why or len(failures) == len({*brokers}):
             silent = [f"{broker} {failures.get(broker, 'was not asked')}" for broker in self._connection.brokers]
-            why = f"no broker answers: {_some(silent)}; brokers takes addresses of --grpc-address"
+            raise NoBroker(f"no broker answers: {_some(silent)}; brokers takes addresses of --grpc-address")
         raise ReadFailed(why)
 
 
@@ -324,7 +325,7 @@ def checked(answer: Any, asked: Asked) -> Snapshot:
             floors[key] = int(said.channel_floor)
     there = {pin.identity.topic for pin in pins} | {topic for topic, _ in failed}
     if missing := sorted(set(asked.topics) - there):
-        raise ReadFailed(f"there is no topic {_some(missing)}; `nsqha topic list` shows what there is")
+        raise NotThere(f"there is no topic {_some(missing)}; `nsqha topic list` shows what there is")
     return Snapshot(tuple(pins), times, floors, str(answer.hold_id), str(answer.cluster_id), failed)
 
 

@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 from nsqha.ids import is_ephemeral, valid_name
 from pyspark_nsqha import planner
 from pyspark_nsqha.batch import columns_of, of_those_there, task_batches
-from pyspark_nsqha.model import Gone, Pin, ReadFailed
+from pyspark_nsqha.model import Gone, NotThere, Pin, ReadFailed
 from pyspark_nsqha.options import (
     HOLD_MS,
     HOLD_MS_MAX,
@@ -482,8 +482,8 @@ class Plans:
         If something of it is not there and that is an error, the snapshot is one of whole topics."""
         try:
             return self._segments.snapshot(asked), None
-        except ReadFailed as error:
-            if not asked.topics or not _is_not_there(error):
+        except NotThere as error:
+            if not asked.topics:
                 raise
             refusal = error
         there = self._segments.snapshot(of_those_there(Subscription(topics=asked.topics)))
@@ -555,12 +555,6 @@ def _in_ranges(wanted: Iterable[tuple[str, int, int, int]], hold_ms: int = 0) ->
     """A snapshot with the borders of these ranges."""
     ranges = tuple(wanted)
     return Asked(tuple(sorted({topic for topic, *_ in ranges})), ranges=ranges, hold_ms=hold_ms)
-
-
-def _is_not_there(error: ReadFailed) -> bool:
-    """Whether a broker said that there is no such topic, or no such partition: what it answered is the context."""
-    code = getattr(error.__context__, "code", None)
-    return code is not None and code().name == "NOT_FOUND"
 
 
 def _first(start: Record | None, end: Record) -> int:

@@ -26,7 +26,7 @@ from typing import Protocol
 from pyspark_nsqha.lake.manifest import RETENTION, Life, Missing, Range, State, without
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.rounds import Rounds, Totals, Wanted
-from pyspark_nsqha.model import Pin, ReadFailed
+from pyspark_nsqha.model import NoBroker, Pin, ReadFailed
 from pyspark_nsqha.snapshot import Asked, Snapshot
 
 HOLD_MS = 15 * 60 * 1000
@@ -220,7 +220,7 @@ def _moved(log: Log, topic: str, uid: int, new: bool, offsets: dict[int, int], c
         log.commit_reader(topic, channel, offsets, back=new, topic_uid=uid)
         return dict.fromkeys(offsets, "")
     except ReadFailed as error:
-        if "no broker" in str(error):
+        if isinstance(error, NoBroker):
             raise
         if len(offsets) == 1:
             return dict.fromkeys(offsets, str(error))

@@ -6,11 +6,14 @@ import argparse
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsqha.cli.spark.flags import connection
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import did_you_mean
+
+if TYPE_CHECKING:
+    from pyspark_nsqha.model import ReadFailed
 
 
 def check_lake(uri: str) -> None:
@@ -59,6 +62,15 @@ def _only_ours(folder: str) -> bool:
         return False
     data = os.path.join(folder, names.DATA)
     return not os.path.isdir(data) or all(name.startswith("topic=") for name in os.listdir(data))
+
+
+def status_of(error: ReadFailed) -> int:
+    """The exit status that says why something could not be read."""
+    from pyspark_nsqha.model import NoBroker, NotThere
+
+    if isinstance(error, NotThere):
+        return exits.NOT_FOUND
+    return exits.UNREACHABLE if isinstance(error, NoBroker) else exits.FAILED
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from nsqha.cli.spark.checks import check_lake, check_target, near_misses
+from nsqha.cli.spark.checks import check_lake, check_target, near_misses, status_of
 from nsqha.cli.spark.flags import (
     TIME_HELP,
     add_common,
@@ -346,9 +346,7 @@ def _failures(work: Any) -> Any:
     try:
         return work()
     except ReadFailed as error:
-        text = str(error)
-        status = exits.NOT_FOUND if "no topic" in text else exits.UNREACHABLE if "no broker" in text else exits.FAILED
-        raise exits.Exit(status, text) from None
+        raise exits.Exit(status_of(error), str(error)) from None
     except (StoreFailed, BadManifest, Overlap, DataLoss, CannotMerge) as error:
         raise exits.Exit(exits.FAILED, str(error)) from None
 

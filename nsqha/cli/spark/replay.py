@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqha.cli.brokers.admin import Admin, record
-from nsqha.cli.spark.checks import check_lake, near_misses
+from nsqha.cli.spark.checks import check_lake, near_misses, status_of
 from nsqha.cli.spark.flags import (
     TIME_HELP,
     Within,
@@ -247,9 +247,7 @@ def _send(args: argparse.Namespace) -> int:
     except (jobs.CannotStart, BadState) as error:
         raise exits.Exit(exits.FAILED, str(error)) from None
     except ReadFailed as error:
-        text = str(error)
-        status = exits.NOT_FOUND if "no topic" in text else exits.UNREACHABLE if "no broker" in text else exits.FAILED
-        raise exits.Exit(status, text) from None
+        raise exits.Exit(status_of(error), str(error)) from None
 
 
 def _ids(args: argparse.Namespace) -> list[str]:

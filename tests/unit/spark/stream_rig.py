@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed, Replica
+from pyspark_nsqha.model import Cut, Identity, NotThere, Pin, ReadFailed, Replica
 from pyspark_nsqha.snapshot import Asked, Snapshot
 from pyspark_nsqha.stream import Plans, stream_options
 from pyspark_nsqha.stream_offsets import Records, from_json, to_json
@@ -48,23 +48,9 @@ class Log:
         return Pin(identity, start, end, self.epoch, self.chains[-1], cuts, (Replica("127.0.0.1:1"),))
 
 
-class Refused(grpc.RpcError):
-    """What a broker answers instead."""
-
-    def __init__(self, code: grpc.StatusCode) -> None:
-        super().__init__()
-        self._code = code
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-
 def refuse(code: grpc.StatusCode, text: str) -> NoReturn:
     """As the client of the service raises it."""
-    try:
-        raise Refused(code)
-    except Refused:
-        raise ReadFailed(text) from None
+    raise (NotThere if code is grpc.StatusCode.NOT_FOUND else ReadFailed)(text)
 
 
 class Service:

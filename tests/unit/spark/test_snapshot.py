@@ -15,8 +15,8 @@ import pytest
 from nsqha.admin import segments as service
 from nsqha.pb.v1 import segments_pb2 as pb
 from nsqha.pb.v1 import segments_pb2_grpc
-from pyspark_nsqha import snapshot, stream
-from pyspark_nsqha.model import Cut, Identity, ReadFailed, Replica
+from pyspark_nsqha import snapshot
+from pyspark_nsqha.model import Cut, Identity, NoBroker, NotThere, ReadFailed, Replica
 from pyspark_nsqha.options import Connection, Subscription, Tls
 from pyspark_nsqha.snapshot import Asked, Segments, checked, of_subscription
 from tests.certificates import Certificates
@@ -462,18 +462,21 @@ def test_a_call_whose_time_is_up_does_not_wait_for_rounds_that_ask_nobody(monkey
     assert (brokers.asked, brokers.pauses, brokers.now) == (["a:1", "b:1", "a:1", "b:1"], [0.5], 4.0)
 
 
-def test_what_a_broker_answered_is_the_context_of_the_error() -> None:
+def test_what_is_not_there_is_told_from_what_fails() -> None:
     """By which a stream tells what is not there any more."""
     for asked in (ASKED, Asked(topics=("orders",), hold_ms=9)):
         refused = (grpc.StatusCode.NOT_FOUND, "no topic 'orders'")
         with serving(refused) as (address, _), pytest.raises(ReadFailed) as failed:
             segments(address).snapshot(asked)
-        assert stream._is_not_there(failed.value)
+        assert isinstance(failed.value, NotThere)
     refused = (grpc.StatusCode.INVALID_ARGUMENT, "pattern: missing )")
     with serving(refused) as (address, _), pytest.raises(ReadFailed) as failed:
         segments(address).snapshot(ASKED)
-    assert not stream._is_not_there(failed.value)
-    assert not stream._is_not_there(ReadFailed("no broker answers"))
+    assert not isinstance(failed.value, NotThere)
+    with serving(answer()) as (address, _), pytest.raises(NotThere):
+        segments(address).snapshot(ASKED)
+    with pytest.raises(NoBroker):
+        segments(nobody(), retries=0).snapshot(ASKED)
 
 
 def test_a_broker_that_waits_for_another_one_answers_before_it_is_called_silent() -> None:
