@@ -345,15 +345,17 @@ def test_what_cannot_be_read_is_said_in_one_line(spark: Any, node: Broker, topic
     node.create(topic)
     node.publish(topic, [b"a"])
     failed = "pyspark_nsqha.model.ReadFailed: "
+    silent = "pyspark_nsqha.model.NoBroker: "
     nobody = f"127.0.0.1:{free_port()}"
-    assert refusal(lambda: load(spark, node, "no-such")).startswith(f"{failed}there is no topic no-such")
+    said = refusal(lambda: load(spark, node, "no-such"))
+    assert said.startswith("pyspark_nsqha.model.NotThere: there is no topic no-such")
     said = refusal(lambda: load(spark, Path("/nowhere"), topic))
     assert said == f"{failed}path=/nowhere: No such file or directory"
     assert refusal(lambda: load(spark, nobody, topic, numRetries=0)) == (
-        f"{failed}no broker answers: {nobody} refused the connection; brokers takes addresses of --grpc-address"
+        f"{silent}no broker answers: {nobody} refused the connection; brokers takes addresses of --grpc-address"
     )
     assert refusal(lambda: load(spark, node.http, topic, numRetries=0)) == (
-        f"{failed}no broker answers: {node.http} does not speak gRPC; brokers takes addresses of --grpc-address"
+        f"{silent}no broker answers: {node.http} does not speak gRPC; brokers takes addresses of --grpc-address"
     )
     assert refusal(lambda: load(spark, node, topic, splitByte="1m")) == (
         "pyspark_nsqha.options.OptionError: there is no option 'splitbyte'; did you mean splitBytes?"
