@@ -88,7 +88,7 @@ class Cluster:
             )
         except (NsqhaError, ValueError) as error:
             text = "%s: which channels the topic %s begins with is not known of node %016x: %s"
-            self.shell.log.warning("channels_unknown", text, node.name, request.topic, node.node_uid, error)
+            self.shell.logger.warning("channels_unknown", text, node.name, request.topic, node.node_uid, error)
             return ()
         return list(reply.channels)
 

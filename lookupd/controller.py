@@ -60,7 +60,7 @@ from nsqha.errors import (
     Unavailable,
 )
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.quantile import Histogram
 from nsqha.server.peers.api import Peers
@@ -122,7 +122,7 @@ class ControllerShell:
         self.peers = peers
         self.clock = clock
         self.limits = limits or Limits()
-        self.log = Log("controller")
+        self.logger = Logger("controller")
         self.term: Term | None = None
         self._name = name
         self._workers = ThreadPoolExecutor(WORKERS, "metadata")
@@ -166,7 +166,7 @@ class ControllerShell:
             self.term.hint(name)
 
     def _controller_gone(self, controller: Controller) -> None:
-        self.log.warning("controller_gone", "the process of controller %s is gone", controller.name)
+        self.logger.warning("controller_gone", "the process of controller %s is gone", controller.name)
         self._gone = controller
         self._maybe_free.set()
 
@@ -183,19 +183,19 @@ class ControllerShell:
                 said = ""
             except NsqhaError as error:
                 if str(error) != said:
-                    self.log.warning("controller_paused", "the metadata store does not let us campaign: %s", error)
+                    self.logger.warning("controller_paused", "the metadata store does not let us campaign: %s", error)
                     said = str(error)
                 if isinstance(error, StaleMetadata) and self._gate is not None:
                     await self._believe_accepted(self._gate)
             except Exception as error:
                 # A bug must not leave the cluster without this candidate for good.
-                self.log.error("controller_failed", "the campaign broke off: %s", error, error=error)
+                self.logger.error("controller_failed", "the campaign broke off: %s", error, error=error)
             await asyncio.sleep(CAMPAIGN_AGAIN_S)
 
     async def _believe_accepted(self, gate: Gate) -> None:
         with contextlib.suppress(NsqhaError):
             if await self.run(gate.believe_accepted):
-                self.log.info("metadata_believed", "an operator accepted the metadata as they are now")
+                self.logger.info("metadata_believed", "an operator accepted the metadata as they are now")
 
     async def _doubted(self, gate: Gate) -> str:
         """Ends, with the reason, when nobody may decide by the metadata any more."""
@@ -241,7 +241,7 @@ class ControllerShell:
     async def _serve(self, epoch: int, lost: asyncio.Event) -> None:
         cluster_id = (await self.run(self.store.cluster)).record.cluster_id
         self.counts.terms += 1
-        self.log.info("controller_began", "this process is the controller, epoch %d", epoch, epoch=epoch)
+        self.logger.info("controller_began", "this process is the controller, epoch %d", epoch, epoch=epoch)
         term = self.term = Term(self, epoch, cluster_id)
         why = "stopped"
         gone = asyncio.create_task(lost.wait())
@@ -260,7 +260,7 @@ class ControllerShell:
                 doubted.cancel()
             self.term = None
             term.end()
-            self.log.info(
+            self.logger.info(
                 "controller_ended", "no longer the controller, epoch %d: %s", epoch, why, epoch=epoch, why=why
             )
 
@@ -317,7 +317,7 @@ class Term:
                 self._perform(action)
         except Exception as error:
             # A machine that broke an invariant decides nothing more; the next term begins from the records.
-            self._shell.log.error("controller_failed", "the controller can not go on: %s", error, error=error)
+            self._shell.logger.error("controller_failed", "the controller can not go on: %s", error, error=error)
             self._stop(f"{type(error).__name__}: {error}")
             return
         self._set_timer()
@@ -372,10 +372,10 @@ class Term:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, StaleMetadata):
-            self._shell.log.error("metadata_stale", "nothing is decided by this metadata: %s", error)
+            self._shell.logger.error("metadata_stale", "nothing is decided by this metadata: %s", error)
             self._stop(str(error))
         elif error is not None:
-            self._shell.log.error("controller_failed", "the controller can not go on: %s", error, error=error)
+            self._shell.logger.error("controller_failed", "the controller can not go on: %s", error, error=error)
             self._stop(f"{type(error).__name__}: {error}")
 
     async def _probe(self, probe: Probe) -> None:
@@ -409,7 +409,7 @@ class Term:
             outcome = "unknown"
         except (Conflict, NotFound, Unavailable) as error:
             outcome = "refused"
-            self._shell.log.info("change_refused", "%s:%d: %s", name.topic, name.number, error)
+            self._shell.logger.info("change_refused", "%s:%d: %s", name.topic, name.number, error)
         self._shell.counts.changes[outcome] += 1
         self.feed(PutDone(name, outcome, meta))
 
@@ -451,11 +451,11 @@ class Term:
             except (LogCorrupt, ConfigError) as error:
                 if str(error) != said:
                     said = str(error)
-                    self._shell.log.error("record_unreadable", "%s; nothing is decided about it until it can", said)
+                    self._shell.logger.error("record_unreadable", "%s; nothing is decided about it until it can", said)
             await asyncio.sleep(backoff.next_pause())
 
     def _say(self, say: Say) -> None:
-        counts, log = self._shell.counts, self._shell.log
+        counts, log = self._shell.counts, self._shell.logger
         if say.event == "leader_elected":
             counts.elections[str(say.fields["why"])] += 1
             counts.election_seconds.observe(float(str(say.fields["seconds"])))

@@ -29,7 +29,7 @@ from nsqha import nsqlog
 from nsqha.clock import Clock, SystemClock
 from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import SECOND, Loaded, LookupdOptions, host_name, version_line
 from nsqha.server.http.server import HttpServer
 from nsqha.server.peers.api import Peers
@@ -58,7 +58,7 @@ class Lookupd:
         clock = clock or SystemClock()
         inactive_s = options.inactive_producer_timeout_ns / SECOND
         self._options = options
-        self._log = Log("lookupd")
+        self._logger = Logger("lookupd")
         self.registry = Registry(
             inactive_timeout_s=inactive_s, tombstone_lifetime_s=options.tombstone_lifetime_ns / SECOND
         )
@@ -70,8 +70,10 @@ class Lookupd:
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
             self.controller = ControllerShell(store, peers, clock, name=name, gate=gate, gone=gone)
             cluster = Cluster(self.controller, Directory(lifetime_s), Changes(store, random.SystemRandom()))
-        self._tcp = TcpServer(self.registry, clock, self._log, silence_s=inactive_s)
-        self._http = HttpServer(LookupdApi(self.registry, clock, cluster, describe=self._described).routes(), self._log)
+        self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
+        self._http = HttpServer(
+            LookupdApi(self.registry, clock, cluster, describe=self._described).routes(), self._logger
+        )
         self.tcp_address = ""
         self.http_address = ""
 
@@ -87,10 +89,10 @@ class Lookupd:
         self.tcp_address, self.http_address = bound_address(tcp), bound_address(http)
         await self._tcp.start(tcp, self._identity(tcp, http))
         await self._http.listen(http)
-        self._log.info("tcp_listening", "TCP: listening on %s", self.tcp_address, address=self.tcp_address)
+        self._logger.info("tcp_listening", "TCP: listening on %s", self.tcp_address, address=self.tcp_address)
         if self.controller is not None:
             await self.controller.start()
-        self._log.info("http_listening", "HTTP: listening on %s", self.http_address, address=self.http_address)
+        self._logger.info("http_listening", "HTTP: listening on %s", self.http_address, address=self.http_address)
 
     async def stop(self) -> None:
         if self.controller is not None:
@@ -120,17 +122,17 @@ def serve(loaded: Loaded[LookupdOptions]) -> int:
     """Run until SIGINT or SIGTERM; returns the exit status."""
     options = loaded.options
     nsqlog.configure(prefix=options.log_prefix, level=options.log_level, format=options.log_format)
-    log = Log("lookupd")
-    log.info("starting", "%s", version_line("nsqlookupd"))
+    logger = Logger("lookupd")
+    logger.info("starting", "%s", version_line("nsqlookupd"))
     for notice in loaded.notices:
-        log.info("option_notice", "%s", notice)
+        logger.info("option_notice", "%s", notice)
     raise_open_files_limit()
     try:
         uvloop.run(_until_signal(options))
     except (ConfigError, Unavailable, StaleMetadata) as error:
-        log.fatal("refused", "failed to start nsqlookupd - %s", error)
+        logger.fatal("refused", "failed to start nsqlookupd - %s", error)
         return 1
-    log.info("stopped", "bye")
+    logger.info("stopped", "bye")
     return 0
 
 
@@ -160,13 +162,13 @@ async def _join(options: LookupdOptions, clock: Clock, stack: contextlib.AsyncEx
     if files is not None:
         watching = asyncio.get_running_loop().create_task(certificates.watch([files]))
         stack.callback(watching.cancel)
-    log = Log("metadata")
+    logger = Logger("metadata")
     store = await asyncio.to_thread(
         open_store,
         options,
         clock,
         random.SystemRandom(),
-        trouble=lambda text: log.warning("metadata_trouble", "%s", text),
+        trouble=lambda text: logger.warning("metadata_trouble", "%s", text),
     )
     stack.callback(store.close)
     described = (replication_pb2.DESCRIPTOR, routing_pb2.DESCRIPTOR)

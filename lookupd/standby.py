@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 from nsqha.election.model import Controller
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.runtime.backoff import Backoff
 
 CONNECT_SECONDS = 1.0
@@ -20,7 +20,7 @@ RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 1.0
 SETTLED_SECONDS = 1.0  # a connection that lasted so long was a real one
 
-log = Log("standby")
+logger = Logger("standby")
 
 Gone = Callable[[str], Coroutine[None, None, None]]
 
@@ -42,7 +42,7 @@ async def gone(address: str) -> None:
             pass  # silent, or in the middle of its end: what it does next tells
         else:
             if not reached:
-                log.info("controller_reached", "waiting beside the controller at %s", address)
+                logger.info("controller_reached", "waiting beside the controller at %s", address)
             reached = True
             try:
                 while await reader.read(1024):

@@ -19,7 +19,7 @@ from lookupd.lookup_v1 import Session
 from lookupd.registry import Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.runtime.listen import address_text
 
 SILENCE_S = 60.0
@@ -44,10 +44,10 @@ def identity(*, broadcast_address: str, hostname: str, http_port: int, tcp_port:
 class TcpServer:
     """Accepts on one socket; every connection registers its producers in `registry`."""
 
-    def __init__(self, registry: Registry, clock: Clock, log: Log, *, silence_s: float) -> None:
+    def __init__(self, registry: Registry, clock: Clock, logger: Logger, *, silence_s: float) -> None:
         self.registry = registry
         self.clock = clock
-        self.log = log
+        self.logger = logger
         self.identity = b""
         self.connections: set[Connection] = set()
         self._silence_s = max(silence_s, SILENCE_S)
@@ -80,7 +80,9 @@ class TcpServer:
         for connection in list(self.connections):
             limit = self._silence_s if connection.session.identified else SILENCE_S
             if now - connection.heard > limit:
-                self.log.warning("lookup_silent", "CLIENT(%s): silent for %.0f s, closing", connection.peer_id, limit)
+                self.logger.warning(
+                    "lookup_silent", "CLIENT(%s): silent for %.0f s, closing", connection.peer_id, limit
+                )
                 connection.close()
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
@@ -103,9 +105,9 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
         server = self._server
         self.peer_id = server.peer_id(self._transport)
-        self.session = Session(server.registry, self.peer_id, server.identity, server.log.info)
+        self.session = Session(server.registry, self.peer_id, server.identity, server.logger.info)
         server.connections.add(self)
-        server.log.info("lookup_client", "TCP: new client(%s)", self.peer_id, client=self.peer_id)
+        server.logger.info("lookup_client", "TCP: new client(%s)", self.peer_id, client=self.peer_id)
 
     def data_received(self, data: bytes) -> None:
         if not self._refused and self._transport is not None:
@@ -158,7 +160,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self.session.leave()
         self._server.connections.discard(self)
-        self._server.log.info("lookup_client_gone", "CLIENT(%s): closing", self.peer_id, client=self.peer_id)
+        self._server.logger.info("lookup_client_gone", "CLIENT(%s): closing", self.peer_id, client=self.peer_id)
 
     def close(self) -> None:
         transport, self._transport = self._transport, None

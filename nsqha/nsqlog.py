@@ -31,7 +31,7 @@ _ROOT = "nsqha"
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {9: "\\t", 10: "\\n", 13: "\\r"}
 
 
-class Log:
+class Logger:
     """Events of one program. `text` and `args` make the line, `fields` go into the JSON form."""
 
     __slots__ = ("_logger",)

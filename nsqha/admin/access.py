@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, segments_pb2
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers.api import ADMINISTRATOR_URI, READER_URI, PeerIdentity
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
 _SEGMENTS = segments_pb2.DESCRIPTOR.services_by_name["Segments"]
 
-log = Log("admin")
+logger = Logger("admin")
 
 Context = Any  # grpc.aio.ServicerContext, which has no usable types
 
@@ -115,6 +115,6 @@ class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
         peer = peer_grpc.identity_of(context.auth_context(), peer_grpc.address_of(context))
         if rule.may(view, peer):
             return
-        log.warning("stranger_refused", "%s from %s: %s, and no node's of this cluster", method, peer, rule.who)
+        logger.warning("stranger_refused", "%s from %s: %s, and no node's of this cluster", method, peer, rule.who)
         why = f"the certificate of {peer} is {rule.who}, and no node's of this cluster"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)

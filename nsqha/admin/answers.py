@@ -24,14 +24,14 @@ from nsqha.errors import (
     Unavailable,
     WrongKind,
 )
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.peers.api import ERROR_TRAILER, kind_and_text
 
 __all__ = ["Context", "answers", "refuse"]
 
 T = TypeVar("T")
 
-log = Log("admin")
+logger = Logger("admin")
 
 TOLD_MAX = 500  # characters of an error; percent-encoded they may be twelve bytes each, and 8 KiB always pass
 
@@ -71,7 +71,7 @@ async def refuse(context: Context, error: Exception) -> None:
             # Another node that asked gets the error that it was.
             told = ((ERROR_TRAILER, kind_and_text(error)[0]),)
             await context.abort(code, _short(str(error)) or type(error).__name__, trailing_metadata=told)
-    log.error("rpc_failed", "an administration call failed", error=error)
+    logger.error("rpc_failed", "an administration call failed", error=error)
 
 
 def _short(text: str) -> str:

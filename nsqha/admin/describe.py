@@ -130,19 +130,19 @@ class Describer:
         )
 
     def _partition(self, topic: Topic, partition: Any) -> Any:
-        log_ = partition.log
-        last = log_.last
+        log = partition.log
+        last = log.last
         cluster = self._broker.cluster
         leadership = cluster and cluster.replicas.leading.get((topic.record.uid, partition.number))
         state = self._membership(topic.record, partition.number, leadership.meta if leadership else None)
         state.leader = self._broker.journal.identity.node_uid
-        state.log_start_offset = log_.start.offset
-        state.log_end_offset = log_.end.offset
+        state.log_start_offset = log.start.offset
+        state.log_end_offset = log.end.offset
         state.high_watermark = partition.high_watermark
         state.pump_offset = partition.cursors.pump
         state.leader_epoch = partition.leader.epoch
-        state.bytes = log_.end.position - log_.start.position
-        state.first_timestamp_ns = timestamp_of(partition, log_.start.offset)
+        state.bytes = log.end.position - log.start.position
+        state.first_timestamp_ns = timestamp_of(partition, log.start.offset)
         state.last_timestamp_ns = last.timestamp_ns if last else 0
         state.message_count = partition.message_count
         state.holds.extend(holds_of(partition))

@@ -28,7 +28,7 @@ from nsqha.admin.others import Others
 from nsqha.admin.whole_topic import WholeTopic, serving, topic_of
 from nsqha.cursor.holds import HOLD_MS_MAX
 from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, segments_pb2, segments_pb2_grpc
 from nsqha.server.runtime.listen import reason
 from nsqha.server.runtime.tasks import StillUnderWay
@@ -49,7 +49,7 @@ RANGES_MAX = 20_000
 PINS_AT_ONCE = 16  # partitions whose holds are committed side by side
 SNAPSHOTS_MAX = 32  # that are worked on at once
 
-log = Log("segments")
+logger = Logger("segments")
 
 Key = tuple[str, int]
 
@@ -167,7 +167,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         here, there = self.renewals.release_here(int(hold_id, 16)), self._ask_others("ReleaseHold", request)
         for outcome in await asyncio.gather(here, there, return_exceptions=True):
             if isinstance(outcome, NsqhaError):
-                log.warning("hold_not_released", "hold %s of a snapshot that failed: %s", hold_id, outcome)
+                logger.warning("hold_not_released", "hold %s of a snapshot that failed: %s", hold_id, outcome)
 
     async def _renew_elsewhere(self, hold: int) -> None:
         await self._ask_others("RenewHold", segments_pb2.RenewHoldRequest(hold_id=f"{hold:016x}"))
@@ -308,7 +308,7 @@ class _Snapshot:
         except NsqhaError as error:
             return _without(topic, partition.number, str(error) or type(error).__name__)
         except OSError as error:
-            log.warning("snapshot_failed", "%s: %s", partition.log.directory, reason(error))
+            logger.warning("snapshot_failed", "%s: %s", partition.log.directory, reason(error))
             return _without(topic, partition.number, f"its files cannot be read: {reason(error)}")
 
     async def _hold(self, partition: Partition, first: int) -> None:

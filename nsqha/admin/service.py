@@ -30,7 +30,7 @@ from nsqha.admin.whole_topic import WholeTopic
 from nsqha.election.model import TopicSettings
 from nsqha.election.rules import check_settings
 from nsqha.errors import Conflict
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers import listener as front_door
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.segments.renewals import HoldRenewals
 
-log = Log("admin")
+logger = Logger("admin")
 
 ALONE_BYTES_MAX = 128 << 20  # of one request where no other node calls: more than the largest body
 
@@ -282,7 +282,7 @@ class AdminServer:
             self._door = await front_door.serve(self._peers, server, self._wanted, self._tls)
             self.address = self._door.address
         self._server = server
-        log.info("listening", "gRPC: listening on %s", self.address, address="grpc")
+        logger.info("listening", "gRPC: listening on %s", self.address, address="grpc")
 
     async def close(self) -> None:
         if self._peers is not None:

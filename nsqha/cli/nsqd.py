@@ -29,9 +29,9 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
     from nsqha import nsqlog
 
     nsqlog.configure(prefix=options.log_prefix, level=options.log_level, format=options.log_format)
-    log = nsqlog.Log("node")
+    logger = nsqlog.Logger("node")
     for notice in notices:
-        log.info("flag_without_meaning", "%s", notice)
+        logger.info("flag_without_meaning", "%s", notice)
     from nsqha.server.node.start import serve_until_signal
 
     try:
@@ -40,13 +40,13 @@ def run(options: Options, notices: tuple[str, ...]) -> int:
         if _of_a_full_disk(error):
             # No life begins without a journal and promises of its own.
             text = "--data-path=%s: its disk is full, and a start needs some MB; make room and start again: %s"
-            log.fatal("start_failed", text, options.data_path, error)
+            logger.fatal("start_failed", text, options.data_path, error)
         elif isinstance(error, NsqhaError):
-            log.fatal("start_failed", "%s", error)
+            logger.fatal("start_failed", "%s", error)
         elif error.filename is None:
             raise
         else:  # of the data folder: what belongs to somebody else, a disk that is mounted read-only
-            log.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
+            logger.fatal("start_failed", "--data-path=%s: %s: %s", options.data_path, error.filename, error.strerror)
     return exits.FAILED
 
 

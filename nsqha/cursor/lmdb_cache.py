@@ -45,7 +45,7 @@ from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, Pin, Tabl
 from nsqha.cursor.loading import Loaded, LogLike, load
 from nsqha.cursor.state import NEEDS_LOOK, EntryLike, PartitionState
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 
 Read = Callable[[EntryLike], bytes | bytearray]
 
@@ -59,7 +59,7 @@ PAUSE_SECONDS_MAX = 30.0
 _NOT_KNOWN = 0  # the uid of a channel that is being loaded
 _TXN_ROWS = ROWS_PER_TXN // 20  # what a transaction costs, in rows
 
-log = Log("cursor_cache")
+logger = Logger("cursor_cache")
 
 
 @dataclass
@@ -157,13 +157,15 @@ class LmdbCache:
         """What is there if it is proven, else an empty one; one that works in memory if the disk refuses that too."""
         why = unproven(path)
         if why:
-            log.warning("cursor_cache_dropped", "%s: %s; channel state is read from the logs", path, why)
+            logger.warning("cursor_cache_dropped", "%s: %s; channel state is read from the logs", path, why)
         try:
             if why is not None:
                 remove(path)
             return cls(path, Tables.open(path, map_bytes=map_bytes))
         except (TablesError, OSError) as error:
-            log.warning("cursor_cache_failed", "%s can not be used: %s; channel state is kept in memory", path, error)
+            logger.warning(
+                "cursor_cache_failed", "%s can not be used: %s; channel state is kept in memory", path, error
+            )
             return cls(path, None)
 
     @property
@@ -181,7 +183,7 @@ class LmdbCache:
     def load(
         self,
         key: PartitionKey,
-        log_: LogLike,
+        log: LogLike,
         read: Read,
         *,
         committed: int | None = None,
@@ -196,29 +198,29 @@ class LmdbCache:
         self._loads += 1
         try:
             try:
-                return self._load(key, log_, read, committed, later, must_read)
+                return self._load(key, log, read, committed, later, must_read)
             except BaseLost:
-                return self._load(key, log_, read, committed, later, must_read)  # in memory
+                return self._load(key, log, read, committed, later, must_read)  # in memory
         finally:
             self._loads -= 1
 
     def _load(
         self,
         key: PartitionKey,
-        log_: LogLike,
+        log: LogLike,
         read: Read,
         committed: int | None,
         later: tuple[LogLike, Read] | None,
         must_read: int,
     ) -> Loaded:
-        recall_log, recall_read = later or (log_, read)
+        recall_log, recall_read = later or (log, read)
 
         def recall(log_id: int) -> PartitionState:
             return load(recall_log, recall_read, end_log_id=log_id + 1, must_read=must_read).state
 
         partition = CachedPartition(self, key, recall)
         stored = partition.stored if later is None else lambda: None
-        loaded = load(log_, read, stored, partition.new_deferred, committed=committed, must_read=must_read)
+        loaded = load(log, read, stored, partition.new_deferred, committed=committed, must_read=must_read)
         partition.base_log_id = loaded.state.applied.log_id
         partition.state = loaded.state
         for uid, set_ in partition.sets():
@@ -296,7 +298,7 @@ class LmdbCache:
             return
         self.failure = str(error)
         self._retry = None
-        log.error("cursor_cache_lost", "%s can not be read: %s; channel state is kept in memory", self.path, error)
+        logger.error("cursor_cache_lost", "%s can not be read: %s; channel state is kept in memory", self.path, error)
         for partition in list(self._partitions.values()):
             partition.settle_in_memory()
 
@@ -416,7 +418,7 @@ class LmdbCache:
         self._retry = None
         self.overfull = False
         if self.delayed is not None:
-            log.info("cursor_cache_recovered", "%s is written again", self.path)
+            logger.info("cursor_cache_recovered", "%s is written again", self.path)
             self.delayed = None
         if taken.whole:
             self._not_before = now + min(IDLE_SHARE * (now - taken.at), PAUSE_SECONDS_MAX)
@@ -437,7 +439,7 @@ class LmdbCache:
         elif self.delayed is None:
             self.delayed = str(error)
             text = "%s can not be written: %s; memory holds what changes until it can"
-            log.warning("cursor_cache_delayed", text, self.path, error)
+            logger.warning("cursor_cache_delayed", text, self.path, error)
 
     def _grow(self) -> bool:
         """Double the map, if nobody reads: this thread does not, a pin or a load might."""
@@ -448,7 +450,7 @@ class LmdbCache:
             self.tables.grow()
             return True
         except TablesError as error:
-            log.warning("cursor_cache_full", "%s can not grow: %s", self.path, error)
+            logger.warning("cursor_cache_full", "%s can not grow: %s", self.path, error)
             return False
         finally:
             self._growing = False

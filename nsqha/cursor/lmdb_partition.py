@@ -21,7 +21,7 @@ from nsqha.cursor.lmdb_tables import Pin, Tables, TablesError
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 
 SetRow = tuple[int, int, int, int]  # channel uid, number of its set, rows, carried ones among them
 
@@ -30,7 +30,7 @@ ROOM = 5_000  # changes of one set that are gathered before they should be writt
 _HEAD = struct.Struct(">QBQIQI")
 _SET = struct.Struct(">QIQQ")
 
-log = Log("cursor_cache")
+logger = Logger("cursor_cache")
 
 
 class Cache(Protocol):
@@ -148,7 +148,7 @@ class CachedPartition:
             self.cache.lost(error)
             return None
         except (LogCorrupt, struct.error, ValueError) as error:
-            log.warning("cursor_cache_unreadable", "what is cached of %s does not decode: %s", self.key, error)
+            logger.warning("cursor_cache_unreadable", "what is cached of %s does not decode: %s", self.key, error)
             return None
         finally:
             self._stored = {}

@@ -93,8 +93,8 @@ class BatchReaders:
             return
         logs = [(key, leadership.log) for key, leadership in node.replicas.leading.items()]
         logs += [(key, follower.log) for key, follower in node.replicas.followers.items()]
-        for key, log_ in logs:
-            last = log_.last
+        for key, log in logs:
+            last = log.last
             if last is not None and last.timestamp_ns > self._newest_ns.get(key, 0):
                 self._newest_ns[key] = last.timestamp_ns
             if key not in self._held or self._lossy(key):
@@ -102,8 +102,8 @@ class BatchReaders:
             alive = [held for held in self._held[key] if held.until_ns > self._newest_ns.get(key, 0)]
             self._held[key] = alive
             for held in alive:
-                if log_.end.log_id > held.log_id and log_.start.offset > held.offset:
-                    at, what = log_.start.offset, f"hold {held.id} from {held.offset}, made at {held.by}"
+                if log.end.log_id > held.log_id and log.start.offset > held.offset:
+                    at, what = log.start.offset, f"hold {held.id} from {held.offset}, made at {held.by}"
                     self.cluster.oracle.broken(f"{node.name} {key}: the log begins at {at}, past {what}")
 
     def _lossy(self, key: Key) -> bool:

@@ -37,18 +37,18 @@ class Durability:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Key], tuple[PartitionLog, int]] = {}  # log, below what it was looked at
 
-    def log(self, node: SimNode, key: Key, log_: PartitionLog) -> str | None:
+    def log(self, node: SimNode, key: Key, log: PartitionLog) -> str | None:
         """What a log calls durable and the disk has not."""
         seen = self._seen.get((node.name, key))
-        durable = min(log_.local_durable, log_.end.log_id)
-        if seen is not None and seen == (log_, durable):
+        durable = min(log.local_durable, log.end.log_id)
+        if seen is not None and seen == (log, durable):
             return None
-        first = log_._pairs[-PAIRS_RECOVERED:][0].first.log_id if seen is None or seen[0] is not log_ else seen[1]
-        self._seen[node.name, key] = log_, durable
-        for pair, low, high in _parts(log_, max(first, log_.start.log_id), durable):
+        first = log._pairs[-PAIRS_RECOVERED:][0].first.log_id if seen is None or seen[0] is not log else seen[1]
+        self._seen[node.name, key] = log, durable
+        for pair, low, high in _parts(log, max(first, log.start.log_id), durable):
             try:
-                begin = log_.entry(low).position - pair.position
-                end = log_.entry(high - 1).end_position - pair.position
+                begin = log.entry(low).position - pair.position
+                end = log.entry(high - 1).end_position - pair.position
             except (LogCorrupt, OSError):
                 continue  # damaged: what is in its place comes from another replica
             slots = pair.slot(low), pair.slot(high - 1) + ENTRY_BYTES
@@ -72,12 +72,12 @@ class Durability:
                     yield f"{node.name} has no more of {tombstone.name}, it says, and {path} may be there"
 
 
-def _parts(log_: PartitionLog, first: int, end: int) -> Iterator[tuple[Pair, int, int]]:
+def _parts(log: PartitionLog, first: int, end: int) -> Iterator[tuple[Pair, int, int]]:
     """[first, end) by pairs of files."""
     while first < end:
-        pair = log_.pair_of(first)
-        i = log_._pairs.index(pair)
-        high = min(end, log_._pairs[i + 1].first.log_id) if i + 1 < len(log_._pairs) else end
+        pair = log.pair_of(first)
+        i = log._pairs.index(pair)
+        high = min(end, log._pairs[i + 1].first.log_id) if i + 1 < len(log._pairs) else end
         yield pair, first, high
         first = high
 

@@ -137,14 +137,14 @@ class Misfortune:
         return False
 
     def _on_disk(self, node: SimNode, key: Key, log_id: int) -> bool:
-        log_ = None if node.replicas is None else node.replicas.table.log_of(key)
-        durable = log_ is not None and log_.start.log_id <= log_id < min(log_.local_durable, log_.end.log_id)
-        return log_ is not None and durable and self._committed(key, log_, log_id)
+        log = None if node.replicas is None else node.replicas.table.log_of(key)
+        durable = log is not None and log.start.log_id <= log_id < min(log.local_durable, log.end.log_id)
+        return log is not None and durable and self._committed(key, log, log_id)
 
-    def _committed(self, key: Key, log_: PartitionLog, log_id: int) -> bool:
+    def _committed(self, key: Key, log: PartitionLog, log_id: int) -> bool:
         """Whether the batch that a log has there is the one that was committed."""
         try:
-            entry = log_.entry(log_id)
+            entry = log.entry(log_id)
         except LogCorrupt:
             return False
         return self.cluster.oracle.chains.get(key, {}).get(log_id) == (entry.epoch, entry.chain)
@@ -336,23 +336,23 @@ class Misfortune:
         """In a segment or commitlog, of a batch that another member of the ISR has."""
         rng, node, ledger = self._rng, self._node(), self.cluster.oracle.ledger
         key, meta = rng.choice(self.cluster.metas())
-        log_ = None if node.replicas is None else node.replicas.table.log_of(key)
+        log = None if node.replicas is None else node.replicas.table.log_of(key)
         others = [uid for uid in meta.isr if uid != node.uid]
         if not self.cluster.plan.damage_anywhere:
             node = self._bad_disk.setdefault(key, node) if others else node
-            log_ = None if node.replicas is None else node.replicas.table.log_of(key)
+            log = None if node.replicas is None else node.replicas.table.log_of(key)
             others = [uid for uid in meta.isr if uid != node.uid]
-        if not node.joined or log_ is None or not others:
+        if not node.joined or log is None or not others:
             return None
-        first, end = log_.start.log_id, min(log_.local_durable, log_.end.log_id, ledger.known(key))
+        first, end = log.start.log_id, min(log.local_durable, log.end.log_id, ledger.known(key))
         if first >= end:
             return None
         log_id = rng.randrange(first, end)
-        if (key, log_id) in self._damaged or not self._committed(key, log_, log_id):
+        if (key, log_id) in self._damaged or not self._committed(key, log, log_id):
             return None
         if not self.cluster.sync_always and not self._others_have(key, meta, log_id, node, self._gone):
             return None
-        entry, pair = log_.entry(log_id), log_.pair_of(log_id)
+        entry, pair = log.entry(log_id), log.pair_of(log_id)
         if self.cluster.plan.lost_sectors and rng.random() < 0.5:
             return self._lose_sector(node, key, meta, log_id, end)
         self._damaged.add((key, log_id))
@@ -362,7 +362,7 @@ class Misfortune:
         else:
             path, at = pair.path(COMMITLOG), pair.slot(log_id) + rng.randrange(ENTRY_BYTES)
         bit = rng.randrange(8)
-        if log_id >= durable_everywhere(log_) and POWER & {*self.cluster.plan.faults}:
+        if log_id >= durable_everywhere(log) and POWER & {*self.cluster.plan.faults}:
             return None  # a damaged end, after a power loss, is a torn one to whoever finds it
         self.cluster.flips.append((node, path, at, node.storage.contents()[path][at]))
         node.storage.flip(path, 8 * at + bit)
@@ -372,9 +372,9 @@ class Misfortune:
         """One that this batch has a part in reads as zeros, and so do its neighbours' parts: on another disk they are
         as they were."""
         assert node.replicas is not None
-        log_ = node.replicas.table.log_of(key)
-        assert log_ is not None
-        entry, pair = log_.entry(log_id), log_.pair_of(log_id)
+        log = node.replicas.table.log_of(key)
+        assert log is not None
+        entry, pair = log.entry(log_id), log.pair_of(log_id)
         kind = self._rng.choice((SEGMENT, COMMITLOG))
         if kind == SEGMENT:
             at = entry.position - pair.position + self._rng.randrange(entry.size)
@@ -382,9 +382,9 @@ class Misfortune:
             at = pair.slot(log_id)
         start, stop = at // SECTOR * SECTOR, at // SECTOR * SECTOR + SECTOR
         hurt = []
-        for n in range(pair.first.log_id, log_.end_of(pair).log_id):
+        for n in range(pair.first.log_id, log.end_of(pair).log_id):
             try:
-                other = log_.entry(n)
+                other = log.entry(n)
             except LogCorrupt:
                 return None
             low, size = (
@@ -392,11 +392,11 @@ class Misfortune:
             )
             if low < stop and start < low + size:
                 hurt.append(n)
-        safe = min(end, durable_everywhere(log_) if POWER & {*self.cluster.plan.faults} else end)
+        safe = min(end, durable_everywhere(log) if POWER & {*self.cluster.plan.faults} else end)
         if hurt[-1] >= safe or (kind == COMMITLOG and start < pair.slot(pair.first.log_id)):
             return None
         for n in hurt:
-            if (key, n) in self._damaged or not self._committed(key, log_, n):
+            if (key, n) in self._damaged or not self._committed(key, log, n):
                 return None
             if not self.cluster.sync_always and not self._others_have(key, meta, n, node, self._gone):
                 return None

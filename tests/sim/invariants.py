@@ -97,17 +97,17 @@ class Oracle:
             self._joined[node.name] = node.lives
             self._look_again |= {*replicas.leading, *replicas.followers}
         for key, leadership in replicas.leading.items():
-            log_, committed = leadership.partition.log, leadership.partition.leader.committed
-            if self._moved(node, key, log_, committed):
-                self._read(key, log_, committed)
+            log, committed = leadership.partition.log, leadership.partition.leader.committed
+            if self._moved(node, key, log, committed):
+                self._read(key, log, committed)
                 self._check_leader(node, key, leadership.epoch, replicas.registration)
-                self._check_log(node, key, log_, committed)
+                self._check_log(node, key, log, committed)
                 self._check_promise(node, key, leadership.epoch)
                 if committed > self.committed.get(key, 0):
                     self.committed[key] = committed
                     self.commits += 1
                     self._look_again.add(key)
-            self._check_durable(node, key, log_)
+            self._check_durable(node, key, log)
         for key, follower in replicas.followers.items():
             if self._moved(node, key, follower.log, follower.committed):
                 self._read(key, follower.log, follower.committed)
@@ -123,13 +123,13 @@ class Oracle:
         if self._deliveries:
             self._check_deliveries()
 
-    def _read(self, key: Key, log_: PartitionLog, committed: int) -> None:
-        for problem in self.ledger.read(key, log_, committed, self.cluster.scheduler.now):
+    def _read(self, key: Key, log: PartitionLog, committed: int) -> None:
+        for problem in self.ledger.read(key, log, committed, self.cluster.scheduler.now):
             self.broken(problem)
 
-    def _moved(self, node: SimNode, key: Key, log_: PartitionLog, committed: int) -> bool:
+    def _moved(self, node: SimNode, key: Key, log: PartitionLog, committed: int) -> bool:
         seen = self._seen.get((node.name, key))
-        return seen is None or seen[0] is not log_ or seen[1] != log_.end.log_id or seen[2] != committed
+        return seen is None or seen[0] is not log or seen[1] != log.end.log_id or seen[2] != committed
 
     def _check_leader(self, node: SimNode, key: Key, epoch: int, registration: int) -> None:
         me = (node.name, node.lives)
@@ -153,35 +153,35 @@ class Oracle:
             self.broken(problem)
         self._promised[mine] = max(epoch, before)
 
-    def _check_durable(self, node: SimNode, key: Key, log_: PartitionLog) -> None:
-        if problem := self._durability.log(node, key, log_):
+    def _check_durable(self, node: SimNode, key: Key, log: PartitionLog) -> None:
+        if problem := self._durability.log(node, key, log):
             self.broken(problem)
 
-    def _check_log(self, node: SimNode, key: Key, log_: PartitionLog, committed: int) -> None:
-        place, end = (node.name, key), log_.end.log_id
+    def _check_log(self, node: SimNode, key: Key, log: PartitionLog, committed: int) -> None:
+        place, end = (node.name, key), log.end.log_id
         seen = self._seen.get(place)
-        first, known = log_.start.log_id, log_.start.log_id
-        if seen is not None and seen[0] is log_:
+        first, known = log.start.log_id, log.start.log_id
+        if seen is not None and seen[0] is log:
             first, known = min(seen[1], end), seen[2]
             if end < seen[2]:
                 self.broken(f"I13 {node.name} {key}: the log ends at {end}, committed was {seen[2]}")
-        self._seen[place] = (log_, end, committed)
-        for log_id in range(max(first, log_.start.log_id), end):
-            entry = self._entry(log_, log_id)
+        self._seen[place] = (log, end, committed)
+        for log_id in range(max(first, log.start.log_id), end):
+            entry = self._entry(log, log_id)
             if entry is None:
                 continue
             epoch, chain = entry
             if self._written.setdefault((key, epoch, log_id), chain) != chain:
                 self.broken(f"I6 {node.name} {key}: batch {log_id} of epoch {epoch} has two contents")
         chains = self.chains.setdefault(key, {})
-        for log_id in range(max(known, log_.start.log_id), min(committed, end)):
-            entry = self._entry(log_, log_id)
+        for log_id in range(max(known, log.start.log_id), min(committed, end)):
+            entry = self._entry(log, log_id)
             if entry is not None and chains.setdefault(log_id, entry) != entry:
                 self.broken(f"I7 {node.name} {key}: committed batch {log_id} is {entry} here, {chains[log_id]} before")
 
-    def _entry(self, log_: PartitionLog, log_id: int) -> tuple[int, int] | None:
+    def _entry(self, log: PartitionLog, log_id: int) -> tuple[int, int] | None:
         try:
-            entry = log_.entry(log_id)
+            entry = log.entry(log_id)
         except (LogCorrupt, OSError):
             return None
         if entry.flags & REBUILT:
@@ -208,10 +208,10 @@ class Oracle:
         if node is None or replicas is None or not committed:
             return
         if key in replicas.leading:
-            log_, mine = replicas.leading[key].log, replicas.leading[key].log_uid
+            log, mine = replicas.leading[key].log, replicas.leading[key].log_uid
         elif key in replicas.followers:
             follower = replicas.followers[key]
-            log_, mine = follower.log, follower.log_uid
+            log, mine = follower.log, follower.log_uid
             if follower.stopped is not None:
                 return
         else:
@@ -220,29 +220,29 @@ class Oracle:
             return
         if replicas.trust.unsound_from(key) is not None and (key, meta.epoch) in self.operators_elections:
             return  # it is about to give up what it has not got; else a log that is doubted has another name
-        has = min(log_.local_durable, log_.end.log_id) if self.cluster.sync_always else log_.end.log_id
+        has = min(log.local_durable, log.end.log_id) if self.cluster.sync_always else log.end.log_id
         if has < committed:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} and has {has} of {committed}")
             return
-        if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(node, key, log_, committed)) is not None:
+        if "bit_flip" in self.cluster.plan.faults and (hole := self._hole(node, key, log, committed)) is not None:
             self.broken(f"I4 {key}: {node.name} is in the ISR of epoch {meta.epoch} without batch {hole}")
         last = committed - 1
-        if last >= log_.start.log_id:
-            entry = self._entry(log_, last)
+        if last >= log.start.log_id:
+            entry = self._entry(log, last)
             expected = self.chains.get(key, {}).get(last)
             if entry is not None and expected is not None and entry != expected:
                 self.broken(f"I4 {key}: {node.name} is in the ISR with {entry} at {last}, committed is {expected}")
 
-    def _hole(self, node: SimNode, key: Key, log_: PartitionLog, committed: int) -> int | None:
+    def _hole(self, node: SimNode, key: Key, log: PartitionLog, committed: int) -> int | None:
         """A committed batch whose place is held by what recovery put there: it knows that it does not have it."""
         whole, below = self._whole.get((node.name, key), (None, 0))
-        for log_id in range(max(log_.start.log_id, below if whole is log_ else 0), min(committed, log_.end.log_id)):
+        for log_id in range(max(log.start.log_id, below if whole is log else 0), min(committed, log.end.log_id)):
             try:
-                if log_.entry(log_id).flags & UNREADABLE == FAULTY and (key, log_id) not in self.cluster.lost:
+                if log.entry(log_id).flags & UNREADABLE == FAULTY and (key, log_id) not in self.cluster.lost:
                     return log_id
             except (LogCorrupt, OSError):
                 continue  # nobody has looked there yet
-        self._whole[node.name, key] = log_, min(committed, log_.end.log_id)
+        self._whole[node.name, key] = log, min(committed, log.end.log_id)
         return None
 
     # ---- the records

@@ -118,15 +118,15 @@ class Ledger:
         """Everything below this log id has been read."""
         return self._read.get(key, 1)
 
-    def read(self, key: Key, log_: PartitionLog, committed: int, now: float) -> Iterator[str]:
+    def read(self, key: Key, log: PartitionLog, committed: int, now: float) -> Iterator[str]:
         """Take in what was committed; says what is wrong with it."""
         at = self.known(key)
-        if committed <= at or log_.start.log_id > at:
+        if committed <= at or log.start.log_id > at:
             return
         messages = self.messages.setdefault(key, [])
         try:
-            for entry in log_.entries(at, min(committed, log_.end.log_id)):
-                data = log_.read(entry) if entry.count else b""
+            for entry in log.entries(at, min(committed, log.end.log_id)):
+                data = log.read(entry) if entry.count else b""
                 if entry.first_offset != len(messages):
                     yield f"{key}: batch {entry.log_id} begins at {entry.first_offset}, and not at {len(messages)}"
                     return

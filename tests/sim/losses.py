@@ -77,8 +77,8 @@ class Losses:
         self._damaged |= {(key, near) for near in (log_id - 1, log_id, log_id + 1)}
         entries = self._rng.choice((0.0, 0.3, 1.0))
         places = ["entry" if self._rng.random() < entries else "frames" for _ in holders]
-        for (node, log_), place in zip(holders, places, strict=True):
-            self.damage(node, log_, log_id, entry=place == "entry")
+        for (node, log), place in zip(holders, places, strict=True):
+            self.damage(node, log, log_id, entry=place == "entry")
         self.cluster.count("batches lost")
         self.cluster.note(f"batch {log_id} of {self.cluster.name_of(key)} is lost: {places}")
         if self._rng.random() < 0.5:
@@ -93,16 +93,16 @@ class Losses:
         """All replicas, if they are up."""
         found = []
         for node in self.cluster.nodes:
-            log_ = None if node.replicas is None or not node.joined else node.replicas.table.log_of(key)
-            if log_ is not None:
-                found.append((node, log_))
+            log = None if node.replicas is None or not node.joined else node.replicas.table.log_of(key)
+            if log is not None:
+                found.append((node, log))
                 uids = uids - {node.uid}
         return None if uids else found
 
     def _choose(self, key: Key, holders: list[tuple[SimNode, PartitionLog]]) -> int | None:
-        first = max(log_.start.log_id for _, log_ in holders)
+        first = max(log.start.log_id for _, log in holders)
         # A damaged end, after a power loss, is a torn one to whoever finds it.
-        end = min(min(durable_everywhere(log_), log_.local_durable) for _, log_ in holders)
+        end = min(min(durable_everywhere(log), log.local_durable) for _, log in holders)
         end = min(end, self.cluster.oracle.ledger.known(key))
         able = [n for n in range(first, end) if self._may_go(key, holders, n)]
         return self._rng.choice(able) if able else None
@@ -111,13 +111,13 @@ class Losses:
         if any((key, near) in self._damaged for near in (log_id - 1, log_id, log_id + 1)):
             return False
         try:
-            return not any(log_.entry(log_id).flags & (HAS_EVENTS | HAS_ATTRIBUTES | HAS_CARRY) for _, log_ in holders)
+            return not any(log.entry(log_id).flags & (HAS_EVENTS | HAS_ATTRIBUTES | HAS_CARRY) for _, log in holders)
         except LogCorrupt:
             return False
 
-    def damage(self, node: SimNode, log_: PartitionLog, log_id: int, *, entry: bool) -> None:
+    def damage(self, node: SimNode, log: PartitionLog, log_id: int, *, entry: bool) -> None:
         """The frames, and the entry too."""
-        known, pair = log_.entry(log_id), log_.pair_of(log_id)
+        known, pair = log.entry(log_id), log.pair_of(log_id)
         node.storage.flip(pair.path(SEGMENT), 8 * (known.position - pair.position + BODY_AT))
         if entry:
             node.storage.flip(pair.path(COMMITLOG), 8 * (pair.slot(log_id) + BODY_AT))

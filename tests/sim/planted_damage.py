@@ -175,8 +175,8 @@ def operator_not_heard() -> Iterator[None]:
 def given_up_not_copied() -> Iterator[None]:
     """No replica can be made of a log that has given something up."""
 
-    async def read(self: ReplicaAnswers, log_: Any, request: Any, end: int, *, lost: bool = False) -> Any:
-        return await original(self, log_, request, end)
+    async def read(self: ReplicaAnswers, log: Any, request: Any, end: int, *, lost: bool = False) -> Any:
+        return await original(self, log, request, end)
 
     original = ReplicaAnswers._read
     with patch.object(ReplicaAnswers, "_read", read):
@@ -205,7 +205,7 @@ def given_up_by_the_leader_alone() -> Iterator[None]:
 def given_up_unasked() -> Iterator[None]:
     """Nobody is asked for what is given up."""
 
-    async def ask(self: Damage, key: Any, log_: Any) -> None:
+    async def ask(self: Damage, key: Any, log: Any) -> None:
         pass
 
     with patch.object(Damage, "ask_everybody", ask):
@@ -216,8 +216,8 @@ def given_up_unasked() -> Iterator[None]:
 def given_up_for_good() -> Iterator[None]:
     """What was given up is asked for no more."""
 
-    async def mend(self: Repairer, key: Any, log_: Any, first: int, end: int) -> bool:
-        return all(is_lost(log_, n) for n in range(first, end)) or await original(self, key, log_, first, end)
+    async def mend(self: Repairer, key: Any, log: Any, first: int, end: int) -> bool:
+        return all(is_lost(log, n) for n in range(first, end)) or await original(self, key, log, first, end)
 
     original = Repairer.mend
     with patch.object(Repairer, "mend", mend):

@@ -304,10 +304,10 @@ def opened_anywhere() -> Iterator[None]:
     """What a follower has of another past counts like what the leader has."""
 
     def opened(self: FollowerProgress, message: Any, registration: int) -> None:
-        log_ = self.leader.log
-        message.end = min(message.end, log_.end.log_id)
+        log = self.leader.log
+        message.end = min(message.end, log.end.log_id)
         message.durable = min(message.durable, message.end)
-        message.chain = log_.entry_before(message.end).chain
+        message.chain = log.entry_before(message.end).chain
         original(self, message, registration)
 
     def in_sync(self: Promises, key: Any, follower: Follower, message: Any) -> bool:

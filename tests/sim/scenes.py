@@ -36,9 +36,9 @@ def flip(cluster: SimCluster, node: SimNode, log_id: int, *, entry: bool, keep: 
     """Damage a batch on one disk; `keep`: it is to be as it was at the end."""
     ((key, _),) = cluster.metas()
     assert node.replicas is not None
-    log_ = node.replicas.table.log_of(key)
-    assert log_ is not None
-    known, pair = log_.entry(log_id), log_.pair_of(log_id)
+    log = node.replicas.table.log_of(key)
+    assert log is not None
+    known, pair = log.entry(log_id), log.pair_of(log_id)
     places = [(pair.path(SEGMENT), known.position - pair.position + 4)]
     if entry:
         places.append((pair.path(COMMITLOG), pair.slot(log_id) + 50))

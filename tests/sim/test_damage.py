@@ -94,7 +94,7 @@ def test_a_batch_that_nobody_has_costs_itself_and_nothing_else(entry: bool) -> N
             cluster.run_for(1.0)
             cluster.operators.skip(name)
         cluster.converge()
-        marks = lambda: [log_.entry(lost).lost for _, log_, _, _ in cluster.comparison.holders(key)]  # noqa: E731
+        marks = lambda: [log.entry(lost).lost for _, log, _, _ in cluster.comparison.holders(key)]  # noqa: E731
         cluster.until(lambda: marks() == [True] * 3, 60.0, "all have it as lost")
         cluster.check_end()
         given = {stored.body for stored in ledger.messages[key] if stored.log_id == lost}
@@ -108,9 +108,9 @@ def test_a_log_that_was_trimmed_and_fell_silent_is_led_again() -> None:
         for publisher in cluster.publishers:
             publisher.stopped = True
         ((key, _),) = cluster.metas()
-        logs = [log_ for _, log_, _, _ in cluster.comparison.holders(key)]
-        cluster.until(lambda: all(len(log_.pairs) == 1 and log_.start.log_id > 1 for log_ in logs), 30.0, "trimmed")
-        assert all(durable_everywhere(log_) < log_.end.log_id for log_ in logs), "else nothing is shown"
+        logs = [log for _, log, _, _ in cluster.comparison.holders(key)]
+        cluster.until(lambda: all(len(log.pairs) == 1 and log.start.log_id > 1 for log in logs), 30.0, "trimmed")
+        assert all(durable_everywhere(log) < log.end.log_id for log in logs), "else nothing is shown"
         all_down(cluster)
         all_up(cluster)
         cluster.until(cluster.comparison.in_sync, 30.0, "it is led again")
@@ -121,8 +121,8 @@ def only_a_node_that_is_down_has_a_batch() -> Iterator[tuple[SimCluster, SimNode
     """(cluster, the node, whether each of the others has given it up)."""
     with healthy(faults={"bit_flip": SELDOM}) as cluster:
         ((_, key, meta),) = cluster.named_metas()
-        log_ = next(log_ for _, log_, _, _ in cluster.comparison.holders(key))
-        lost = next(n for n in range(2, log_.end.log_id) if log_.entry(n).flags == 0 and log_.entry(n).count)
+        log = next(log for _, log, _, _ in cluster.comparison.holders(key))
+        lost = next(n for n in range(2, log.end.log_id) if log.entry(n).flags == 0 and log.entry(n).count)
         has, *damaged = [node for node in cluster.nodes if node.uid != meta.leader] + [leader(cluster)]
         for node in damaged:
             flip(cluster, node, lost, entry=False)
@@ -132,8 +132,8 @@ def only_a_node_that_is_down_has_a_batch() -> Iterator[tuple[SimCluster, SimNode
             node.start()
 
         def given_up() -> list[bool]:
-            holders = [log_ for node, log_, _, _ in cluster.comparison.holders(key) if node is not has]
-            return [log_.entry(lost).lost for log_ in holders]
+            holders = [log for node, log, _, _ in cluster.comparison.holders(key) if node is not has]
+            return [log.entry(lost).lost for log in holders]
 
         yield cluster, has, given_up
         cluster.end_well()
@@ -187,8 +187,8 @@ def test_a_last_batch_that_was_written_whole_is_not_cut_like_a_torn_one() -> Non
         ((key, _),) = cluster.metas()
         _, node, others = silent(cluster)
         assert node.replicas is not None and node.journal is not None
-        log_, last = node.replicas.followers[key].log, cluster.oracle.committed[key] - 1
-        assert last == log_.end.log_id - 1 >= node.journal._written[key].local_durable  # type: ignore[index]
+        log, last = node.replicas.followers[key].log, cluster.oracle.committed[key] - 1
+        assert last == log.end.log_id - 1 >= node.journal._written[key].local_durable  # type: ignore[index]
         flip(cluster, node, last, entry=True)
         for other in others:
             cluster.metadata.reach(other.name, False)  # so that it stays in the ISR
@@ -229,9 +229,9 @@ def test_a_damaged_batch_that_nobody_has_is_looked_behind(entry: bool) -> None:
         leads, node, _ = silent(cluster)
         cluster.run_for(4.0)  # its journal knows the end, so the next recovery does not look
         assert node.replicas is not None and leads.replicas is not None
-        log_ = node.replicas.followers[key].log
-        damaged = log_.end.log_id - 1
-        assert log_.entry(damaged).flags & HAS_EVENTS and durable_everywhere(log_) == damaged
+        log = node.replicas.followers[key].log
+        damaged = log.end.log_id - 1
+        assert log.entry(damaged).flags & HAS_EVENTS and durable_everywhere(log) == damaged
         for holder in cluster.nodes:
             flip(cluster, holder, damaged, entry=False, keep=False)
         cluster.keep_down.add(node.name)
@@ -258,10 +258,10 @@ def test_what_stood_for_many_batches_stands_for_no_single_one_that_was_given_up(
         ((_, key, _),) = cluster.named_metas()
         node = leader(cluster)
         assert node.replicas is not None
-        log_ = node.replicas.table.log_of(key)
-        assert log_ is not None
-        lost = next(n for n in range(7, 20) if log_.entry(n).flags & HAS_EVENTS)
-        pair = log_.pair_of(lost)
+        log = node.replicas.table.log_of(key)
+        assert log is not None
+        lost = next(n for n in range(7, 20) if log.entry(n).flags & HAS_EVENTS)
+        pair = log.pair_of(lost)
         sector = pair.slot(lost) // SECTOR
         assert pair.slot(lost - 1) // SECTOR == sector == pair.slot(lost + 1) // SECTOR
         cluster.lost.add((key, lost))

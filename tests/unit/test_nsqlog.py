@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from nsqha import nsqlog
-from nsqha.nsqlog import Log, configure, one_line, set_level
+from nsqha.nsqlog import Logger, configure, one_line, set_level
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def written(format: str = "text", level: str = "info") -> io.StringIO:
 
 def test_a_line_has_nsqds_shape() -> None:
     stream = written()
-    Log("tcp").info("tcp_listening", "TCP: listening on %s", "[::]:4150", address="[::]:4150")
+    Logger("tcp").info("tcp_listening", "TCP: listening on %s", "[::]:4150", address="[::]:4150")
     assert re.fullmatch(
         r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} INFO: TCP: listening on \[::\]:4150\n", stream.getvalue()
     )
@@ -40,7 +40,7 @@ def test_a_line_has_nsqds_shape() -> None:
 
 def test_levels_have_nsqds_names_and_filter() -> None:
     stream = written(level="warn")
-    log = Log()
+    log = Logger()
     for say in (log.debug, log.info, log.warning, log.error, log.fatal):
         say("event", "text")
     assert re.findall(r" ([A-Z]+): text", stream.getvalue()) == ["WARNING", "ERROR", "FATAL"]
@@ -53,7 +53,7 @@ def test_levels_have_nsqds_names_and_filter() -> None:
 
 def test_what_a_peer_sends_can_not_forge_a_line() -> None:
     stream = written()
-    Log().info("event", "name %s", "a\n[nsqd] FATAL: \x1b[2J\t\x7f")
+    Logger().info("event", "name %s", "a\n[nsqd] FATAL: \x1b[2J\t\x7f")
     assert stream.getvalue().count("\n") == 1
     assert "a\\n[nsqd] FATAL: \\x1b[2J\\t\\x7f" in stream.getvalue()
     assert one_line("plain ü") == "plain ü"
@@ -64,13 +64,13 @@ def test_a_traceback_follows_an_error() -> None:
     try:
         raise ValueError("broken")
     except ValueError as error:
-        Log().error("failed", "it failed", error=error)
+        Logger().error("failed", "it failed", error=error)
     assert "ERROR: it failed\nTraceback" in stream.getvalue()
 
 
 def test_json_has_the_event_and_its_fields_and_can_not_be_overridden() -> None:
     stream = written("json")
-    Log().warning("lookup_silent", "silent for %d s\n", 5, client="1.2.3.4:5", level="x", odd={1, 2} - {2})
+    Logger().warning("lookup_silent", "silent for %d s\n", 5, client="1.2.3.4:5", level="x", odd={1, 2} - {2})
     line = json.loads(stream.getvalue())
     assert line["event"] == "lookup_silent"
     assert (line["level"], line["program"]) == ("warning", "nsqd")
@@ -91,4 +91,4 @@ def test_libraries_are_heard_from_warnings_on() -> None:
 def test_a_closed_stderr_is_survived() -> None:
     stream = written()
     stream.close()
-    Log().info("event", "into the void")
+    Logger().info("event", "into the void")

@@ -26,7 +26,7 @@ from urllib.parse import quote_plus
 import msgspec
 
 from nsqha.clock import Clock
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 
 if TYPE_CHECKING:
     import aiohttp
@@ -197,7 +197,7 @@ class AuthClient:
         self._seconds = (connect_seconds, request_seconds)
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
-        self._log = Log("auth")
+        self._logger = Logger("auth")
 
     async def ask(self, question: Question) -> AuthState:
         """The first usable answer; AuthFailed, after a line in the log, if there is none."""
@@ -209,7 +209,7 @@ class AuthClient:
             except AuthFailed as error:
                 failures.append(f"{address}: {error}")
         reasons = "; ".join(failures)
-        self._log.warning("auth_failed", "AUTH: no usable answer for %s: %s", question.remote_ip, reasons)
+        self._logger.warning("auth_failed", "AUTH: no usable answer for %s: %s", question.remote_ip, reasons)
         raise AuthFailed(reasons)
 
     async def close(self) -> None:

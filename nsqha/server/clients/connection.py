@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from nsqha import hot
 from nsqha.errors import NsqhaError
 from nsqha.hot import NOT_STORED
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import TlsRequired
 from nsqha.server.clients.heartbeat import Heartbeat
 from nsqha.server.clients.permissions import Permissions
@@ -51,7 +51,7 @@ WRITE_BUFFER_HIGH = 1 << 20  # a consumer that reads slower gets no more message
 UNREAD_REPLIES_BYTES_MAX = 2 << 20  # with so much written and not read by the client, its commands wait
 CLOSE_SECONDS_MAX = 30.0  # a closed connection has so long to take what was written
 
-log = Log("connection")
+logger = Logger("connection")
 
 
 def _nowhere(data: Any) -> None:
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         if not self.remote_address and too_many_files(transport):
-            log.warning("too_many_files", "client(%s): refused", address_text(transport.get_extra_info("peername")))
+            logger.warning("too_many_files", "client(%s): refused", address_text(transport.get_extra_info("peername")))
             self.closed = True
             transport.abort()
             return
@@ -338,7 +338,7 @@ class Connection(asyncio.Protocol):
                 then = await work
             except Exception as error:
                 # What a client may cause is refused by `work`; this is ours, and nobody would ever unblock the client.
-                log.error("command_failed", "client(%s): a command failed", self.remote_address, error=error)
+                logger.error("command_failed", "client(%s): a command failed", self.remote_address, error=error)
                 then = self.close
             self._task = None
             self._unblock(then)

@@ -28,7 +28,7 @@ import msgspec
 
 from nsqha import NSQ_VERSION, hot
 from nsqha.errors import AppendFailed, Conflict, NotFound, OutcomeUnknown, StorageError, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
 from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
@@ -372,22 +372,22 @@ class HttpServer:
         https: socket.socket | None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._log = Log("http")
+        self._logger = Logger("http")
         api = NsqdHttp(broker).api()
         room = PublishBudget(asyncio.get_running_loop(), broker.options.publish_queue_bytes)
         refuse = broker.options.tls_required == TlsRequired.YES
         self._listeners: list[tuple[str, http_envelope.HttpServer, socket.socket, ssl.SSLContext | None]] = []
         if http is not None:
-            plain = http_envelope.HttpServer(_TlsOnly(broker.ports.https) if refuse else api, self._log, room=room)
+            plain = http_envelope.HttpServer(_TlsOnly(broker.ports.https) if refuse else api, self._logger, room=room)
             self._listeners.append(("HTTP", plain, http, None))
         if https is not None:
             assert tls is not None, "an HTTPS listener needs a certificate"
-            self._listeners.append(("HTTPS", http_envelope.HttpServer(api, self._log, room=room), https, tls))
+            self._listeners.append(("HTTPS", http_envelope.HttpServer(api, self._logger, room=room), https, tls))
 
     async def start(self) -> None:
         for name, server, sock, tls in self._listeners:
             address = await server.listen(sock, tls)
-            self._log.info("listening", "%s: listening on %s", name, address, address=name.lower())
+            self._logger.info("listening", "%s: listening on %s", name, address, address=name.lower())
 
     async def close(self) -> None:
         for _, server, _, _ in self._listeners:

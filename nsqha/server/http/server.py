@@ -9,7 +9,7 @@
         topic = request.query.require("topic")           # 400 MISSING_ARG_TOPIC
         return {"channels": [...]}                       # JSON
 
-    server = HttpServer(api, Log("http"))
+    server = HttpServer(api, Logger("http"))
     address = await server.listen(listen("0.0.0.0:4151", flag="http-address"))      # "[::]:4151"
     ...
     await server.close()
@@ -50,7 +50,7 @@ from aiohttp.http_parser import RawRequestMessage
 from nsqha.errors import Unavailable
 from nsqha.goflags import format_duration
 from nsqha.ids import valid_name
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import address_text, bound_address, too_many_files
 
@@ -306,9 +306,11 @@ class HttpApi:
 class HttpServer:
     """Serves an HttpApi on any number of listeners; `gate` may refuse a request before it is looked at."""
 
-    def __init__(self, api: HttpApi, log: Log, *, gate: Gate | None = None, room: PublishBudget | None = None) -> None:
+    def __init__(
+        self, api: HttpApi, logger: Logger, *, gate: Gate | None = None, room: PublishBudget | None = None
+    ) -> None:
         self._api = api
-        self._log = log
+        self._logger = logger
         self._gate = gate
         self._room = room
         self._web: _WebServer | None = None
@@ -358,7 +360,7 @@ class HttpServer:
         if not quiet:
             took = format_duration(time.perf_counter_ns() - started)
             where = f"{inner.method} {inner.raw_path}"
-            self._log.info("http_request", "%d %s (%s) %s", response.status, where, request.remote, took)
+            self._logger.info("http_request", "%d %s (%s) %s", response.status, where, request.remote, took)
         return response
 
     async def _run(self, route: Route, request: Request) -> web.Response:
@@ -369,7 +371,7 @@ class HttpServer:
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
-            self._log.error("http_failed", "%s %s: %r", request.method, request.path, error, error=error)
+            self._logger.error("http_failed", "%s %s: %r", request.method, request.path, error, error=error)
             return _refusal(ApiError(500, "INTERNAL_ERROR"), plain=route.plain)
         reply = result if isinstance(result, Reply) else _reply(result)
         return _response(reply, None if route.plain else _NSQ)

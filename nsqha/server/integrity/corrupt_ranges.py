@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from nsqha.errors import LogCorrupt, NsqhaError, Poisoned
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.ranges import RangeSet
 from nsqha.server.integrity.peer_repair import Repairer, lost_of
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsqha.server.peers.api import Peers
     from nsqha.server.runtime.disk import DiskRounds
 
-log = Log("damage")
+logger = Logger("damage")
 
 
 class DamagedRange(NamedTuple):
@@ -138,7 +138,7 @@ class Damage:
         look_behind: Callable[[PartitionKey], Awaitable[None]],
     ) -> None:
         """`look_behind`: nobody has what a follower's channels wait for; they may be known from further on."""
-        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
+        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log, first_log_id, end_log_id: None
         self._replicas = replicas
         self._trust = trust
         self._look_behind = look_behind
@@ -173,9 +173,9 @@ class Damage:
 
     def found(self, key: PartitionKey, first: int, end: int) -> bool:
         """Batches of a replica of this node do not verify. Whether that is news."""
-        if (log_ := self._replicas.log_of(key)) is None:
+        if (log := self._replicas.log_of(key)) is None:
             return False
-        first, end = log_.whole_damage(first, end)
+        first, end = log.whole_damage(first, end)
         if first >= end:
             return False
         bad = self._bad.setdefault(key, RangeSet())
@@ -184,7 +184,7 @@ class Damage:
         if (own := self._own(key)) is not None:
             own.found(first, end)  # also what was looked at before: it was good since, perhaps
         else:
-            self._see_to(key, log_)
+            self._see_to(key, log)
         return news
 
     def leads(self, key: PartitionKey, partition: Partition) -> None:
@@ -199,23 +199,23 @@ class Damage:
 
     def told(self, key: PartitionKey) -> list[DamagedRange]:
         """The same, for people, with what recovery found missing at the end."""
-        if (log_ := self._replicas.log_of(key)) is None:
+        if (log := self._replicas.log_of(key)) is None:
             return []
-        missing = [(first, end) for first, end in self._trust.left(key) if first >= log_.end.log_id]
-        return [damaged_range(log_, first, end) for first, end in self.known(key) + missing]
+        missing = [(first, end) for first, end in self._trust.left(key) if first >= log.end.log_id]
+        return [damaged_range(log, first, end) for first, end in self.known(key) + missing]
 
     def keep_house(self) -> None:
         """About once a second: what could not be mended when it was found can be now, perhaps."""
         for key, bad in list(self._bad.items()):
-            log_ = self._replicas.log_of(key)
-            if log_ is None and self._replicas.record_of(key) is None:
+            log = self._replicas.log_of(key)
+            if log is None and self._replicas.record_of(key) is None:
                 self.gone(key)
                 self._trust.gone(key)
-            elif log_ is not None:
-                bad.cut_below(log_.start.log_id)
-                bad.discard(log_.end.log_id, 1 << 63)
+            elif log is not None:
+                bad.cut_below(log.start.log_id)
+                bad.discard(log.end.log_id, 1 << 63)
                 if bad:
-                    self._see_to(key, log_)
+                    self._see_to(key, log)
                 else:
                     del self._bad[key]
 
@@ -229,7 +229,7 @@ class Damage:
 
     # ---- repair
 
-    def _see_to(self, key: PartitionKey, log_: PartitionLog) -> None:
+    def _see_to(self, key: PartitionKey, log: PartitionLog) -> None:
         if (own := self._own(key)) is not None:
             for first, end in self._bad[key]:
                 own.known(first, end)
@@ -239,7 +239,7 @@ class Damage:
         committed = self._replicas.committed_of(key)
         for first, end in self._bad[key]:
             # The entry behind says what was here, committed or not: nobody may lead before, who could say that it is.
-            if end < log_.end.log_id or end <= committed:
+            if end < log.end.log_id or end <= committed:
                 self._repairer.damaged(key, first, end)
 
     def mended(self, key: PartitionKey, first: int, end: int) -> None:
@@ -247,8 +247,8 @@ class Damage:
         if (bad := self._bad.get(key)) is not None:
             bad.discard(first, end)
         self._trust.mended(key, first, end)
-        if (log_ := self._replicas.log_of(key)) is not None:
-            self.on_mended(log_, first, end)
+        if (log := self._replicas.log_of(key)) is not None:
+            self.on_mended(log, first, end)
         if (leadership := self._replicas.leading.get(key)) is not None:
             for delivery in leadership.partition.deliveries.values():
                 delivery.mended()
@@ -256,27 +256,27 @@ class Damage:
             follower.mended()
         self._trust.look(key)
 
-    def mended_alone(self, log_: PartitionLog, first: int, end: int) -> None:
+    def mended_alone(self, log: PartitionLog, first: int, end: int) -> None:
         """The same, said by a log that no other node has."""
-        self.mended((log_.identity.topic_uid, log_.identity.partition), first, end)
+        self.mended((log.identity.topic_uid, log.identity.partition), first, end)
 
-    async def ask_everybody(self, key: PartitionKey, log_: PartitionLog) -> None:
+    async def ask_everybody(self, key: PartitionKey, log: PartitionLog) -> None:
         """Ask all other replicas, once, for all that is damaged."""
         for first, end in self.known(key):
             if self._others(key):
-                await self._repairer.mend(key, log_, first, end)
+                await self._repairer.mend(key, log, first, end)
 
     async def mend_before_following(self, key: PartitionKey, leader: str, epoch: int) -> bool:
         """Mend what recovery found of a log that is about to follow, instead of cutting it off: behind the damage may
         be batches that its leader has lost. Whether there is nothing left to cut. Unavailable: not yet."""
-        if self._trust.unsound_from(key) is None or (log_ := self._replicas.log_of(key)) is None:
+        if self._trust.unsound_from(key) is None or (log := self._replicas.log_of(key)) is None:
             return True
-        for first, end in [(first, min(end, log_.end.log_id)) for first, end in self._trust.left(key)]:
-            if first < end and not await self._repairer.mend(key, log_, first, end):
+        for first, end in [(first, min(end, log.end.log_id)) for first, end in self._trust.left(key)]:
+            if first < end and not await self._repairer.mend(key, log, first, end):
                 try:
-                    await self._as_leader(key, log_, leader, epoch, first, end)
+                    await self._as_leader(key, log, leader, epoch, first, end)
                 except LogCorrupt as error:
-                    log.info("not_mended", "%s: the leader has another log: %s", log_.directory, error)
+                    logger.info("not_mended", "%s: the leader has another log: %s", log.directory, error)
                     return False
                 self._trust.mended(key, first, end)
         if (follower := self._replicas.followers.get(key)) is not None:
@@ -284,39 +284,39 @@ class Damage:
         return True
 
     async def _as_leader(
-        self, key: PartitionKey, log_: PartitionLog, leader: str, epoch: int, first: int, end: int
+        self, key: PartitionKey, log: PartitionLog, leader: str, epoch: int, first: int, end: int
     ) -> None:
-        await self._repairer.mend_as_leader(key, log_, leader, epoch, first, end)
-        lost = await self._lost_of(log_, first, end)
+        await self._repairer.mend_as_leader(key, log, leader, epoch, first, end)
+        lost = await self._lost_of(log, first, end)
         bad = self._bad.get(key)
-        if bad is not None and self._replicas.log_of(key) is log_:  # else it has gone, or begun anew, meanwhile
+        if bad is not None and self._replicas.log_of(key) is log:  # else it has gone, or begun anew, meanwhile
             at = first
             for first_lost, end_lost in [*lost, (end, end)]:
                 bad.discard(at, first_lost)
                 at = end_lost
 
-    async def _lost_of(self, log_: PartitionLog, first: int, end: int) -> RangeSet:
-        snapshot = log_.snapshot()
+    async def _lost_of(self, log: PartitionLog, first: int, end: int) -> RangeSet:
+        snapshot = log.snapshot()
         return await self._disk.read(lambda: lost_of(snapshot, first, end))
 
     async def _follow_leader(self, key: PartitionKey, first: int, end: int) -> None:
         """What nobody has, the leader may have given up: then it is given up here, too, should this node lead next. Or
         retention has gone past it: then a checkpoint behind it says where the channels are."""
-        log_, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
-        if log_ is None or follower is None or follower.port is None or follower.behind:
+        log, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
+        if log is None or follower is None or follower.port is None or follower.behind:
             return
         if follower.damage is not None and follower.damage[1] <= follower.committed:
             await self._look_behind(key)
         try:
-            if (await self._lost_of(log_, first, end)).total() == end - first or (port := follower.port) is None:
+            if (await self._lost_of(log, first, end)).total() == end - first or (port := follower.port) is None:
                 return
             if (leader := self._nodes().get(port.leader)) is None:
                 return
-            await self._as_leader(key, log_, leader.grpc_address, follower.epoch, first, end)
+            await self._as_leader(key, log, leader.grpc_address, follower.epoch, first, end)
         except Poisoned as error:
             self._on_failure(error)
         except (NsqhaError, ValueError, OSError) as error:
-            log.info("not_mended", "%s: %s", log_.directory, error)
+            logger.info("not_mended", "%s: %s", log.directory, error)
         else:
             follower.mended()
 
@@ -343,13 +343,13 @@ class Damage:
         return [nodes[node].grpc_address for node in order if node != self._node and node in nodes]
 
 
-def damaged_range(log_: PartitionLog, first: int, end: int) -> DamagedRange:
+def damaged_range(log: PartitionLog, first: int, end: int) -> DamagedRange:
     """The log ids [first, end) with their offsets, as far as these are known."""
-    if first < log_.start.log_id:  # retention went past it meanwhile
+    if first < log.start.log_id:  # retention went past it meanwhile
         return DamagedRange(first, end, 0, 0)
     try:
-        first_offset = log_.entry_before(first).end_offset if first <= log_.end.log_id else log_.end.offset
-        end_offset = log_.entry_before(end).end_offset if end <= log_.end.log_id else 0
+        first_offset = log.entry_before(first).end_offset if first <= log.end.log_id else log.end.offset
+        end_offset = log.entry_before(end).end_offset if end <= log.end.log_id else 0
     except LogCorrupt:
         return DamagedRange(first, end, 0, 0)
     return DamagedRange(first, end, first_offset, end_offset)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from nsqha.errors import Poisoned, StorageError
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.ranges import RangeSet
 from nsqha.server.integrity.corrupt_ranges import Damage, DamagedRange, damaged_range
 from nsqha.server.integrity.peer_repair import is_lost
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ASK_SECONDS = 20.0  # that others are asked for what is about to be given up; they are asked again afterwards
 
-log = Log("damage")
+logger = Logger("damage")
 
 
 class MarkLost:
@@ -55,41 +55,41 @@ class MarkLost:
 
         `seconds`: they are asked so long; what comes later is written all the same. What was given up by this. Safe to
         repeat. Poisoned: the disk failed. StorageError: it is full, or the like."""
-        if (log_ := self._log_of(key)) is None:
+        if (log := self._log_of(key)) is None:
             return []
-        before = {n for first, end in self._damage.known(key) for n in range(first, end) if is_lost(log_, n)}
+        before = {n for first, end in self._damage.known(key) for n in range(first, end) if is_lost(log, n)}
         try:
             async with asyncio.timeout(seconds):
-                await self._damage.ask_everybody(key, log_)
+                await self._damage.ask_everybody(key, log)
         except TimeoutError:
-            log.warning("asked_in_vain", "%s: whoever else has a replica takes too long", log_.directory)
-        given_up = await self._mark(key, log_, before)
+            logger.warning("asked_in_vain", "%s: whoever else has a replica takes too long", log.directory)
+        given_up = await self._mark(key, log, before)
         for lost in given_up:
             text = "%s: log ids [%d, %d), offsets [%d, %d) are given up: replicas are made without them"
-            log.error("given_up", text, log_.directory, *lost)
+            logger.error("given_up", text, log.directory, *lost)
         if (bad := self._trust.unsound_from(key)) is not None:
-            log.error("sound_again", "%s: what recovery doubted from log id %d on counts", log_.directory, bad)
+            logger.error("sound_again", "%s: what recovery doubted from log id %d on counts", log.directory, bad)
             self._trust.renewed(key)
-            log_.doubtful_from = None
+            log.doubtful_from = None
         return given_up
 
-    async def _mark(self, key: PartitionKey, log_: PartitionLog, before: set[int]) -> list[DamagedRange]:
+    async def _mark(self, key: PartitionKey, log: PartitionLog, before: set[int]) -> list[DamagedRange]:
         """Write LOST over what is still damaged; what was not marked `before`."""
         given_up = []
         for first, end in self._damage.known(key):
-            if self._log_of(key) is not log_ or not log_.start.log_id <= first < end <= log_.end.log_id:
+            if self._log_of(key) is not log or not log.start.log_id <= first < end <= log.end.log_id:
                 continue  # begun anew or cut meanwhile: nothing is known of that
             try:
-                marked = await self._disk.run(log_.giving_up(first, end))
+                marked = await self._disk.run(log.giving_up(first, end))
             except Poisoned as error:
                 self._on_failure(error)
                 raise
             except OSError as error:  # of a full disk, perhaps; what is marked so far is damage as it was
-                raise StorageError(f"{log_.directory}: what is damaged can not be given up now: {error}") from error
+                raise StorageError(f"{log.directory}: what is damaged can not be given up now: {error}") from error
             whole = RangeSet([(first, end)])
             for part in marked:
-                whole.discard(*log_.whole_damage(*part))
+                whole.discard(*log.whole_damage(*part))
                 given_up += [part] if not before.issuperset(range(*part)) else []
             for part in list(whole):
                 self._damage.mended(key, *part)  # their own frames proved the entries, or memory had them
-        return [damaged_range(log_, first, end) for first, end in given_up]
+        return [damaged_range(log, first, end) for first, end in given_up]

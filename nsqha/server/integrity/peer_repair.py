@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from nsqha.commitlog import copying
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.ranges import RangeSet
 from nsqha.server.runtime.backoff import Backoff
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
     from nsqha.server.peers.api import Peers
 
-log = Log("repair")
+logger = Logger("repair")
 
 Batches = list[tuple["Entry", bytes]]
 
@@ -102,9 +102,9 @@ class Repairer:
             while ranges:
                 early.clear()
                 for first, end in list(ranges):
-                    if (log_ := self._log_of(key)) is None:
+                    if (log := self._log_of(key)) is None:
                         return
-                    if await self.mend(key, log_, first, end):
+                    if await self.mend(key, log, first, end):
                         ranges.remove((first, end))
                     else:
                         await self._missed(key, first, end)
@@ -122,19 +122,19 @@ class Repairer:
 
     def _given_up(self, key: PartitionKey, ranges: list[tuple[int, int]]) -> bool:
         """Whether nobody waits for them. Their ends tell: to look at all of a long one would take seconds."""
-        log_ = self._log_of(key)
-        return log_ is not None and all(is_lost(log_, at) for first, end in ranges for at in (first, end - 1))
+        log = self._log_of(key)
+        return log is not None and all(is_lost(log, at) for first, end in ranges for at in (first, end - 1))
 
-    async def mend(self, key: PartitionKey, log_: PartitionLog, first: int, end: int) -> bool:
+    async def mend(self, key: PartitionKey, log: PartitionLog, first: int, end: int) -> bool:
         """Ask everybody, once. Whether the range is whole now, or not of this log any more."""
         at, asked_at = first, -1
         while at != asked_at:  # as long as somebody had some of it
             asked_at = at
             for address in self._others(key):
-                if not _holds(log_, first, end):
+                if not _holds(log, first, end):
                     return True
                 try:
-                    at = await self._take(key, log_, address, at, end)
+                    at = await self._take(key, log, address, at, end)
                 except Poisoned as error:
                     self._on_failure(error)  # of our own disk: nothing is synced there twice
                     return True
@@ -144,70 +144,70 @@ class Repairer:
         return False
 
     async def mend_as_leader(
-        self, key: PartitionKey, log_: PartitionLog, address: str, epoch: int, first: int, end: int
+        self, key: PartitionKey, log: PartitionLog, address: str, epoch: int, first: int, end: int
     ) -> None:
         """Write what the leader of `epoch` has: also LOST, where that was given up, over what does not verify here.
 
         LogCorrupt: it has another log there. Unavailable: it does not lead, or has damage there, too."""
-        if (first := max(first, log_.start.log_id)) >= end:
+        if (first := max(first, log.start.log_id)) >= end:
             return  # retention has gone past it
-        if end < log_.end.log_id and log_.knows(end):
-            past = log_.past
-            run = await self._fetch(key, log_, past, address, first, end + 1, epoch)
-            if run[-1][0].log_id == end and run[-1][0].chain == log_.entry(end).chain:
+        if end < log.end.log_id and log.knows(end):
+            past = log.past
+            run = await self._fetch(key, log, past, address, first, end + 1, epoch)
+            if run[-1][0].log_id == end and run[-1][0].chain == log.entry(end).chain:
                 # It goes on as ours does, so what it has made of the range is as good as what recovery made of it here.
-                await self._run(log_.mending(run[:-1], proven=True, lost=True))
+                await self._run(log.mending(run[:-1], proven=True, lost=True))
                 return
-        await self._take(key, log_, address, first, end, epoch)
+        await self._take(key, log, address, first, end, epoch)
 
     async def _take(
-        self, key: PartitionKey, log_: PartitionLog, address: str, first: int, end: int, epoch: int = 0
+        self, key: PartitionKey, log: PartitionLog, address: str, first: int, end: int, epoch: int = 0
     ) -> int:
         """Write what one replica has of [first, end), from its beginning; up to where."""
         at = first
         try:
             while at < end:
-                past = log_.past
-                run = await self._fetch(key, log_, past, address, at, end, epoch)
-                while run and not log_.knows(run[-1][0].log_id + 1):
+                past = log.past
+                run = await self._fetch(key, log, past, address, at, end, epoch)
+                while run and not log.knows(run[-1][0].log_id + 1):
                     run.pop()
                 if run:
-                    log_.prove(run[-1][0])
-                    await self._run(log_.mending(run, proven=True, lost=epoch > 0))
+                    log.prove(run[-1][0])
+                    await self._run(log.mending(run, proven=True, lost=epoch > 0))
                     at = run[-1][0].log_id + 1
                 else:
-                    chains = await self._follow(key, log_, past, address, at, end, epoch)
-                    at = await self._write_followed(key, log_, past, address, at, chains, epoch)
+                    chains = await self._follow(key, log, past, address, at, end, epoch)
+                    at = await self._write_followed(key, log, past, address, at, chains, epoch)
         except Poisoned:
             raise
         except (NsqhaError, ValueError, OSError) as error:
             if epoch:
                 raise
-            log.info("repair_delayed", "%s: %s", log_.directory, error)
+            logger.info("repair_delayed", "%s: %s", log.directory, error)
         if at > first:
-            log.warning("repaired", "%s: log ids [%d, %d) from %s", log_.directory, first, at, address)
+            logger.warning("repaired", "%s: log ids [%d, %d) from %s", log.directory, first, at, address)
         return at
 
     async def _follow(
-        self, key: PartitionKey, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
+        self, key: PartitionKey, log: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
     ) -> array[int]:
         """The chains of what another replica has from `first` on, to the first one that an entry of ours proves."""
         chains: array[int] = array("Q")
-        before = log_.entry_before(first)
+        before = log.entry_before(first)
         while first + len(chains) < end:
-            for entry, _ in await self._fetch(key, log_, past, address, first + len(chains), end, epoch):
-                log_.check_next(before, entry)
+            for entry, _ in await self._fetch(key, log, past, address, first + len(chains), end, epoch):
+                log.check_next(before, entry)
                 chains.append(entry.chain)
                 before = entry
-                if log_.knows(entry.log_id + 1):
-                    log_.prove(entry)
+                if log.knows(entry.log_id + 1):
+                    log.prove(entry)
                     return chains
-        raise LogCorrupt(f"nothing behind log ids [{first}, {end}) verifies in {log_}, so nothing proves them")
+        raise LogCorrupt(f"nothing behind log ids [{first}, {end}) verifies in {log}, so nothing proves them")
 
     async def _write_followed(
         self,
         key: PartitionKey,
-        log_: PartitionLog,
+        log: PartitionLog,
         past: object,
         address: str,
         first: int,
@@ -216,15 +216,15 @@ class Repairer:
     ) -> int:
         at, end = first, first + len(chains)
         while at < end:
-            run = await self._fetch(key, log_, past, address, at, end, epoch)
+            run = await self._fetch(key, log, past, address, at, end, epoch)
             if any(entry.chain != chains[entry.log_id - first] for entry, _ in run):
                 raise LogCorrupt(f"what {address} has at log id {at} is not what it was")
-            await self._run(log_.mending(run, proven=True, lost=epoch > 0))
+            await self._run(log.mending(run, proven=True, lost=epoch > 0))
             at = run[-1][0].log_id + 1
         return at
 
     async def _fetch(
-        self, key: PartitionKey, log_: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
+        self, key: PartitionKey, log: PartitionLog, past: object, address: str, first: int, end: int, epoch: int
     ) -> Batches:
         """Batches of [first, end), at least one. The log was not cut since `past`.
 
@@ -246,29 +246,29 @@ class Repairer:
         if not run or [entry.log_id for entry, _ in run] != list(range(first, min(first + len(run), end))):
             raise LogCorrupt(f"{address} does not have log id {first}")
         after = run[-1][0].log_id + 1
-        if after == log_.end.log_id and after > reply.committed and not epoch:  # what the leader has is what counts
+        if after == log.end.log_id and after > reply.committed and not epoch:  # what the leader has is what counts
             raise NotFound(f"{address} does not know whether its log id {after - 1} is committed")
-        if self._log_of(key) is not log_ or log_.past is not past or not _holds(log_, first, after):
-            raise NotFound(f"log ids [{first}, {after}) are not in {log_} any more")
+        if self._log_of(key) is not log or log.past is not past or not _holds(log, first, after):
+            raise NotFound(f"log ids [{first}, {after}) are not in {log} any more")
         return run
 
 
-def is_lost(log_: PartitionLog, log_id: int) -> bool:
+def is_lost(log: PartitionLog, log_id: int) -> bool:
     """Whether a batch was given up."""
     try:
-        return log_.start.log_id <= log_id < log_.end.log_id and log_.entry(log_id).lost
+        return log.start.log_id <= log_id < log.end.log_id and log.entry(log_id).lost
     except (LogCorrupt, OSError):
         return False
 
 
-def lost_of(log_: LogReader, first: int, end: int) -> RangeSet:
+def lost_of(log: LogReader, first: int, end: int) -> RangeSet:
     """What of [first, end) was given up. Blocks, for a range of millions of batches for seconds: in a thread, with a
     snapshot. OSError: nothing can be said now."""
     lost = RangeSet()
-    log_id, end = max(first, log_.start.log_id), min(end, log_.end.log_id)
+    log_id, end = max(first, log.start.log_id), min(end, log.end.log_id)
     while log_id < end:
-        pair = log_.pair_of(log_id)
-        block_end = min(end, log_.end_of(pair).log_id, log_id + ENTRIES_AT_ONCE)
+        pair = log.pair_of(log_id)
+        block_end = min(end, log.end_of(pair).log_id, log_id + ENTRIES_AT_ONCE)
         for entry in pair.read_entries(log_id, block_end - log_id):
             if entry is not None and entry.lost:
                 lost.add(entry.log_id, entry.log_id + 1)
@@ -276,5 +276,5 @@ def lost_of(log_: LogReader, first: int, end: int) -> RangeSet:
     return lost
 
 
-def _holds(log_: PartitionLog, first: int, end: int) -> bool:
-    return log_.start.log_id <= first < end <= log_.end.log_id
+def _holds(log: PartitionLog, first: int, end: int) -> bool:
+    return log.start.log_id <= first < end <= log.end.log_id

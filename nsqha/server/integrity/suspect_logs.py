@@ -53,9 +53,9 @@ def good_name(journal: NodeJournal, key: PartitionKey, sync: str) -> int:
     return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
 
 
-def can_be_whole(log_: PartitionLog, report: Report) -> bool:
+def can_be_whole(log: PartitionLog, report: Report) -> bool:
     """Whether a damaged log would have all that it ever had once the damage that recovery found is mended."""
-    return log_.end.log_id >= report.watermark and not (report.unreadable or report.restored_anchors)
+    return log.end.log_id >= report.watermark and not (report.unreadable or report.restored_anchors)
 
 
 class SuspectLogs:
@@ -68,16 +68,16 @@ class SuspectLogs:
         self._cut: set[PartitionKey] = set()
         self._doubted: dict[PartitionKey, Doubted] = {}
 
-    def recovered(self, key: PartitionKey, log_: PartitionLog, report: Report, name: int, bad: RangeSet) -> int:
+    def recovered(self, key: PartitionKey, log: PartitionLog, report: Report, name: int, bad: RangeSet) -> int:
         """A log was opened. `name`: its log_uid before, if that was good but for damage; `bad`: what does not
         verify. The name that it may go by again, if all that is mended; 0: it keeps the one it has."""
         if any(cut.why == "torn" for cut in report.cuts):
             self._cut.add(key)
         if report.serve_end is not None:
-            whole = can_be_whole(log_, report)
+            whole = can_be_whole(log, report)
             self._doubted[key] = doubted = Doubted(report.serve_end, name if whole else 0, bad.copy())
             if not whole:  # what is missing at the end comes from a leader only
-                doubted.left.add(log_.end.log_id, max(report.watermark, log_.end.log_id + 1))
+                doubted.left.add(log.end.log_id, max(report.watermark, log.end.log_id + 1))
             return doubted.name
         return 0
 

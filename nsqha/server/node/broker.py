@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 HOUSEKEEPING_SECONDS = 1.0
 CHANGES_SECONDS_MAX = 5.0  # a stop waits so long for changes that are under way
 
-log = nsqlog.Log("broker")
+logger = nsqlog.Logger("broker")
 
 
 class Broker:
@@ -246,20 +246,20 @@ class Broker:
         try:
             restore = replica.log.restoring_anchor(first)
         except OSError as error:
-            log.warning("anchor_delayed", "%s: %s; the next round tries again", replica.log.directory, error)
+            logger.warning("anchor_delayed", "%s: %s; the next round tries again", replica.log.directory, error)
         else:
             self.spawn(self._restore_anchor(replica.log, first, restore))
 
-    async def _restore_anchor(self, log_: PartitionLog, first: int, restore: Callable[[], None]) -> None:
+    async def _restore_anchor(self, log: PartitionLog, first: int, restore: Callable[[], None]) -> None:
         try:
             await self.disk.run(restore)
         except Poisoned as error:
             self.fail(error)
         except OSError as error:
-            log.warning("anchor_delayed", "%s: %s; the next round tries again", log_.directory, error)
+            logger.warning("anchor_delayed", "%s: %s; the next round tries again", log.directory, error)
         else:
-            log.warning("anchor_restored", "%s: the anchor before log id %d is written anew", log_.directory, first)
-            self.scrubber.mended(log_, first - 1, first)
+            logger.warning("anchor_restored", "%s: the anchor before log id %d is written anew", log.directory, first)
+            self.scrubber.mended(log, first - 1, first)
 
     # ---- start and stop
 
@@ -320,7 +320,7 @@ class Broker:
             self.fail(error)
         except Exception as error:
             # The others are still closed well; but this stop was not a clean one.
-            log.error("close_failed", "%s could not be closed", partition.log.directory, error=error)
+            logger.error("close_failed", "%s could not be closed", partition.log.directory, error=error)
             partition.abandon("shutting down")
             self._clean = False
         if not topic.ephemeral and not self.failure:
@@ -331,7 +331,7 @@ class Broker:
         if self.failure is not None:
             return
         self.failure = str(error) or type(error).__name__
-        log.error("poisoned", "the data directory failed and is closed: %s", self.failure)
+        logger.error("poisoned", "the data directory failed and is closed: %s", self.failure)
         self.journal.poison(self.failure)
         self.spawn(self.journal_writer.write())  # if the disk still takes it, the next start knows
         for topic in self.topics.values():
@@ -346,7 +346,7 @@ class Broker:
         try:
             await cluster.update(poisoned=why)
         except NsqhaError as error:
-            log.info("not_announced", "the cluster could not be told that the data directory is closed: %s", error)
+            logger.info("not_announced", "the cluster could not be told that the data directory is closed: %s", error)
 
     def _keep_house(self) -> None:
         """Once a second: disk space, overdue publishes, the journal, log start."""
@@ -361,7 +361,7 @@ class Broker:
                     partition.keep_house(now)
                 except Exception as error:
                     # A log that can not be read keeps its files; the others go on.
-                    log.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
+                    logger.error("housekeeping_failed", "%s: %s", partition.log.directory, error)
                 if not topic.ephemeral:
                     self.opener.stage_durable((topic.record.uid, partition.number), partition.log)
         if self.cluster is not None:
@@ -379,9 +379,9 @@ class Broker:
             self.disk_refusing = refusing
             if refusing:
                 text = "%d bytes free, below %d: publishes are refused"
-                log.warning("disk_low", text, self.space.free_bytes, self.options.disk_low_bytes)
+                logger.warning("disk_low", text, self.space.free_bytes, self.options.disk_low_bytes)
             else:
-                log.info("disk_recovered", "%d bytes free: publishes are accepted again", self.space.free_bytes)
+                logger.info("disk_recovered", "%d bytes free: publishes are accepted again", self.space.free_bytes)
             self._forget_targets()
 
     def now(self) -> Now:

@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from nsqha.errors import NsqhaError
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 
 LOOKS = 10  # that find the same round still running, about a second apart
 CALM_LOOKS = 10  # that do not, until the disk is trusted again
 
-log = Log("disk")
+logger = Logger("disk")
 
 
 class DiskWatch:
@@ -51,10 +51,10 @@ class DiskWatch:
             self._same, self._other = 0, self._other + 1
         if not self._hangs and self._same >= LOOKS:
             self._hangs = True
-            log.error("disk_hangs", "a disk round has not ended for %d s: other nodes are to lead", self._same)
+            logger.error("disk_hangs", "a disk round has not ended for %d s: other nodes are to lead", self._same)
         elif self._hangs and self._other >= CALM_LOOKS:
             self._hangs = False
-            log.warning("disk_goes_on", "disk rounds end again")
+            logger.warning("disk_goes_on", "disk rounds end again")
         if self._hangs != self.announced and not self._telling:
             self._telling = True
             self._spawn(self._tell(self._hangs))
@@ -63,7 +63,7 @@ class DiskWatch:
         try:
             await self._announce(hangs)
         except NsqhaError as error:
-            log.info("not_announced", "%s; trying again", error)
+            logger.info("not_announced", "%s; trying again", error)
         else:
             self.announced = hangs
         finally:

@@ -15,7 +15,7 @@ from nsqha.election.etcd.access import look_at, open_store
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import StoreIdentity
 from nsqha.errors import StaleMetadata
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.server.node.membership import Cluster
 from nsqha.server.peers import renewing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.server.runtime.certificates import CertificateFiles
 
-log = Log("cluster")
+logger = Logger("cluster")
 
 
 async def open_cluster(
@@ -46,7 +46,7 @@ async def open_cluster(
             rng,
             cluster_id=mine.cluster_id,
             seen=StoreIdentity(mine.etcd_cluster_id, mine.revision_seen),
-            trouble=lambda text: log.warning("etcd", "%s", text),
+            trouble=lambda text: logger.warning("etcd", "%s", text),
         ),
     )
     cluster = store.cluster().record

@@ -21,7 +21,7 @@ from nsqha import ids
 from nsqha.election.model import NodeInfo, PartitionMeta, Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.election.placement import Load, able, min_isr_of, place, replicas_wanted
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers.identity import Members
 from nsqha.server.replica.sender import FollowerStreams
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.roles import Replicas
     from nsqha.server.topics.topics import Topics
 
-log = Log("cluster")
+logger = Logger("cluster")
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ class Cluster:
                 callback(topic)
             except Exception as error:
                 # The others have to know, and the record is still to be followed.
-                log.error("change_not_told", "topic %s", topic, error=error)
+                logger.error("change_not_told", "topic %s", topic, error=error)
 
     # ---- placement of what is made here
 
@@ -310,12 +310,12 @@ class Cluster:
         self.links.set_registration(self._info.registration)
         for live in self.live:
             self._tell(live)
-        log.info("registered", "node %016x (%s), life %d", self.node, info.name, self._info.registration)
+        logger.info("registered", "node %016x (%s), life %d", self.node, info.name, self._info.registration)
 
     def _session_lost(self, life: object) -> None:
         """The lease is gone."""
         if not self._closing and life is self._life:
-            log.warning("lease_lost", "the others may take this node for dead; joining again")
+            logger.warning("lease_lost", "the others may take this node for dead; joining again")
             self._session = None
             for topic in self.view().topics:
                 self.changed(topic)  # whoever waits for a leader asks other nodes from now on
@@ -330,7 +330,7 @@ class Cluster:
                 self.on_fatal(str(error))
                 return
             except Exception as error:
-                log.info("join_delayed", "%s: %s", type(error).__name__, error)
+                logger.info("join_delayed", "%s: %s", type(error).__name__, error)
                 await asyncio.sleep(REJOIN_SECONDS)
             else:
                 self._names[""] = None
@@ -380,9 +380,9 @@ class Cluster:
             except Exception as error:
                 # Whatever it was: a node that does not follow the records any more takes no role ever again.
                 if isinstance(error, NsqhaError):
-                    log.warning("records_delayed", "%s", error)
+                    logger.warning("records_delayed", "%s", error)
                 else:
-                    log.error("records_failed", "trying again", error=error)
+                    logger.error("records_failed", "trying again", error=error)
                 self._names |= names
                 self._loop.call_later(REJOIN_SECONDS, self._news.set)
 
@@ -430,7 +430,7 @@ class Cluster:
             await self.topics.dropped(tombstone)
         except Exception as error:
             text = "of the deleted topic %s; trying again: %s: %s"
-            log.warning("files_remain", text, tombstone.name, type(error).__name__, error)
+            logger.warning("files_remain", text, tombstone.name, type(error).__name__, error)
             self._loop.call_later(DROP_AGAIN_SECONDS, self._hinted, f"tombstones/{tombstone.uid:016x}")
         finally:
             self._dropping.discard(tombstone.uid)
@@ -448,7 +448,7 @@ class Cluster:
         try:
             await self.update(leaving=True)
         except NsqhaError as error:
-            log.warning("not_announced", "the cluster could not be told that this node leaves: %s", error)
+            logger.warning("not_announced", "the cluster could not be told that this node leaves: %s", error)
             return
         replicas.retire()
         deadline = self._loop.time() + seconds

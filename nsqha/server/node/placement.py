@@ -10,7 +10,7 @@ from nsqha import ids
 from nsqha.election.model import ChannelList, TopicRecord, TopicSettings, Versioned
 from nsqha.election.rules import with_settings
 from nsqha.errors import Conflict, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.topics import settings as topic_settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
 
-log = Log("topics")
+logger = Logger("topics")
 
 
 class ClusterPlacement:
@@ -67,7 +67,7 @@ class ClusterPlacement:
                 raise
             topic = topics.take(versioned)
             await cluster.replicas.settle(versioned)
-            log.info("topic_created", "TOPIC(%s): created", name)
+            logger.info("topic_created", "TOPIC(%s): created", name)
         await topic.begun(self._options.publish_wait_ns / 1e9)
         return topic
 

@@ -24,7 +24,7 @@ import msgspec
 
 from nsqha import NSQ_VERSION
 from nsqha.ids import is_ephemeral, valid_name
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.listen import reason, split_host_port
 
@@ -95,17 +95,17 @@ class Registrar:
         self._peers: dict[str, _Peer] = {}
         self._told = {topic: set(channels) for topic, channels in registrations().items()}
         self._session: aiohttp.ClientSession | None = None
-        self._log = Log("lookupd")
+        self._logger = Logger("lookupd")
 
     def set_peers(self, addresses: Iterable[str]) -> None:
         """Announce to these daemons, and no longer to others."""
         wanted = dict.fromkeys(addresses)
         for address in [a for a in self._peers if a not in wanted]:
-            self._log.info("lookupd_removed", "LOOKUP: removing peer %s", address)
+            self._logger.info("lookupd_removed", "LOOKUP: removing peer %s", address)
             self._peers.pop(address).stop()
         for address in wanted:
             if address not in self._peers:
-                self._log.info("lookupd_added", "LOOKUP: adding peer %s", address)
+                self._logger.info("lookupd_added", "LOOKUP: adding peer %s", address)
                 peer = _Peer(address, self._identity, self._registrations, self._answer_bytes_max)
                 self._peers[address] = peer
                 peer.start()
@@ -178,7 +178,7 @@ class Registrar:
                     raise ValueError(f"status {response.status}")
                 return msgspec.json.decode(body, type=_Channels).channels or []
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            self._log.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))
+            self._logger.warning("lookupd_channels_failed", "LOOKUP: %s: %s", url, _why(error, self._seconds[1]))
             return []
 
 
@@ -211,7 +211,7 @@ class _Peer:
         self._heard_at = 0.0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._log = Log("lookupd")
+        self._logger = Logger("lookupd")
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -240,7 +240,7 @@ class _Peer:
                 await self._serve()
             except (OSError, TimeoutError, ValueError, EOFError, LookupdLost) as error:
                 why = _why(error, ANSWER_SECONDS)
-                self._log.warning("lookupd_lost", "LOOKUPD(%s): %s", self._address, why, peer=self._address)
+                self._logger.warning("lookupd_lost", "LOOKUPD(%s): %s", self._address, why, peer=self._address)
             self.info = None
             if loop.time() - started > PING_SECONDS:
                 backoff.reset()  # it was well for a while: probably restarted
@@ -256,7 +256,7 @@ class _Peer:
                 identity = self._identity.json()
                 writer.write(b"  V1IDENTIFY\n" + len(identity).to_bytes(4, "big") + identity)
                 info = msgspec.json.decode(await self._answer(reader), type=LookupInfo)
-            self._log.info("lookupd_connected", "LOOKUPD(%s): peer info %s", self._address, info, peer=self._address)
+            self._logger.info("lookupd_connected", "LOOKUPD(%s): peer info %s", self._address, info, peer=self._address)
             # No await between these two: a change is either in the list or comes as a change.
             self._changes = self._everything()
             self.info = info

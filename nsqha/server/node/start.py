@@ -25,7 +25,7 @@ from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.errors import ConfigError, StaleMetadata
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import Options, version_line
 from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
@@ -52,7 +52,7 @@ MS = 1_000_000
 LEAVE_SECONDS_MAX = 5.0  # a stop waits so long for others to take over what this node leads
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-log = Log("node")
+logger = Logger("node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def make_data_folder(path: str) -> None:
         first = parent
     OsStorage().make_dirs(path)
     within = f", with the folders from {first} on" if first != path else ""
-    log.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
+    logger.info("data_created", "DATA: %s was not there: made a new, empty data folder%s", path, within, data_path=path)
 
 
 def boot_id() -> str:
@@ -156,9 +156,9 @@ class Node:
         options = self.options
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
-        log.info("starting", "%s", version_line("nsqd"))
-        log.info("node_id", "ID: %d", options.node_id)
-        log.info("data", "DATA: %s, sync=%s, %s functions", options.data_path, options.sync, hot.ACTIVE)
+        logger.info("starting", "%s", version_line("nsqd"))
+        logger.info("node_id", "ID: %d", options.node_id)
+        logger.info("data", "DATA: %s, sync=%s, %s functions", options.data_path, options.sync, hot.ACTIVE)
         listen.raise_open_files_limit()
         if options.cluster_tls_cert:
             certificates = importlib.import_module("nsqha.server.runtime.certificates")
@@ -275,7 +275,7 @@ class Node:
         path = self.options.data_path
         journal = NodeJournal.open(OsStorage(), path, rng, boot_id=boot_id(), new_lock=threading.Lock)
         if journal.poisoned:
-            log.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
+            logger.warning("was_poisoned", "closed after a disk failure (%s); it is verified now", journal.poisoned)
         return journal
 
     def _open_embedded(self, journal: NodeJournal, rng: random.Random) -> EmbeddedStore:
@@ -369,7 +369,7 @@ class Node:
         loop = asyncio.get_running_loop()
         context = broker.client_context()
         self._server = await loop.create_server(lambda: Connection(context), sock=sockets["tcp"])
-        log.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
+        logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
         http = HttpServer(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
         await http.start()
         self._closers.append(http.close)
@@ -421,7 +421,7 @@ class Node:
     async def stop(self, *, hand_over: bool = True) -> None:
         """Leave the lookup daemons, close listeners and clients, write what is left, sync, mark the stop clean."""
         broker = self.broker
-        log.info("stopping", "NSQ: stopping")
+        logger.info("stopping", "NSQ: stopping")
         if hand_over and broker.cluster is not None and broker.failure is None:
             # Everything still runs: who publishes or consumes here notices a pause, and is served by others then.
             await broker.cluster.leave(LEAVE_SECONDS_MAX)
@@ -433,7 +433,7 @@ class Node:
         for close in reversed(self._closers):
             await close()
         await broker.stop()
-        log.info("stopped", "bye")
+        logger.info("stopped", "bye")
 
 
 def serve_until_signal(options: Options, open_grpc: OpenGrpc) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nsqha.ids import is_ephemeral
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.quantile import Result
 from nsqha.server.http.broker_api import BrokerApi
 from nsqha.server.http.stats import BrokerStats, ChannelStats, TopicStats
@@ -112,7 +112,7 @@ class StatsdPusher:
         self._prefix = prefix
         self._interval = interval_seconds
         self._last = NOTHING_YET
-        self._log = Log("statsd")
+        self._logger = Logger("statsd")
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class StatsdPusher:
             try:
                 await self._push()
             except (OSError, ValueError) as error:
-                self._log.error("statsd_failed", "STATSD: can not push to %s: %s", self._address, reason(error))
+                self._logger.error("statsd_failed", "STATSD: can not push to %s: %s", self._address, reason(error))
 
     async def _push(self) -> None:
         options = self._broker.options
@@ -134,7 +134,7 @@ class StatsdPusher:
         address = str(found[0][4][0]), port
         transport, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=address)
         try:
-            self._log.info("statsd_push", "STATSD: pushing stats to %s", self._address)
+            self._logger.info("statsd_push", "STATSD: pushing stats to %s", self._address)
             stats = self._broker.snapshot(clients=False)
             memory = memory_stats()
             made = lines(

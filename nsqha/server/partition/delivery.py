@@ -29,7 +29,7 @@ from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor.events import deliver_at_in
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_ATTRIBUTES
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.quantile import LatencyWindow
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
     from nsqha.cursor.partition import PartitionCursors
 
-log = Log("delivery")
+logger = Logger("delivery")
 
 OWNER_MAX = 65535
 DEAL_EVENLY = 32  # up to so many messages for each
@@ -297,16 +297,16 @@ class Delivery:
                 self.partition.on_damage(error.first.log_id, error.end.log_id)
             text = "%s/%s stopped: %s; restore the files, or go on without: nsqha log skip %s"
             topic = next((c.topic for c in self.consumers), "")
-            log.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
+            logger.error("channel_stuck", text, topic, channel.name, error, topic, channel=channel.name)
         except OSError as error:
             # Too many open files, or no memory: that passes, and says nothing of the bytes.
             if not self.delayed:
-                log.warning("read_delayed", "%s: %s; trying again", channel.name, error, channel=channel.name)
+                logger.warning("read_delayed", "%s: %s; trying again", channel.name, error, channel=channel.name)
                 self.partition.deliveries.wake_later(self)
         except Exception as error:
             # A broken invariant: better this channel is silent than wrong, and no other one is either.
             self.stuck = f"{type(error).__name__}: {error}"
-            log.error("channel_stuck", "%s stopped", channel.name, error=error, channel=channel.name)
+            logger.error("channel_stuck", "%s stopped", channel.name, error=error, channel=channel.name)
 
     def has_backlog(self, now: Now) -> bool:
         """Whether a consumer with room would get something."""

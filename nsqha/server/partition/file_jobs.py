@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nsqha.commitlog.log import PartitionLog
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.runtime.disk import DiskRounds
 
 REMOVAL_RETRY_SECONDS = 60.0
 
-log = Log("files")
+logger = Logger("files")
 
 T = TypeVar("T")
 
@@ -36,18 +36,18 @@ class Removals:
         self._failed = failed
         self._not_before = 0.0
 
-    def begin(self, log_: PartitionLog) -> None:
+    def begin(self, log: PartitionLog) -> None:
         """Unlink what it has forgotten, unless that has just failed; none may be under way."""
         assert self.task is None, "two removals at once"
-        if log_.forgotten_files and self._loop.time() >= self._not_before:
-            self.task = self._loop.create_task(self._remove(log_))
+        if log.forgotten_files and self._loop.time() >= self._not_before:
+            self.task = self._loop.create_task(self._remove(log))
 
-    async def _remove(self, log_: PartitionLog) -> None:
+    async def _remove(self, log: PartitionLog) -> None:
         try:
-            await self._disk.removed(log_.unlink_some)
+            await self._disk.removed(log.unlink_some)
         except OSError as error:
             self._not_before = self._loop.time() + REMOVAL_RETRY_SECONDS
-            log.warning("files_remain", "%s: files are removed later: %s", log_.directory, error)
+            logger.warning("files_remain", "%s: files are removed later: %s", log.directory, error)
         except Exception as error:
             self._failed(error)
         finally:
@@ -96,9 +96,9 @@ class FileJobs:
             self._task = None
         self._ended()
 
-    def remove(self, log_: PartitionLog) -> None:
+    def remove(self, log: PartitionLog) -> None:
         """Unlink files that nobody looks at any more; none may be under way."""
-        self._removals.begin(log_)
+        self._removals.begin(log)
 
     async def wait(self) -> None:
         """Return when the files are free, and nothing is unlinked any more."""

@@ -36,14 +36,14 @@ from nsqha.commitlog.entry import Entry
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.errors import Unavailable
 from nsqha.hot import Waiter
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 
 TURNS = 32
 SKIPPED_MAX = 64
 ALL_BYTES = 31 / 32  # of what is expected: bodies differ
 MOST_BYTES = 3 / 4
 
-log = Log("partition")
+logger = Logger("partition")
 
 Future = asyncio.Future[None]
 
@@ -105,7 +105,7 @@ def settle_behind(batches: Sequence[Outstanding], futures: list[Future]) -> None
 
 
 def _not_told(error: Exception) -> None:
-    log.error("reply_failed", "a publisher could not be answered", error=error)
+    logger.error("reply_failed", "a publisher could not be answered", error=error)
 
 
 class Events(NamedTuple):

@@ -26,7 +26,7 @@ from nsqha.commitlog.rebuild import Rebuild
 from nsqha.commitlog.verdict import Damage
 from nsqha.commitlog.verify import checks
 from nsqha.errors import AppendFailed, LogCorrupt
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.ranges import RangeSet
 from nsqha.server.runtime.backoff import Backoff
 
@@ -40,7 +40,7 @@ LOOK_BYTES = 1 << 20  # that are read at a time, unless one batch is larger: pub
 RETRY_SECONDS = 30.0  # after the disk refused, twice as long each time
 RETRY_SECONDS_MAX = 3600.0
 
-log = Log("damage")
+logger = Logger("damage")
 
 
 class RepairedLog(Protocol):
@@ -162,13 +162,13 @@ class LocalRepair:
             self._mended(self._partition.log, first, end)
         except (OSError, LogCorrupt) as error:
             # It is mended all the same; who counts damage will see that at the next look.
-            log.info("mended_unseen", "%s: log ids [%d, %d): %s", self._partition.log.directory, first, end, error)
+            logger.info("mended_unseen", "%s: log ids [%d, %d): %s", self._partition.log.directory, first, end, error)
 
     def _later(self, first: int, until: int, error: Exception) -> None:
         """It can not be done now: others are not held up by it."""
         self._put_off_until_later(first, until)
         text = "%s: log ids [%d, %d) are damaged, and can not be mended now; later again: %s"
-        log.warning("rebuild_delayed", text, self._partition.log.directory, first, until, error)
+        logger.warning("rebuild_delayed", text, self._partition.log.directory, first, until, error)
 
     def _put_off_until_later(self, first: int, until: int) -> None:
         if not self._put_off:

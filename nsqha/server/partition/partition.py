@@ -34,7 +34,7 @@ from nsqha.cursor.state import NEEDS_LOOK, Effect, EpochStarted
 from nsqha.errors import AppendFailed, Poisoned, Unavailable
 from nsqha.frames import HAS_ATTRIBUTES, HAS_EVENTS
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Reply, Taken, Waiter
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.delivery import Deliveries
 from nsqha.server.partition.file_jobs import FileJobs
@@ -53,7 +53,7 @@ from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds, LazySync
 from nsqha.server.runtime.measures import Measures
 
-log = Log("partition")
+logger = Logger("partition")
 
 T = TypeVar("T")
 
@@ -510,7 +510,7 @@ class Partition:
 
     def _job_failed(self, error: Exception) -> None:
         if isinstance(error, AppendFailed):
-            log.warning("files_delayed", "%s; trying again", error)
+            logger.warning("files_delayed", "%s; trying again", error)
         elif isinstance(error, OSError):
             self._on_failure(error)
         else:
@@ -568,7 +568,7 @@ class Partition:
         if isinstance(error, Poisoned):
             self._on_failure(error)
         elif not self._ended:
-            log.error("partition_stopped", "%s stopped", self.log.directory, error=error)
+            logger.error("partition_stopped", "%s stopped", self.log.directory, error=error)
             self.stopped = f"stopped: {_text(error)}"
             self.abandon(f"the partition {self.stopped}")
 

@@ -26,7 +26,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.lookup import PairInfo
 from nsqha.commitlog.retention import CARRY_SHARE, Retention, log_start, roll_due
 from nsqha.cursor.events import Abandoned
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -39,7 +39,7 @@ CARRY_BYTES = 1 << 20  # of them; at least one
 SAMPLES = 30  # messages that are read to know how large they are
 REFUSED_SECONDS = 60.0  # counting what would have to be carried is not free
 
-log = Log("retention")
+logger = Logger("retention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class RetentionRunner:
         except BatchCorrupt as error:
             if self._damaged != error.first.log_id:
                 self._damaged = error.first.log_id
-                log.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
+                logger.warning("retention_delayed", "%s keeps its files: %s", partition.log.directory, error)
             partition.on_damage(error.first.log_id, error.end.log_id)
 
     def _step(self, partition: RetainedLog, now: Now) -> None:
@@ -147,7 +147,7 @@ class RetentionRunner:
         if len(frames) == len(references):
             for abandoned in given_up:
                 count = abandoned.end - abandoned.first
-                log.warning("abandoned", "%d unread messages of an abandoned channel are given up", count)
+                logger.warning("abandoned", "%d unread messages of an abandoned channel are given up", count)
             cursors.propose_log_start(start.offset, start.position, tuple(given_up))
             self._asked = cursors.state.log_start_log_id
         partition.write_events()
@@ -166,7 +166,7 @@ class RetentionRunner:
                 break
             up_to = end
         if up_to is not None and partition.log.local_durable > cursors.needed_durable:
-            log.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
+            logger.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
             partition.drop_files(up_to)
 
     def _give_up(self, partition: RetainedLog, pairs: list[PairInfo], now: Now) -> list[Abandoned]:

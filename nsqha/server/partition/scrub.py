@@ -32,7 +32,7 @@ from nsqha.commitlog.pairs import file_name
 from nsqha.commitlog.readonce import ReadOnceStorage
 from nsqha.commitlog.storage import Storage
 from nsqha.commitlog.verify import Checked, checks
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.runtime.measures import Measures
 
 PIECE_BYTES = 1 << 20  # read at a time, unless one batch is larger
@@ -45,7 +45,7 @@ WHAT_NOW = (
     "give the messages up with `nsqha log skip`"
 )
 
-log = Log("scrub")
+logger = Logger("scrub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ class Scrubber:
             self._damage = {key: found for key, found in self._damage.items() if key in here}
         return self._damage
 
-    def mended(self, log_: PartitionLog, first: int, end: int) -> None:
+    def mended(self, log: PartitionLog, first: int, end: int) -> None:
         """Log ids [first, end) of this log verify again: they are damaged no more."""
-        for key in [key for key in self._damage if key.directory == log_.directory]:
-            left = [part for damage in self._damage[key] for part in _without(damage, log_, first, end)]
+        for key in [key for key in self._damage if key.directory == log.directory]:
+            left = [part for damage in self._damage[key] for part in _without(damage, log, first, end)]
             if left:
                 self._damage[key] = left
             else:
@@ -169,7 +169,7 @@ class Scrubber:
                 await self._read_pair(key, replica)
             except Exception as error:
                 # One pair's trouble is not that of the others; too many open files, for example, will pass.
-                log.warning(
+                logger.warning(
                     "scrub_failed", "SCRUB: %s was not read to its end: %s; the next round tries again", key.path, error
                 )
                 await self._sleep(PAUSE_SECONDS_MIN)
@@ -220,7 +220,7 @@ class Scrubber:
         self._damage[key] = found
         self._measures.log_events["scrub_damage"] += len(found)
         for damage in found[:LINES_MAX]:
-            log.error(
+            logger.error(
                 "scrub_damage",
                 "SCRUB: %s/%d is damaged: log ids [%d, %d), offsets [%d, %d) in %s: %s; %s",
                 key.topic, key.partition, damage.first.log_id, damage.end.log_id, damage.first.offset,
@@ -231,7 +231,7 @@ class Scrubber:
             )  # fmt: skip
         if len(found) > LINES_MAX:
             text = "SCRUB: %s: %d more damaged ranges; `nsqha log verify` lists them all"
-            log.error("scrub_damage_more", text, key.path, len(found) - LINES_MAX)
+            logger.error("scrub_damage_more", text, key.path, len(found) - LINES_MAX)
         first = next(pair.first.log_id for pair in replica.log.pairs if pair.first.position == key.position)
         if found[0].first.log_id < first:  # what the anchor is a copy of is another pair's, and may be good
             self.on_bad_anchor(replica, first)
@@ -249,16 +249,16 @@ def _join(found: list[BadBatches], problems: Iterable[BatchCorrupt]) -> None:
             found.append(BadBatches(problem.first, problem.end, problem.why))
 
 
-def _without(damage: BadBatches, log_: PartitionLog, first: int, end: int) -> list[BadBatches]:
+def _without(damage: BadBatches, log: PartitionLog, first: int, end: int) -> list[BadBatches]:
     """What is left of a range when [first, end) of it is good; it ends and begins at batches that verify now."""
     if end <= damage.first.log_id or damage.end.log_id <= first:
         return [damage]
     left = []
     if damage.first.log_id < first:
-        entry = log_.entry(first)
+        entry = log.entry(first)
         left.append(BadBatches(damage.first, Place(first, entry.first_offset, entry.position), damage.why))
     if end < damage.end.log_id:
-        entry = log_.entry_before(end)
+        entry = log.entry_before(end)
         left.append(BadBatches(Place(end, entry.end_offset, entry.end_position), damage.end, damage.why))
     return left
 

@@ -22,13 +22,13 @@ from nsqha.cursor.channel import Channel
 from nsqha.cursor.partition import Forgotten
 from nsqha.cursor.state import Created, Deleted, Effect, EpochStarted
 from nsqha.election.model import TopicRecord, Versioned
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.partition.delivery import Consumer, Delivery
 from nsqha.server.partition.partition import Partition
 
 BEGUN_POLL_SECONDS = 0.005
 
-log = Log("topic")
+logger = Logger("topic")
 
 NewDelivery = Callable[[Partition, Channel], Delivery]
 
@@ -153,7 +153,7 @@ class Topic:
                     finally:
                         consumer.moved(why)
                 except Exception as error:  # the others would wait here, with what they have in flight, for ever
-                    log.error("consumer_not_told", "%s/%d", self.name, partition.number, error=error)
+                    logger.error("consumer_not_told", "%s/%d", self.name, partition.number, error=error)
 
     def _keep_counts(self, partition: Partition) -> None:
         """Counters never go back, whatever is led here: who draws differences would see everything once more."""

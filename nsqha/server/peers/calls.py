@@ -31,7 +31,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from nsqha.errors import NsqhaError, OutcomeUnknown, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.peers.api import (
@@ -71,7 +71,7 @@ SERVICES = (
 )
 """What nodes serve each other."""
 
-log = Log("peers")
+logger = Logger("peers")
 
 _PINGS = (
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
@@ -374,13 +374,13 @@ class GrpcPeerServer:
     def _checked(identity: PeerIdentity, method: Method) -> PeerIdentity:
         if identity.node_uid or identity.names:
             return identity
-        log.warning("peer_refused", "%s from %s: its certificate names no node", method.name, identity.address)
+        logger.warning("peer_refused", "%s from %s: its certificate names no node", method.name, identity.address)
         raise Refused(f"{method.name} is for nodes only, and this certificate names none", PERMISSION_DENIED)
 
     @staticmethod
     def _log_bug(error: Exception, method: Method, address: str) -> None:
         if not isinstance(error, (NsqhaError, ValueError)):
-            log.error("peer_call_failed", "%s for %s failed", method.name, address, error=error)
+            logger.error("peer_call_failed", "%s for %s failed", method.name, address, error=error)
 
 
 def peer_server(options: Options) -> GrpcPeerServer:

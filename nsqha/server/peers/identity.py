@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqha.errors import Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.peers.api import Accept, Answer, Message, PeerIdentity, PeerServer, PeerStream, StreamHandler
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAY_ASK = frozenset({"Status", "Live", "Evidence", "KnownChannels"})
 
-log = Log("peers")
+logger = Logger("peers")
 
 
 class Members:
@@ -117,5 +117,5 @@ class MembersOnly:
     def _check(self, peer: PeerIdentity, method: str) -> None:
         # Unavailable: a node that has only just registered is not in our view yet, and tries again.
         if not may_call(self._view(), peer, method):
-            log.warning("stranger_refused", "%s from %s: no node of this cluster", method, peer)
+            logger.warning("stranger_refused", "%s from %s: no node of this cluster", method, peer)
             raise Unavailable(f"{method} is for nodes of this cluster, and {peer} is none that is known here")

@@ -26,7 +26,7 @@ from typing import Protocol, cast
 
 import grpc.aio
 
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.peers import renewing
 from nsqha.server.peers.calls import NAMED
 from nsqha.server.peers.http2 import FRAME, PREFACE, SETTING
@@ -54,7 +54,7 @@ RECORD_BYTES_MAX = RECORD + (1 << 14)
 HAS_NAMES = sys.platform == "linux"
 """Unix sockets without a file. Elsewhere gRPC's server is at a port of the loopback interface."""
 
-log = Log("peers")
+logger = Logger("peers")
 
 
 class Streams(Protocol):
@@ -146,7 +146,7 @@ class PeerListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.warning("accept", "a connection could not be accepted: %s", error)
+                logger.warning("accept", "a connection could not be accepted: %s", error)
                 self._loop.remove_reader(listener)
                 self._resting = self._loop.call_later(
                     TIRED_SECONDS, self._loop.add_reader, listener, self._accept, listener
@@ -234,7 +234,7 @@ class PeerListener:
         what = str(error) or type(error).__name__
         more = f"; {self._untold} more since the last word of it" if self._untold else ""
         self._untold = 0
-        log.warning("connection", "a connection from %s came to nothing: %s%s", name, what, more)
+        logger.warning("connection", "a connection from %s came to nothing: %s%s", name, what, more)
 
     async def _serve(self, sock: socket.socket, name: str) -> None:
         context = self._tls()

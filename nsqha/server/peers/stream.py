@@ -9,14 +9,14 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.peers import api as peers
 from nsqha.server.peers.api import Message, Method, PeerIdentity, StreamHandler, kind_and_text, one_line
 
 CLOSED_HERE = "closed"
 ENDED_THERE = "the other side ended the stream"
 
-log = Log("peers")
+logger = Logger("peers")
 
 
 def too_large(size: int) -> str:
@@ -57,7 +57,7 @@ class StreamEnd:
         """Its bytes; None: it is too large, and the stream has ended."""
         data = self._method.encoded(message, self._out)
         if why := too_large(len(data)):
-            log.error("peer_message_too_large", "%s to %s: %s", self._method.name, self.peer, why)
+            logger.error("peer_message_too_large", "%s to %s: %s", self._method.name, self.peer, why)
             self._end("ValueError", why)
             return None
         return data
@@ -68,7 +68,7 @@ class StreamEnd:
             message = self._in.FromString(data)
         except DecodeError:
             why = f"{len(data)} bytes that are not a {self._in.__name__}"
-            log.warning("peer_message_bad", "%s from %s: %s", self._method.name, self.peer, why)
+            logger.warning("peer_message_bad", "%s from %s: %s", self._method.name, self.peer, why)
             self._end("ValueError", why)
             return
         del data
@@ -78,12 +78,12 @@ class StreamEnd:
         try:
             handler.on_message(message)
         except Exception as error:
-            log.error("peer_handler_failed", "%s with %s: on_message", self._method.name, self.peer, error=error)
+            logger.error("peer_handler_failed", "%s with %s: on_message", self._method.name, self.peer, error=error)
             self._end(*kind_and_text(error))
 
     def _failed(self, error: Exception, doing: str) -> None:
         """What must not happen ends the stream."""
-        log.error("peer_stream_failed", "%s with %s: %s", self._method.name, self.peer, doing, error=error)
+        logger.error("peer_stream_failed", "%s with %s: %s", self._method.name, self.peer, doing, error=error)
         self._end(*kind_and_text(error))
 
     def _end(self, kind: str, why: str) -> None:
@@ -104,7 +104,7 @@ class StreamEnd:
         try:
             handler.on_closed(why)
         except Exception as error:
-            log.error("peer_handler_failed", "%s with %s: on_closed", self._method.name, self.peer, error=error)
+            logger.error("peer_handler_failed", "%s with %s: on_closed", self._method.name, self.peer, error=error)
 
     def _tear_down(self, kind: str, why: str) -> None:
         raise NotImplementedError

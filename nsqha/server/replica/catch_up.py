@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import Entry, decode
 from nsqha.errors import LogCorrupt, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import check_anew, check_cut
 from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
     from nsqha.server.replica.follower import Follower, Port
 
-log = Log("catchup")
+logger = Logger("catchup")
 
 FETCH_BYTES = 1 << 20
 NEAR_BYTES = 256 << 10  # so close to the end that the leader may push the rest
@@ -111,9 +111,9 @@ class CatchUp:
             text = f"{follower.log.directory}: the leader's log parts from this one at {common}, not at {committed}"
             if not self._files.may_lose_committed(follower):
                 check_cut(common, committed=committed)
-            log.error("committed_cut", "%s; this log was given up, the leader's counts", text)
+            logger.error("committed_cut", "%s; this log was given up, the leader's counts", text)
         removed = follower.log.end.log_id - common
-        log.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
+        logger.info("log_cut", "%s: %d batches that were not committed are cut", follower.log.directory, removed)
         if common < applied:
             self._files.forget_state(follower)  # first: whoever ends this catch-up half way leaves no state that lies
         await self._files.cut(follower, common)
@@ -123,10 +123,10 @@ class CatchUp:
 
     async def _common_end(self) -> int | None:
         """The end of what both logs have. None: the leader's files begin behind it, and ours was begun anew."""
-        log_ = self._follower.log
+        log = self._follower.log
         search = Divergence(
-            own=lambda epoch: _epoch_end(log_, epoch),
-            chain_before=lambda log_id: log_.entry_before(log_id).chain,
+            own=lambda epoch: _epoch_end(log, epoch),
+            chain_before=lambda log_id: log.entry_before(log_id).chain,
             differs_at=self._follower.differs_at,
         )
         while search.outcome is None:
@@ -148,7 +148,7 @@ class CatchUp:
             raise Unavailable("the leader's log can not be begun anew from")
         if not self._files.may_lose_committed(self._follower):
             check_anew(anchor.log_id + 1, committed=self._follower.committed)
-        log.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
+        logger.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
         await self._files.begin_anew(self._follower, anchor)
 
     # ---- what is missing
@@ -157,34 +157,34 @@ class CatchUp:
         follower = self._follower
         end = 0  # of the leader's log when it was last asked
         while True:
-            log_ = follower.log
-            first = log_.end.log_id
+            log = follower.log
+            first = log.end.log_id
             reply = await self._call("Fetch", self._request(pb.FetchRequest(first=first, max_bytes=FETCH_BYTES)))
             self._check()
             if reply.anchor:
                 await self._begin_anew(first)
                 continue
             cost = await self._store(reply)
-            follower.committed = max(follower.committed, min(reply.committed, log_.end.log_id))
-            if log_.end.log_id >= reply.end and len(reply.data) < NEAR_BYTES:
+            follower.committed = max(follower.committed, min(reply.committed, log.end.log_id))
+            if log.end.log_id >= reply.end and len(reply.data) < NEAR_BYTES:
                 return
             grown, end = reply.end - (end or reply.end), reply.end
-            await self._rest(cost, gains=log_.end.log_id - first >= 2 * grown)
+            await self._rest(cost, gains=log.end.log_id - first >= 2 * grown)
 
     async def _store(self, reply: pb.FetchReply) -> int:
         """Append what came; what it cost, in bytes."""
-        follower, log_ = self._follower, self._follower.log
+        follower, log = self._follower, self._follower.log
         cost = turn = 0
         for entry, data, raw in copying.batches(reply.entries, reply.data):
-            last = log_.last
+            last = log.last
             try:
-                log_.append_copy(entry, data, raw)
+                log.append_copy(entry, data, raw)
             except LogCorrupt:
                 follower.compare([entry], last)
                 raise
             if entry.lost:
                 follower.on_damage(entry.log_id, entry.log_id + 1)  # whoever has more than the leader may give it
-            if log_.needs_roll:
+            if log.needs_roll:
                 await self._files.roll(follower)
                 self._check()
             cost += max(entry.size, BATCH_COST_MIN)
@@ -211,9 +211,9 @@ class CatchUp:
         return request
 
 
-def _epoch_end(log_: LogReader, epoch: int) -> EpochEnd:
-    found = copying.epoch_end(log_, epoch)
-    return EpochEnd(found.epoch, found.end, found.chain, log_.start.log_id)
+def _epoch_end(log: LogReader, epoch: int) -> EpochEnd:
+    found = copying.epoch_end(log, epoch)
+    return EpochEnd(found.epoch, found.end, found.chain, log.start.log_id)
 
 
 class Pace:

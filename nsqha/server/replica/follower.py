@@ -25,13 +25,13 @@ from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry, Place
 from nsqha.commitlog.log import PartitionLog, SyncTicket
 from nsqha.cursor.state import NEEDS_LOOK, PartitionState
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Append, Duplicate, decide_append, first_difference
 from nsqha.server.partition.file_jobs import Removals
 from nsqha.server.runtime.disk import DiskRounds, LazySync
 
-log = Log("follower")
+logger = Logger("follower")
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Follower:
         runtime: FollowerRuntime,
         *,
         key: tuple[int, int],
-        log_: PartitionLog,
+        log: PartitionLog,
         log_uid: int,
         state: PartitionState | None,
         sync: str,
@@ -82,7 +82,7 @@ class Follower:
         """`epoch` is the promise. `state` None: the log begins in the middle and its checkpoint has not come yet."""
         self.key = key
         self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])
-        self.log = log_
+        self.log = log
         self.log_uid = log_uid
         self.state = state
         self.sync = sync
@@ -187,14 +187,14 @@ class Follower:
 
     def _append(self, message: pb.Append) -> None:
         """LogCorrupt: they do not follow what is here, or are not what their entries say."""
-        log_, last = self.log, self.log.last
+        log, last = self.log, self.log.last
         run = list(copying.batches(message.entries, message.data))
         count = 0
         try:
-            if run and run[0][0].log_id != log_.end.log_id:
+            if run and run[0][0].log_id != log.end.log_id:
                 run = run[self._new_in([entry for entry, _, _ in run]) :]
             for entry, data, raw in run:
-                log_.append_copy(entry, data, raw)
+                log.append_copy(entry, data, raw)
                 count += entry.count or 1
                 if entry.lost:
                     self.on_damage(entry.log_id, entry.log_id + 1)  # whoever has more than the leader may give it
@@ -204,7 +204,7 @@ class Follower:
             self.compare([entry for entry, _, _ in run], last)
             raise
         assert self._port is not None
-        if self.sync == "always" and log_.unsynced() is not None:
+        if self.sync == "always" and log.unsynced() is not None:
             self._runtime.disk.request(self)
         else:
             self._port.ack(self)
@@ -213,21 +213,21 @@ class Follower:
 
     def _new_in(self, entries: list[Entry]) -> int:
         """The index of the first entry that is not here yet. LogCorrupt if they do not fit what is."""
-        log_ = self.log
-        start, last = log_.start.log_id, log_.entry_before(log_.end.log_id)
+        log = self.log
+        start, last = log.start.log_id, log.entry_before(log.end.log_id)
         verdict = decide_append(
             entries,
             epoch=self.epoch,
             promise=self.epoch,
             last=last,
-            own=lambda log_id: log_.entry(log_id) if log_id >= start else None,
+            own=lambda log_id: log.entry(log_id) if log_id >= start else None,
         )
         match verdict:
             case Append(first):
                 return first
             case Duplicate():
                 return len(entries)
-        raise LogCorrupt(f"sent to {log_}: {verdict}")
+        raise LogCorrupt(f"sent to {log}: {verdict}")
 
     def compare(self, entries: Sequence[Entry], last: Entry | None) -> None:
         """These, of the leader, did not fit a log whose last entry was `last`: if that shows where our log is another
@@ -283,14 +283,14 @@ class Follower:
 
     def _try_later(self, error: OSError) -> None:
         """Too many open files and the like say nothing about the log. `keep_house` tries again."""
-        log.warning("apply_delayed", "%s: trying again: %s", self.log.directory, error)
+        logger.warning("apply_delayed", "%s: trying again: %s", self.log.directory, error)
 
     def found(self, damage: BatchCorrupt) -> None:
         """What is to be applied does not verify: others have it, and this replica follows on meanwhile."""
         self.damage = (damage.first.log_id, damage.end.log_id)
         if self.damage != self._damage_told:
             self._damage_told = self.damage
-            log.warning("apply_delayed", "%s: the channels wait for a repair: %s", self.log.directory, damage)
+            logger.warning("apply_delayed", "%s: the channels wait for a repair: %s", self.log.directory, damage)
         self._pending.clear()
         self._say_so()
         self.on_damage(*self.damage)
@@ -401,7 +401,7 @@ class Follower:
             up_to = end
         needed = max(state.checkpoint.end_log_id, state.log_start_log_id)
         if up_to is not None and self.log.local_durable > needed and self.log.forget_pairs(up_to):
-            log.info("unlinked", "%s: files below offset %d go", self.log.directory, up_to.offset)
+            logger.info("unlinked", "%s: files below offset %d go", self.log.directory, up_to.offset)
             # Batches go on meanwhile; another role, or another log in this one's place, waits for it.
             self._removals.begin(self.log)
 
@@ -425,7 +425,7 @@ class Follower:
         try:
             await job
         except AppendFailed as error:
-            log.warning("files_delayed", "%s; trying again", error)
+            logger.warning("files_delayed", "%s; trying again", error)
         except Exception as error:
             self._files_failed(error)
         finally:
@@ -444,9 +444,9 @@ class Follower:
 
     # ---- a new beginning
 
-    def restart_with(self, log_: PartitionLog, log_uid: int) -> None:
+    def restart_with(self, log: PartitionLog, log_uid: int) -> None:
         """Catch-up put another log, or an end of it before what is applied, in the place of this one."""
-        self.log = log_
+        self.log = log
         self.log_uid = log_uid
         self.state = None
         self.committed = 0
@@ -498,7 +498,7 @@ class Follower:
 
     def _stop(self, error: Exception) -> None:
         """Something happened that must not: this partition is silent from now on, so its leader goes on without it."""
-        log.error("partition_stopped", "%s stopped", self.log.directory, error=error)
+        logger.error("partition_stopped", "%s stopped", self.log.directory, error=error)
         self.stopped = f"{type(error).__name__}: {error}"
         if self._port is not None:
             self._port.refused(self.wire_key, self.epoch, pb.REFUSAL_FAILED, self.epoch, self.stopped)

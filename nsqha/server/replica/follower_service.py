@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import NotFound, NsqhaError, Poisoned, Unavailable
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
 from nsqha.server.replica.catch_up import CALL_SECONDS, CatchUp, Pace
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
     from nsqha.server.replica.replica_table import ReplicaTable
 
-log = Log("promises")
+logger = Logger("promises")
 
 
 CATCH_UP_RETRY_SECONDS = 0.5
@@ -124,7 +124,7 @@ class Promises:
         except Exception as error:
             # Whatever it was: a leader that hears nothing does not ask again as long as the stream stands.
             if not isinstance(error, (NsqhaError, OSError)):
-                log.error("open_failed", "%s/%d", opened.topic, key[1], error=error)
+                logger.error("open_failed", "%s/%d", opened.topic, key[1], error=error)
             receiver.refused(opened.key, opened.epoch, pb.REFUSAL_UNKNOWN, 0, str(error))
 
     async def _answer_open(self, receiver: Receiver, opened: pb.Open, key: PartitionKey) -> None:
@@ -160,7 +160,7 @@ class Promises:
         times.append(self._clock.monotonic())
         took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
         text = "%s/%d: following node %016x in epoch %d; took %s ms to check the record, promise, free the files"
-        log.info("following", text, opened.topic, key[1], receiver.leader, epoch, took, took_ms=took)
+        logger.info("following", text, opened.topic, key[1], receiver.leader, epoch, took, took_ms=took)
         self._follow(follower, receiver, opened)
 
     async def _decision(self, opened: pb.Open, key: PartitionKey, leader: int) -> Opening:
@@ -219,13 +219,13 @@ class Promises:
 
     def _in_sync(self, key: PartitionKey, follower: Follower, opened: pb.Open) -> bool:
         """Whether our log is the beginning of the leader's, without asking."""
-        log_ = follower.log
-        end = log_.end.log_id
+        log = follower.log
+        end = log.end.log_id
         if self._trust.unsound_from(key) is not None or follower.state is None:
             return False
         if end < opened.first or follower.differs_at is not None:
             return False
-        last = log_.entry_before(end)
+        last = log.entry_before(end)
         # What we have of this epoch came from this leader, who takes nothing back.
         return last.epoch == opened.epoch or (end == opened.start and last.chain == opened.chain)
 
@@ -247,7 +247,7 @@ class Promises:
                         follower.log.doubtful_from = None
                     else:
                         text = "%s: from log id %d on, which is damaged"
-                        log.warning("refetching", text, follower.log.directory, bad)
+                        logger.warning("refetching", text, follower.log.directory, bad)
                         self._trust.cut_off(follower.key)
                         await self._files.cut(follower, bad)
                         follower.forget_pending()
@@ -258,7 +258,7 @@ class Promises:
             except Poisoned:
                 raise  # nothing is tried twice on such a disk
             except (NsqhaError, ValueError, OSError) as error:
-                log.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
+                logger.info("catch_up_delayed", "%s: %s", follower.log.directory, error)
                 await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
             else:
                 self._trust.renewed(follower.key)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.errors import Conflict, LogCorrupt, NotFound, NsqhaError, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.isr import Applied, Effective, Fence, IsrKeeper, Propose, Refused, Reread, StepDown, Unknown
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
-log = Log("leadership")
+logger = Logger("leadership")
 
 _NODE = re.compile(r"\bnode (\d+)\b")
 
@@ -149,12 +149,12 @@ class Leadership:
 
     def lags(self) -> Iterator[tuple[int, int, int]]:
         """(node, commitlog entries, bytes) that each follower has not acknowledged."""
-        log_ = self.partition.log
-        end = log_.end
+        log = self.partition.log
+        end = log.end
         for node in self._pushed:
-            acked = max(self._keeper.end_of(node), log_.start.log_id)
+            acked = max(self._keeper.end_of(node), log.start.log_id)
             try:
-                position = log_.entry(acked).position if acked < end.log_id else end.position
+                position = log.entry(acked).position if acked < end.log_id else end.position
             except LogCorrupt:
                 position = end.position  # its channels and the scrub say so; the other figures are still wanted
             yield node, max(end.log_id - acked, 0), end.position - position
@@ -214,7 +214,7 @@ class Leadership:
 
     def fenced(self, node: int, promised: int) -> None:
         if not self.ended:
-            log.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
+            logger.info("fenced", "%s/%d: node %016x has promised epoch %d", self.topic, self.key[1], node, promised)
             self._keeper.lost(node, self._clock.monotonic())
             self._promised = max(self._promised, promised)
             self._read_again = self._reading
@@ -286,7 +286,7 @@ class Leadership:
                         self.partition.committed_moved()
                 case Propose(meta, registered, "transfer"):
                     text = "%s/%d: node %016x has everything up to log id %d and is to lead epoch %d"
-                    log.info(
+                    logger.info(
                         "handing_over", text, self.topic, self.key[1], meta.leader, self.log.end.log_id, meta.epoch
                     )
                     self._spawn(self._write(self._records.propose(meta, registered), fence=False))
@@ -294,7 +294,7 @@ class Leadership:
                     members = sorted(f"{node:016x}" for node in meta.isr)
                     told = _NODE.sub(lambda found: f"node {int(found[1]):016x}", why)  # as everybody else names them
                     event = change if change == "transfer_given_up" else f"isr_{change}"
-                    log.info(event, "%s/%d: %s; proposed: %s", self.topic, self.key[1], told, members)
+                    logger.info(event, "%s/%d: %s; proposed: %s", self.topic, self.key[1], told, members)
                     self._spawn(self._write(self._records.propose(meta, registered), fence=False))
                 case Fence(version):
                     self._spawn(self._write(self._records.fence(version), fence=True))
@@ -311,14 +311,14 @@ class Leadership:
             outcome = Refused()
         except Unavailable as error:
             # Definitely not done; a fence that was not done has ended no doubt.
-            log.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
+            logger.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
             outcome = Unknown() if fence else Refused()
         except NsqhaError as error:
             # Also StaleMetadata: the store that is not the right one, or an older state of it, may have done it.
-            log.info("outcome_unknown", "%s/%d: %s", self.topic, self.key[1], error)
+            logger.info("outcome_unknown", "%s/%d: %s", self.topic, self.key[1], error)
             outcome = Unknown()
         except Exception as error:
-            log.error("metadata_failed", "%s/%d", self.topic, self.key[1], error=error)
+            logger.error("metadata_failed", "%s/%d", self.topic, self.key[1], error=error)
             outcome = Unknown()
         if self.ended:
             return
@@ -347,7 +347,7 @@ class Leadership:
         try:
             meta = await self._records.read()
         except NsqhaError as error:
-            log.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
+            logger.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
             if self._promised > self.epoch and not self.ended:
                 # Whoever promises has read a record of that epoch, so this one is over. Clients would wait here in
                 # vain for as long as this node alone has lost the metadata.

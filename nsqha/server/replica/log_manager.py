@@ -33,7 +33,7 @@ from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import NEEDS_LOOK, PartitionState
 from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
 from nsqha.errors import LogCorrupt
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.local_repair import LocalRepair
@@ -47,7 +47,7 @@ from nsqha.server.runtime.measures import Measures
 UNLINKED_AT_ONCE = 4  # files of a deleted topic: a large one takes a tenth of a second
 DURABLE_ENTRIES = 512  # of a log's end that are asked what is durable everywhere: a leader's first know little
 
-log = Log("opening")
+logger = Logger("opening")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class PartitionOpener:
         cursor_cache: LmdbCache | None = None,
     ) -> None:
         """`storage`, `cursor_cache`: those of the data directory, if not given."""
-        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log_, first_log_id, end_log_id: None
+        self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log, first_log_id, end_log_id: None
         self.measures = Measures()
         self.budget = PublishBudget(loop, options.publish_queue_bytes)
         self._options = options
@@ -116,9 +116,9 @@ class PartitionOpener:
         opened = {}
         for number, log_uid in log_uids.items():
             identity = LogIdentity(record.uid, number)
-            log_ = PartitionLog.create(storage, f"{folder}/{number}", identity, cache=self._cache, limits=self._limits)
-            state = PartitionState() if ids.is_ephemeral(record.name) else self.state_of((record.uid, number), log_)
-            opened[number] = OpenedLog(log_, log_uid, state, None)
+            log = PartitionLog.create(storage, f"{folder}/{number}", identity, cache=self._cache, limits=self._limits)
+            state = PartitionState() if ids.is_ephemeral(record.name) else self.state_of((record.uid, number), log)
+            opened[number] = OpenedLog(log, log_uid, state, None)
         return opened
 
     def recover(self, record: TopicRecord, numbers: Iterable[int] | None = None) -> dict[int, OpenedLog]:
@@ -156,14 +156,14 @@ class PartitionOpener:
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report, damage)
         return opened
 
-    def _state_of_all(self, key: tuple[int, int], partition: str, log_: PartitionLog) -> PartitionState:
+    def _state_of_all(self, key: tuple[int, int], partition: str, log: PartitionLog) -> PartitionState:
         """The channel state of a log that nobody else has. Its older entries, which recovery does not look at, may not
         verify either."""
         while True:
             try:
-                return self.state_of(key, log_, alone=True)
+                return self.state_of(key, log, alone=True)
             except BatchCorrupt as damage:
-                if (rebuild := log_.rebuilding(damage.first.log_id, damage.end.log_id, starting=True)) is None:
+                if (rebuild := log.rebuilding(damage.first.log_id, damage.end.log_id, starting=True)) is None:
                     raise  # not of entries: it would be met again
                 if (rebuilt := rebuild.run()) is not None:
                     self._tell_damage(partition, rebuilt)
@@ -171,7 +171,7 @@ class PartitionOpener:
     def state_vouched_for(
         self,
         key: tuple[int, int],
-        log_: PartitionLog,
+        log: PartitionLog,
         *,
         committed: int = 0,
         below: int | None = None,
@@ -184,12 +184,12 @@ class PartitionOpener:
         one. `alone`: no other replica has more, so what is lost is passed over. None: nothing that is known to be
         committed says it, as in a log that was begun anew a moment ago; or a batch does not verify, which is returned.
         """
-        committed = max(committed, durable_everywhere(seen_as or log_))
+        committed = max(committed, durable_everywhere(seen_as or log))
         committed = committed if below is None else min(committed, below)
         must_read = NEEDS_LOOK if alone else MUST_READ
 
         def load(committed: int) -> PartitionState:
-            return self.state_of(key, log_, committed=committed, seen_as=seen_as, must_read=must_read)
+            return self.state_of(key, log, committed=committed, seen_as=seen_as, must_read=must_read)
 
         try:
             try:
@@ -198,12 +198,12 @@ class PartitionOpener:
                 raise
             except LogCorrupt:
                 # It was trimmed, and fell silent: no batch behind the checkpoint says that this is committed.
-                end = trimmed_for(seen_as or log_, must_read)
+                end = trimmed_for(seen_as or log, must_read)
                 if end <= committed or (below is not None and below < end):
                     raise
                 return load(end), None
         except LogCorrupt as error:
-            log.warning("state_unknown", "%s: the channels are not known yet: %s", log_.directory, error)
+            logger.warning("state_unknown", "%s: the channels are not known yet: %s", log.directory, error)
             return None, error if isinstance(error, BatchCorrupt) else None
 
     def begin_at(self, record: TopicRecord, number: int, anchor: Entry) -> PartitionLog:
@@ -225,7 +225,7 @@ class PartitionOpener:
     def state_of(
         self,
         key: tuple[int, int],
-        log_: PartitionLog,
+        log: PartitionLog,
         *,
         committed: int | None = None,
         seen_as: LogReader | None = None,
@@ -234,21 +234,21 @@ class PartitionOpener:
     ) -> PartitionState:
         """The channel state that a log says, up to `committed` if that is not its end. `alone`: without what can not be
         read, as nobody has more. LogCorrupt."""
-        read = lambda entry: _events(log_, cast(Entry, entry), alone)  # noqa: E731
+        read = lambda entry: _events(log, cast(Entry, entry), alone)  # noqa: E731
         if seen_as is None:
-            return self.cursor_cache.load(key, log_, read, committed=committed, must_read=must_read).state
+            return self.cursor_cache.load(key, log, read, committed=committed, must_read=must_read).state
         see = lambda entry: _events(seen_as, cast(Entry, entry), alone)  # noqa: E731
-        later = (log_, read)
+        later = (log, read)
         return self.cursor_cache.load(
             key, seen_as, see, committed=committed, later=later, must_read=must_read
         ).state
 
-    def state_anew(self, key: tuple[int, int], log_: LogReader, *, committed: int) -> PartitionState:
+    def state_anew(self, key: tuple[int, int], log: LogReader, *, committed: int) -> PartitionState:
         """The channel state that is left when nothing says what it was: every channel will begin where the log does."""
         self.cursor_cache.forget(key)
         state = PartitionState()
-        for entry in log_.entries(log_.start.log_id, committed):
-            state.apply(entry, log_.events(entry) if entry.flags & NEEDS_LOOK else b"")
+        for entry in log.entries(log.start.log_id, committed):
+            state.apply(entry, log.events(entry) if entry.flags & NEEDS_LOOK else b"")
         return state
 
     def remove(self, name: str, uid: int) -> bool:
@@ -292,29 +292,29 @@ class PartitionOpener:
         if report.clean:
             return
         for cut in report.cuts:
-            log.warning("log_cut", "%s: the log was cut at offset %d (%s)", partition, cut.at.offset, cut.why)
+            logger.warning("log_cut", "%s: the log was cut at offset %d (%s)", partition, cut.at.offset, cut.why)
             self.measures.log_events["log_cut"] += 1
         for damage in report.damage:
             self._tell_damage(partition, damage)
         for position in report.unreadable:
             text = "%s: the files at position %d can not be used, and were set aside as %020d.*.unreadable"
-            log.error("log_damaged", text, partition, position, position)
+            logger.error("log_damaged", text, partition, position, position)
             self.measures.log_events["log_damaged"] += 1
         if report.restored_anchors:
             text = "%s: anchors that were lost are written anew: %d"
-            log.error("log_damaged", text, partition, report.restored_anchors)
+            logger.error("log_damaged", text, partition, report.restored_anchors)
             self.measures.log_events["log_damaged"] += 1
         if report.verdict.alarm and not report.damage:
             text = "%s: from log id %d on nothing is left of what was synced to this disk"
-            log.error("log_damaged", text, partition, report.verdict.bad)
+            logger.error("log_damaged", text, partition, report.verdict.bad)
             self.measures.log_events["log_damaged"] += 1
         if report.possible_loss:
-            log.warning("possible_loss", "%s: messages acknowledged before their fsync may be gone", partition)
+            logger.warning("possible_loss", "%s: messages acknowledged before their fsync may be gone", partition)
             self.measures.log_events["possible_loss"] += 1
 
     def _tell_damage(self, partition: str, damage: Damage) -> None:
         text = "%s: offsets [%d, %d) did not verify: %s"
-        log.error("log_damaged", text, partition, damage.first.offset, damage.end.offset, damage.what)
+        logger.error("log_damaged", text, partition, damage.first.offset, damage.end.offset, damage.what)
         self.measures.log_events["log_damaged"] += 1
 
     # ---- memory, on the loop
@@ -329,9 +329,9 @@ class PartitionOpener:
             partitions.append(self.partition(record, number, meta, opened))
         return partitions
 
-    def stage_promise(self, key: tuple[int, int], epoch: int, log_: PartitionLog, log_uid: int) -> None:
+    def stage_promise(self, key: tuple[int, int], epoch: int, log: PartitionLog, log_uid: int) -> None:
         """Nothing of a lower epoch is taken for this log any more; the caller makes it durable."""
-        end = log_.vouched_durable
+        end = log.vouched_durable
         known = self._journal.record(key)
         if known is None or known.log_uid != log_uid:
             self._journal.stage(key, promise=epoch, log_uid=log_uid, local_durable=end)
@@ -340,7 +340,7 @@ class PartitionOpener:
 
     def partition(self, record: TopicRecord, number: int, meta: PartitionMeta, opened: OpenedLog) -> Partition:
         """A partition that this node leads in the epoch and with the ISR that `meta` names."""
-        log_ = opened.log
+        log = opened.log
         sync = self.sync_of(record)
         id_base = ids.id_base(number, record.salt)
         node = self._journal.identity.node_uid
@@ -350,10 +350,10 @@ class PartitionOpener:
             isr={node, *meta.isr},
             min_isr=meta.min_isr,
             sync_always=sync == "always",
-            end=log_.end.log_id,
-            durable=log_.local_durable,
+            end=log.end.log_id,
+            durable=log.local_durable,
         )
-        assert opened.state is not None, f"{log_.directory}: led without its channels"
+        assert opened.state is not None, f"{log.directory}: led without its channels"
         cursors = PartitionCursors(
             id_base=id_base,
             state=opened.state,
@@ -365,7 +365,7 @@ class PartitionOpener:
             self._runtime,
             number=number,
             id_base=id_base,
-            log=log_,
+            log=log,
             cursors=cursors,
             leader=leader,
             trimmer=RetentionRunner(self.retention_of(record), abandoned_of(record)),
@@ -394,11 +394,11 @@ class PartitionOpener:
             keep_bytes=None if keep_bytes == UNLIMITED else keep_bytes,
         )
 
-    def stage_durable(self, key: tuple[int, int], log_: PartitionLog) -> None:
+    def stage_durable(self, key: tuple[int, int], log: PartitionLog) -> None:
         """Remember up to where the log is on this disk; the caller writes the journal at its leisure."""
         known = self._journal.record(key)
-        if known is not None and log_.vouched_durable > known.local_durable:
-            self._journal.stage(key, local_durable=log_.vouched_durable)
+        if known is not None and log.vouched_durable > known.local_durable:
+            self._journal.stage(key, local_durable=log.vouched_durable)
 
     def forget(self, record: TopicRecord) -> None:
         """The topic's files are gone."""
@@ -415,29 +415,29 @@ class PartitionOpener:
         self.cursor_cache.forget(key)
 
 
-def _events(log_: LogReader, entry: Entry, alone: bool) -> bytes | bytearray:
+def _events(log: LogReader, entry: Entry, alone: bool) -> bytes | bytearray:
     try:
-        return log_.events(entry)
+        return log.events(entry)
     except BatchCorrupt as error:
         if not alone:
             raise
         text = "%s: what its channels did in a batch is lost: %s; messages may come again, deferred ones may not"
-        log.error("events_lost", text, log_.directory, error)
+        logger.error("events_lost", text, log.directory, error)
         return b""
 
 
-def durable_everywhere(log_: LogReader) -> int:
+def durable_everywhere(log: LogReader) -> int:
     """The end of what the last batches call durable on every replica that was in sync: it is committed."""
-    end = log_.end.log_id
+    end = log.end.log_id
     try:
-        return max((entry.durable for entry in log_.entries(end - DURABLE_ENTRIES, end)), default=0)
+        return max((entry.durable for entry in log.entries(end - DURABLE_ENTRIES, end)), default=0)
     except LogCorrupt:
         return 0
 
 
-def trimmed_for(log_: LogReader, must_read: int) -> int:
+def trimmed_for(log: LogReader, must_read: int) -> int:
     """The end of the checkpoint that a log which begins in the middle begins there for; 0: none can be told."""
-    return first_checkpoint_end(log_, lambda entry: log_.events(cast(Entry, entry)), must_read)
+    return first_checkpoint_end(log, lambda entry: log.events(cast(Entry, entry)), must_read)
 
 
 def abandoned_of(record: TopicRecord) -> AbandonedPolicy:

@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.errors import Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.replica.follower import Follower
 
 if TYPE_CHECKING:
     from nsqha.server.peers.api import PeerStream
 
-log = Log("following")
+logger = Logger("following")
 
 
 class Promises(Protocol):
@@ -67,7 +67,7 @@ class Receiver:
         if message.HasField("hello"):
             if why := self._stranger(message.hello):
                 # It asks again for as long as a record names the node that it looks for: no news for the log.
-                log.debug("push_refused", "node %016x at %s: %s", message.hello.node_uid, self._stream.peer, why)
+                logger.debug("push_refused", "node %016x at %s: %s", message.hello.node_uid, self._stream.peer, why)
                 self._stream.close(why)
                 return
             self._greet(message.hello)
@@ -130,15 +130,15 @@ class Receiver:
         self._followers[follower.key] = follower
 
     def opened(self, follower: Follower, *, behind: bool) -> None:
-        log_ = follower.log
-        last = log_.entry_before(log_.end.log_id)
+        log = follower.log
+        last = log.entry_before(log.end.log_id)
         self._acks.pop(follower, None)
         self._answer().opened.add(
             key=follower.wire_key,
             epoch=follower.epoch,
             log_uid=follower.log_uid,
-            end=log_.end.log_id,
-            durable=min(log_.local_durable, log_.end.log_id),
+            end=log.end.log_id,
+            durable=min(log.local_durable, log.end.log_id),
             last_epoch=last.epoch,
             chain=last.chain,
             behind=behind,

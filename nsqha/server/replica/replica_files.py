@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 from nsqha import ids
 from nsqha.errors import AppendFailed, LogCorrupt, NsqhaError, Poisoned
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.integrity.suspect_logs import good_name
 from nsqha.server.runtime.backoff import Backoff
 from nsqha.server.runtime.tasks import whole
@@ -48,7 +48,7 @@ AGAIN_SECONDS_MAX = 600.0
 
 T = TypeVar("T")
 
-log = Log("replicas")
+logger = Logger("replicas")
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class ReplicaLogs:
             backoff = Backoff(AGAIN_SECONDS, AGAIN_SECONDS_MAX) if before is None else before.backoff
             self.unusable[key] = Unusable(str(error), backoff, self._clock.monotonic() + backoff.next_pause())
             if before is None or before.why != str(error):
-                log.error("replica_unusable", "%s/%d: %s", record.name, number, error)
+                logger.error("replica_unusable", "%s/%d: %s", record.name, number, error)
             raise
         self.unusable.pop(key, None)
         return opened
@@ -137,20 +137,20 @@ class ReplicaLogs:
         await self._journal_writer.promise()
         return opened, promise
 
-    async def renamed(self, key: PartitionKey, log_: PartitionLog, log_uid: int, name: int) -> bool:
+    async def renamed(self, key: PartitionKey, log: PartitionLog, log_uid: int, name: int) -> bool:
         """Journal that a log goes by another name; False: it does not, as the disk took nothing."""
         known = self._journal.record(key)
         if known is not None and known.log_uid == name:
             return True
         promise = 0 if known is None else known.promise
-        self._opener.stage_promise(key, promise, log_, name)
+        self._opener.stage_promise(key, promise, log, name)
         try:
             await self._journal_writer.promise()
         except NsqhaError as error:
-            log.warning("journal_delayed", "%s: %s; trying again", log_.directory, error)
+            logger.warning("journal_delayed", "%s: %s; trying again", log.directory, error)
             # Not with the next write: a leader may have taken it on by then, and cut it.
             known = self._journal.record(key)
-            self._opener.stage_promise(key, 0 if known is None else known.promise, log_, log_uid)
+            self._opener.stage_promise(key, 0 if known is None else known.promise, log, log_uid)
             return False
         return True
 
@@ -214,9 +214,9 @@ class ReplicaFiles:
         self._journal.stage(key, log_uid=log_uid, local_durable=anchor.log_id + 1)
         await self._journal_writer.promise()
         await self._half_way(self._disk.removed(lambda: self._opener.remove_partition(record, key[1])))
-        log_ = await self._half_way(self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor)))
+        log = await self._half_way(self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor)))
         self._forget_doubts(key)
-        follower.restart_with(log_, log_uid)
+        follower.restart_with(log, log_uid)
 
     @staticmethod
     async def _half_way(work: Awaitable[T]) -> T:
@@ -252,16 +252,16 @@ class ReplicaFiles:
             if (follower.state is not None and follower.damage is None) or follower.closed:
                 return
             self._loading.add(key)
-            log_, past, known = follower.log, follower.log.past, follower.known
-            committed, snapshot = min(follower.committed, log_.end.log_id), log_.snapshot()
+            log, past, known = follower.log, follower.log.past, follower.known
+            committed, snapshot = min(follower.committed, log.end.log_id), log.snapshot()
             try:
                 state, damage = await self._disk.run(
-                    lambda: self._opener.state_vouched_for(key, log_, committed=committed, seen_as=snapshot)
+                    lambda: self._opener.state_vouched_for(key, log, committed=committed, seen_as=snapshot)
                 )
                 follower.tried = known
             finally:
                 self._loading.discard(key)
-            changed = follower.log is not log_ or log_.past is not past or follower.closed
+            changed = follower.log is not log or log.past is not past or follower.closed
             if state is None:
                 if damage is not None and not changed:
                     follower.found(damage)

@@ -30,7 +30,7 @@ from nsqha import ids
 from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.integrity.corrupt_ranges import Damage
 from nsqha.server.integrity.mark_lost import MarkLost
 from nsqha.server.integrity.suspect_logs import SuspectLogs
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.sender import FollowerStreams
 
-log = Log("replicas")
-damage_log = Log("damage")
+logger = Logger("replicas")
+damage_logger = Logger("damage")
 
 SETTLE_RETRY_SECONDS = 0.5
 
@@ -193,12 +193,12 @@ class Replicas:
                 await self._settle(topic, number)
         except LogCorrupt as error:
             if key not in self.logs.unusable:
-                log.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
+                logger.error("replica_unusable", "%s/%d: %s", topic.record.name, number, error)
             return
         except (NsqhaError, OSError) as error:  # a full disk has no room for a new log
-            log.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
+            logger.warning("role_delayed", "%s/%d: %s", topic.record.name, number, error)
         except Exception as error:
-            log.error("role_failed", "%s/%d: trying again", topic.record.name, number, error=error)
+            logger.error("role_failed", "%s/%d: trying again", topic.record.name, number, error=error)
         else:
             return
         if not self.table.stopping and key not in self._again:
@@ -263,7 +263,7 @@ class Replicas:
                 text += ", and it goes by its old name again"
             follower.log.doubtful_from = None
             self.trust.renewed(key)
-            log.warning("whole_again", text, follower.log.directory)
+            logger.warning("whole_again", text, follower.log.directory)
             follower.mended()
             if follower.state is None:
                 await self._files.reload(follower)
@@ -274,7 +274,7 @@ class Replicas:
         self.followers[key] = follower = Follower(
             self._follower_runtime,
             key=key,
-            log_=opened.log,
+            log=opened.log,
             log_uid=opened.log_uid,
             state=opened.state,
             sync=self._sync_of(topic.record, topic.record.partitions[number]),
@@ -299,7 +299,7 @@ class Replicas:
         follower = self.followers[key]
         times = [self._clock.monotonic()]
         if (epoch := record.partitions[number].epoch) > follower.epoch:
-            log.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
+            logger.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
         fresh = await self._metadata.read(lambda: self._metadata.store.topic(name))
         if fresh is None or fresh.record.uid != uid or self.table.stopping:
             return
@@ -319,7 +319,7 @@ class Replicas:
             if why:
                 self._follow_again(fresh, follower)
         if why:
-            log.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
+            logger.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
             return
         times.append(self._clock.monotonic())
         opened = await self._promise_to_lead(fresh, number, follower)
@@ -339,10 +339,10 @@ class Replicas:
         if follower.state is None:
             await self._files.reload(follower)
         if follower.state is None:
-            log_, end = follower.log, max(follower.committed, follower.log.start.log_id)
+            log, end = follower.log, max(follower.committed, follower.log.start.log_id)
             text = "%s: nothing is left that says where its channels were: they begin where the log does"
-            damage_log.error("channels_lost", text, log_.directory)
-            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log_, committed=end)))
+            damage_logger.error("channels_lost", text, log.directory)
+            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log, committed=end)))
 
     async def _promise_to_lead(
         self, fresh: Versioned[TopicRecord], number: int, follower: Follower
@@ -398,7 +398,7 @@ class Replicas:
         self._records[key] = fresh
         end = opened.log.end.log_id
         took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
-        log.info(
+        logger.info(
             "leading",
             "%s/%d: leading in epoch %d from log id %d; took %s ms to read the record, free the files, promise",
             name,
@@ -419,7 +419,7 @@ class Replicas:
         if not done.cancelled() and done.exception() is None:
             took = 1000 * (self._clock.monotonic() - since)
             text = "%s/%d: the first batch of epoch %d is committed, %.1f ms later"
-            log.info(
+            logger.info(
                 "epoch_begun", text, leadership.topic, leadership.key[1], leadership.epoch, took, took_ms=round(took, 1)
             )
 
@@ -457,7 +457,7 @@ class Replicas:
         """Lead no longer: the log goes to a follower of the same partition."""
         key, partition = leadership.key, leadership.partition
         name, number = leadership.topic, key[1]
-        log.info("stepping_down", "%s/%d: epoch %d ends here: %s", name, number, leadership.epoch, why)
+        logger.info("stepping_down", "%s/%d: epoch %d ends here: %s", name, number, leadership.epoch, why)
         leadership.stop()
         topic = self._topic_of(name, key[0])
         if topic is not None:
@@ -465,7 +465,7 @@ class Replicas:
                 try:
                     tell()
                 except Exception as error:  # whatever a consumer did: there is another leader, and this one ends
-                    log.error("consumers_not_told", "%s/%d", name, number, error=error)
+                    logger.error("consumers_not_told", "%s/%d", name, number, error=error)
         await partition.release(f"this node does not lead any more: {why}")
         del self.leading[key]
         record = self._records[key]
@@ -488,7 +488,7 @@ class Replicas:
         follower = self.followers.pop(key, None)
         if follower is None and key not in self._strays:
             return
-        log.info("replica_removed", "%s/%d: moved away from this node", record.name, number)
+        logger.info("replica_removed", "%s/%d: moved away from this node", record.name, number)
         self._strays.add(key)  # until all of it is gone
         if follower is not None:
             await follower.close()
@@ -540,7 +540,7 @@ class Replicas:
             try:
                 step(leadership)
             except Exception as error:
-                log.error("leadership_failed", "%r", leadership, error=error)
+                logger.error("leadership_failed", "%r", leadership, error=error)
                 self._stepping_down(leadership, f"{type(error).__name__}: {error}")
 
     def keep_house(self) -> None:
@@ -557,7 +557,7 @@ class Replicas:
                     self._spawn(self._files.reload(follower, alone=False))
             except Exception as error:
                 # The others go on, and so does the journal, which comes next.
-                log.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
+                logger.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
             # Not while files are exchanged: the journal already speaks of the new ones.
             if not follower.busy and not ids.is_ephemeral(self._records[key].record.name):
                 self._opener.stage_durable(key, follower.log)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import LogCorrupt
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import same_past
 from nsqha.server.peers.api import PeerStream
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nsqha.server.partition.partition import Partition
     from nsqha.server.peers.api import Peers
 
-log = Log("push")
+logger = Logger("push")
 
 T = TypeVar("T")
 
@@ -140,16 +140,16 @@ class FollowerProgress:
 
     def opened(self, opened: pb.Opened, registration: int) -> None:
         """The follower has answered: push from its end on, if its log is the beginning of ours."""
-        leader, log_ = self.leader, self.leader.log
+        leader, log = self.leader, self.leader.log
         self._backoff.reset()
         self._sent.clear()
         self._window = 0
         near = not opened.behind and same_past(
             end=opened.end,
             chain=opened.chain,
-            own_start=log_.start.log_id,
-            own_end=log_.end.log_id,
-            before=log_.entry_before,
+            own_start=log.start.log_id,
+            own_end=log.end.log_id,
+            before=log.entry_before,
         )
         if not near and not opened.behind:
             self.link.retry(self)  # it looks for the place where the two part when it is asked again
@@ -213,14 +213,14 @@ class FollowerProgress:
         return piece
 
     def _made(self, first: int, end: int, room: int, committed: int) -> Piece | None:
-        leader, log_ = self.leader, self.leader.log
-        if first < log_.start.log_id:
+        leader, log = self.leader, self.leader.log
+        if first < log.start.log_id:
             self.ask_again()  # retention went past it: it has to begin anew
             return None
         try:
-            run = copying.read_run(log_, first, end, room, lost=True)
+            run = copying.read_run(log, first, end, room, lost=True)
         except LogCorrupt as error:
-            log.error("push_stopped", "%s can not be sent on: %s", log_.directory, error)
+            logger.error("push_stopped", "%s can not be sent on: %s", log.directory, error)
             if isinstance(error, BatchCorrupt):
                 leader.partition.on_damage(error.first.log_id, error.end.log_id)
             self.failed()
@@ -337,7 +337,7 @@ class FollowerStream:
         try:
             return step(*args)
         except Exception as error:
-            log.error("push_stopped", "%s to node %016x", pushed.leader.topic, self.node, error=error)
+            logger.error("push_stopped", "%s to node %016x", pushed.leader.topic, self.node, error=error)
             if isinstance(error, BatchCorrupt):
                 pushed.leader.partition.on_damage(error.first.log_id, error.end.log_id)
             pushed.failed()
@@ -374,7 +374,9 @@ class FollowerStream:
         if message.refused:
             for refused in message.refused:
                 if (pushed := self._of((refused.key.topic_uid, refused.key.partition), refused.epoch)) is not None:
-                    log.debug("push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why)
+                    logger.debug(
+                        "push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why
+                    )
                     self._guarded(pushed, pushed.refused, refused)
 
     def _of(self, key: tuple[int, int], epoch: int) -> FollowerProgress | None:
@@ -386,7 +388,7 @@ class FollowerStream:
         self._untold.clear()
         self.wanted = False
         if self._greeted:
-            log.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
+            logger.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
         self._greeted = False
         self.registration = 0
         for pushed in list(self._pushed.values()):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nsqha.commitlog import copying
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.errors import NotFound, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FETCH_BYTES_MAX = 4 << 20
 SHOWN_MAX = 100  # damaged ranges of a replica that are told one by one
 
-log = Log("answers")
+logger = Logger("answers")
 
 
 class ReplicaAnswers:
@@ -57,15 +57,15 @@ class ReplicaAnswers:
         keys = [(key.topic_uid, key.partition) for key in request.keys] or [*table.leading, *table.followers]
         for key in keys:
             if (leadership := table.leading.get(key)) is not None:
-                log_, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
+                log, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
                 role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
             elif (follower := table.followers.get(key)) is not None:
-                log_, log_uid, committed = follower.log, follower.log_uid, follower.committed
+                log, log_uid, committed = follower.log, follower.log_uid, follower.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
                 stopped, known = follower.stopped, follower.state is not None
             else:
                 continue
-            last = log_.entry_before(log_.end.log_id)
+            last = log.entry_before(log.end.log_id)
             record = journal.record(key)
             cut, damaged = self._trust.doubts(key)
             told = reply.replicas.add(
@@ -73,14 +73,14 @@ class ReplicaAnswers:
                 role=role if stopped is None else pb.ROLE_NONE,
                 promise=0 if record is None else record.promise,
                 log_uid=log_uid,
-                end=log_.end.log_id,
+                end=log.end.log_id,
                 last_epoch=last.epoch,
                 chain=last.chain,
-                durable=min(log_.local_durable, log_.end.log_id),
+                durable=min(log.local_durable, log.end.log_id),
                 committed=committed,
                 cut=cut,
                 corrupt=damaged or stopped is not None or not known,
-                start=log_.start.log_id,
+                start=log.start.log_id,
             )
             ranges = self._damage.told(key)
             told.damaged_ranges = len(ranges)
@@ -99,22 +99,22 @@ class ReplicaAnswers:
         if not request.epoch:
             return await self._fetch_anywhere(request)
         leadership = self._led(request.cluster_id, request.key, request.epoch)
-        log_ = leadership.log
-        end = log_.end.log_id
-        if request.first < log_.start.log_id:
-            anchor = log_.entry_before(log_.start.log_id)
+        log = leadership.log
+        end = log.end.log_id
+        if request.first < log.start.log_id:
+            anchor = log.entry_before(log.start.log_id)
             return pb.FetchReply(committed=leadership.committed, end=end, anchor=anchor.encode())
         if request.first >= end:
             return pb.FetchReply(committed=leadership.committed, end=end)
-        run = await self._read(log_, request, request.end or end, lost=True)
+        run = await self._read(log, request, request.end or end, lost=True)
         if self._led(request.cluster_id, request.key, request.epoch) is not leadership:
             raise Unavailable("this node led the partition anew meanwhile; its files may have been cut")
         return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
 
-    async def _read(self, log_: LogReader, request: pb.FetchRequest, end: int, *, lost: bool = False) -> copying.Run:
+    async def _read(self, log: LogReader, request: pb.FetchRequest, end: int, *, lost: bool = False) -> copying.Run:
         """Batches of one pair of files; `lost`: also those that were given up. LogCorrupt also if retention takes the
         files meanwhile."""
-        part, max_bytes = log_.part_at(request.first), min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
+        part, max_bytes = log.part_at(request.first), min(max(request.max_bytes, 1), FETCH_BYTES_MAX)
         try:
             return await self._disk.read(
                 lambda: copying.read_run(part, request.first, min(end, part.end.log_id), max_bytes, lost=lost)
@@ -123,24 +123,24 @@ class ReplicaAnswers:
             key = (request.key.topic_uid, request.key.partition)
             if self._damage.found(key, error.first.log_id, error.end.log_id) and lost:
                 text = "%s: %s; no replica can be made of it until it is mended, or given up with `nsqha log skip`"
-                log.error("copy_stopped", text, log_.directory, error)
+                logger.error("copy_stopped", text, log.directory, error)
             raise
 
     async def _fetch_anywhere(self, request: pb.FetchRequest) -> pb.FetchReply:
         """Any replica gives what it has to one that mends its copy, and that finds out whether it fits."""
         self._check_cluster(request.cluster_id)
         key = (request.key.topic_uid, request.key.partition)
-        log_, committed = self._table.log_of(key), self._table.committed_of(key)
-        end = 0 if log_ is None else min(log_.end.log_id, request.end or committed)
-        if log_ is None or not log_.start.log_id <= request.first < end:
+        log, committed = self._table.log_of(key), self._table.committed_of(key)
+        end = 0 if log is None else min(log.end.log_id, request.end or committed)
+        if log is None or not log.start.log_id <= request.first < end:
             raise NotFound(f"log id {request.first} is not here")
-        past = log_.past
-        run = await self._read(log_, request, end)
-        if self._table.log_of(key) is not log_ or log_.past is not past:
+        past = log.past
+        run = await self._read(log, request, end)
+        if self._table.log_of(key) is not log or log.past is not past:
             # Other batches may have come since, and been committed: what was read is not what we vouch for.
             raise NotFound("this replica was cut or begun anew meanwhile")
         committed = self._table.committed_of(key)
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log_.end.log_id)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=committed, end=log.end.log_id)
 
     def _led(self, cluster_id: int, key: pb.PartitionKey, epoch: int) -> Leadership:
         self._check_cluster(cluster_id)

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from nsqha.errors import NotFound
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.partition.topic import Topic
 from nsqha.server.routing.hints import from_wire
@@ -40,7 +40,7 @@ HOUSEKEEPING_SECONDS = 1.0
 GREETING_SECONDS = 1.0  # a node that does not answer for so long is tried anew
 ANSWER_SLACK_SECONDS = 5.0  # beyond what the leader may take until it answers
 
-log = Log("forwarding")
+logger = Logger("forwarding")
 
 
 class LocalTarget:
@@ -353,7 +353,7 @@ class Forwarder:
         if self._links.get(link.node) is link:
             del self._links[link.node]
         if link.greeted:  # else it is tried again and again
-            log.info("forward_ended", "publishes to %s: %s", link.address, why)
+            logger.info("forward_ended", "publishes to %s: %s", link.address, why)
 
     def _keep_house(self) -> None:
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)

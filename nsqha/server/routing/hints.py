@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.errors import NsqhaError, Unavailable
 from nsqha.ids import PartitionKey
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.routing.leaders import LeaderAt, Leaders
 
@@ -34,7 +34,7 @@ ASK_PARTITIONS = 1000  # in one question
 ASK_SECONDS = 0.5  # for an answer
 ASK_AGAIN_SECONDS = 0.2
 
-log = Log("hints")
+logger = Logger("hints")
 
 
 class Hints:
@@ -110,7 +110,9 @@ class Hints:
         _, known = self._hints.get(key, ("", None))
         if at.epoch <= max(epoch, known.epoch if known is not None else 0):
             return
-        log.info("leader_hinted", "%s/%d: node %016x leads epoch %d, as others say", topic, key[1], at.node, at.epoch)
+        logger.info(
+            "leader_hinted", "%s/%d: node %016x leads epoch %d, as others say", topic, key[1], at.node, at.epoch
+        )
         self._hints[key] = topic, at
 
     # ---- asking
@@ -143,7 +145,7 @@ class Hints:
         try:
             reply: routing_pb2.LeadersReply = await self._peers.call(address, "Leaders", request, timeout=ASK_SECONDS)
         except (NsqhaError, ValueError) as error:
-            log.debug("no_hint", "%s: %s", address, error)
+            logger.debug("no_hint", "%s: %s", address, error)
             return routing_pb2.LeadersReply()
         return reply
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from nsqha import hot, ids
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.routing.hints import from_wire
 from nsqha.server.routing.leaders import LeaderAt, Leaders
@@ -47,7 +47,7 @@ GREETING_SECONDS = 1.0
 _FIN_ERROR = b"E_FIN_FAILED"
 _REQ_ERROR = b"E_REQ_FAILED"
 
-log = Log("relaying")
+logger = Logger("relaying")
 
 
 class RelayLink:
@@ -142,7 +142,7 @@ class RelayLink:
         self._relaying.link_ended(self)
         legs, self.legs = self.legs, {}
         if legs:
-            log.info("relay_ended", "%d subscriptions at %s: %s", len(legs), self.address, why)
+            logger.info("relay_ended", "%d subscriptions at %s: %s", len(legs), self.address, why)
         for leg in legs.values():
             leg.lost()
 

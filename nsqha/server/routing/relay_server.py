@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from nsqha import ids
 from nsqha.clock import Now
 from nsqha.errors import NotFound, NsqhaError, Unavailable, WrongKind
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import routing_pb2
 from nsqha.server.partition.consumer_acks import ConsumerAcks
 from nsqha.server.partition.delivery import Consumer
@@ -36,7 +36,7 @@ FIGURES_SECONDS = 1.0  # how late a status is that says nothing new but a figure
 RETRY_SECONDS = 0.05
 PLACE_SECONDS = 10.0  # a subscription that has no place after so long is closed, and tried again by its node
 
-log = Log("relay")
+logger = Logger("relay")
 
 
 class Channels(Protocol):

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from nsqha.errors import ConfigError
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.server.runtime.tls import ClusterTls, load_cluster_tls, server_context
 
 LOOK_SECONDS = 2.0
 
-log = Log("certificates")
+logger = Logger("certificates")
 
 T = TypeVar("T")
 
@@ -76,12 +76,12 @@ class Renewed(ABC, Generic[T]):
         except (ConfigError, OSError) as error:
             if stamps == self._bad:
                 self._said = stamps
-                log.error("certificates_unusable", "the set from before stays in use: %s", error)
+                logger.error("certificates_unusable", "the set from before stays in use: %s", error)
             self._bad = stamps
             return False
         self._stamps, self._bad, self._said = stamps, None, None
         self._set = (self.generation + 1, found)
-        log.info("certificates_renewed", "%s were read again", ", ".join(self._paths))
+        logger.info("certificates_renewed", "%s were read again", ", ".join(self._paths))
         return True
 
     def _stat(self) -> _Stamps:

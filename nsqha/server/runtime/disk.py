@@ -20,14 +20,14 @@ from typing import Any, Protocol, TypeVar
 
 from nsqha.clock import Clock
 from nsqha.commitlog.log import SyncTicket
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
 READ_THREADS = 2
 PATIENT_SECONDS = 0.05  # from the beginning of one round to that of the next, if nobody waits for it
 
-log = Log("disk")
+logger = Logger("disk")
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ class DiskRounds:
                 partition.synced(ticket)
             except Exception as error:
                 # One partition's trouble is not that of the others in the round.
-                log.error("round_failed", "a partition could not take in its disk round", error=error)
+                logger.error("round_failed", "a partition could not take in its disk round", error=error)
         if self._urgent and not self._running:
             self._running = True
             self._start_round()

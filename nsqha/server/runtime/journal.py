@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.errors import AppendFailed, StorageError, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.runtime.disk import DiskRounds
 
-log = Log("journalling")
+logger = Logger("journalling")
 
 
 class JournalWriter:
@@ -57,7 +57,7 @@ class JournalWriter:
         try:
             await self.promise()
         except AppendFailed as error:
-            log.warning("journal_delayed", "the journal could not be written, trying again: %s", error)
+            logger.warning("journal_delayed", "the journal could not be written, trying again: %s", error)
         except StorageError as error:
             self._fail(error)
         except Unavailable:

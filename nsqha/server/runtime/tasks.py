@@ -28,12 +28,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 from nsqha.errors import OutcomeUnknown, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
-log = Log("background")
+logger = Logger("background")
 
 
 async def whole(work: Coroutine[Any, Any, T]) -> T:
@@ -68,7 +68,7 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task_failed", "a background task failed", error=error)
+            logger.error("task_failed", "a background task failed", error=error)
 
     def cancel(self) -> None:
         """The owner stops."""

@@ -24,7 +24,7 @@ from nsqha.election.etcd.access import etcd_options, stored_topics
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import View
 from nsqha.errors import ConfigError, NsqhaError, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers.api import PeerIdentity
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 
-log = Log("held")
+logger = Logger("held")
 
 
 @dataclass
@@ -65,7 +65,7 @@ async def until_accepted(holding: Holding, why: str) -> bool:
     options, journal = holding.options, holding.journal
     loop = asyncio.get_running_loop()
     acceptance = open_acceptance(options, holding.clock)
-    log.error(
+    logger.error(
         "metadata_in_doubt", "%s: nothing is led or followed until nsqha cluster accept-metadata, run on any host", why
     )
     server: _EvidenceServer | None = None
@@ -85,7 +85,7 @@ async def until_accepted(holding: Holding, why: str) -> bool:
                 if isinstance(error, ConfigError):
                     raise
                 if str(error) != said:
-                    log.warning("not_announced", "etcd does not answer; asking again: %s", error)
+                    logger.warning("not_announced", "etcd does not answer; asking again: %s", error)
                     said = str(error)
             try:
                 await asyncio.wait_for(holding.stop.wait(), POLL_SECONDS)
@@ -93,7 +93,7 @@ async def until_accepted(holding: Holding, why: str) -> bool:
                 continue
             return False
         await holding.disk.run(lambda: follow(journal, look, options.data_path))
-        log.info("metadata_believed", "starting with the metadata as they are now, generation %d",
+        logger.info("metadata_believed", "starting with the metadata as they are now, generation %d",
                  journal.identity.generation)  # fmt: skip
         return True
     finally:
@@ -154,7 +154,7 @@ def warn_of_unknown(data_path: str, view: View) -> None:
     known = {topic.record.uid for topic in view.topics.values()} | set(view.tombstones)
     for name, uid, numbers in evidence.folders(data_path):
         if uid not in known:
-            log.warning(
+            logger.warning(
                 "logs_unknown",
                 "the metadata know nothing of topic %s with uid %016x, of which %d partitions are here; they stay",
                 name,
@@ -185,7 +185,7 @@ def follow(journal: NodeJournal, look: Look, data_path: str) -> None:
 def open_acceptance(options: Options, clock: Clock) -> EtcdAcceptance:
     """Nothing is sent yet."""
     return EtcdAcceptance(
-        etcd_options(options), options.cluster_name, clock, lambda text: log.warning("etcd", "%s", text)
+        etcd_options(options), options.cluster_name, clock, lambda text: logger.warning("etcd", "%s", text)
     )
 
 
@@ -236,7 +236,7 @@ class _EvidenceServer:
 
         records = [*(topic.record for topic in stored.values()), *(topic.record for topic in seen.topics)]
         found = await cls.serve(options, answer, mine.cluster_id, members(records), holding.certificates)
-        log.info("held", "%d logs are recovered; evidence is served on %s", len(held.replicas), found.address)
+        logger.info("held", "%d logs are recovered; evidence is served on %s", len(held.replicas), found.address)
         return found
 
     @classmethod

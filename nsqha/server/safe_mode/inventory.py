@@ -27,7 +27,7 @@ from nsqha.election.codec import decode, encode, from_plain, to_plain
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
 from nsqha.errors import ConfigError, LogCorrupt
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.integrity.suspect_logs import can_be_whole, good_name
 from nsqha.server.replica.log_manager import OpenedLog, PartitionOpener
@@ -37,7 +37,7 @@ SEEN = "metadata.seen"
 _FORMAT = 1
 _FOLDER = re.compile(r"(?P<name>.+)-(?P<uid>[0-9a-f]{16})")
 
-log = Log("evidence")
+logger = Logger("evidence")
 
 
 # ---- what was seen of the metadata
@@ -82,7 +82,7 @@ def read_seen(folder: str) -> Seen:
     except FileNotFoundError:
         return Seen()
     except (OSError, msgspec.MsgspecError, LogCorrupt, ConfigError) as error:
-        log.warning("seen_unreadable", "%s is left alone: %s", path, error)
+        logger.warning("seen_unreadable", "%s is left alone: %s", path, error)
         return Seen()
     return Seen(plain.revision, topics)
 
@@ -160,7 +160,7 @@ class Held:
             try:
                 opened = opener.recover(record, [number])[number]
             except LogCorrupt as error:
-                log.error("replica_unusable", "%s/%d: %s", record.name, number, error)
+                logger.error("replica_unusable", "%s/%d: %s", record.name, number, error)
                 status.log_uid = 0 if known is None else known.log_uid
                 status.corrupt = True
                 continue

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from nsqha.errors import NsqhaError
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.safe_mode import inventory as evidence
 from nsqha.server.safe_mode.hold import accepts, check_cluster, open_acceptance, waiting_node
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 
-log = Log("doubt")
+logger = Logger("doubt")
 
 
 class RunningNode(Protocol):
@@ -82,11 +82,11 @@ class StaleMetadataMonitor:
             while True:
                 try:
                     if await self._looked(loop, acceptance):
-                        log.warning("begins_again", "an operator decides on the metadata: this node waits for that")
+                        logger.warning("begins_again", "an operator decides on the metadata: this node waits for that")
                         self._begin_again()
                         return
                 except (NsqhaError, OSError) as error:
-                    log.info("doubt_delayed", "%s", error)
+                    logger.info("doubt_delayed", "%s", error)
                     await asyncio.sleep(POLL_SECONDS)
                     self._look.set()  # what was hinted at was not seen
                     continue
@@ -132,7 +132,7 @@ class StaleMetadataMonitor:
             node.journal.doubt_metadata()
         await node.journal_writer.promise()
         self.why = self._store.doubt
-        log.error(
+        logger.error(
             "metadata_in_doubt",
             "%s: no leader and no replica is changed here until then; publishing needs the others in sync",
             self.why,

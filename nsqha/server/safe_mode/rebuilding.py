@@ -16,12 +16,12 @@ from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.storage import Storage
 from nsqha.cursor.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, TopicRecord, TopicSettings
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.replica.log_manager import OpenedLog, PartitionOpener
 
 _FOLDER = re.compile(r"(?P<name>.+)-(?P<uid>[0-9a-f]{16})")
 
-log = Log("rebuilding")
+logger = Logger("rebuilding")
 
 
 def records(storage: Storage, opener: PartitionOpener, journal: NodeJournal, data_path: str) -> Iterator[TopicRecord]:
@@ -30,11 +30,11 @@ def records(storage: Storage, opener: PartitionOpener, journal: NodeJournal, dat
     for folder in storage.list_dir(root) if storage.exists(root) else ():
         match = _FOLDER.fullmatch(folder)
         if match is None or not ids.valid_name(match["name"]):
-            log.warning("stray_folder", "%s/%s is no topic's folder and is left alone", root, folder)
+            logger.warning("stray_folder", "%s/%s is no topic's folder and is left alone", root, folder)
             continue
         numbers = sorted(int(name) for name in storage.list_dir(f"{root}/{folder}") if name.isdigit())
         if not numbers or numbers != list(range(len(numbers))):
-            log.error("partitions_missing", "%s/%s has partitions %s: it is left alone", root, folder, numbers)
+            logger.error("partitions_missing", "%s/%s has partitions %s: it is left alone", root, folder, numbers)
             continue
         yield _record(opener, journal, match["name"], int(match["uid"], 16), len(numbers))
 
@@ -52,7 +52,9 @@ def _record(opener: PartitionOpener, journal: NodeJournal, name: str, uid: int, 
             last = found.log.last
             epoch = max(promised.promise if promised else 0, last.epoch if last else 0) + 1
             metas[number] = PartitionMeta(epoch=epoch).led_by(journal.identity.node_uid, found.log_uid)
-        log.warning("topic_rebuilt", "topic %s was put together from its log; its settings begin at the defaults", name)
+        logger.warning(
+            "topic_rebuilt", "topic %s was put together from its log; its settings begin at the defaults", name
+        )
         return TopicRecord(name, uid, salt_of(opened), settings, channels_of(newest), metas)
     finally:
         for found in opened.values():
@@ -77,12 +79,12 @@ def salt_of(opened: dict[int, OpenedLog]) -> int:
     return 0
 
 
-def _first_message(log_: PartitionLog) -> tuple[int, int] | None:
+def _first_message(log: PartitionLog) -> tuple[int, int] | None:
     """(number behind the wire id, offset) of the oldest message."""
-    batch = log_.batch_at(log_.start.offset) if log_.start.offset < log_.end.offset else None
+    batch = log.batch_at(log.start.offset) if log.start.offset < log.end.offset else None
     if batch is None:
         return None
-    position = batch.locate(log_.start.offset)
+    position = batch.locate(log.start.offset)
     number = ids.parse_message_id(bytes(batch.data[position + 18 : position + 34]))
     assert number is not None, "a stored message has no id"
-    return number, log_.start.offset
+    return number, log.start.offset

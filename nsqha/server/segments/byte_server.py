@@ -38,7 +38,7 @@ from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.http.stats import SegmentStats
 from nsqha.server.peers.api import READER_URI, PeerIdentity
 from nsqha.server.runtime import listen
@@ -59,7 +59,7 @@ SAY_SECONDS = 10.0  # between two log lines about strangers
 STOP_SECONDS = 1.0
 ENDING = frozenset({400, 403, 404, 503})  # a reader that follows its snapshot gets none of them twice
 
-log = Log("segments")
+logger = Logger("segments")
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ class ByteServer:
     def start(self) -> None:
         """Serve from now on."""
         self._watcher.start()
-        log.info("segments_listening", "segments: listening on %s", self.address, address="segments")
+        logger.info("segments_listening", "segments: listening on %s", self.address, address="segments")
 
     async def close(self) -> None:
         """Close the listener and all connections; no thread is left that is not waiting for a disk."""
@@ -215,7 +215,7 @@ class ByteServer:
             silent = now < self._said + SAY_SECONDS
             self._said = self._said if silent else now
         if not silent:
-            log.warning("reader_refused", "%s: %s", who, why)
+            logger.warning("reader_refused", "%s: %s", who, why)
 
     def ended(self, connection: Connection) -> None:
         """Its thread is at its end."""
@@ -350,9 +350,9 @@ class Connection:
             with self._serving():
                 _Handler(self)
         except (OSError, Ended, ValueError) as error:  # ValueError: closed meanwhile
-            log.debug("reader_gone", "%s: %s", self.address, error)
+            logger.debug("reader_gone", "%s: %s", self.address, error)
         except Exception as error:
-            log.error("reader_failed", "%s", self.address, error=error)
+            logger.error("reader_failed", "%s", self.address, error=error)
 
     @contextmanager
     def _serving(self) -> Iterator[None]:

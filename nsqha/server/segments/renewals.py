@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
 from nsqha.errors import NotFound, NsqhaError
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.partition import holding
 from nsqha.server.runtime.tasks import Unfinished
 
@@ -32,7 +32,7 @@ REMEMBERED_MAX = 1024  # holds whose last look is known
 GUESSES_MAX = 64  # per LOOK_SECONDS: ids that others are asked about although they may be made up
 HOLD_SECONDS = 5.0  # for one partition to commit
 
-log = Log("segments")
+logger = Logger("segments")
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class HoldRenewals:
         try:
             await asyncio.gather(self.renew_here(hold), self._ask_others(hold))
         except NsqhaError as error:
-            log.warning("hold_not_renewed", "hold %016x: %s; tried again with the next read", hold, error)
+            logger.warning("hold_not_renewed", "hold %016x: %s; tried again with the next read", hold, error)
 
     async def renew_here(self, hold: int) -> tuple[int, int]:
         """In how many partitions led here it is, and the earliest of its ends (ns; 0: in none)."""
@@ -84,7 +84,7 @@ class HoldRenewals:
         except NotFound:
             return 0
         except NsqhaError as error:
-            log.warning("hold_not_renewed", "%s, hold %016x: %s", partition.log.directory, hold, error)
+            logger.warning("hold_not_renewed", "%s, hold %016x: %s", partition.log.directory, hold, error)
             return 0
 
     async def release_here(self, hold: int) -> int:

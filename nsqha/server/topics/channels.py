@@ -25,7 +25,7 @@ from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.seek import SeekPlan
 from nsqha.election.model import ChannelList
 from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable, WrongKind
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
@@ -41,7 +41,7 @@ LEADER_RETRY_SECONDS = 0.02  # a leader whose epoch has only begun
 MOVE_SECONDS = 3.0  # for one partition to commit a reader's floor: less than another node waits for all of them
 READERS_MAX = 64  # reader channels of one topic: each holds its retention, and any reader may make them
 
-log = Log("channels")
+logger = Logger("channels")
 
 
 Change = Callable[[ChannelList], ChannelList]
@@ -161,7 +161,7 @@ class Channels:
                 return
             await add_channel(self._change, self._rng, topic, channel, reader=reader)
             await self._all_follow(topic)
-            log.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
+            logger.info("channel_created", "TOPIC(%s): new channel(%s)", topic.name, channel)
         self._topics.announce(topic.name)
 
     async def delete(self, topic: str, channel: str) -> None:
@@ -190,7 +190,7 @@ class Channels:
                 else:
                     await self._change(found, lambda channels: channels.without_channel(channel))
                     await self._all_follow(found)
-            log.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
+            logger.info("channel_deleted", "TOPIC(%s): deleted channel(%s)", topic, channel)
             self._topics.announce(topic)
             if found.ephemeral and not found.channel_names():
                 await self._topics.bury(found)

@@ -14,7 +14,7 @@ from nsqha import ids
 from nsqha.election.model import PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.rules import changed_settings
 from nsqha.errors import NsqhaError, StorageError, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.channels import Change, add_channel
 from nsqha.server.topics.settings import remarks_alone
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
 
-log = Log("topics")
-settings_log = Log("settings")
+logger = Logger("topics")
+settings_logger = Logger("settings")
 
 
 class SingleNodePlacement:
@@ -85,7 +85,7 @@ class SingleNodePlacement:
                     await self._bury_half_made(name)
                 raise Unavailable(f"topic {name} could not be made: {error}") from error
             self._topics.add(topic)
-            log.info("topic_created", "TOPIC(%s): created", name)
+            logger.info("topic_created", "TOPIC(%s): created", name)
         self._topics.announce(name)
         return topic
 
@@ -154,7 +154,7 @@ class SingleNodePlacement:
         for partition in partitions:
             topic.add_led(partition)
         self._forget_targets()
-        settings_log.info("partitions_added", "TOPIC(%s): partitions %s added", topic.name, numbers)
+        settings_logger.info("partitions_added", "TOPIC(%s): partitions %s added", topic.name, numbers)
 
     def _create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Any:
         """On the disk thread, in empty folders."""

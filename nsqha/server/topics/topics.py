@@ -18,12 +18,12 @@ from typing import Any
 
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
 from nsqha.errors import AppendFailed, Conflict, NotFound, Unavailable
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
 from nsqha.server.topics.placement import Announcer, NoLookupd, Placement, TopicContext
 from nsqha.server.topics.settings import TopicChanges
 
-log = Log("topics")
+logger = Logger("topics")
 
 
 class Topics(Mapping[str, Topic]):
@@ -153,7 +153,7 @@ class Topics(Mapping[str, Topic]):
         await self.placement.drop(topic.record.uid, topic.record.partitions)
         for partition in topic.led:
             await partition.end("the topic was deleted")
-        log.info("topic_deleted", "TOPIC(%s): deleted", topic.name)
+        logger.info("topic_deleted", "TOPIC(%s): deleted", topic.name)
         self.announce(topic.name)
 
     def _forget(self, topic: Topic) -> None:
@@ -264,4 +264,4 @@ class Topics(Mapping[str, Topic]):
 
 def files_remain(topic: str, error: Exception) -> None:
     """Of a deleted topic: they go with the next start, or the next look of a cluster's node."""
-    log.warning("files_remain", "files of the deleted topic %s are removed later: %s", topic, error)
+    logger.warning("files_remain", "files of the deleted topic %s are removed later: %s", topic, error)

@@ -17,7 +17,7 @@ from lookupd.lookup_v1 import STEPS_AT_ONCE
 from lookupd.registry import Registry
 from nsqha.clock import ManualClock
 from nsqha.errors import ConfigError
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import SECOND, LookupdOptions
 
 BODY = {"version": "1.3.0", "hostname": "h", "broadcast_address": "a", "tcp_port": 4150, "http_port": 4151}
@@ -323,7 +323,7 @@ OK = struct.pack(">i", 2) + b"OK"
 
 
 def a_connection(clock: ManualClock) -> tuple[tcp.Connection, SlowPeer]:
-    server = tcp.TcpServer(Registry(inactive_timeout_s=300, tombstone_lifetime_s=45), clock, Log("t"), silence_s=60)
+    server = tcp.TcpServer(Registry(inactive_timeout_s=300, tombstone_lifetime_s=45), clock, Logger("t"), silence_s=60)
     connection, peer = tcp.Connection(server), SlowPeer()
     connection.connection_made(peer)  # type: ignore[arg-type]
     return connection, peer

@@ -221,29 +221,29 @@ class LeaderStream:
     def close(self, why: str = "") -> None:
         self.receiver.on_closed(why)
 
-    def ask(self, epoch: int, log_: PartitionLog, start: int | None = None) -> None:
+    def ask(self, epoch: int, log: PartitionLog, start: int | None = None) -> None:
         """Open with what a leader whose log this is says."""
-        at = log_.end.log_id if start is None else start
+        at = log.end.log_id if start is None else start
         message = pb.PushMessage()
         message.opens.add(
-            key=WIRE_KEY, topic="t", epoch=epoch, start=at, chain=log_.entry_before(at).chain, first=log_.start.log_id
+            key=WIRE_KEY, topic="t", epoch=epoch, start=at, chain=log.entry_before(at).chain, first=log.start.log_id
         )
         self.receiver.on_message(message)
 
-    async def open(self, epoch: int, log_: PartitionLog, start: int | None = None) -> Any:
+    async def open(self, epoch: int, log: PartitionLog, start: int | None = None) -> Any:
         """Ask, and wait for the answer."""
         self.take()
-        self.ask(epoch, log_, start)
+        self.ask(epoch, log, start)
         for _ in range(1000):
             await asyncio.sleep(0.005)
             for answer in [*self.opened, *self.refused]:
                 return answer
         raise AssertionError("no answer")
 
-    def push(self, epoch: int, log_: PartitionLog, first: int, end: int | None = None, committed: int = 0) -> None:
+    def push(self, epoch: int, log: PartitionLog, first: int, end: int | None = None, committed: int = 0) -> None:
         from nsqha.commitlog.copying import read_run
 
-        batch = read_run(log_, first, end or log_.end.log_id, 1 << 30)
+        batch = read_run(log, first, end or log.end.log_id, 1 << 30)
         message = pb.PushMessage()
         message.appends.add(topic_uid=UID, epoch=epoch, entries=batch.entries, data=batch.data, committed=committed)
         self.receiver.on_message(message)
@@ -360,31 +360,31 @@ class ReplicaRig:
 
 def log_of(*epochs: int, storage: Storage | None = None, limits: LogLimits | None = None) -> PartitionLog:
     """A leader's log: one batch of one message for each epoch that is named."""
-    log_ = PartitionLog.create(
+    log = PartitionLog.create(
         storage or MemStorage(), "leader/0", LogIdentity(UID, 0), cache=BatchCache(), limits=limits
     )
     for epoch in epochs:
-        add(log_, epoch, b"m")
-    return log_
+        add(log, epoch, b"m")
+    return log
 
 
-def add(log_: PartitionLog, epoch: int, *bodies: bytes, durable: int = 0) -> Entry:
+def add(log: PartitionLog, epoch: int, *bodies: bytes, durable: int = 0) -> Entry:
     """One batch more."""
     data = bytearray(b"".join(map(hot.frame, bodies)))
-    timestamp_ns = log_.next_timestamp(1000 * log_.end.log_id)
-    hot.stamp(data, 0, (3 << 30) + log_.end.offset, timestamp_ns)
-    return log_.append(data, count=len(bodies), flags=0, timestamp_ns=timestamp_ns, epoch=epoch, durable=durable)
+    timestamp_ns = log.next_timestamp(1000 * log.end.log_id)
+    hot.stamp(data, 0, (3 << 30) + log.end.offset, timestamp_ns)
+    return log.append(data, count=len(bodies), flags=0, timestamp_ns=timestamp_ns, epoch=epoch, durable=durable)
 
 
-def copy_of(log_: PartitionLog, end: int) -> PartitionLog:
+def copy_of(log: PartitionLog, end: int) -> PartitionLog:
     """Another log that has the same batches below `end`."""
     copy = log_of()
-    for entry in log_.entries(1, end):
-        copy.append_copy(entry, log_.read(entry))
+    for entry in log.entries(1, end):
+        copy.append_copy(entry, log.read(entry))
     return copy
 
 
-def serving(log_: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str, Any], Any]:
+def serving(log: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str, Any], Any]:
     """What a leader with this log answers."""
     from nsqha.commitlog import copying
 
@@ -392,15 +392,15 @@ def serving(log_: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str
         if request.epoch != epoch:
             raise Unavailable(f"not leading in epoch {request.epoch}")
         if method == "EpochEnd":
-            found = copying.epoch_end(log_, request.asked_epoch)
-            return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=log_.start.log_id)
-        if request.first < log_.start.log_id:
-            anchor = log_.entry_before(log_.start.log_id)
-            return pb.FetchReply(committed=committed, end=log_.end.log_id, anchor=anchor.encode())
-        if request.first >= log_.end.log_id:
-            return pb.FetchReply(committed=committed, end=log_.end.log_id)
-        batch = copying.read_run(log_, request.first, log_.end.log_id, request.max_bytes)
-        return pb.FetchReply(entries=batch.entries, data=batch.data, committed=committed, end=log_.end.log_id)
+            found = copying.epoch_end(log, request.asked_epoch)
+            return pb.EpochEndReply(epoch=found.epoch, end=found.end, chain=found.chain, start=log.start.log_id)
+        if request.first < log.start.log_id:
+            anchor = log.entry_before(log.start.log_id)
+            return pb.FetchReply(committed=committed, end=log.end.log_id, anchor=anchor.encode())
+        if request.first >= log.end.log_id:
+            return pb.FetchReply(committed=committed, end=log.end.log_id)
+        batch = copying.read_run(log, request.first, log.end.log_id, request.max_bytes)
+        return pb.FetchReply(entries=batch.entries, data=batch.data, committed=committed, end=log.end.log_id)
 
     return answer
 
@@ -408,11 +408,11 @@ def serving(log_: PartitionLog, epoch: int, committed: int = 0) -> Callable[[str
 async def followed(rig: ReplicaRig, epoch: int = 1) -> tuple[Any, Any]:
     """A follower of A, in sync, and A's stream and log."""
     await rig.settle(rig.record(leader=A, epoch=epoch, isr={A: 5}))
-    log_ = log_of()
+    log = log_of()
     stream = rig.leader(A)
-    opened = await stream.open(epoch, log_)
+    opened = await stream.open(epoch, log)
     assert opened.DESCRIPTOR.name == "Opened" and not opened.behind
-    return stream, log_
+    return stream, log
 
 
 def promised(rig: ReplicaRig) -> int:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.server.http import server as http_envelope
 from nsqha.server.http.server import ApiError, Gate, HttpApi, HttpServer, Query, Reply, Request
 from nsqha.server.runtime.budget import PublishBudget
@@ -107,7 +107,7 @@ class Peer:
 @asynccontextmanager
 async def serving(gate: Gate | None = None, room_bytes: int = 1 << 30) -> AsyncIterator[Peer]:
     room = PublishBudget(asyncio.get_running_loop(), room_bytes)
-    server = HttpServer(api(), Log("test"), gate=gate, room=room)
+    server = HttpServer(api(), Logger("test"), gate=gate, room=room)
     address = await server.listen(listen("127.0.0.1:0", flag="http-address"))
     peer = await Peer(int(address.rpartition(":")[2])).connect()
     try:
@@ -378,7 +378,7 @@ def test_who_does_not_take_an_answer_is_dropped(size: int, monkeypatch: pytest.M
     async def main() -> None:
         sock = listen("127.0.0.1:0", flag="http-address")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        server = HttpServer(api(), Log("test"))
+        server = HttpServer(api(), Logger("test"))
         await server.listen(sock)
         loop = asyncio.get_running_loop()
         with socket.socket() as peer:
@@ -441,7 +441,7 @@ def test_closing_lets_a_request_end() -> None:
 
         routes = HttpApi()
         routes.add("GET", "/slow", slow)
-        server = HttpServer(routes, Log("test"))
+        server = HttpServer(routes, Logger("test"))
         address = await server.listen(listen("127.0.0.1:0", flag="http-address"))
         peer = await Peer(int(address.rpartition(":")[2])).connect()
         idle = await Peer(peer._port).connect()
@@ -477,7 +477,7 @@ def test_tls_is_the_same_api(tmp_path: object) -> None:
     """No certificate here: a context that can not shake hands must cost the peer its connection and nobody else."""
 
     async def main() -> None:
-        server = HttpServer(api(), Log("test"))
+        server = HttpServer(api(), Logger("test"))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         address = await server.listen(listen("127.0.0.1:0", flag="https-address"), context)
         peer = await Peer(int(address.rpartition(":")[2])).connect()

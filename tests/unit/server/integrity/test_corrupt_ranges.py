@@ -30,10 +30,10 @@ def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_c
     async def scenario() -> None:
         rig = ReplicaRig()
         await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
-        log_ = log_of(1, 2, 2, 2)
+        log = log_of(1, 2, 2, 2)
         stream = rig.leader(A)
         await stream.open(2, log_of())
-        stream.push(2, log_, 1, committed=5)
+        stream.push(2, log, 1, committed=5)
         await pause()
         follower = rig.replicas.followers[KEY]
         lost = follower.log.entry(2)
@@ -61,16 +61,16 @@ def test_channels_that_nobody_can_mend_are_known_from_a_checkpoint_behind() -> N
     async def scenario() -> None:
         rig = ReplicaRig()
         await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
-        log_ = log_of(1, 2, 2)
+        log = log_of(1, 2, 2)
         state = PartitionState()
-        for entry in log_.entries(1, 4):
+        for entry in log.entries(1, 4):
             state.apply(entry, b"")
         (frame,) = write(state, 1 << 16)
-        timestamp_ns = log_.next_timestamp(1)
-        log_.append(bytearray(frame), count=0, flags=HAS_CHECKPOINT, timestamp_ns=timestamp_ns, epoch=2, durable=1)
+        timestamp_ns = log.next_timestamp(1)
+        log.append(bytearray(frame), count=0, flags=HAS_CHECKPOINT, timestamp_ns=timestamp_ns, epoch=2, durable=1)
         stream = rig.leader(A)
         await stream.open(2, log_of())
-        stream.push(2, log_, 1)
+        stream.push(2, log, 1)
         await pause()
         follower = rig.follower
         follower.forget_pending()  # as after a restart
@@ -128,12 +128,12 @@ def test_what_is_left_of_a_range_as_its_leader_has_it_is_not_read_on_the_loop() 
         await stream.open(2, log_of())
         stream.push(2, log_of(1, 2, 2, 2, 2), 1)
         await pause()
-        log_ = rig.follower.log
-        commitlog = rig.storage.open(f"{log_.directory}/{0:020}.commitlog")
+        log = rig.follower.log
+        commitlog = rig.storage.open(f"{log.directory}/{0:020}.commitlog")
         for log_id in (2, 4):
-            entry = log_.entry(log_id)
+            entry = log.entry(log_id)
             commitlog.pwrite(entry._replace(flags=entry.flags | LOST).encode(), log_id * ENTRY_BYTES)
-        log_.entry = log_.entries = None  # type: ignore[assignment,method-assign]
+        log.entry = log.entries = None  # type: ignore[assignment,method-assign]
         damage = rig.replicas.damage
         damage._bad[KEY] = RangeSet([(1, 6)])
 
@@ -142,7 +142,7 @@ def test_what_is_left_of_a_range_as_its_leader_has_it_is_not_read_on_the_loop() 
 
         damage._repairer.mend_as_leader = mended  # type: ignore[method-assign]
         rig.disk.gate.clear()
-        for ask in (damage._as_leader(KEY, log_, "n1", 2, 1, 6), damage._follow_leader(KEY, 1, 6)):
+        for ask in (damage._as_leader(KEY, log, "n1", 2, 1, 6), damage._follow_leader(KEY, 1, 6)):
             rig.spawn(ask)
         await pause()
         assert damage.known(KEY) == [(1, 6)] and len(rig.tasks) == 2
@@ -159,14 +159,14 @@ def test_a_disk_that_lacks_descriptors_says_nothing_of_what_was_given_up() -> No
         stream, _ = await followed(rig)
         stream.push(1, log_of(1, 1), 1)
         await pause()
-        damage, log_ = rig.replicas.damage, rig.follower.log
+        damage, log = rig.replicas.damage, rig.follower.log
         damage._bad[KEY] = RangeSet([(1, 2)])
 
         class NoFiles(MemStorage):
             def open(self, *_: Any, **__: Any) -> Any:
                 raise OSError(errno.EMFILE, "too many open files")
 
-        log_._storage = NoFiles()
+        log._storage = NoFiles()
         await damage._follow_leader(KEY, 1, 2)
         assert damage.known(KEY) == [(1, 2)] and "Fetch" not in rig.peers.calls and not rig.failures
 
@@ -174,30 +174,30 @@ def test_a_disk_that_lacks_descriptors_says_nothing_of_what_was_given_up() -> No
 
 
 def test_what_was_given_up_is_found_in_all_pairs() -> None:
-    log_ = new_log(MemStorage())
+    log = new_log(MemStorage())
     lost = random.Random(1).sample(range(1, 25), 9)
     for _ in range(24):
-        add(log_, b"m")
-        if log_.end.log_id % 7 == 0:
-            roll(log_)
+        add(log, b"m")
+        if log.end.log_id % 7 == 0:
+            roll(log)
     for log_id in lost:
-        entry, pair = log_.entry(log_id), log_.pair_of(log_id)
+        entry, pair = log.entry(log_id), log.pair_of(log_id)
         pair.commitlog.pwrite(entry._replace(flags=entry.flags | LOST).encode(), pair.slot(log_id))
-    log_._shelf.clear()
+    log._shelf.clear()
     for first in range(27):
         for end in range(first, 27):
-            expected = RangeSet((n, n + 1) for n in range(first, end) if is_lost(log_, n))
-            assert lost_of(log_.snapshot(), first, end) == expected
+            expected = RangeSet((n, n + 1) for n in range(first, end) if is_lost(log, n))
+            assert lost_of(log.snapshot(), first, end) == expected
 
 
 def test_a_range_that_retention_went_past_is_told_without_its_offsets() -> None:
     """An operator gave it up, and before that was told the files were gone."""
-    log_ = new_log(MemStorage())
+    log = new_log(MemStorage())
     for _ in range(4):
-        add(log_, b"m" * 900)
-        roll(log_)
-    assert damaged_range(log_, 1, 3) == (1, 3, 0, 2)
-    drop_pairs(log_, log_.pair_of(3).first)
-    assert log_.start.log_id == 3
-    assert damaged_range(log_, 1, 3) == (1, 3, 0, 0)
-    assert damaged_range(log_, 3, 4) == (3, 4, 2, 3)
+        add(log, b"m" * 900)
+        roll(log)
+    assert damaged_range(log, 1, 3) == (1, 3, 0, 2)
+    drop_pairs(log, log.pair_of(3).first)
+    assert log.start.log_id == 3
+    assert damaged_range(log, 1, 3) == (1, 3, 0, 0)
+    assert damaged_range(log, 3, 4) == (3, 4, 2, 3)

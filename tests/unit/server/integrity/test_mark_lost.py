@@ -74,16 +74,16 @@ async def damaged(*log_ids: int) -> tuple[ReplicaRig, PartitionLog, int]:
     return await back(storage, log_uid), leader, log_uid
 
 
-def has(log_: PartitionLog, *without: int) -> Callable[[str, Any], Any]:
+def has(log: PartitionLog, *without: int) -> Callable[[str, Any], Any]:
     """Another replica that leads nothing."""
 
     def answer(method: str, request: Any) -> Any:
-        if request.epoch or request.first >= log_.end.log_id:
+        if request.epoch or request.first >= log.end.log_id:
             raise NotFound("not here")
         if request.first in without:
             raise LogCorrupt("damaged here, too")
-        run = copying.read_run(log_, request.first, min([request.end, *(n for n in without if n > request.first)]), 999)
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=COMMITTED, end=log_.end.log_id)
+        run = copying.read_run(log, request.first, min([request.end, *(n for n in without if n > request.first)]), 999)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=COMMITTED, end=log.end.log_id)
 
     return answer
 
@@ -251,8 +251,8 @@ def test_what_another_replica_has_is_not_given_up() -> None:
         rig, leader, _ = await damaged(3, 5)
         rig.peers.serves = has(leader, 5)
         await elected(rig, accepted=2)
-        log_ = rig.replicas.leading[KEY].log
-        assert log_.entry(5).lost and log_.read(log_.entry(3)) == leader.read(leader.entry(3))
+        log = rig.replicas.leading[KEY].log
+        assert log.entry(5).lost and log.read(log.entry(3)) == leader.read(leader.entry(3))
 
     run(scenario)
 
@@ -261,40 +261,40 @@ def test_what_was_given_up_is_taken_when_somebody_comes_back_with_it() -> None:
     async def scenario() -> None:
         rig, leader, _ = await damaged(5)
         await elected(rig, accepted=2)
-        log_ = rig.replicas.leading[KEY].log
-        assert log_.entry(5).lost
+        log = rig.replicas.leading[KEY].log
+        assert log.entry(5).lost
         assert await rig.replicas.giving_up.give_up(KEY) == [], "once is enough"
         assert rig.replicas.damage.known(KEY) == [(5, 6)]
         await house(rig, 1)
         rig.peers.serves = has(leader)
         await house(rig, 31)
-        assert log_.entry(5) == leader.entry(5) and log_.read(log_.entry(5)) == leader.read(leader.entry(5))
+        assert log.entry(5) == leader.entry(5) and log.read(log.entry(5)) == leader.read(leader.entry(5))
         assert not (await status(rig)).damage
 
     run(scenario)
 
 
-def leads(log_: PartitionLog, epoch: int) -> Callable[[str, Any], Any]:
+def leads(log: PartitionLog, epoch: int) -> Callable[[str, Any], Any]:
     """A leader that has given up what is marked."""
-    others = serving(log_, epoch)
+    others = serving(log, epoch)
 
     def answer(method: str, request: Any) -> Any:
         if method != "Fetch" or not request.epoch:
-            return has(log_, *(n for n in range(1, log_.end.log_id) if log_.entry(n).lost))(method, request)
+            return has(log, *(n for n in range(1, log.end.log_id) if log.entry(n).lost))(method, request)
         if request.epoch != epoch:
             raise Unavailable("another epoch")
-        end = request.end or log_.end.log_id
+        end = request.end or log.end.log_id
         if request.first >= end:
-            return pb.FetchReply(end=log_.end.log_id)
-        run = copying.read_run(log_, request.first, end, request.max_bytes, lost=True)
-        return pb.FetchReply(entries=run.entries, data=run.data, committed=COMMITTED, end=log_.end.log_id)
+            return pb.FetchReply(end=log.end.log_id)
+        run = copying.read_run(log, request.first, end, request.max_bytes, lost=True)
+        return pb.FetchReply(entries=run.entries, data=run.data, committed=COMMITTED, end=log.end.log_id)
 
     return lambda method, request: others(method, request) if method == "EpochEnd" else answer(method, request)
 
 
-def lost(log_: PartitionLog, log_id: int, *, entry_too: bool = False) -> PartitionLog:
+def lost(log: PartitionLog, log_id: int, *, entry_too: bool = False) -> PartitionLog:
     """The same log, of a leader who gave a batch up."""
-    other = copy_of(log_, log_.end.log_id)
+    other = copy_of(log, log.end.log_id)
     other._shelf.clear()
     entry, pair = other.entry(log_id), other.pair_of(log_id)
     pair.segment.pwrite(b"\xff\xff", entry.position - pair.position + 3)
@@ -335,9 +335,9 @@ def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> No
         rig, good, _ = await damaged(3)
         leader = lost(good, 5)
         await asked(rig, leader, leads(leader, 1))
-        log_ = rig.follower.log
+        log = rig.follower.log
         assert not rig.follower.behind and not list(rig.replicas.damage.known(KEY))
-        assert [log_.read(log_.entry(n)) for n in range(1, 10)] == [good.read(good.entry(n)) for n in range(1, 10)]
+        assert [log.read(log.entry(n)) for n in range(1, 10)] == [good.read(good.entry(n)) for n in range(1, 10)]
 
     run(scenario)
 
@@ -355,9 +355,9 @@ def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_th
         before, past = rig.follower.log, rig.follower.log.past
         leader = lost(good, log_id, entry_too=entry_too)
         await asked(rig, leader, leads(leader, 1))
-        log_ = rig.follower.log
-        assert log_ is before and log_.past is past, "nothing was cut"
-        assert log_.entry(log_id) == leader.entry(log_id) and log_.entry(log_id).lost and not rig.follower.behind
+        log = rig.follower.log
+        assert log is before and log.past is past, "nothing was cut"
+        assert log.entry(log_id) == leader.entry(log_id) and log.entry(log_id).lost and not rig.follower.behind
         assert rig.replicas.trust.unsound_from(KEY) is None
         assert rig.replicas.damage.known(KEY) == [(log_id, log_id + 1)]
         assert (await status(rig)).corrupt is False

@@ -21,14 +21,14 @@ from tests.unit.server.replica_rig import (
 async def cut(rig: ReplicaRig) -> tuple[Any, Any, Any]:
     """A member with two of its leader's five batches, since recovery cut the end of what it had."""
     await rig.settle(rig.record(leader=A, epoch=2, isr={A: 5}))
-    log_ = log_of(1, 2, 2, 2, 2)
+    log = log_of(1, 2, 2, 2, 2)
     stream = rig.leader(A)
     await stream.open(2, log_of())
-    stream.push(2, log_, 1, 3)
+    stream.push(2, log, 1, 3)
     await pause()
     rig.replicas.trust._cut.add(KEY)
     stream.take()
-    return rig.leader(A), log_, stream
+    return rig.leader(A), log, stream
 
 
 def test_an_end_that_was_cut_counts_as_cut_until_all_that_is_committed_has_come_again() -> None:
@@ -36,13 +36,13 @@ def test_an_end_that_was_cut_counts_as_cut_until_all_that_is_committed_has_come_
 
     async def scenario() -> None:
         rig = ReplicaRig()
-        stream, log_, _ = await cut(rig)
-        opened = await stream.open(2, log_, start=2)
+        stream, log, _ = await cut(rig)
+        opened = await stream.open(2, log, start=2)
         assert not opened.behind and rig.replicas.trust.doubts(KEY) == (True, False), "the leader has more"
-        stream.push(2, log_, 3, 5, committed=6)
+        stream.push(2, log, 3, 5, committed=6)
         await pause()
         assert rig.replicas.trust.doubts(KEY) == (True, False), "one committed batch is still missing"
-        stream.push(2, log_, 5, committed=6)
+        stream.push(2, log, 5, committed=6)
         await pause()
         stream.close()  # elections are held when the leader is gone
         assert rig.replicas.trust.doubts(KEY) == (False, False)
@@ -53,12 +53,12 @@ def test_an_end_that_was_cut_counts_as_cut_until_all_that_is_committed_has_come_
 def test_what_a_new_leader_knows_to_be_committed_is_not_all_that_is() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        stream, log_, _ = await cut(rig)
-        await stream.open(2, log_, start=5)  # all before its epoch may be committed, though it knows of little
-        stream.push(2, log_, 3, 4, committed=2)
+        stream, log, _ = await cut(rig)
+        await stream.open(2, log, start=5)  # all before its epoch may be committed, though it knows of little
+        stream.push(2, log, 3, 4, committed=2)
         await pause()
         assert rig.replicas.trust.doubts(KEY) == (True, False)
-        stream.push(2, log_, 4, 5, committed=2)
+        stream.push(2, log, 4, 5, committed=2)
         await pause()
         assert rig.replicas.trust.doubts(KEY) == (False, False)
 

@@ -28,7 +28,7 @@ class Alone(Rig):
         self.told: list[Damage] = []
         self.mended: list[tuple[int, int]] = []
         self.partition.own_damage = LocalRepair(
-            self.partition, self.told.append, lambda log_, first, end: self.mended.append((first, end))
+            self.partition, self.told.append, lambda log, first, end: self.mended.append((first, end))
         )
         self.partition.on_damage = self.partition.own_damage.found
         for n in range(8):

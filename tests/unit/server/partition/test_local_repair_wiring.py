@@ -102,7 +102,7 @@ def test_the_only_replica_of_a_cluster_is_rebuilt(finder: str) -> None:
         partition = await leading_alone(rig)
         damage, log = rig.replicas.damage, partition.log
         mended: list[tuple[int, int]] = []
-        damage.on_mended = lambda log_, first, end: mended.append((first, end))
+        damage.on_mended = lambda log, first, end: mended.append((first, end))
         bad = log.end.log_id - 3
         rot(log, bad)
         if finder == "reader":

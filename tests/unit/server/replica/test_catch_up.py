@@ -24,39 +24,39 @@ SMALL = LogLimits(segment_bytes=300)
 
 def trimmed() -> PartitionLog:
     """A leader's log whose first files are gone."""
-    log_ = log_of(limits=SMALL)
+    log = log_of(limits=SMALL)
     for _ in range(4):
         for _ in range(3):
-            add(log_, 1, b"x" * 50)
-        roll(log_)
-    drop_pairs(log_, log_.pairs[1].end)
-    add(log_, 1, b"last")
-    assert log_.start.log_id == 7
-    return log_
+            add(log, 1, b"x" * 50)
+        roll(log)
+    drop_pairs(log, log.pairs[1].end)
+    add(log, 1, b"last")
+    assert log.start.log_id == 7
+    return log
 
 
-async def begins_anew(rig: ReplicaRig, log_: PartitionLog, committed: int = 0) -> Any:
+async def begins_anew(rig: ReplicaRig, log: PartitionLog, committed: int = 0) -> Any:
     """A replica that has nothing follows a leader whose log begins in the middle."""
     await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
-    rig.peers.serves = serving(log_, 1, committed)
+    rig.peers.serves = serving(log, 1, committed)
     stream = rig.leader(A)
-    stream.ask(1, log_)
+    stream.ask(1, log)
     await pause(1)
     return stream
 
 
 def same(one: PartitionLog, other: PartitionLog) -> bool:
-    chains = [[entry.chain for entry in log_.entries(1, 999)] for log_ in (one, other)]
+    chains = [[entry.chain for entry in log.entries(1, 999)] for log in (one, other)]
     return chains[0] == chains[1] and one.start.log_id == other.start.log_id
 
 
 def test_a_range_that_is_gone_begins_the_log_anew_under_another_name() -> None:
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), trimmed()
+        rig, log = ReplicaRig(), trimmed()
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
         before = rig.follower.log_uid
-        await begins_anew(rig, log_)
-        assert same(rig.follower.log, log_)
+        await begins_anew(rig, log)
+        assert same(rig.follower.log, log)
         record = rig.journal.record(KEY)
         assert record is not None and record.log_uid == rig.follower.log_uid != before
 
@@ -67,44 +67,44 @@ def test_a_leader_that_committed_nothing_yet_hears_from_a_replica_that_begins_an
     """It may need just this one before it can commit anything."""
 
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), trimmed()
-        stream = await begins_anew(rig, log_)
+        rig, log = ReplicaRig(), trimmed()
+        stream = await begins_anew(rig, log)
         assert [opened.behind for opened in stream.opened] == [True, False]
         assert (stream.acks[-1].end, stream.acks[-1].durable) == (14, 14)
-        add(log_, 1, b"more")
-        stream.push(1, log_, 14)
+        add(log, 1, b"more")
+        stream.push(1, log, 14)
         await pause()
         assert stream.acks[-1].durable == 15 and not rig.errors
 
     run(scenario)
 
 
-def checkpoint(log_: PartitionLog, as_of: int = 6) -> None:
+def checkpoint(log: PartitionLog, as_of: int = 6) -> None:
     """A complete one; as of the last batch that is gone: for that nothing would have been taken away."""
     from nsqha.cursor.state import Applied, PartitionState
 
-    last, applied = log_.last, log_.entry_before(as_of + 1)
+    last, applied = log.last, log.entry_before(as_of + 1)
     assert last is not None
     state = PartitionState()
     state.applied = Applied(
         applied.log_id, applied.epoch, applied.chain, applied.end_offset, applied.end_position
     )
     data = b"".join(write(state))
-    log_.append(
+    log.append(
         bytearray(data), count=0, flags=HAS_CHECKPOINT | HAS_EVENTS, timestamp_ns=last.timestamp_ns, epoch=1, durable=0
     )
 
 
 def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), trimmed()
-        checkpoint(log_)
-        stream = await begins_anew(rig, log_)
+        rig, log = ReplicaRig(), trimmed()
+        checkpoint(log)
+        stream = await begins_anew(rig, log)
         assert not rig.follower.state
         status = await rig.replicas.answers.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert status.replicas[0].corrupt, "it can not lead yet"
-        add(log_, 1, b"more")
-        stream.push(1, log_, 15, committed=15)
+        add(log, 1, b"more")
+        stream.push(1, log, 15, committed=15)
         await pause()
         rig.disk.gate.clear()
         rig.replicas.keep_house()
@@ -115,7 +115,7 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         await pause()
         state: Any = rig.follower.state
         assert state is not None and state.applied.log_id == 14
-        stream.push(1, log_, 15, committed=16)
+        stream.push(1, log, 15, committed=16)
         assert state.applied.log_id == 15
         status = await rig.replicas.answers.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert not status.replicas[0].corrupt
@@ -125,10 +125,10 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
 
 def test_the_checkpoint_that_a_log_was_trimmed_for_is_committed_whatever_its_leader_knows() -> None:
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), trimmed()
-        checkpoint(log_, as_of=7)
-        add(log_, 1, b"more")
-        await begins_anew(rig, log_)
+        rig, log = ReplicaRig(), trimmed()
+        checkpoint(log, as_of=7)
+        add(log, 1, b"more")
+        await begins_anew(rig, log)
         assert rig.follower.state is not None and rig.follower.state.applied.log_id == 14
 
     run(scenario)
@@ -138,13 +138,13 @@ def test_its_channels_are_known_though_the_leader_died_before_it_told_what_is_co
     """What came last says what was durable everywhere; nobody else may be left to lead."""
 
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), trimmed()
-        checkpoint(log_)
-        stream = await begins_anew(rig, log_)
+        rig, log = ReplicaRig(), trimmed()
+        checkpoint(log)
+        stream = await begins_anew(rig, log)
         rig.replicas.keep_house()
         await pause()
-        add(log_, 1, b"more", durable=15)
-        stream.push(1, log_, 15)
+        add(log, 1, b"more", durable=15)
+        stream.push(1, log, 15)
         await pause()
         stream.close()
         assert not rig.follower.state
@@ -166,11 +166,11 @@ def catches_up(follower: Any) -> None:
 @pytest.mark.parametrize("meanwhile", [is_cut, catches_up])
 def test_a_state_that_was_found_too_late_is_dropped(meanwhile: Callable[[Any], None]) -> None:
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), trimmed()
-        checkpoint(log_)
-        stream = await begins_anew(rig, log_)
-        add(log_, 1, b"more")
-        stream.push(1, log_, 15, committed=15)
+        rig, log = ReplicaRig(), trimmed()
+        checkpoint(log)
+        stream = await begins_anew(rig, log)
+        add(log, 1, b"more")
+        stream.push(1, log, 15, committed=15)
         await pause()
         rig.disk.gate.clear()
         rig.replicas.keep_house()
@@ -221,8 +221,8 @@ def test_a_catch_up_that_is_given_up_behind_a_cut_of_what_was_applied_leaves_no_
 
 def test_a_node_starts_with_a_log_that_was_begun_anew_a_moment_ago() -> None:
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), trimmed()
-        await begins_anew(rig, log_)
+        rig, log = ReplicaRig(), trimmed()
+        await begins_anew(rig, log)
         log_uid = rig.follower.log_uid
         await rig.replicas.close()
         rig.journal.stop()
@@ -434,25 +434,25 @@ def test_a_log_that_can_not_be_opened_hinders_no_other(monkeypatch: pytest.Monke
 
 
 def long_log(batches: int = 60, size: int = 100_000) -> PartitionLog:
-    log_ = log_of()
+    log = log_of()
     for _ in range(batches):
-        add(log_, 1, b"x" * size)
-    return log_
+        add(log, 1, b"x" * size)
+    return log
 
 
-async def pulled(rig: ReplicaRig, log_: PartitionLog, serves: Any = None, **meta: Any) -> float:
+async def pulled(rig: ReplicaRig, log: PartitionLog, serves: Any = None, **meta: Any) -> float:
     """Seconds until a new replica has the leader's log."""
     await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}, **meta))
     if "member" in rig.__dict__:
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5, rig.node: rig.follower.log_uid}, **meta))
-    rig.peers.serves = serves or serving(log_, 1)
+    rig.peers.serves = serves or serving(log, 1)
     stream = rig.leader(A)
     begun = asyncio.get_running_loop().time()
-    stream.ask(1, log_)
+    stream.ask(1, log)
     while not any(not opened.behind for opened in stream.opened):
         await asyncio.sleep(0.01)
         assert not rig.errors and asyncio.get_running_loop().time() < begun + 1000
-    assert same(rig.follower.log, log_)
+    assert same(rig.follower.log, log)
     return asyncio.get_running_loop().time() - begun
 
 
@@ -466,9 +466,9 @@ def test_a_replica_that_nobody_waits_for_pulls_no_faster_than_it_may() -> None:
 
 def test_small_batches_count_for_more_than_their_bytes() -> None:
     async def scenario() -> None:
-        log_ = long_log(2000, 400)
-        seconds = await pulled(ReplicaRig(catch_up_bytes_per_second=1 << 20), log_, min_isr=1)
-        assert log_.end.position < 1 << 20 and seconds > 3.0
+        log = long_log(2000, 400)
+        seconds = await pulled(ReplicaRig(catch_up_bytes_per_second=1 << 20), log, min_isr=1)
+        assert log.end.position < 1 << 20 and seconds > 3.0
 
     run(scenario)
 
@@ -476,30 +476,30 @@ def test_small_batches_count_for_more_than_their_bytes() -> None:
 @pytest.mark.parametrize("why", ["it is in the ISR", "too few others live", "the leader's log grows"])
 def test_a_replica_that_is_waited_for_or_would_never_arrive_does_not_rest(why: str) -> None:
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(catch_up_bytes_per_second=1 << 20), long_log()
+        rig, log = ReplicaRig(catch_up_bytes_per_second=1 << 20), long_log()
         serves = None
         if why == "it is in the ISR":
             rig.__dict__["member"] = True
         elif why == "too few others live":
             del rig.nodes[B]
         else:
-            answer = serving(log_, 1)
+            answer = serving(log, 1)
 
             def serves(method: str, request: Any) -> Any:
-                for _ in range(6 if log_.end.log_id < 150 else 0):  # while ten come
-                    add(log_, 1, b"y" * 100_000)
+                for _ in range(6 if log.end.log_id < 150 else 0):  # while ten come
+                    add(log, 1, b"y" * 100_000)
                 return answer(method, request)
 
         floor = 2 if why == "too few others live" else 1
-        seconds = await pulled(rig, log_, serves, min_isr=floor)
-        assert seconds < (log_.end.position >> 20) / 2
+        seconds = await pulled(rig, log, serves, min_isr=floor)
+        assert seconds < (log.end.position >> 20) / 2
 
     run(scenario)
 
 
 def test_everybody_else_has_a_turn_while_a_long_answer_is_stored() -> None:
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), long_log(200, 8_000)
+        rig, log = ReplicaRig(), long_log(200, 8_000)
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
         stored = [0]  # bytes, in each turn of the loop
 
@@ -511,10 +511,10 @@ def test_everybody_else_has_a_turn_while_a_long_answer_is_stored() -> None:
 
         append = rig.follower.log.append_copy
         rig.follower.log.append_copy = append_copy  # type: ignore[method-assign]
-        rig.peers.serves = serving(log_, 1)
-        rig.leader(A).ask(1, log_)
+        rig.peers.serves = serving(log, 1)
+        rig.leader(A).ask(1, log)
         await pause(1)
-        assert same(rig.follower.log, log_)
+        assert same(rig.follower.log, log)
         assert max(stored) <= SLICE_COST + 8_100 and sum(stored) > 10 * SLICE_COST
 
     run(scenario)
@@ -524,10 +524,10 @@ def test_a_short_answer_that_is_not_all_there_is_does_not_end_it() -> None:
     """As at the end of a pair of files: what is behind would be pushed from the leader's loop."""
 
     async def scenario() -> None:
-        rig, log_ = ReplicaRig(), long_log()
-        roll(log_)
-        add(log_, 1, b"more")
-        whole, end = serving(log_, 1), log_.end.log_id
+        rig, log = ReplicaRig(), long_log()
+        roll(log)
+        add(log, 1, b"more")
+        whole, end = serving(log, 1), log.end.log_id
 
         def by_one(method: str, request: Any) -> Any:
             if method == "Fetch":
@@ -537,7 +537,7 @@ def test_a_short_answer_that_is_not_all_there_is_does_not_end_it() -> None:
         await rig.settle(rig.record(leader=A, epoch=1, isr={A: 5}))
         rig.peers.serves = by_one
         stream = rig.leader(A)
-        stream.ask(1, log_)
+        stream.ask(1, log)
         await pause(1)
         assert [(opened.behind, opened.end) for opened in stream.opened] == [(True, 1), (False, end)]
 

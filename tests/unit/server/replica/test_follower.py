@@ -53,7 +53,7 @@ class Rig:
         self.leader = log_of()
         self.log = log_of(storage=self.storage, limits=limits)
         self.state = PartitionState()
-        self.follower: Any = Follower(runtime, key=KEY, log_=self.log, log_uid=9, state=self.state, sync=sync, epoch=1)
+        self.follower: Any = Follower(runtime, key=KEY, log=self.log, log_uid=9, state=self.state, sync=sync, epoch=1)
         self.port = Port()
         self.follower.follow(self.port, 1, 1)
         self.follower.caught_up()
@@ -69,9 +69,9 @@ class Rig:
         *,
         committed: int = 0,
         epoch: int = 1,
-        log_: PartitionLog | None = None,
+        log: PartitionLog | None = None,
     ) -> None:
-        source = log_ or self.leader
+        source = log or self.leader
         run = read_run(source, first, end or source.end.log_id, 1 << 30)
         self.follower.append(
             self.port,
@@ -148,7 +148,7 @@ def test_the_same_log_id_with_another_content_is_refused_and_not_acknowledged() 
     add(other, 1, b"other")
     add(other, 1, b"more")
     rig.port.acks.clear()
-    rig.push(2, log_=other)
+    rig.push(2, log=other)
     assert rig.port.refusals == [pb.REFUSAL_MISMATCH] and not rig.port.acks and rig.log.end.log_id == 3
 
 

@@ -36,11 +36,11 @@ from tests.unit.server.replica_rig import (
 def test_the_promise_is_durable_before_the_answer() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        _stream, log_ = await followed(rig)
+        _stream, log = await followed(rig)
         rig.record(leader=B, epoch=2, isr={B: 6})
         other = rig.leader(B)
         rig.disk.gate.clear()
-        other.ask(2, log_)
+        other.ask(2, log)
         await pause()
         assert not other.opened and promised(rig) == 1
         rig.disk.gate.set()
@@ -53,18 +53,18 @@ def test_the_promise_is_durable_before_the_answer() -> None:
 def test_nothing_of_the_old_leader_is_taken_while_the_promise_is_written() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        stream, log_ = await followed(rig)
+        stream, log = await followed(rig)
         rig.record(leader=B, epoch=2, isr={B: 6})
         other = rig.leader(B)
         rig.disk.gate.clear()
-        other.ask(2, log_)
+        other.ask(2, log)
         await pause()
         stream.take()
         other.close()  # the new leader is never answered, but the promise stands
         rig.disk.gate.set()
         await pause()
-        add(log_, 1, b"late")
-        stream.push(1, log_, 1)
+        add(log, 1, b"late")
+        stream.push(1, log, 1)
         await pause()
         assert promised(rig) == 2 and not stream.acks
         assert stream.refused[0].refusal == pb.REFUSAL_FENCED and rig.follower.log.end.log_id == 1
@@ -77,9 +77,9 @@ def test_the_old_leader_hears_of_it_though_it_sends_nothing_more() -> None:
 
     async def scenario() -> None:
         rig = ReplicaRig()
-        stream, log_ = await followed(rig)
+        stream, log = await followed(rig)
         rig.record(leader=B, epoch=2, isr={B: 6})
-        rig.leader(B).ask(2, log_)
+        rig.leader(B).ask(2, log)
         await pause()
         assert [(r.epoch, r.refusal, r.promised) for r in stream.refused] == [(1, pb.REFUSAL_FENCED, 2)]
 
@@ -89,7 +89,7 @@ def test_the_old_leader_hears_of_it_though_it_sends_nothing_more() -> None:
 def test_a_promise_that_could_not_be_written_is_written_before_the_next_answer(monkeypatch: Any) -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        _stream, log_ = await followed(rig)
+        _stream, log = await followed(rig)
         rig.record(leader=B, epoch=2, isr={B: 6})
         other = rig.leader(B)
         write = rig.journal._store
@@ -98,12 +98,12 @@ def test_a_promise_that_could_not_be_written_is_written_before_the_next_answer(m
             raise AppendFailed("disk full")
 
         monkeypatch.setattr(rig.journal, "_store", full)
-        refused = await other.open(2, log_)
+        refused = await other.open(2, log)
         assert refused.refusal == pb.REFUSAL_UNKNOWN
-        refused = await other.open(2, log_)
+        refused = await other.open(2, log)
         assert refused.DESCRIPTOR.name == "Refused", "answered on the account of a promise that is not durable"
         monkeypatch.setattr(rig.journal, "_store", write)
-        opened = await other.open(2, log_)
+        opened = await other.open(2, log)
         assert opened.DESCRIPTOR.name == "Opened" and promised(rig) == 2
 
     run(scenario)
@@ -112,13 +112,13 @@ def test_a_promise_that_could_not_be_written_is_written_before_the_next_answer(m
 def test_housekeeping_that_takes_the_files_while_a_promise_is_written_stops_no_catch_up() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        _stream, log_ = await followed(rig)
-        add(log_, 1, b"one")
+        _stream, log = await followed(rig)
+        add(log, 1, b"one")
         rig.record(leader=B, epoch=2, isr={B: 6})
-        rig.peers.serves = serving(log_, 2)
+        rig.peers.serves = serving(log, 2)
         other = rig.leader(B)
         rig.disk.gate.clear()
-        other.ask(2, log_)
+        other.ask(2, log)
         await pause()
         rig.follower.exclusively(rig.follower._roll())
         rig.disk.gate.set()
@@ -132,12 +132,12 @@ def test_housekeeping_that_takes_the_files_while_a_promise_is_written_stops_no_c
 def test_a_stale_leader_is_fenced() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        stream, log_ = await followed(rig, epoch=3)
+        stream, log = await followed(rig, epoch=3)
         stale = rig.leader(B)
-        refused = await stale.open(2, log_)
+        refused = await stale.open(2, log)
         assert refused.refusal == pb.REFUSAL_FENCED and refused.promised == 3
-        add(log_, 3, b"one")
-        stream.push(3, log_, 1)
+        add(log, 3, b"one")
+        stream.push(3, log, 1)
         await pause()
         assert stream.acks[-1].end == 2, "the one it follows goes on"
 
@@ -198,8 +198,8 @@ def test_what_the_leader_does_not_have_is_cut_and_what_is_missing_pulled() -> No
         other, _, new = await diverged(rig)
         other.ask(2, new, start=3)
         await pause(1)
-        log_ = rig.follower.log
-        assert [e.chain for e in log_.entries(1, 99)] == [e.chain for e in new.entries(1, 99)]
+        log = rig.follower.log
+        assert [e.chain for e in log.entries(1, 99)] == [e.chain for e in new.entries(1, 99)]
         record = rig.journal.record(KEY)
         assert record is not None and record.cut is None
         assert [opened.behind for opened in other.opened] == [True, False]
@@ -213,14 +213,14 @@ def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
 
     async def scenario() -> None:
         rig = ReplicaRig()
-        stream, log_ = await followed(rig)
+        stream, log = await followed(rig)
         for _ in range(4):
-            add(log_, 1, b"x")
-        stream.push(1, log_, 1)
+            add(log, 1, b"x")
+        stream.push(1, log, 1)
         await pause()
         rig.replicas.trust._doubted[KEY] = Doubted(2, 0, RangeSet([(2, 3)]))
         rig.follower.log.doubtful_from = 2
-        whole, broken = serving(log_, 1), True
+        whole, broken = serving(log, 1), True
         fetched: list[int] = []
 
         def serves(method: str, request: Any) -> Any:
@@ -234,7 +234,7 @@ def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
             return whole(method, request)
 
         rig.peers.serves = serves
-        stream.ask(1, log_)
+        stream.ask(1, log)
         await pause(0.2)
         assert rig.follower.log.end.log_id == 4 and rig.follower.behind
         await pause(2)
@@ -295,16 +295,16 @@ def test_a_log_is_cut_off_the_loop_and_ends_there_at_once() -> None:
         rig.follower.log.cutting = kept  # type: ignore[method-assign]
         other.ask(2, new, start=3)
         await pause()
-        log_ = rig.follower.log
-        assert cuts[0][0] == 3 and jobs[-1] is cuts[0][1] and log_.end.log_id == 3
-        assert log_.snapshot()._pairs[0].commitlog.size() > log_.entry_before(3).log_id * 80 + 80, "not cut yet"
+        log = rig.follower.log
+        assert cuts[0][0] == 3 and jobs[-1] is cuts[0][1] and log.end.log_id == 3
+        assert log.snapshot()._pairs[0].commitlog.size() > log.entry_before(3).log_id * 80 + 80, "not cut yet"
         record = rig.journal.record(KEY)
         assert record is not None and record.cut is not None
         reply = await rig.replicas.answers.status(PeerIdentity("x"), pb.StatusRequest(cluster_id=CLUSTER))
-        assert reply.replicas[0].end == 3 and reply.replicas[0].chain == log_.entry(2).chain
+        assert reply.replicas[0].end == 3 and reply.replicas[0].chain == log.entry(2).chain
         rig.disk.gate.set()
         await pause(1)
-        assert log_.end.log_id == 7 and not rig.errors
+        assert log.end.log_id == 7 and not rig.errors
 
     run(scenario)
 

@@ -268,7 +268,7 @@ def test_a_promise_that_fails_leaves_a_follower_and_is_tried_again(monkeypatch: 
     async def scenario() -> None:
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
-        log_ = rig.follower.log
+        log = rig.follower.log
 
         def full(*_: Any) -> None:
             raise AppendFailed("disk full")
@@ -276,7 +276,7 @@ def test_a_promise_that_fails_leaves_a_follower_and_is_tried_again(monkeypatch: 
         monkeypatch.setattr(rig.journal, "_store", full)
         record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
         await rig.settle(record)
-        assert not rig.replicas.leading and rig.follower.log is log_
+        assert not rig.replicas.leading and rig.follower.log is log
         monkeypatch.undo()
         await pause(3)
         assert rig.replicas.leading[KEY].epoch == 2, "nobody else would ever lead it"
@@ -308,7 +308,7 @@ def test_a_log_that_can_not_be_read_when_its_epoch_is_to_begin_is_followed_on(
     async def scenario() -> None:
         rig = ReplicaRig()
         log_uid = await fit_to_lead(rig)
-        log_ = rig.follower.log
+        log = rig.follower.log
 
         def damaged(*_: Any) -> None:
             raise error
@@ -317,7 +317,7 @@ def test_a_log_that_can_not_be_read_when_its_epoch_is_to_begin_is_followed_on(
         isr = {rig.node: log_uid, A: 5}
         await rig.settle(rig.record(leader=rig.node, epoch=2, isr=isr, registration=REGISTRATION))
         assert not rig.replicas.leading and not rig.topic.led and rig.follower.epoch == 2
-        assert rig.follower.log is log_, "nobody else has its files"
+        assert rig.follower.log is log, "nobody else has its files"
         monkeypatch.undo()
         await rig.settle(rig.record(leader=rig.node, epoch=3, isr=isr, registration=REGISTRATION))
         assert rig.replicas.leading[KEY].epoch == 3

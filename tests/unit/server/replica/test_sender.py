@@ -70,12 +70,12 @@ class Partition:
 class Leader:
     """A leadership that remembers what it heard."""
 
-    def __init__(self, log_: PartitionLog, *, uid: int = 1, epoch: int = 1) -> None:
-        self.log = log_
+    def __init__(self, log: PartitionLog, *, uid: int = 1, epoch: int = 1) -> None:
+        self.log = log
         self.epoch = epoch
         self.key = (uid, 0)
         self.topic = f"t{uid}"
-        self.epoch_start = log_.end.log_id
+        self.epoch_start = log.end.log_id
         self.wire_key = pb.PartitionKey(topic_uid=uid, partition=0)
         self.committed = 0
         self.piece: Any = None

@@ -38,10 +38,10 @@ async def leads(rig: ReplicaRig) -> Any:
     mine = {rig.node: rig.follower.log_uid}
     await rig.settle(rig.record(leader=rig.node, epoch=2, isr=mine, registration=REGISTRATION, min_isr=1))
     await pause()
-    log_ = rig.replicas.leading[KEY].log
+    log = rig.replicas.leading[KEY].log
     for _ in range(3):
-        add(log_, 2, b"m")
-    return log_
+        add(log, 2, b"m")
+    return log
 
 
 def fetch(rig: ReplicaRig, first: int, *, epoch: int = 2, end: int = 0) -> Any:
@@ -58,11 +58,11 @@ def log_ids(reply: Any) -> list[int]:
 def test_batches_are_read_while_the_loop_goes_on() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        log_ = await leads(rig)
+        log = await leads(rig)
         rig.disk.gate.clear()
         reading = fetch(rig, 2)
         await pause()
-        add(log_, 2, b"appended while it is read")
+        add(log, 2, b"appended while it is read")
         assert not reading.done()
         rig.disk.gate.set()
         reply = await reading
@@ -74,9 +74,9 @@ def test_batches_are_read_while_the_loop_goes_on() -> None:
 def test_each_pair_of_files_is_given_to_its_end() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        log_ = await leads(rig)
-        roll(log_)
-        add(log_, 2, b"n")
+        log = await leads(rig)
+        roll(log)
+        add(log, 2, b"n")
         assert [log_ids(await fetch(rig, first)) for first in (1, 4, 5)] == [[1, 2, 3, 4], [4], [5]]
         assert log_ids(await fetch(rig, 6)) == []
 
@@ -147,9 +147,9 @@ def test_what_was_cut_while_it_was_read_is_not_passed_off_as_what_was_committed_
         rig.disk.read = read
         reading = fetch(rig, 1, epoch=0, end=4)
         await pause()
-        log_ = rig.follower.log
-        log_.cutting(3)()
-        add(log_, 3, b"another batch under log id 3")
+        log = rig.follower.log
+        log.cutting(3)()
+        add(log, 3, b"another batch under log id 3")
         rig.follower.committed = 4
         told.set()
         with pytest.raises(NotFound):

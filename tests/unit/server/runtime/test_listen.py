@@ -15,7 +15,7 @@ import uvloop
 
 from nsqha.clock import SystemClock
 from nsqha.errors import ConfigError
-from nsqha.nsqlog import Log
+from nsqha.nsqlog import Logger
 from nsqha.options import TlsRequired
 from nsqha.server.clients.connection import Connection
 from nsqha.server.http.server import HttpApi, HttpServer
@@ -170,7 +170,7 @@ def test_clients_do_not_get_the_last_descriptors(
         context.loop = asyncio.get_running_loop()
         server: Any
         if http:
-            server = HttpServer(HttpApi(), Log("http"))
+            server = HttpServer(HttpApi(), Logger("http"))
             await server.listen(sock)
         else:
             server = await context.loop.create_server(lambda: Connection(context), sock=sock)

@@ -77,15 +77,15 @@ class Folder:
     def make_damaged(self, record: TopicRecord, *, lost: bool = False, durable: int = 11) -> int:
         """Partition 0 with ten messages, on this disk by what the journal, and only it, says. Two have rotted, one with
         its entry if that is durable; with `lost` the last ones are gone besides. The log id of the first."""
-        log_ = self.opener.create(record, {0: LOG_UID})[0].log
+        log = self.opener.create(record, {0: LOG_UID})[0].log
         for n in range(10):
             data = bytearray(hot.frame(b"message %d" % n))
-            hot.stamp(data, 0, log_.end.offset, n + 1)
-            log_.append(data, count=1, flags=0, timestamp_ns=n + 1, epoch=1, durable=0)
-        end = log_.end.log_id + 3 if lost else durable
+            hot.stamp(data, 0, log.end.offset, n + 1)
+            log.append(data, count=1, flags=0, timestamp_ns=n + 1, epoch=1, durable=0)
+        end = log.end.log_id + 3 if lost else durable
         self.journal.stage((record.uid, 0), promise=5, log_uid=LOG_UID, local_durable=end)
         self.journal.commit()
-        log_.close()
+        log.close()
         entry = [("commitlog", ENTRY_BYTES * 5 + 50)] if durable > 5 else []
         for ending, at in (*entry, ("segment", b"message 4"), ("segment", b"message 7")):
             (path,) = Path(self.path).glob(f"topics/*/0/*.{ending}")
@@ -159,9 +159,9 @@ def test_damage_of_frames_that_were_not_known_to_be_durable_is_looked_for_once_m
         assert told.corrupt and told.log_uid == LOG_UID and told.end == 11
         folder.close()
         folder.open()
-    log_ = folder.opener.recover(RECORD, [0])[0].log
-    assert log_.doubtful_from == rotten == 5
-    log_.close()
+    log = folder.opener.recover(RECORD, [0])[0].log
+    assert log.doubtful_from == rotten == 5
+    log.close()
 
 
 def test_of_a_topic_that_nobody_describes_the_logs_tell(folder: Folder) -> None:
