@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
                 now.show(before, lines_max=shutil.get_terminal_size().lines - CHROME_LINES if live else None)
             if args.watch is None:
                 return exits.OK
+            sys.stdout.flush()  # a pipe gets each look at once, too
             before = now
             time.sleep(args.watch / 1e9)
 

@@ -161,6 +161,27 @@ def test_an_interrupt_is_noticed_also_if_no_wait_is_interrupted(node: DevNode) -
     assert (process.returncode, stderr) == (130, "")
 
 
+def test_an_interrupt_is_noticed_also_if_it_comes_in_a_finalizer() -> None:
+    """The interpreter drops what is raised there."""
+    code = (
+        "import signal, time\n"
+        "from nsqha.cli.terminal import exits\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finalized:\n"
+        "    def __del__(self):\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "def command():\n"
+        "    try:\n"
+        "        Finalized()\n"
+        "        time.sleep(60)\n"
+        "    except KeyboardInterrupt:\n"
+        "        return exits.INTERRUPTED\n"
+        "exits.run(command)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def select_readable(descriptor: int) -> bool:
     import select
 

@@ -11,11 +11,16 @@ With gRPC in the process, its end is `os._exit` and not the interpreter's own on
 threads are stopped wherever they are, one of them perhaps while it holds the lock of a call, and the finalizer of that
 call then waits for the lock. gRPC has no way to wait for its threads. Nothing is left to the interpreter: what has to
 be synced, closed or told to others was, before a command returns its status.
+
+An interrupt that comes while the interpreter runs a finalizer, or a callback of a weak reference (the import system has
+one per module), is dropped by it as an error that can not be raised. It is raised again a moment later, or a command
+that waits for an interrupt would run for ever.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -48,14 +53,27 @@ MEANING = {
 }
 
 
+AGAIN_SECONDS = 0.01
+"""After which a dropped interrupt is raised again: long enough that the finalizer it came in has returned."""
+
+
 def run(command: Callable[[], int]) -> NoReturn:
     """Carry out a command and end the process with its status; an error that nobody expected is shown, and is 1."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    sys.unraisablehook = _interrupt_again
     try:
         status = command()
     except Exception:
         traceback.print_exc()
         status = FAILED
     end(status)
+
+
+def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def end(status: int) -> NoReturn:
