@@ -29,14 +29,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.cli.log import folders
 from nsqha.cli.terminal import exits
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.pairs import file_name
 from nsqha.commitlog.storage import OsStorage
 from pyspark_nsqha import fetch
-from pyspark_nsqha.model import Identity, Replica, Split
+from pyspark_nsqha.model import PartitionLife, ReplicaAddress, Split
 from pyspark_nsqha.options import Tls
 from tests.certificates import Certificates
 
@@ -85,7 +85,7 @@ def broker(folder: Path, certificates: Certificates | None) -> Iterator[Broker]:
         until = time.monotonic() + 30
         while True:
             try:
-                Publisher(ports["tcp"], 5).close()
+                V2Publisher(ports["tcp"], 5).close()
                 break
             except exits.Exit:
                 if time.monotonic() > until:
@@ -109,7 +109,7 @@ def _free() -> str:
 def fill(tcp: str, size: int) -> None:
     source = bodies(random.Random(1))
     pool = [next(source) for _ in range(20_000)]
-    publisher = Publisher(tcp, 60)
+    publisher = V2Publisher(tcp, 60)
     for at in range(0, size // 634, 400):
         publisher.publish(TOPIC, [pool[(at + i) % len(pool)] for i in range(400)])
     publisher.close()
@@ -122,8 +122,8 @@ def split_of(data: Path, address: str) -> tuple[Split, int, list[Path]]:
     last = log.last
     assert last is not None
     split = Split(
-        Identity(TOPIC, folder.topic_uid, 0, 0), 0, last.end_offset, 1, last.log_id + 1, 0, last.end_offset,
-        last.log_id, last.chain, (Replica(address),),
+        PartitionLife(TOPIC, folder.topic_uid, 0, 0), 0, last.end_offset, 1, last.log_id + 1, 0, last.end_offset,
+        last.log_id, last.chain, (ReplicaAddress(address),),
     )  # fmt: skip
     names = [file_name(pair.first.position, s) for pair in log.pairs for s in (".segment", ".commitlog")]
     return split, log.end.position, [Path(folder.path, name) for name in names]
@@ -146,8 +146,8 @@ def reader(spec: dict[str, object]) -> None:
     """A process of its own: reads the split again and again, not faster than `rate`, for `seconds`, or once."""
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # elsewhere in truth: it does not go before publishers
     plain = dict(spec["split"])  # type: ignore[call-overload]
-    plain["identity"] = Identity(*plain["identity"])
-    plain["replicas"] = tuple(Replica(*each) for each in plain["replicas"])
+    plain["identity"] = PartitionLife(*plain["identity"])
+    plain["replicas"] = tuple(ReplicaAddress(*each) for each in plain["replicas"])
     split = Split(**plain)
     tls = Tls(*spec["tls"]) if spec["tls"] else None  # type: ignore[misc]
     rate, seconds = float(spec["rate"]), float(spec["seconds"])  # type: ignore[arg-type]

@@ -36,18 +36,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from pyspark_nsqha import jobs
 from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.lake import archive
 from pyspark_nsqha.lake.archive import Subject
 from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.rounds import Rounds, Settings
+from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
 from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.lake.task import PieceTask
-from pyspark_nsqha.options import Connection
-from pyspark_nsqha.planner import Range, plan
-from pyspark_nsqha.snapshot import Asked, Segments
+from pyspark_nsqha.options import ConnectOptions
+from pyspark_nsqha.planner import PlannedRange, plan
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
 from .procstat import PROC, ProcessTree
 from .spark_scan import bodies
@@ -137,7 +137,7 @@ def publish(broker: Broker, size: int) -> int:
     source = bodies(random.Random(1))
     pool = [next(source) for _ in range(50_000)]
     count = 0
-    publishers = [Publisher(broker.tcp, 60) for _ in range(2 * PARTITIONS)]
+    publishers = [V2Publisher(broker.tcp, 60) for _ in range(2 * PARTITIONS)]
     while count * len(pool[0]) < size:
         for publisher in publishers:
             at = count % (len(pool) - MPUB)
@@ -244,7 +244,7 @@ def tuples_source() -> type:
 
 def jobs_of(spark: Any, broker: Broker, folder: Path) -> list[Job]:
     """The rows of the table, in the order in which they are run."""
-    segments = Segments(Connection((broker.grpc,)))
+    segments = Segments(ConnectOptions((broker.grpc,)))
     runs_of_archive = count()
 
     def source(name: str) -> Any:
@@ -264,16 +264,16 @@ def jobs_of(spark: Any, broker: Broker, folder: Path) -> list[Job]:
         def write(splits: Any, run: str) -> Any:
             return jobs.run_tasks(spark, PieceTask(store, run, None, 30.0, 3), splits)
 
-        settings = Settings(f"{number:016x}")
+        settings = RoundSettings(f"{number:016x}")
         subject = Subject((TOPIC,), channel=f"bench-{number}")
         archive.once(segments, Rounds(ManifestCommits(store), store, write, settings), subject)
         shutil.rmtree(lake)
 
     def fetch() -> None:
-        ends = segments.snapshot(Asked((TOPIC,))).pins
+        ends = segments.snapshot(SnapshotRequest((TOPIC,))).pins
         ranges = tuple((TOPIC, pin.identity.partition, pin.start.offset, pin.end.offset) for pin in ends)
-        pins = segments.snapshot(Asked((TOPIC,), ranges=ranges)).pins
-        for task in plan([Range(pin, pin.start.offset, pin.end.offset) for pin in pins], split_bytes=64 << 20):
+        pins = segments.snapshot(SnapshotRequest((TOPIC,), ranges=ranges)).pins
+        for task in plan([PlannedRange(pin, pin.start.offset, pin.end.offset) for pin in pins], split_bytes=64 << 20):
             for part in task:
                 for run in runs(part.split):
                     assert len(run.frames)
@@ -356,7 +356,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(broker: Broker, folder: Path, asked: argparse.Namespace, messages: int) -> int:
     """Warm up, measure, judge."""
-    pins = Segments(Connection((broker.grpc,))).snapshot(Asked((TOPIC,))).pins
+    pins = Segments(ConnectOptions((broker.grpc,))).snapshot(SnapshotRequest((TOPIC,))).pins
     gigabytes = sum(pin.end.position - pin.start.position for pin in pins) / GB
     print(f"{messages:,} messages, {gigabytes:.2f} GB of frames, {len(pins)} partitions; load {os.getloadavg()[0]:.1f}")
     wanted = [name for name in asked.k.split(",") if name]

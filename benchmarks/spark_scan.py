@@ -25,13 +25,13 @@ from nsqha import hot
 from nsqha.commitlog.entry import ENTRY_BYTES, genesis, next_entry
 from pyspark_nsqha.columns import DEFAULT
 from pyspark_nsqha.entries import verify
-from pyspark_nsqha.model import Identity, Run
+from pyspark_nsqha.model import FetchedRun, PartitionLife
 from pyspark_nsqha.scan import record_batches
 
 GB = 1e9
 BODY_BYTES = 600
 BOUNDS = {770: 1.0, 2: 2.0}
-IDENTITY = Identity("orders", 7, 0, 1 << 30)
+IDENTITY = PartitionLife("orders", 7, 0, 1 << 30)
 COLUMNS = {"all columns": DEFAULT, "value": ("value",), "offset": ("offset",)}
 
 
@@ -87,7 +87,7 @@ def make(size: int, per_batch: int, run_bytes: int) -> Log:
     return Log(bytes(entries), bytes(frames), runs)
 
 
-def copies(log: Log) -> Iterator[Run]:
+def copies(log: Log) -> Iterator[FetchedRun]:
     """The runs, each in the same buffers."""
     frames = bytearray(max(run.frames.stop - run.frames.start for run in log.runs))
     entries = bytearray(max(run.entries.stop - run.entries.start for run in log.runs))
@@ -97,7 +97,7 @@ def copies(log: Log) -> Iterator[Run]:
         size, slots = run.frames.stop - run.frames.start, run.entries.stop - run.entries.start
         into_frames[:size] = source_frames[run.frames]
         into_entries[:slots] = source_entries[run.entries]
-        yield Run(run.first_log_id, into_entries[:slots], into_frames[:size])
+        yield FetchedRun(run.first_log_id, into_entries[:slots], into_frames[:size])
 
 
 def copy(log: Log) -> int:

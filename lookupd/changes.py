@@ -24,7 +24,7 @@ RETRIES = 100
 T = TypeVar("T")
 
 
-class Changes:
+class MetadataChanges:
     """Blocking; raises what the store raises, and Unavailable after too many lost races."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:

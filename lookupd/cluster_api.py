@@ -23,9 +23,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from lookupd.changes import Changes
+from lookupd.changes import MetadataChanges
 from lookupd.controller import ControllerShell
-from lookupd.directory import Directory
+from lookupd.directory import LookupDirectory
 from nsqha.election import health
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.election.moves import Intents, read_intents
@@ -34,7 +34,7 @@ from nsqha.election.session import View
 from nsqha.errors import Conflict, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.ids import is_ephemeral
 from nsqha.pb.v1.routing_pb2 import KnownChannelsRequest
-from nsqha.server.http.server import ApiError, HttpApi, Reply, Request
+from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest
 
 SPREAD_LIMIT = 4
 SPREAD_LIMIT_MAX = 100
@@ -43,10 +43,10 @@ KNOWN_CHANNELS_S = 3.0  # for a broker to say what its lookup daemons know
 T = TypeVar("T")
 
 
-class Cluster:
+class LookupCluster:
     """Everything that a lookup daemon has of its cluster."""
 
-    def __init__(self, shell: ControllerShell, directory: Directory, changes: Changes) -> None:
+    def __init__(self, shell: ControllerShell, directory: LookupDirectory, changes: MetadataChanges) -> None:
         self.shell = shell
         self.directory = directory
         self.changes = changes
@@ -83,9 +83,7 @@ class Cluster:
 
     async def _known(self, node: NodeInfo, request: KnownChannelsRequest) -> Collection[str]:
         try:
-            reply = await self.shell.peers.call(
-                node.grpc_address, "KnownChannels", request, timeout=KNOWN_CHANNELS_S
-            )
+            reply = await self.shell.peers.call(node.grpc_address, "KnownChannels", request, timeout=KNOWN_CHANNELS_S)
         except (NsqhaError, ValueError) as error:
             text = "%s: which channels the topic %s begins with is not known of node %016x: %s"
             self.shell.logger.warning("channels_unknown", text, node.name, request.topic, node.node_uid, error)
@@ -96,7 +94,7 @@ class Cluster:
 class ClusterApi:
     """Handlers of the routes above."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: LookupCluster) -> None:
         self._cluster = cluster
 
     def add_to(self, api: HttpApi) -> None:
@@ -109,7 +107,7 @@ class ClusterApi:
         api.add("POST", "/cluster/decommission", self.decommission)
         api.add("POST", "/cluster/recommission", self.recommission)
 
-    async def controller(self, _: Request) -> object:
+    async def controller(self, _: HttpRequest) -> object:
         view, shell = self._cluster.view, self._cluster.shell
         intents = await self._intents()
         metas = _metas(view)
@@ -143,13 +141,13 @@ class ClusterApi:
             ]
         return found
 
-    async def metrics(self, request: Request) -> Reply:
+    async def metrics(self, request: HttpRequest) -> HttpReply:
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Snapshot(self._cluster.shell, self._cluster.view))
+        registry.register(_ClusterMetrics(self._cluster.shell, self._cluster.view))
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return Reply(encode(registry), content_type)
+        return HttpReply(encode(registry), content_type)
 
-    async def preview(self, _: Request) -> object:
+    async def preview(self, _: HttpRequest) -> object:
         view, intents = self._cluster.view, await self._intents()
         metas, nodes = _metas(view), able(view.nodes, intents.decommissions)
         return {
@@ -163,12 +161,12 @@ class ClusterApi:
             ],
         }
 
-    async def pause(self, request: Request) -> None:
+    async def pause(self, request: HttpRequest) -> None:
         request.query.require("paused")
         paused = request.query.flag("paused", True)
         await self._cluster.run(lambda: self._cluster.changes.pause_balance(paused))
 
-    async def spread(self, request: Request) -> object:
+    async def spread(self, request: HttpRequest) -> object:
         limit = number(request, "limit", SPREAD_LIMIT, 1, SPREAD_LIMIT_MAX)
         view, intents = self._cluster.view, await self._intents()
         metas = {name: meta for name, meta in _metas(view).items() if name not in intents.moves}
@@ -176,18 +174,18 @@ class ClusterApi:
         await self._cluster.run(lambda: self._cluster.changes.move(found))
         return {"moves": [_move(name, replicas, metas[name]) for name, replicas in found.items()]}
 
-    async def move(self, request: Request) -> None:
+    async def move(self, request: HttpRequest) -> None:
         view = self._cluster.view
         name, _ = partition_named(view, request)
         replicas = tuple(node_uid(view, part) for part in request.query.require("replicas").split(","))
         different_hosts(view, replicas)
         await self._cluster.run(lambda: self._cluster.changes.move({name: replicas}))
 
-    async def decommission(self, request: Request) -> None:
+    async def decommission(self, request: HttpRequest) -> None:
         uid = node_uid(self._cluster.view, request.query.require("node"))
         await self._cluster.run(lambda: self._cluster.changes.decommission(uid))
 
-    async def recommission(self, request: Request) -> None:
+    async def recommission(self, request: HttpRequest) -> None:
         uid = node_uid(self._cluster.view, request.query.require("node"))
         if not await self._cluster.run(lambda: self._cluster.changes.recommission(uid)):
             raise ApiError(404, "NODE_NOT_FOUND")
@@ -209,7 +207,7 @@ def node_uid(view: View, text: str) -> int:
     raise ApiError(404, "NODE_NOT_FOUND")
 
 
-def partition_named(view: View, request: Request) -> tuple[PartitionName, PartitionMeta]:
+def partition_named(view: View, request: HttpRequest) -> tuple[PartitionName, PartitionMeta]:
     """The partition that a request names by `topic` and `partition`. 404, 400."""
     topic = view.topics.get(request.query.require_name("topic"))
     if topic is None:
@@ -225,7 +223,7 @@ def different_hosts(view: View, replicas: Collection[int]) -> None:
         raise ApiError(400, "INVALID_ARG_REPLICAS", why="two replicas would be on one host, or one is not alive")
 
 
-def number(request: Request, name: str, default: int | None, low: int, high: int, *, code: str = "") -> int:
+def number(request: HttpRequest, name: str, default: int | None, low: int, high: int, *, code: str = "") -> int:
     """A whole number within limits; 400 otherwise. Without a default it must be there.
 
     `code`: what errors call it, MISSING_ARG_<code> and INVALID_ARG_<code>, if not by its name."""
@@ -278,7 +276,7 @@ def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents:
     }
 
 
-class _Snapshot(Collector):
+class _ClusterMetrics(Collector):
     """The figures of one moment."""
 
     def __init__(self, shell: ControllerShell, view: View) -> None:

@@ -45,9 +45,9 @@ from nsqha.election.controller.events import (
     Tick,
     TopicRead,
 )
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import Controller, PartitionMeta, Versioned
-from nsqha.election.session import Session
+from nsqha.election.session import ClusterSession
 from nsqha.election.store import Intent, MetadataStore
 from nsqha.errors import (
     ConfigError,
@@ -78,7 +78,7 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_PARTITION: PartitionKey = (0, 0)  # an empty question would mean everything that the node has
 
 
-class Gate(Protocol):
+class MetadataGate(Protocol):
     """Whether the metadata may be decided by at all (`nsqha.election.accepting`). Both calls block."""
 
     def why_not(self) -> str:
@@ -111,8 +111,8 @@ class ControllerShell:
         clock: Clock,
         *,
         name: str,
-        limits: Limits | None = None,
-        gate: Gate | None = None,
+        limits: ControllerLimits | None = None,
+        gate: MetadataGate | None = None,
         gone: Gone | None = None,
     ) -> None:
         """`name` is how people know this process; without a `gate` the store is never in doubt. `gone(name)` ends when
@@ -121,7 +121,7 @@ class ControllerShell:
         self.store = store
         self.peers = peers
         self.clock = clock
-        self.limits = limits or Limits()
+        self.limits = limits or ControllerLimits()
         self.logger = Logger("controller")
         self.term: Term | None = None
         self._name = name
@@ -192,12 +192,12 @@ class ControllerShell:
                 self.logger.error("controller_failed", "the campaign broke off: %s", error, error=error)
             await asyncio.sleep(CAMPAIGN_AGAIN_S)
 
-    async def _believe_accepted(self, gate: Gate) -> None:
+    async def _believe_accepted(self, gate: MetadataGate) -> None:
         with contextlib.suppress(NsqhaError):
             if await self.run(gate.believe_accepted):
                 self.logger.info("metadata_believed", "an operator accepted the metadata as they are now")
 
-    async def _doubted(self, gate: Gate) -> str:
+    async def _doubted(self, gate: MetadataGate) -> str:
         """Ends, with the reason, when nobody may decide by the metadata any more."""
         while True:
             await self._maybe_doubted.wait()
@@ -465,7 +465,7 @@ class Term:
         write(say.event, "%s", say.text, **say.fields)  # type: ignore[arg-type]
 
 
-async def _tick(session: Session) -> None:
+async def _tick(session: ClusterSession) -> None:
     while True:
         session.ticked()
         await asyncio.sleep(session.ttl_s / TICKS_PER_TTL)

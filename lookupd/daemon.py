@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from lookupd.changes import Changes
-from lookupd.cluster_api import Cluster
-from lookupd.controller import ControllerShell, Gate
-from lookupd.directory import Directory
+from lookupd.changes import MetadataChanges
+from lookupd.cluster_api import LookupCluster
+from lookupd.controller import ControllerShell, MetadataGate
+from lookupd.directory import LookupDirectory
 from lookupd.http_api import LookupdApi
 from lookupd.registry import Registry
 from lookupd.standby import gone
@@ -30,7 +30,7 @@ from nsqha.clock import Clock, SystemClock
 from nsqha.election.store import MetadataStore
 from nsqha.errors import ConfigError, StaleMetadata, Unavailable
 from nsqha.nsqlog import Logger
-from nsqha.options import SECOND, Loaded, LookupdOptions, host_name, version_line
+from nsqha.options import SECOND, LoadedOptions, LookupdOptions, host_name, version_line
 from nsqha.server.http.server import HttpServer
 from nsqha.server.peers.api import Peers
 from nsqha.server.runtime.listen import bound_address, bound_port, listen, raise_open_files_limit
@@ -49,7 +49,7 @@ class Lookupd:
         clock: Clock | None = None,
         store: MetadataStore | None = None,
         peers: Peers | None = None,
-        gate: Gate | None = None,
+        gate: MetadataGate | None = None,
     ) -> None:
         """With the metadata store of a cluster, and a way to reach its nodes, this is also a controller of it.
 
@@ -64,12 +64,14 @@ class Lookupd:
         )
         lifetime_s = options.tombstone_lifetime_ns / SECOND
         self.controller: ControllerShell | None = None
-        cluster: Cluster | None = None
+        cluster: LookupCluster | None = None
         if store is not None:
             assert peers is not None, "a controller needs a way to reach nodes"
             name = f"{options.broadcast_address or host_name()}:{options.http_address.rpartition(':')[2]}"
             self.controller = ControllerShell(store, peers, clock, name=name, gate=gate, gone=gone)
-            cluster = Cluster(self.controller, Directory(lifetime_s), Changes(store, random.SystemRandom()))
+            cluster = LookupCluster(
+                self.controller, LookupDirectory(lifetime_s), MetadataChanges(store, random.SystemRandom())
+            )
         self._tcp = TcpServer(self.registry, clock, self._logger, silence_s=inactive_s)
         self._http = HttpServer(
             LookupdApi(self.registry, clock, cluster, describe=self._described).routes(), self._logger
@@ -118,7 +120,7 @@ class Lookupd:
         )
 
 
-def serve(loaded: Loaded[LookupdOptions]) -> int:
+def serve(loaded: LoadedOptions[LookupdOptions]) -> int:
     """Run until SIGINT or SIGTERM; returns the exit status."""
     options = loaded.options
     nsqlog.configure(prefix=options.log_prefix, level=options.log_level, format=options.log_format)

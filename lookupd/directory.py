@@ -67,7 +67,7 @@ def writable(meta: PartitionMeta) -> bool:
     return len(meta.isr) >= meta.min_isr and not meta.successor
 
 
-class Directory:
+class LookupDirectory:
     """Answers from one view at a time; keeps only tombstones."""
 
     def __init__(self, tombstone_lifetime_s: float) -> None:

@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lookupd.cluster_api import Cluster, different_hosts, node_uid, number, partition_named
+from lookupd.cluster_api import LookupCluster, different_hosts, node_uid, number, partition_named
 from nsqha.election.model import REPLICAS_MAX, PartitionMeta, TopicSettings
 from nsqha.ids import PARTITIONS_MAX
-from nsqha.server.http.server import ApiError, HttpApi, Request
+from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 
 DAY_MS = 24 * 3600 * 1000
 SYNCDISK_MAX = 4000
@@ -41,7 +41,7 @@ _REFUSED = ("extend", "upgradeext", "disable_channel_auto_create")
 class ForkApi:
     """Handlers of these routes."""
 
-    def __init__(self, cluster: Cluster, describe: Callable[[], dict[str, object]]) -> None:
+    def __init__(self, cluster: LookupCluster, describe: Callable[[], dict[str, object]]) -> None:
         """`describe`: this daemon, as /listlookup shows it."""
         self._cluster = cluster
         self._describe = describe
@@ -53,18 +53,18 @@ class ForkApi:
         api.add("POST", "/cluster/node/remove", self.remove)
         api.add("GET", "/listlookup", self.lookups)
 
-    async def expand(self, request: Request) -> None:
+    async def expand(self, request: HttpRequest) -> None:
         await self._change(request, {"partitions": partition_num(request)})
 
-    async def update(self, request: Request) -> None:
+    async def update(self, request: HttpRequest) -> None:
         await self._change(request, changed_by(request))
 
-    async def _change(self, request: Request, changes: dict[str, Any]) -> None:
+    async def _change(self, request: HttpRequest, changes: dict[str, Any]) -> None:
         topic = request.query.require_name("topic")
         if not await self._cluster.run(lambda: self._cluster.changes.change_settings(topic, changes)):
             raise ApiError(404, "TOPIC_NOT_FOUND")
 
-    async def move(self, request: Request) -> None:
+    async def move(self, request: HttpRequest) -> None:
         view, query = self._cluster.view, request.query
         name, meta = partition_named(view, request)
         source, target = (node_uid(view, query.require(name)) for name in ("move_from", "move_to"))
@@ -72,16 +72,16 @@ class ForkApi:
         different_hosts(view, wanted)
         await self._cluster.run(lambda: self._cluster.changes.move({name: wanted}))
 
-    async def remove(self, request: Request) -> None:
+    async def remove(self, request: HttpRequest) -> None:
         uid = node_uid(self._cluster.view, request.query.require("remove_node"))
         await self._cluster.run(lambda: self._cluster.changes.decommission(uid))
 
-    async def lookups(self, _: Request) -> object:
+    async def lookups(self, _: HttpRequest) -> object:
         me = self._describe()
         return {"lookupdnodes": [me], "lookupdleader": me}
 
 
-def settings_of(request: Request) -> TopicSettings | None:
+def settings_of(request: HttpRequest) -> TopicSettings | None:
     """What the parameters of /topic/create ask for; None if they ask for nothing."""
     changes = changed_by(request)
     if request.query.get("partition_num") is not None:
@@ -91,11 +91,11 @@ def settings_of(request: Request) -> TopicSettings | None:
     return TopicSettings(**changes) if changes else None
 
 
-def partition_num(request: Request) -> int:
+def partition_num(request: HttpRequest) -> int:
     return number(request, "partition_num", None, 1, PARTITIONS_MAX, code="TOPIC_PARTITION_NUM")
 
 
-def changed_by(request: Request) -> dict[str, Any]:
+def changed_by(request: HttpRequest) -> dict[str, Any]:
     """The settings that the parameters change; None for one that goes back to its default."""
     query, changes = request.query, dict[str, Any]()
     for name in _REFUSED:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from lookupd.cluster_api import Cluster, ClusterApi, number
+from lookupd.cluster_api import ClusterApi, LookupCluster, number
 from lookupd.directory import meta_info, producer
 from lookupd.fork_api import ForkApi, settings_of
 from lookupd.registry import Peer, Registry
@@ -31,7 +31,7 @@ from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
 from nsqha.election.model import NodeInfo
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral
-from nsqha.server.http.server import ApiError, HttpApi, Request
+from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 
 
 class LookupdApi:
@@ -42,7 +42,7 @@ class LookupdApi:
         self,
         registry: Registry,
         clock: Clock,
-        cluster: Cluster | None = None,
+        cluster: LookupCluster | None = None,
         *,
         describe: Callable[[], dict[str, object]] = dict,
     ) -> None:
@@ -74,7 +74,7 @@ class LookupdApi:
 
     # ---- questions
 
-    def topics(self, request: Request) -> object:
+    def topics(self, request: HttpRequest) -> object:
         topics = self._cluster.view.topics if self._cluster else {}
         answer: dict[str, object] = {"topics": sorted({*self._registry.topics(), *topics})}
         if topics and request.query.flag("metaInfo", False):
@@ -83,7 +83,7 @@ class LookupdApi:
             ]
         return answer
 
-    def channels(self, request: Request) -> object:
+    def channels(self, request: HttpRequest) -> object:
         return {"channels": self._channels(request.query.require("topic"))}
 
     def _channels(self, topic: str) -> list[str]:
@@ -92,7 +92,7 @@ class LookupdApi:
             found |= self._cluster.directory.channels(self._cluster.view, topic)
         return sorted(found)
 
-    def lookup(self, request: Request) -> object:
+    def lookup(self, request: HttpRequest) -> object:
         query, now = request.query, read(self._clock)
         topic = query.require("topic")
         registered = self._registry.lookup(topic, now)
@@ -133,7 +133,7 @@ class LookupdApi:
         """Of the cluster's nodes: the metadata knows better than what is registered from there."""
         return set() if self._cluster is None else self._cluster.directory.addresses(self._cluster.view)
 
-    def nodes(self, _: Request) -> object:
+    def nodes(self, _: HttpRequest) -> object:
         now, ours = read(self._clock), self._our_addresses()
         return {
             "producers": self._cluster_nodes()
@@ -166,7 +166,7 @@ class LookupdApi:
             found.append(shown)
         return found
 
-    def debug(self, _: Request) -> object:
+    def debug(self, _: HttpRequest) -> object:
         found: dict[str, list[dict[str, Any]]] = {}
         for key, peer, tombstone in self._registry.registrations():
             facts = {"id": peer.id, **_peer(peer)}
@@ -179,7 +179,7 @@ class LookupdApi:
 
     # ---- changes
 
-    async def create_topic(self, request: Request) -> None:
+    async def create_topic(self, request: HttpRequest) -> None:
         topic = request.query.require_name("topic")
         settings = settings_of(request)
         if self._cluster is None or is_ephemeral(topic):
@@ -193,7 +193,7 @@ class LookupdApi:
         else:
             await cluster.run(lambda: cluster.changes.create_topic(topic, settings, channels))
 
-    async def create_channel(self, request: Request) -> None:
+    async def create_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
         if self._cluster is None or is_ephemeral(topic) or is_ephemeral(channel):
             self._create(topic, channel)
@@ -201,7 +201,7 @@ class LookupdApi:
         cluster, channels = self._cluster, await self._begins_with(self._cluster, topic)
         await cluster.run(lambda: cluster.changes.create_channel(topic, channel, channels))
 
-    async def _begins_with(self, cluster: Cluster, topic: str) -> list[str]:
+    async def _begins_with(self, cluster: LookupCluster, topic: str) -> list[str]:
         """The channels of a topic of the cluster that is about to be made, as a broker that makes one asks for them."""
         found = await cluster.known_channels(topic)
         return sorted(c for c in found.union(self._registry.channels(topic)) if not is_ephemeral(c))
@@ -210,13 +210,13 @@ class LookupdApi:
         if not self._registry.create(topic, channel):
             raise ApiError(507, "TOO_MANY_NAMES")
 
-    async def delete_topic(self, request: Request) -> None:
+    async def delete_topic(self, request: HttpRequest) -> None:
         topic = request.query.require("topic")
         if (cluster := self._cluster) is not None:
             await cluster.run(lambda: cluster.changes.delete_topic(topic))
         self._registry.delete_topic(topic)
 
-    async def delete_channel(self, request: Request) -> None:
+    async def delete_channel(self, request: HttpRequest) -> None:
         topic, channel = request.query.require_name("topic"), request.query.require_name("channel")
         known = False
         if (cluster := self._cluster) is not None:
@@ -224,7 +224,7 @@ class LookupdApi:
         if not self._registry.delete_channel(topic, channel) and not known:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
 
-    def tombstone(self, request: Request) -> None:
+    def tombstone(self, request: HttpRequest) -> None:
         topic, node = request.query.require("topic"), request.query.require("node")
         now = read(self._clock)
         self._registry.tombstone(topic, node, now)
@@ -232,8 +232,8 @@ class LookupdApi:
             self._cluster.directory.tombstone(self._cluster.view, topic, node, now)
 
 
-def _async(answer: Callable[[Request], object]) -> Callable[[Request], Awaitable[object]]:
-    async def handler(request: Request) -> object:
+def _async(answer: Callable[[HttpRequest], object]) -> Callable[[HttpRequest], Awaitable[object]]:
+    async def handler(request: HttpRequest) -> object:
         return answer(request)
 
     return handler

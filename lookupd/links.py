@@ -39,7 +39,7 @@ class Links:
         self._peers = peers
         self._cluster_id = cluster_id
         self._listener = listener
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, _NodeLink] = {}
         self._closed = False
 
     def update(self, nodes: Mapping[int, NodeInfo]) -> None:
@@ -48,7 +48,7 @@ class Links:
             self._links.pop(uid).close()
         for uid, node in nodes.items():
             if uid not in self._links and node.grpc_address and not self._closed:
-                self._links[uid] = _Link(self._open, self._listener, node)
+                self._links[uid] = _NodeLink(self._open, self._listener, node)
 
     @property
     def open(self) -> list[int]:
@@ -61,7 +61,7 @@ class Links:
             link.close()
         self._links.clear()
 
-    def _open(self, link: _Link) -> PeerStream:
+    def _open(self, link: _NodeLink) -> PeerStream:
         stream = self._peers.stream(link.address, "Live", link)
         stream.send(LiveMessage(cluster_id=self._cluster_id))
         return stream
@@ -74,10 +74,10 @@ def _key(node: NodeInfo | None) -> Identity | None:
     return None if node is None else (node.grpc_address, node.node_uid, node.registration)
 
 
-class _Link:
+class _NodeLink:
     """The stream to one life of one node."""
 
-    def __init__(self, open_: Callable[[_Link], PeerStream], listener: LinkListener, node: NodeInfo) -> None:
+    def __init__(self, open_: Callable[[_NodeLink], PeerStream], listener: LinkListener, node: NodeInfo) -> None:
         self.node = _key(node)
         self.address = node.grpc_address
         self.greeted = False

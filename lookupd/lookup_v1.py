@@ -67,7 +67,7 @@ Say = Callable[[str, str], None]
 """Told what happened: a stable event name, and a line for people."""
 
 
-class Session:
+class LookupSession:
     """One connection of one nsqd.
 
     `identity` is the reply to IDENTIFY: what this daemon says of itself. `say` hears what happens.

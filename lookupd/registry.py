@@ -64,7 +64,7 @@ class Production:
 
 
 @dataclass(slots=True, eq=False)
-class Topic:
+class LookupTopic:
     """Who produces it, and its channels with whoever registered each; by peer id."""
 
     producers: dict[str, Production] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LookupPeer:
     """One peer with its topics, each with whether it is tombstoned there."""
 
     peer: Peer
@@ -93,7 +93,7 @@ class Registry:
     def __init__(self, *, inactive_timeout_s: float, tombstone_lifetime_s: float) -> None:
         self._inactive_timeout_s = inactive_timeout_s
         self._tombstone_lifetime_s = tombstone_lifetime_s
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, LookupTopic] = {}
         self._peers: dict[str, Peer] = {}
         self._names = 0
 
@@ -164,7 +164,7 @@ class Registry:
             return False
         self._names += missing
         if entry is None:
-            entry = self._topics[topic] = Topic()
+            entry = self._topics[topic] = LookupTopic()
         if channel:
             entry.channels.setdefault(channel, {})
         return True
@@ -220,9 +220,11 @@ class Registry:
         ]
         return Lookup(sorted(entry.channels), shown)
 
-    def nodes(self, now: Now) -> list[Node]:
+    def nodes(self, now: Now) -> list[LookupPeer]:
         """All active peers; a tombstone is shown, and hides nobody here."""
-        return [Node(peer, self._topics_of(peer, now)) for peer in self._peers.values() if self._active(peer, now)]
+        return [
+            LookupPeer(peer, self._topics_of(peer, now)) for peer in self._peers.values() if self._active(peer, now)
+        ]
 
     def registrations(self) -> Iterator[tuple[str, Peer, Now | None]]:
         """Everything, for /debug: ("category:key:subkey", peer, tombstone)."""

@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from lookupd.lookup_v1 import Session
+from lookupd.lookup_v1 import LookupSession
 from lookupd.registry import Registry
 from nsqha import NSQ_VERSION
 from nsqha.clock import Clock, read
@@ -49,7 +49,7 @@ class TcpServer:
         self.clock = clock
         self.logger = logger
         self.identity = b""
-        self.connections: set[Connection] = set()
+        self.connections: set[LookupConnection] = set()
         self._silence_s = max(silence_s, SILENCE_S)
         self._peers = 0
         self._server: asyncio.Server | None = None
@@ -58,7 +58,7 @@ class TcpServer:
     async def start(self, sock: socket.socket, identity: bytes) -> None:
         loop = asyncio.get_running_loop()
         self.identity = identity
-        self._server = await loop.create_server(lambda: Connection(self), sock=sock)
+        self._server = await loop.create_server(lambda: LookupConnection(self), sock=sock)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class TcpServer:
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
 
-class Connection(asyncio.Protocol):
+class LookupConnection(asyncio.Protocol):
     """Bytes between a socket and its session."""
 
     def __init__(self, server: TcpServer) -> None:
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.peer_id = ""
         self.heard = server.clock.monotonic()
-        self.session: Session
+        self.session: LookupSession
         self._refused = False
         self._ended = False  # the peer sends no more
         self._stuffed = False  # it does not read its replies
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one only by its methods
         server = self._server
         self.peer_id = server.peer_id(self._transport)
-        self.session = Session(server.registry, self.peer_id, server.identity, server.logger.info)
+        self.session = LookupSession(server.registry, self.peer_id, server.identity, server.logger.info)
         server.connections.add(self)
         server.logger.info("lookup_client", "TCP: new client(%s)", self.peer_id, client=self.peer_id)
 

@@ -99,7 +99,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FlagValues:
     """What a program was started with: a value for every flag, and where it came from."""
 
     values: Mapping[str, Any]
@@ -128,7 +128,7 @@ def load(
     environ: Mapping[str, str],
     env_prefix: str,
     read_toml: Callable[[str], Mapping[str, Any]],
-) -> Settings:
+) -> FlagValues:
     """Read all sources. `read_toml` gets the path that the flag `config` names, if it is set."""
     table = {flag.name: flag for flag in flags}
     given = parse_arguments(table, argv)
@@ -145,7 +145,7 @@ def load(
                 given[name], sources[name] = value, "file"
     notices += [f"--{name} has no effect: {table[name].inert}" for name in given if table[name].inert]
     defaults = {name: flag.default for name, flag in table.items()}
-    return Settings(defaults | given, sources, tuple(notices))
+    return FlagValues(defaults | given, sources, tuple(notices))
 
 
 def parse_arguments(table: Mapping[str, Flag], argv: Sequence[str]) -> dict[str, Any]:

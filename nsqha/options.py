@@ -264,7 +264,7 @@ T = TypeVar("T", Options, LookupdOptions)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[T]):
+class LoadedOptions(Generic[T]):
     """Options, the flags that were set anywhere, and lines to log once the log is there."""
 
     options: T
@@ -272,17 +272,17 @@ class Loaded(Generic[T]):
     notices: tuple[str, ...]
 
 
-def nsqd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[Options]:
+def nsqd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[Options]:
     """Options of nsqd; SystemExit after --version, --help or an error, which is printed."""
     return _or_exit("nsqd", lambda: load_nsqd(argv, environ), Options)
 
 
-def nsqlookupd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[LookupdOptions]:
+def nsqlookupd_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[LookupdOptions]:
     """Options of nsqlookupd; SystemExit after --version, --help or an error, which is printed."""
     return _or_exit("nsqlookupd", lambda: load_nsqlookupd(argv, environ), LookupdOptions)
 
 
-def load_nsqd(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[Options]:
+def load_nsqd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[Options]:
     """ConfigError (UsageError for the command line itself) when it can not be used."""
     loaded = _load(Options, "NSQHA_", argv, environ)
     options = loaded.options
@@ -291,7 +291,7 @@ def load_nsqd(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[Options
     return replace(loaded, options=checked(options))
 
 
-def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[LookupdOptions]:
+def load_nsqlookupd(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[LookupdOptions]:
     """ConfigError (UsageError for the command line itself) when it can not be used."""
     loaded = _load(LookupdOptions, "NSQLOOKUPD_", argv, environ)
     options = loaded.options
@@ -439,11 +439,11 @@ def _key(field_name: str, key: str) -> str:
     return key or field_name.removesuffix("_ns")
 
 
-def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str, str]) -> Loaded[T]:
+def _load(kind: type[T], prefix: str, argv: Sequence[str], environ: Mapping[str, str]) -> LoadedOptions[T]:
     settings = load(flags_of(kind), argv, environ=environ, env_prefix=prefix, read_toml=_read_toml)
     names = {item.name: item.metadata["name"] or _flag_name(item.name) for item in fields(kind)}
     options = kind(**{attribute: settings.values[name] for attribute, name in names.items()})
-    return Loaded(options, frozenset(settings.sources), tuple(settings.notices))
+    return LoadedOptions(options, frozenset(settings.sources), tuple(settings.notices))
 
 
 def _read_toml(path: str) -> Mapping[str, Any]:
@@ -458,7 +458,9 @@ def _read_toml(path: str) -> Mapping[str, Any]:
         raise ConfigError(f"--config={path}: not a TOML file: nested too deeply") from None
 
 
-def _or_exit(program: str, read: Callable[[], Loaded[T]], kind: type[Options] | type[LookupdOptions]) -> Loaded[T]:
+def _or_exit(
+    program: str, read: Callable[[], LoadedOptions[T]], kind: type[Options] | type[LookupdOptions]
+) -> LoadedOptions[T]:
     try:
         return read()
     except VersionWanted:

@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from nsqha.ids import is_ephemeral
 from pyspark_nsqha import columns, planner
-from pyspark_nsqha.model import NotThere, Pin
+from pyspark_nsqha.model import NotThere, PinnedPartition
 from pyspark_nsqha.options import (
     HOLD_MS_MAX,
     BatchOptions,
@@ -48,8 +48,8 @@ from pyspark_nsqha.options import (
     parse_reading,
     parse_subscription,
 )
-from pyspark_nsqha.planner import Part, Range, Restriction
-from pyspark_nsqha.snapshot import Asked, Segments, Snapshot, of_subscription
+from pyspark_nsqha.planner import PlannedRange, Restriction, SplitPart
+from pyspark_nsqha.snapshot import Segments, Snapshot, SnapshotRequest, of_subscription
 
 if TYPE_CHECKING:
     from pyspark_nsqha.rows import Recipe
@@ -118,14 +118,14 @@ def _young_hold(holder: _Holder) -> str:
     return _holds.get(holder, ("", 0.0))[0]
 
 
-def of_those_there(subscription: Subscription, **more: Any) -> Asked:
+def of_those_there(subscription: Subscription, **more: Any) -> SnapshotRequest:
     """Everything that is subscribed to, as `of_subscription`, but without an error for a topic that is not there: with
     a pattern there is none. With more than NAMED_MAX names all others come, too."""
     if subscription.pattern:
         return of_subscription(subscription, **more)
     names = subscription.names
     pattern = "|".join(name.replace(".", r"\.") for name in names) if len(names) <= NAMED_MAX else ".*"
-    return Asked(pattern=pattern, **more)
+    return SnapshotRequest(pattern=pattern, **more)
 
 
 def _is_stream(given: Given) -> bool:
@@ -238,8 +238,8 @@ class BatchReader(DataSourceReader):
         return [InputPartition(task) for task in (*from_lake, *tasks)]
 
     def _from_lake(
-        self, uri: str, ranges: Sequence[Range], now: Sequence[Pin]
-    ) -> tuple[Sequence[Any], list[Range]]:
+        self, uri: str, ranges: Sequence[PlannedRange], now: Sequence[PinnedPartition]
+    ) -> tuple[Sequence[Any], list[PlannedRange]]:
         """Tasks for what retention took, and the ranges that the log has."""
         from pyspark_nsqha.lake import history
 
@@ -253,13 +253,13 @@ class BatchReader(DataSourceReader):
         )
         return history.tasks(parts, self._reading.split_bytes), left
 
-    def _now(self, ranges: Sequence[Range]) -> tuple[Sequence[Any], str]:
+    def _now(self, ranges: Sequence[PlannedRange]) -> tuple[Sequence[Any], str]:
         """Borders and replicas of these ranges now, and the hold on them."""
         options, pinned = self._options, self._pinned
         assert options is not None and pinned is not None
         if options.connection is None:
             return pinned.pins, ""
-        asked = Asked(
+        asked = SnapshotRequest(
             topics=tuple(sorted({one.key[0] for one in ranges})),
             ranges=tuple(_asked_ranges(ranges)),
             hold_ms=options.hold_ms,
@@ -275,7 +275,7 @@ class BatchReader(DataSourceReader):
         return task_batches(partition.value, self._schema, Recipe(self._columns, self._reading, self._connection))
 
 
-def task_batches(task: tuple[Part, ...] | None, schema: StructType, recipe: Recipe) -> Iterator[Any]:
+def task_batches(task: tuple[SplitPart, ...] | None, schema: StructType, recipe: Recipe) -> Iterator[Any]:
     """The rows of one task, in order, as Spark expects them for `schema`."""
     if task is None:  # what Spark makes of a plan without tasks
         return
@@ -290,7 +290,7 @@ def task_batches(task: tuple[Part, ...] | None, schema: StructType, recipe: Reci
     zone: dict[str, Any] = {"timezone": "UTC"}
     wanted = to_arrow_schema(schema, **zone if "timezone" in inspect.signature(to_arrow_schema).parameters else {})
     for part in task:
-        for batch in part_batches(part, recipe) if isinstance(part, Part) else _lake_batches(part, recipe):
+        for batch in part_batches(part, recipe) if isinstance(part, SplitPart) else _lake_batches(part, recipe):
             yield batch if batch.schema.equals(wanted) else batch.from_arrays(batch.columns, schema=wanted)
 
 
@@ -324,7 +324,7 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
     return ours
 
 
-def _asked_ranges(ranges: Iterable[Range]) -> Iterator[tuple[str, int, int, int]]:
+def _asked_ranges(ranges: Iterable[PlannedRange]) -> Iterator[tuple[str, int, int, int]]:
     """What borders are wanted for: whole ranges, or single messages as long as these are not too many."""
     ranges = list(ranges)
     single = sum(len(one.wanted) for one in ranges if one.wanted is not None) <= RANGES_ASKED_MAX
@@ -387,9 +387,7 @@ def _meet_topic(found: Restriction, one: Filter) -> Restriction:
 
 def _meet_partition(found: Restriction, one: Filter) -> Restriction:
     least, most = _span(one, found.partition_least, found.partition_most)
-    return replace(
-        found, partitions=_both(found.partitions, _values(one)), partition_least=least, partition_most=most
-    )
+    return replace(found, partitions=_both(found.partitions, _values(one)), partition_least=least, partition_most=most)
 
 
 def _meet_offset(found: Restriction, one: Filter) -> Restriction:

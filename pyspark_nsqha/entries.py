@@ -33,7 +33,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_nsqha.model import ENTRY_BYTES, Identity, NotVerified, ReadFailed, Run
+from pyspark_nsqha.model import ENTRY_BYTES, FetchedRun, NotVerified, PartitionLife, ReadFailed
 
 __all__ = ["ENTRY", "FAULTY", "LOST", "REBUILT", "Entries", "Level", "describe", "verify"]
 
@@ -111,7 +111,7 @@ class Entries:
         return int(self.table["log_id"][index])
 
 
-def describe(identity: Identity, log_ids: tuple[int, int], offsets: tuple[int, int], why: str) -> str:
+def describe(identity: PartitionLife, log_ids: tuple[int, int], offsets: tuple[int, int], why: str) -> str:
     """A line that names batches [first, end) and their messages, what is wrong with them, and what to do."""
     first, end = log_ids
     batches = f"log id {first}" if end == first + 1 else f"log ids [{first}, {end})"
@@ -122,8 +122,8 @@ def describe(identity: Identity, log_ids: tuple[int, int], offsets: tuple[int, i
 
 
 def verify(
-    run: Run,
-    identity: Identity,
+    run: FetchedRun,
+    identity: PartitionLife,
     before: bytes | None,
     *,
     level: Level = "full",
@@ -143,7 +143,7 @@ def verify(
 class _Verification:
     """One run on its way to `Entries`."""
 
-    def __init__(self, run: Run, identity: Identity, before: bytes | None) -> None:
+    def __init__(self, run: FetchedRun, identity: PartitionLife, before: bytes | None) -> None:
         self.run = run
         self.identity = identity
         whole = len(run.entries) // ENTRY_BYTES
@@ -311,7 +311,7 @@ def _chains(table: npt.NDArray[np.void], before: npt.NDArray[np.void]) -> npt.ND
     return np.frombuffer(b"".join(digests), ">u8")
 
 
-def _genesis(identity: Identity) -> bytes:
+def _genesis(identity: PartitionLife) -> bytes:
     """Entry 0, which the first batch of a partition follows."""
     seed = struct.pack(">QIH", identity.topic_uid, identity.partition, VERSION)
     entry = np.zeros(1, ENTRY)

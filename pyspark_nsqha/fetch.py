@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark_nsqha.model import ENTRY_BYTES, Gone, ReadFailed, Replica, Run, Split
+from pyspark_nsqha.model import ENTRY_BYTES, FetchedRun, Gone, ReadFailed, ReplicaAddress, Split
 from pyspark_nsqha.runs import RUN_BYTES, Frames, Runs, borders_of, run_end
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def runs(
     return Fetch(split, run_bytes=run_bytes, tls=tls, timeout_seconds=timeout_seconds, retries=retries, host=host)
 
 
-def in_order(split: Split, host: str) -> tuple[Replica, ...]:
+def in_order(split: Split, host: str) -> tuple[ReplicaAddress, ...]:
     """Replicas as this split tries them."""
     n = len(split.replicas)
     if not n:
@@ -107,7 +107,7 @@ class Fetch:
         self._replicas = in_order(split, host or socket.gethostname())
         self._turn = 0  # of which replica, counted on and on
         self._next = split.first_log_id
-        self._last: Run | None = None
+        self._last: FetchedRun | None = None
         self._rejected: Counter[str] = Counter()  # runs that began at the last one's log id, by address
         self._refusals: dict[str, _Refused] = {}  # since the last run that was good, by address
         self._failures = 0  # the same, counted
@@ -117,10 +117,10 @@ class Fetch:
         self._answer: _Answer | None = None
         self._frames = Frames()
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[FetchedRun]:
         return self
 
-    def __next__(self) -> Run:
+    def __next__(self) -> FetchedRun:
         if self._last is not None:
             self._last = None
             self._failures = self._rounds = 0
@@ -174,7 +174,7 @@ class Fetch:
     # ---- replicas
 
     @property
-    def _replica(self) -> Replica:
+    def _replica(self) -> ReplicaAddress:
         return self._replicas[self._turn % len(self._replicas)]
 
     def _failed(self, refused: _Refused) -> None:
@@ -267,7 +267,7 @@ class Fetch:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _Refused(_words(error)) from None
 
-    def _request(self, connection: _Connection, target: str) -> _Answer:
+    def _request(self, connection: _FetchConnection, target: str) -> _Answer:
         try:
             connection.http.request("GET", target)
             response = connection.http.getresponse()
@@ -282,7 +282,7 @@ class Fetch:
 class _Answer:
     """One answer with status 200, while it comes in."""
 
-    def __init__(self, connection: _Connection, response: http.client.HTTPResponse, first: int, end: int) -> None:
+    def __init__(self, connection: _FetchConnection, response: http.client.HTTPResponse, first: int, end: int) -> None:
         """_Refused if its head or its entries do not fit together."""
         self._connection = connection
         self._response = response
@@ -307,7 +307,7 @@ class _Answer:
         """Whether all of it has been taken."""
         return self._index == len(self._borders) - 1
 
-    def next_run(self, frames: Frames, run_bytes: int) -> Run:
+    def next_run(self, frames: Frames, run_bytes: int) -> FetchedRun:
         """The next batches; `frames` grows as their bytes come. _Refused: they do not."""
         first, end = self._index, run_end(self._borders, self._index, run_bytes)
         size = int(self._borders[end] - self._borders[first])
@@ -318,7 +318,7 @@ class _Answer:
             have += len(room)
         entries = self._entries[first * ENTRY_BYTES : end * ENTRY_BYTES]
         self._index = end
-        return Run(self._log_id + first, entries, frames.view[:size])
+        return FetchedRun(self._log_id + first, entries, frames.view[:size])
 
     def _fill(self, view: memoryview) -> None:
         try:
@@ -330,7 +330,7 @@ class _Answer:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _Refused(_words(error)) from None
 
-    def release(self) -> _Connection:
+    def release(self) -> _FetchConnection:
         """The connection, for another request if all was taken."""
         return self._connection
 
@@ -368,7 +368,7 @@ def _words(error: Exception) -> str:
 # ---- connections
 
 
-class _Connection:
+class _FetchConnection:
     """One connection to a broker, and when it was last of use."""
 
     def __init__(self, http_: http.client.HTTPConnection, key: tuple[str, Any]) -> None:
@@ -380,15 +380,15 @@ class _Connection:
         self.http.close()
 
 
-def _connect(address: str, tls: Tls | None, timeout: float) -> _Connection:
+def _connect(address: str, tls: Tls | None, timeout: float) -> _FetchConnection:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal():
         raise ValueError(f"{address!r} is not host:port")
     if tls is None:
         plain = http.client.HTTPConnection(host, int(port), timeout=timeout)
-        return _Connection(plain, (address, None))
-    return _Connection(
+        return _FetchConnection(plain, (address, None))
+    return _FetchConnection(
         http.client.HTTPSConnection(host, int(port), timeout=timeout, context=_context(tls)), (address, tls)
     )
 
@@ -419,11 +419,11 @@ def _context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-_idle: list[_Connection] = []
+_idle: list[_FetchConnection] = []
 _idle_lock = threading.Lock()
 
 
-def _kept(address: str, tls: Tls | None) -> _Connection | None:
+def _kept(address: str, tls: Tls | None) -> _FetchConnection | None:
     """A connection that an earlier answer left, if the broker has it still, as far as is known."""
     now = monotonic()
     with _idle_lock:
@@ -438,7 +438,7 @@ def _kept(address: str, tls: Tls | None) -> _Connection | None:
     return None
 
 
-def _keep(connection: _Connection) -> None:
+def _keep(connection: _FetchConnection) -> None:
     connection.since = monotonic()
     with _idle_lock:
         _idle.append(connection)

@@ -21,7 +21,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyspark_nsqha.model import ENTRY_BYTES, Cut, Gone, Identity, NotVerified, Pin, ReadFailed, Run, Split
+from pyspark_nsqha.model import (
+    ENTRY_BYTES,
+    CutPoint,
+    FetchedRun,
+    Gone,
+    NotVerified,
+    PartitionLife,
+    PinnedPartition,
+    ReadFailed,
+    Split,
+)
 from pyspark_nsqha.runs import RUN_BYTES, Frames, borders_of, run_end
 
 if TYPE_CHECKING:
@@ -45,7 +55,7 @@ _ID = slice(18, 34)  # of a message's frame
 # ---- in the planner
 
 
-def pins(path: str, wanted: Callable[[str, int], bool] = lambda topic, partition: True) -> tuple[Pin, ...]:
+def pins(path: str, wanted: Callable[[str, int], bool] = lambda topic, partition: True) -> tuple[PinnedPartition, ...]:
     """The partitions in a data folder for which `wanted(topic, partition)`, by topic and number; each to the last batch
     that verifies.
 
@@ -57,7 +67,7 @@ def pins(path: str, wanted: Callable[[str, int], bool] = lambda topic, partition
         hint = f"; there are in its folders {', '.join(inside)}: name one of them" if inside else ""
         raise ReadFailed(f"path={path}: there are no logs in it, a data folder has a folder `topics`{hint}")
     check_unlocked(path)
-    found: dict[tuple[str, int], Pin] = {}
+    found: dict[tuple[str, int], PinnedPartition] = {}
     for folder in _folders(topics):
         named = _TOPIC.fullmatch(folder.name)
         for inner in _folders(folder.path) if named else []:
@@ -99,7 +109,7 @@ def _folders(path: str) -> list[os.DirEntry[str]]:
         raise ReadFailed(f"path={path}: {error.strerror}") from None
 
 
-def _pin(topic: str, uid: int, partition: int, path: str) -> Pin | None:
+def _pin(topic: str, uid: int, partition: int, path: str) -> PinnedPartition | None:
     """One partition; None if its files are about to go."""
     from nsqha.commitlog.cuts import cut_points
     from nsqha.commitlog.entry import Place
@@ -111,7 +121,7 @@ def _pin(topic: str, uid: int, partition: int, path: str) -> Pin | None:
         log = LogReader.open(OsStorage(), path, LogIdentity(uid, partition))
         last = _last_good(log)
         end = Place(last.log_id + 1, last.end_offset, last.end_position)
-        cuts = [Cut(*cut) for cut in cut_points(log, log.start, end)]
+        cuts = [CutPoint(*cut) for cut in cut_points(log, log.start, end)]
         id_base = _id_base(log, end.log_id)
     except NotFound:
         return None
@@ -119,11 +129,11 @@ def _pin(topic: str, uid: int, partition: int, path: str) -> Pin | None:
         raise ReadFailed(
             f"{topic}/{partition}: {error}; run `nsqha log verify`, or start the node, which mends what it can"
         ) from None
-    identity = Identity(topic, uid, partition, id_base)
-    return Pin(identity, cuts[0], cuts[-1], last.epoch, last.chain, tuple(cuts), path=path)
+    identity = PartitionLife(topic, uid, partition, id_base)
+    return PinnedPartition(identity, cuts[0], cuts[-1], last.epoch, last.chain, tuple(cuts), path=path)
 
 
-def offsets_for_times(pin: Pin, times_ns: Iterable[int]) -> dict[int, int]:
+def offsets_for_times(pin: PinnedPartition, times_ns: Iterable[int]) -> dict[int, int]:
     """Per time, the first message that is not older; the end of the pin if there is none. ReadFailed."""
     from nsqha.commitlog.lookup import LogIdentity, LogReader
     from nsqha.commitlog.storage import OsStorage
@@ -211,7 +221,7 @@ class FileRuns:
         self._split = split
         self._run_bytes = run_bytes
         self._next = split.first_log_id
-        self._last: Run | None = None
+        self._last: FetchedRun | None = None
         self._rejected = False
         self._frames = Frames()
         self._pairs: list[_Pair] | None = None
@@ -219,10 +229,10 @@ class FileRuns:
         self._fds: tuple[int, int] | None = None  # commitlog, segment
         self._block: _Block | None = None
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[FetchedRun]:
         return self
 
-    def __next__(self) -> Run:
+    def __next__(self) -> FetchedRun:
         if self._last is not None:
             self._rejected, self._last = False, None
         if self._next >= self._split.end_log_id:
@@ -259,7 +269,7 @@ class FileRuns:
         place = f"{split.identity.topic}/{split.identity.partition}"
         return f"{place} offsets [{split.first}, {split.end}), from log id {self._next} in {split.path}"
 
-    def _read(self, log_id: int) -> Run:
+    def _read(self, log_id: int) -> FetchedRun:
         commitlog, segment, pair = self._open(log_id)
         block = self._block
         if block is None or not block.first_log_id <= log_id < block.first_log_id + len(block.borders) - 1:
@@ -278,7 +288,7 @@ class FileRuns:
                 if not got:
                     raise self._not_verified("its segment ends before it")
                 have, first = have + got, first + got
-        return Run(log_id, entries, self._frames.view[:size])
+        return FetchedRun(log_id, entries, self._frames.view[:size])
 
     def _entries(self, commitlog: int, pair: _Pair, log_id: int) -> _Block:
         """What the split wants of the pair from here on, ENTRIES_BYTES at most."""

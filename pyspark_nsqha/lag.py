@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsqha.ids import is_ephemeral
-from pyspark_nsqha.lake.manifest import Life, State
+from pyspark_nsqha.lake.manifest import LakeState, Life
 
 Ask = Callable[..., Any]
 """One RPC by its name, with the fields of its request; its answer."""
@@ -78,7 +78,7 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class Look:
+class LagSample:
     """What is there at one moment."""
 
     lags: list[Lag]
@@ -128,9 +128,9 @@ def look(
     topics: Collection[str] = (),
     pattern: str = "",
     channel: str = "",
-    lake: State | None = None,
+    lake: LakeState | None = None,
     now_ns: Callable[[], int] = time.time_ns,
-) -> Look:
+) -> LagSample:
     """The lag of every reader channel of these topics, or of `channel` alone, by topic and channel.
 
     With a lake, a topic without such a channel is there, too. Without topics and pattern all topics are looked at.
@@ -157,7 +157,7 @@ def look(
     lags = [lag if lag.channel else _with_ages(lag, ages) for lag in found]
     doubts = [f"{one.name} did not answer" for one in listed.unreachable]
     doubts += [f"{one.topic}/{one.partition}: {one.error}" for ends in committed.values() for one in ends if one.error]
-    return Look(lags, tuple(doubts))
+    return LagSample(lags, tuple(doubts))
 
 
 def _lake_ages(
@@ -197,13 +197,13 @@ def _with_ages(lag: Lag, ages: dict[tuple[str, int], float]) -> Lag:
     return replace(lag, partitions=tuple(map(aged, lag.partitions)))
 
 
-def _partitions(ends: Sequence[Any], reader: Any, plan: Any, lake: State | None) -> tuple[PartitionLag, ...]:
+def _partitions(ends: Sequence[Any], reader: Any, plan: Any, lake: LakeState | None) -> tuple[PartitionLag, ...]:
     told = {one.partition: one for one in reader.partitions} if reader is not None else {}
     planned = {one.partition: one for one in plan.partitions} if plan is not None else {}
     return tuple(_partition(one, told.get(one.partition), planned.get(one.partition), reader, lake) for one in ends)
 
 
-def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: State | None) -> PartitionLag:
+def _partition(end: Any, told: Any, planned: Any, reader: Any, lake: LakeState | None) -> PartitionLag:
     """`end` from the snapshot, `told` from the channel, `planned` from the seek to the end that is not made."""
     number, start, committed = int(end.partition), int(end.start.offset), int(end.end.offset)
     if end.error:

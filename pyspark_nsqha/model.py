@@ -17,7 +17,7 @@ from typing import NamedTuple
 ENTRY_BYTES = 80
 
 
-class Cut(NamedTuple):
+class CutPoint(NamedTuple):
     """A border between two batches."""
 
     offset: int
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
     timestamp_ns: int  # no message in front is newer, none behind is older; 0: not known
 
 
-class Replica(NamedTuple):
+class ReplicaAddress(NamedTuple):
     """Where the bytes of a partition are served."""
 
     address: str  # host:port
@@ -34,7 +34,7 @@ class Replica(NamedTuple):
     leader: bool = False
 
 
-class Identity(NamedTuple):
+class PartitionLife(NamedTuple):
     """One life of one partition."""
 
     topic: str
@@ -44,16 +44,16 @@ class Identity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pin:
+class PinnedPartition:
     """One partition, as a snapshot found it."""
 
-    identity: Identity
-    start: Cut
-    end: Cut
+    identity: PartitionLife
+    start: CutPoint
+    end: CutPoint
     epoch: int  # of the last committed entry, `end.log_id - 1`
     chain: int
-    cuts: tuple[Cut, ...] = ()  # ascending, both ends included
-    replicas: tuple[Replica, ...] = ()
+    cuts: tuple[CutPoint, ...] = ()  # ascending, both ends included
+    replicas: tuple[ReplicaAddress, ...] = ()
     path: str = ""  # instead of replicas: the partition's folder, of a node that does not run
 
 
@@ -61,7 +61,7 @@ class Pin:
 class Split:
     """What one task reads. It yields `end - first` messages, or fails."""
 
-    identity: Identity
+    identity: PartitionLife
     first: int  # offset of the first message that is wanted
     end: int  # behind the last one
     first_log_id: int  # borders of batches around them
@@ -70,12 +70,12 @@ class Split:
     end_offset: int  # behind the last message of the batch `end_log_id - 1`
     at_log_id: int  # the entry of the snapshot that has `chain`: whoever has it has everything before
     chain: int
-    replicas: tuple[Replica, ...] = ()
+    replicas: tuple[ReplicaAddress, ...] = ()
     path: str = ""
     hold_id: str = ""
 
 
-class Run(NamedTuple):
+class FetchedRun(NamedTuple):
     """Batches [first_log_id, first_log_id + len(entries) / 80), not verified."""
 
     first_log_id: int

@@ -115,7 +115,7 @@ class Tls:
 
 
 @dataclass(frozen=True)
-class Connection:
+class ConnectOptions:
     """Whom to ask, how long to wait for one answer, and how often to ask again."""
 
     brokers: tuple[str, ...]
@@ -191,7 +191,7 @@ class Reading:
 class BatchOptions:
     """Everything that `spark.read.format("nsqha")` was told."""
 
-    connection: Connection | None  # None: files
+    connection: ConnectOptions | None  # None: files
     subscription: Subscription
     bounds: Bounds
     reading: Reading
@@ -307,7 +307,7 @@ def _check_times(bounds: Bounds) -> None:
             raise OptionError(f"{start.option}{where} is not before {end.option}: this would read nothing")
 
 
-def parse_connection(given: Given) -> Connection:
+def parse_connection(given: Given) -> ConnectOptions:
     """brokers, TLS, deadlines."""
     brokers = given.words("brokers")
     if not brokers:
@@ -320,7 +320,7 @@ def parse_connection(given: Given) -> Connection:
     missing = [f"nsqha.tls.{name}" for name, place in places.items() if not place]
     if 0 < len(missing) < 3:
         raise OptionError(f"TLS takes nsqha.tls.cert, nsqha.tls.key and nsqha.tls.ca; give {' and '.join(missing)} too")
-    return Connection(
+    return ConnectOptions(
         brokers=brokers,
         tls=None if missing else Tls(**places),
         timeout_ms=given.number("timeoutMs", 30_000, 100, 3_600_000),

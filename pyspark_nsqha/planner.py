@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from nsqha.ids import partition_of
-from pyspark_nsqha.model import Cut, Gone, Pin, ReadFailed, Split
+from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed, Split
 from pyspark_nsqha.options import EARLIEST, LATEST, Bound, Bounds, Subscription, show_size
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ TASKS_MAX: Final = 200_000
 """More tasks than a driver can plan; splitBytes makes fewer of them."""
 
 
-class Range(NamedTuple):
+class PlannedRange(NamedTuple):
     """Messages [first, end) of a pinned partition; of these only `wanted`, if it is not None."""
 
-    pin: Pin
+    pin: PinnedPartition
     first: int
     end: int
     wanted: tuple[int, ...] | None = None  # offsets, ascending
@@ -49,28 +49,28 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """A split, and which of its messages become rows: all, or `wanted`."""
 
     split: Split
     wanted: tuple[int, ...] | None = None
 
 
-Task = tuple[Part, ...]
+Task = tuple[SplitPart, ...]
 
 
 # ---- where reading begins and ends
 
 
 def resolve(
-    pins: Sequence[Pin],
+    pins: Sequence[PinnedPartition],
     subscription: Subscription,
     bounds: Bounds,
     *,
     times: Mapping[Key, Mapping[int, int]],
     floors: Mapping[Key, int],
     fail_on_data_loss: bool,
-) -> list[Range]:
+) -> list[PlannedRange]:
     """The range of each partition that is subscribed to, also of those that have nothing in it.
 
     ReadFailed if a bound names what is not there, is reversed or beyond the committed end; Gone if messages are asked
@@ -88,12 +88,14 @@ def resolve(
         if first is None:
             first = _after_all(key, pin, bounds)
         end = ends.place(key, pin, known)
-        asked = Range(pin, first, pin.end.offset if end is None else end)
+        asked = PlannedRange(pin, first, pin.end.offset if end is None else end)
         ranges.append(available(asked, pin.start.offset, fail_on_data_loss, bounds))
     return ranges
 
 
-def available(asked: Range, log_start: int, fail_on_data_loss: bool, bounds: Bounds | None = None) -> Range:
+def available(
+    asked: PlannedRange, log_start: int, fail_on_data_loss: bool, bounds: Bounds | None = None
+) -> PlannedRange:
     """A range without what retention took of it. ReadFailed, Gone: as `resolve`."""
     pin, first, end = asked.pin, asked.first, asked.end
     where, have = _name(asked.key), (log_start, pin.end.offset)
@@ -123,10 +125,10 @@ def available(asked: Range, log_start: int, fail_on_data_loss: bool, bounds: Bou
         )
     logger.warning("%s: %d messages [%d, %d) are gone by retention and left out", where, left - first, first, left)
     wanted = None if asked.wanted is None else tuple(offset for offset in asked.wanted if offset >= left)
-    return Range(pin, left, end, wanted)
+    return PlannedRange(pin, left, end, wanted)
 
 
-def _chosen(pins: Sequence[Pin], subscription: Subscription) -> Sequence[Pin]:
+def _chosen(pins: Sequence[PinnedPartition], subscription: Subscription) -> Sequence[PinnedPartition]:
     """The partitions that are subscribed to. ReadFailed: one is not there."""
     if not subscription.assigned:
         return pins
@@ -137,7 +139,7 @@ def _chosen(pins: Sequence[Pin], subscription: Subscription) -> Sequence[Pin]:
     return [there[key] for key in asked]
 
 
-def _check_named(pins: Sequence[Pin], bound: Bound) -> None:
+def _check_named(pins: Sequence[PinnedPartition], bound: Bound) -> None:
     """As in Kafka's source: offsets are given for all partitions, or for none."""
     named = {key for key, _ in (*bound.offsets, *bound.times_ns)}
     if not named:
@@ -150,7 +152,7 @@ def _check_named(pins: Sequence[Pin], bound: Bound) -> None:
         raise ReadFailed(f"{bound.option}: {_some(missing)} is missing; name every partition that is read, {hint}")
 
 
-def _floor(key: Key, pin: Pin, channel: str, floors: Mapping[Key, int]) -> int:
+def _floor(key: Key, pin: PinnedPartition, channel: str, floors: Mapping[Key, int]) -> int:
     if key not in floors:
         raise ReadFailed(f"startingChannel: {_name(key)} has no channel {channel}; `nsqha channel list` shows them")
     # A floor above the pinned end is one that moved while the snapshot was taken.
@@ -168,7 +170,7 @@ class _Places(NamedTuple):
     def of(cls, bound: Bound) -> _Places:
         return cls(bound, dict(bound.offsets), dict(bound.times_ns))
 
-    def place(self, key: Key, pin: Pin, times: Mapping[int, int]) -> int | None:
+    def place(self, key: Key, pin: PinnedPartition, times: Mapping[int, int]) -> int | None:
         """An offset; None if a time was given and everything is older."""
         at = self.bound.time_ns if self.bound.time_ns is not None else self.times_ns.get(key)
         if at is not None:
@@ -177,7 +179,7 @@ class _Places(NamedTuple):
         return {EARLIEST: pin.start.offset, LATEST: pin.end.offset}.get(offset, offset)
 
 
-def _after_all(key: Key, pin: Pin, bounds: Bounds) -> int:
+def _after_all(key: Key, pin: PinnedPartition, bounds: Bounds) -> int:
     """Where to begin if everything is older than the time that was given; ReadFailed unless the user said latest."""
     if bounds.after_all == "error":
         raise ReadFailed(
@@ -190,7 +192,7 @@ def _after_all(key: Key, pin: Pin, bounds: Bounds) -> int:
 # ---- less of it
 
 
-def narrow_to_ids(ranges: Sequence[Range], ids: Iterable[str], fail_on_data_loss: bool) -> list[Range]:
+def narrow_to_ids(ranges: Sequence[PlannedRange], ids: Iterable[str], fail_on_data_loss: bool) -> list[PlannedRange]:
     """Only the messages with these ids. ReadFailed names an id that no range has, unless losses may be passed over."""
     of_partition: dict[int, list[int]] = {}
     for at, asked in enumerate(ranges):
@@ -215,14 +217,14 @@ def narrow_to_ids(ranges: Sequence[Range], ids: Iterable[str], fail_on_data_loss
     return [_only(ranges[at], offsets) for at, offsets in sorted(wanted.items())]
 
 
-def _only(asked: Range, offsets: Iterable[int]) -> Range:
+def _only(asked: PlannedRange, offsets: Iterable[int]) -> PlannedRange:
     kept = tuple(sorted(offset for offset in set(offsets) if asked.first <= offset < asked.end))
     if asked.wanted is not None:
         before = set(asked.wanted)
         kept = tuple(offset for offset in kept if offset in before)
     if not kept:
-        return Range(asked.pin, asked.first, asked.first, ())
-    return Range(asked.pin, kept[0], kept[-1] + 1, kept)
+        return PlannedRange(asked.pin, asked.first, asked.first, ())
+    return PlannedRange(asked.pin, kept[0], kept[-1] + 1, kept)
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ class Restriction:
     since_ns: int = 0
     until_ns: int = 1 << 63  # exclusive
 
-    def apply(self, ranges: Iterable[Range]) -> list[Range]:
+    def apply(self, ranges: Iterable[PlannedRange]) -> list[PlannedRange]:
         """The ranges without what cannot be in the result, as far as no entry has to be read for that."""
         left = []
         for asked in ranges:
@@ -261,7 +263,7 @@ class Restriction:
             left.append(asked)
         return left
 
-    def by_time(self, asked: Range) -> Range:
+    def by_time(self, asked: PlannedRange) -> PlannedRange:
         """A range of a pin with borders, cut at those by their times: what is left out is older, or newer."""
         cuts = asked.pin.cuts
         first, end = asked.first, asked.end
@@ -278,15 +280,13 @@ class Restriction:
         first = min(first, asked.end)
         end = max(min(end, asked.end), first)
         wanted = None if asked.wanted is None else tuple(offset for offset in asked.wanted if first <= offset < end)
-        return Range(asked.pin, first, end, wanted)
+        return PlannedRange(asked.pin, first, end, wanted)
 
 
 # ---- tasks
 
 
-def plan(
-    ranges: Sequence[Range], *, split_bytes: int, min_partitions: int = 0, hold_id: str = ""
-) -> list[Task]:
+def plan(ranges: Sequence[PlannedRange], *, split_bytes: int, min_partitions: int = 0, hold_id: str = "") -> list[Task]:
     """Tasks by topic, partition and offset. The pins have borders around their ranges; ReadFailed if they have not."""
     pieces = [(asked, _around(asked)) for asked in ranges if asked.first < asked.end]
     total = sum(cuts[-1].position - cuts[0].position for _, cuts in pieces)
@@ -298,13 +298,13 @@ def plan(
     for asked, cuts in pieces:
         if asked.wanted is None:
             borders = _divided(cuts, target)
-            tasks += [(Part(_split(asked, low, high, hold_id)),) for low, high in borders]
+            tasks += [(SplitPart(_split(asked, low, high, hold_id)),) for low, high in borders]
         else:
             tasks += _packed(asked, cuts, target, hold_id)
     return tasks
 
 
-def _around(asked: Range) -> tuple[Cut, ...]:
+def _around(asked: PlannedRange) -> tuple[CutPoint, ...]:
     """The borders of a range: the last one in front of it, those inside, the first one behind it."""
     pin = asked.pin
     # Batches of events behind the pinned end have its offset, too; what the chain vouches for ends there.
@@ -322,7 +322,7 @@ def _around(asked: Range) -> tuple[Cut, ...]:
     return tuple(cuts[low : high + 1])
 
 
-def _divided(cuts: Sequence[Cut], target: int) -> list[tuple[Cut, Cut]]:
+def _divided(cuts: Sequence[CutPoint], target: int) -> list[tuple[CutPoint, CutPoint]]:
     """Neighbouring pairs of some of the borders, about equally far apart, `target` bytes or a little more or less."""
     total = cuts[-1].position - cuts[0].position
     count = max(-(-total // target), 1)
@@ -337,25 +337,25 @@ def _divided(cuts: Sequence[Cut], target: int) -> list[tuple[Cut, Cut]]:
     return list(pairwise(chosen))
 
 
-def _half(cuts: Sequence[Cut], cut: Cut) -> float:
+def _half(cuts: Sequence[CutPoint], cut: CutPoint) -> float:
     at = bisect_left(cuts, cut.log_id, key=lambda one: one.log_id)
     return (cuts[at + 1].position - cut.position) / 2
 
 
-def _packed(asked: Range, cuts: Sequence[Cut], target: int, hold_id: str) -> list[Task]:
+def _packed(asked: PlannedRange, cuts: Sequence[CutPoint], target: int, hold_id: str) -> list[Task]:
     """Splits around single messages, as few bytes as borders allow; several in one task."""
     assert asked.wanted is not None
     tasks: list[Task] = []
-    parts: list[Part] = []
+    parts: list[SplitPart] = []
     load = 0
     for low, high in pairwise(cuts):
         begin, behind = bisect_left(asked.wanted, low.offset), bisect_left(asked.wanted, high.offset)
         wanted = asked.wanted[begin:behind]
         if not wanted:
             continue
-        narrow = Range(asked.pin, wanted[0], wanted[-1] + 1)
+        narrow = PlannedRange(asked.pin, wanted[0], wanted[-1] + 1)
         whole = len(wanted) == narrow.end - narrow.first
-        parts.append(Part(_split(narrow, low, high, hold_id), None if whole else wanted))
+        parts.append(SplitPart(_split(narrow, low, high, hold_id), None if whole else wanted))
         load += high.position - low.position
         if load >= target:
             tasks.append(tuple(parts))
@@ -365,7 +365,7 @@ def _packed(asked: Range, cuts: Sequence[Cut], target: int, hold_id: str) -> lis
     return tasks
 
 
-def _split(asked: Range, low: Cut, high: Cut, hold_id: str) -> Split:
+def _split(asked: PlannedRange, low: CutPoint, high: CutPoint, hold_id: str) -> Split:
     pin = asked.pin
     return Split(
         identity=pin.identity,
@@ -383,7 +383,9 @@ def _split(asked: Range, low: Cut, high: Cut, hold_id: str) -> Split:
     )
 
 
-def with_borders(ranges: Sequence[Range], now: Sequence[Pin], fail_on_data_loss: bool) -> list[Range]:
+def with_borders(
+    ranges: Sequence[PlannedRange], now: Sequence[PinnedPartition], fail_on_data_loss: bool
+) -> list[PlannedRange]:
     """The same ranges, with borders and replicas of a later snapshot, less what retention took since.
 
     Gone if a topic was made anew, or went. What is committed only grows: a later end that is lower is another log's.
@@ -404,7 +406,7 @@ def with_borders(ranges: Sequence[Range], now: Sequence[Pin], fail_on_data_loss:
     return found
 
 
-def left_of(split: Split, now: Pin, first: int) -> Split | None:
+def left_of(split: Split, now: PinnedPartition, first: int) -> Split | None:
     """A split from `first` on, by a later snapshot's borders; None if nothing is left. ReadFailed: it names none."""
     if first >= split.end:
         return None
@@ -416,9 +418,7 @@ def left_of(split: Split, now: Pin, first: int) -> Split | None:
             planned=(first, split.end),
         )
     replicas = now.replicas or split.replicas
-    return replace(
-        split, first=first, first_log_id=low[-1].log_id, first_offset=low[-1].offset, replicas=replicas
-    )
+    return replace(split, first=first, first_log_id=low[-1].log_id, first_offset=low[-1].offset, replicas=replicas)
 
 
 # ---- words

@@ -113,7 +113,7 @@ PLAIN = LinkSecurity()
 
 
 @dataclass
-class Tally:
+class PublishTally:
     """What a publisher has done so far, in messages."""
 
     published: int = 0
@@ -138,7 +138,7 @@ class TaskPublisher:
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.tally = Tally()
+        self.tally = PublishTally()
         self._brokers = list(brokers)
         self._next_broker = first
         self._timeout_s = timeout_s
@@ -146,7 +146,7 @@ class TaskPublisher:
         self._security = security
         self._now = now
         self._sleep = sleep
-        self._link: Link | None = None
+        self._link: BrokerLink | None = None
         self._unanswered: deque[Command] = deque()
         self._unanswered_bytes = 0
         self._perhaps_stored: deque[bool] = deque()  # of each of them: an earlier link ended and owed its answer
@@ -221,17 +221,17 @@ class TaskPublisher:
             least = min(self._timeout_s, max(self._timeout_s / len(self._brokers), CONNECT_SECONDS))
         return min(most, max(least, self._left_s))
 
-    def _connected(self) -> Link:
+    def _connected(self) -> BrokerLink:
         if self._link is not None and not self._sent and self._link.ended:
             # It ended while nothing was on its way: no command needs to be sent twice.
             self.close()
         if self._link is None:
             address = self._brokers[self._next_broker % len(self._brokers)]
-            self._link = Link(address, self._wait_s(CONNECT_SECONDS), self._security)
+            self._link = BrokerLink(address, self._wait_s(CONNECT_SECONDS), self._security)
             self._foreign = None
         return self._link
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: BrokerLink) -> None:
         while self._sent < len(self._unanswered):
             link.send(self._unanswered[self._sent].wire, self._wait_s(ANSWER_SECONDS))
             if not self._sent:
@@ -303,7 +303,7 @@ class TaskPublisher:
         self._sleep(pause)
 
 
-class Link:
+class BrokerLink:
     """A socket that has identified itself. LinkLost is raised by everything here; PublishRefused by the constructor."""
 
     def __init__(self, address: str, timeout_s: float, security: LinkSecurity = PLAIN) -> None:

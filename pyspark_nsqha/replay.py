@@ -31,12 +31,21 @@ from pyspark_nsqha import columns, jobs
 from pyspark_nsqha.batch import BatchReader
 from pyspark_nsqha.lake import history
 from pyspark_nsqha.lake.history import LakePart
-from pyspark_nsqha.model import Pin, ReadFailed
-from pyspark_nsqha.options import MIB, BatchOptions, Bound, Bounds, Connection, Reading, Subscription
-from pyspark_nsqha.planner import Part
-from pyspark_nsqha.replay_state import Order, Span, State
-from pyspark_nsqha.replay_task import SENT, Destination, Group, Outcome, ReadAndPublish, batches_of, span_of, spans_of
-from pyspark_nsqha.snapshot import Asked, Segments, Snapshot
+from pyspark_nsqha.model import PinnedPartition, ReadFailed
+from pyspark_nsqha.options import MIB, BatchOptions, Bound, Bounds, ConnectOptions, Reading, Subscription
+from pyspark_nsqha.planner import SplitPart
+from pyspark_nsqha.replay_state import Order, ReplaySpan, ReplayState
+from pyspark_nsqha.replay_task import (
+    SENT,
+    Destination,
+    Group,
+    ReadAndPublish,
+    ReplayOutcome,
+    batches_of,
+    span_of,
+    spans_of,
+)
+from pyspark_nsqha.snapshot import Segments, Snapshot, SnapshotRequest
 
 HOLD_MS: Final = 900_000  # renewed by every wave
 WAVE_SECONDS: Final = 10  # that a wave takes at the rate: what a kill may make twice
@@ -59,9 +68,9 @@ class Size(NamedTuple):
 class Replay:
     """One replay, in the driver. `pinned` is what was committed when it was planned."""
 
-    connection: Connection
+    connection: ConnectOptions
     pinned: Snapshot
-    state: State
+    state: ReplayState
     session: Any = None  # only for running, and for queries
     where: str = ""
     lake: str = ""  # URI; read in front of the log
@@ -142,7 +151,7 @@ class Replay:
         size = sum(pin.end.position - pin.start.position for pin in self.pinned.pins)
         return size // messages if messages else 0
 
-    def tasks_of(self, wave: Sequence[Span]) -> tuple[BatchReader, list[InputPartition]]:
+    def tasks_of(self, wave: Sequence[ReplaySpan]) -> tuple[BatchReader, list[InputPartition]]:
         """The reader of a wave, and its tasks."""
         schema = self._schema()
         hulls = _hulls(wave)
@@ -168,7 +177,7 @@ class Replay:
         reader = BatchReader(options, self.pinned, schema)
         return reader, list(reader.partitions())
 
-    def _ids(self, wave: Iterable[Span]) -> Iterator[str]:
+    def _ids(self, wave: Iterable[ReplaySpan]) -> Iterator[str]:
         bases = {pin.identity.partition: pin.identity.id_base for pin in self.pinned.pins}
         for span in wave:
             for offset in range(span.first, span.end):
@@ -180,13 +189,13 @@ class Replay:
         found: StructType = self.session.createDataFrame([], columns.ddl(named(self.where))).schema
         return found
 
-    def send(self, reader: BatchReader, groups: Sequence[Group], to: Destination) -> list[Outcome]:
+    def send(self, reader: BatchReader, groups: Sequence[Group], to: Destination) -> list[ReplayOutcome]:
         """A task for each group. CannotStart if the Spark job itself fails."""
         if not self.where:
             return jobs.run_tasks(self.session, ReadAndPublish(reader, to), groups)
         spans = [spans_of(group) for group in groups]
 
-        def publish(rows: Iterator[tuple[int, int, bytes]]) -> Iterator[Outcome]:
+        def publish(rows: Iterator[tuple[int, int, bytes]]) -> Iterator[ReplayOutcome]:
             from pyspark import TaskContext
 
             context = TaskContext.get()
@@ -195,7 +204,7 @@ class Replay:
 
         try:
             # Not mapInArrow, here and in _rows: it wants pandas.
-            found: list[Outcome] = self._rows(reader, groups).select(*SENT).rdd.mapPartitions(publish).collect()
+            found: list[ReplayOutcome] = self._rows(reader, groups).select(*SENT).rdd.mapPartitions(publish).collect()
         except Exception as error:
             raise jobs.CannotStart(f"the Spark job failed: {jobs.first_line(error)}") from None
         return found
@@ -208,9 +217,9 @@ class Replay:
 
     # ---- sizes
 
-    def _query_size(self, spans: Sequence[Span]) -> Size:
+    def _query_size(self, spans: Sequence[ReplaySpan]) -> Size:
         """One pass for the first span of each partition, and so on; there is one, unless a run failed before."""
-        passes: dict[int, list[Span]] = {}
+        passes: dict[int, list[ReplaySpan]] = {}
         seen: Counter[int] = Counter()
         for span in spans:
             passes.setdefault(seen[span.partition], []).append(span)
@@ -227,12 +236,12 @@ class Replay:
             messages, size = messages + int(row[0]), size + int(row[1])
         return Size(messages, size)
 
-    def _log_bytes(self, spans: Sequence[Span]) -> int:
+    def _log_bytes(self, spans: Sequence[ReplaySpan]) -> int:
         if not spans:
             return 0
         topic = self.state.order.topic
         ranges = tuple((topic, hull.partition, hull.first, hull.end) for hull in _hulls(spans))
-        pins = Segments(self.connection).snapshot(Asked(topics=(topic,), ranges=ranges)).pins
+        pins = Segments(self.connection).snapshot(SnapshotRequest(topics=(topic,), ranges=ranges)).pins
         by_partition = {pin.identity.partition: pin for pin in pins}
         return round(sum(log_bytes(by_partition[span.partition], span) for span in spans))
 
@@ -259,7 +268,7 @@ def _source_of(reader: BatchReader, groups: Sequence[Group]) -> type[DataSource]
     return Source
 
 
-def log_bytes(pin: Pin, span: Span) -> float:
+def log_bytes(pin: PinnedPartition, span: ReplaySpan) -> float:
     """What messages take in the log; between two borders, and before the first, they are taken to be equally large."""
     before = min(span.end, pin.start.offset) - span.first
     total = pin.end.position * before / pin.end.offset if before > 0 else 0.0
@@ -281,7 +290,7 @@ def grouped(parts: Sequence[InputPartition], most: int) -> list[Group]:
     return [tuple(group) for group in groups.values()]
 
 
-def _messages(part: Part | LakePart) -> int:
+def _messages(part: SplitPart | LakePart) -> int:
     return len(part.wanted) if part.wanted is not None else span_of(part).messages
 
 
@@ -292,12 +301,12 @@ def named(where: str) -> tuple[str, ...]:
     return tuple(name for name in columns.DEFAULT if name in SENT or everything or name.lower() in words)
 
 
-def _hulls(spans: Iterable[Span]) -> list[Span]:
+def _hulls(spans: Iterable[ReplaySpan]) -> list[ReplaySpan]:
     """One span per partition, from its first message to its last."""
-    found: dict[int, Span] = {}
+    found: dict[int, ReplaySpan] = {}
     for span in spans:
         before = found.get(span.partition, span)
-        found[span.partition] = Span(span.partition, min(before.first, span.first), max(before.end, span.end))
+        found[span.partition] = ReplaySpan(span.partition, min(before.first, span.first), max(before.end, span.end))
     return [found[partition] for partition in sorted(found)]
 
 
@@ -305,8 +314,8 @@ def _hulls(spans: Iterable[Span]) -> list[Span]:
 
 
 def planned_range(
-    found: Snapshot, *, since_ns: int | None = None, until_ns: int | None = None, offsets: Sequence[Span] = ()
-) -> list[Span]:
+    found: Snapshot, *, since_ns: int | None = None, until_ns: int | None = None, offsets: Sequence[ReplaySpan] = ()
+) -> list[ReplaySpan]:
     """Of a snapshot that was asked for these times. ReadFailed: offsets of a partition, or behind an end, that is not
     there; what retention took is said when it is read."""
     if offsets:
@@ -326,20 +335,19 @@ def planned_range(
         first = pin.start.offset if since_ns is None else times[since_ns]
         end = pin.end.offset if until_ns is None else times[until_ns]
         if first < end:
-            spans.append(Span(pin.identity.partition, first, end))
+            spans.append(ReplaySpan(pin.identity.partition, first, end))
     return spans
 
 
-def planned_ids(found: Snapshot, ids: Iterable[str], *, skip_missing: bool = False) -> tuple[list[Span], int]:
-    """A span for each message, and how many are not there. ReadFailed names one of these, unless they may be skipped.
-    """
+def planned_ids(found: Snapshot, ids: Iterable[str], *, skip_missing: bool = False) -> tuple[list[ReplaySpan], int]:
+    """A span for each message, and how many are not there. ReadFailed names one of these unless they may be skipped."""
     spans, missing, example = [], 0, ""
     for one in ids:
         number = int(one, 16)
         for pin in found.pins:
             offset = number - pin.identity.id_base
             if pin.start.offset <= offset < pin.end.offset:
-                spans.append(Span(pin.identity.partition, offset, offset + 1))
+                spans.append(ReplaySpan(pin.identity.partition, offset, offset + 1))
                 break
         else:
             missing, example = missing + 1, example or one
@@ -353,7 +361,7 @@ def planned_ids(found: Snapshot, ids: Iterable[str], *, skip_missing: bool = Fal
 
 def pinned(log: Segments, topic: str, times_ns: Iterable[int] = (), *, lake: str = "") -> Snapshot:
     """What is committed now, kept from retention as long as waves run; with a lake from where it begins. ReadFailed."""
-    found = log.snapshot(Asked(topics=(topic,), times_ns=tuple(sorted(set(times_ns))), hold_ms=HOLD_MS))
+    found = log.snapshot(SnapshotRequest(topics=(topic,), times_ns=tuple(sorted(set(times_ns))), hold_ms=HOLD_MS))
     if not lake:
         return found
     longer = history.lengthened(lake, found.pins, found.times)

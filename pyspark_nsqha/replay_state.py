@@ -34,7 +34,7 @@ class BadState(Exception):
     """A state file that cannot be gone on from; the message is one line that says why and what to do."""
 
 
-class Span(NamedTuple):
+class ReplaySpan(NamedTuple):
     """Messages [first, end) of a partition."""
 
     partition: int
@@ -56,15 +56,15 @@ class Order:
     asked: Mapping[str, Any] = field(default_factory=dict)  # range, query, delay: as they were written
 
 
-class State:
+class ReplayState:
     """How far a replay is. With a path it is kept there."""
 
-    def __init__(self, order: Order, planned: Iterable[Span], path: Path | None = None) -> None:
+    def __init__(self, order: Order, planned: Iterable[ReplaySpan], path: Path | None = None) -> None:
         self.order = order
         self.path = path
         self.planned: dict[int, RangeSet] = {}
         self.done: dict[int, RangeSet] = {}
-        self.running: tuple[Span, ...] = ()
+        self.running: tuple[ReplaySpan, ...] = ()
         self.sent = 0
         self.sent_before = 0  # by earlier runs; in `sent` as well
         self.possible_duplicates = 0
@@ -89,7 +89,7 @@ class State:
             ends[span.partition] = max(ends.get(span.partition, 0), span.end)
         return ends
 
-    def remaining(self) -> list[Span]:
+    def remaining(self) -> list[ReplaySpan]:
         """What is planned and not done, by partition and offset."""
         left: dict[int, RangeSet] = {}
         for partition, planned in self.planned.items():
@@ -98,10 +98,10 @@ class State:
                 left[partition].discard(first, end)
         return list(_spans(left))
 
-    def next_wave(self, messages: int, *, single: bool) -> list[Span]:
+    def next_wave(self, messages: int, *, single: bool) -> list[ReplaySpan]:
         """The next messages, about so many: of each partition in proportion to what is left there, so that all of them
         move through time together. `single`: one span of each partition."""
-        left: dict[int, list[Span]] = {}
+        left: dict[int, list[ReplaySpan]] = {}
         for span in self.remaining():
             left.setdefault(span.partition, []).append(span)
         total = sum(span.messages for spans in left.values() for span in spans)
@@ -117,14 +117,12 @@ class State:
                 wave.append(taken)
         return wave
 
-    def begin(self, wave: Iterable[Span]) -> None:
+    def begin(self, wave: Iterable[ReplaySpan]) -> None:
         """A wave is about to run."""
         self.running = tuple(wave)
         self.save()
 
-    def end(
-        self, done: Iterable[Span], *, sent: int, possible_duplicates: int, missing: int = 0
-    ) -> None:
+    def end(self, done: Iterable[ReplaySpan], *, sent: int, possible_duplicates: int, missing: int = 0) -> None:
         """A wave has ended, and that much of it is stored."""
         for span in done:
             self.done.setdefault(span.partition, RangeSet()).add(span.first, span.end)
@@ -174,7 +172,7 @@ class State:
         }
 
     @classmethod
-    def load(cls, path: Path) -> State | None:
+    def load(cls, path: Path) -> ReplayState | None:
         """What a run before left there; None: there was none. What it was sending is perhaps stored. BadState."""
         try:
             with open(path, "rb") as file:
@@ -195,7 +193,7 @@ class State:
         return found
 
     @classmethod
-    def _decoded(cls, record: Any, path: Path) -> State:
+    def _decoded(cls, record: Any, path: Path) -> ReplayState:
         if record["nsqha_replay"] != FORMAT:
             raise ValueError
         asked = dict(record["asked"])
@@ -206,7 +204,7 @@ class State:
             ranges: dict[int, RangeSet] = getattr(state, name)
             for number, one in partitions.items():
                 ranges[_number(int(number), PARTITIONS_MAX)] = RangeSet(_range(*pair) for pair in one[name])
-        state.running = tuple(Span(int(number), *_range(*pair)) for number, *pair in record["running"])
+        state.running = tuple(ReplaySpan(int(number), *_range(*pair)) for number, *pair in record["running"])
         state.sent, state.possible_duplicates, state.missing = (
             _number(record[name], OFFSET_MAX * PARTITIONS_MAX) for name in ("sent", "possible_duplicates", "missing")
         )
@@ -224,10 +222,10 @@ class State:
             raise BadState(f"--state {self.path} is of another replay ({what}): name another file, or remove it")
 
 
-def _spans(ranges: Mapping[int, RangeSet]) -> Iterable[Span]:
+def _spans(ranges: Mapping[int, RangeSet]) -> Iterable[ReplaySpan]:
     for partition in sorted(ranges):
         for first, end in ranges[partition]:
-            yield Span(partition, first, end)
+            yield ReplaySpan(partition, first, end)
 
 
 def _words(order: Order) -> dict[str, Any]:

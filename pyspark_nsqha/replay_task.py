@@ -20,9 +20,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark_nsqha.batch import BatchReader
 from pyspark_nsqha.lake.history import LakePart
 from pyspark_nsqha.model import ReadFailed, told
-from pyspark_nsqha.planner import Part
+from pyspark_nsqha.planner import SplitPart
 from pyspark_nsqha.publisher import Command, PublishFailed, PublishRefused
-from pyspark_nsqha.replay_state import Span
+from pyspark_nsqha.replay_state import ReplaySpan
 from pyspark_nsqha.sink import SinkColumns, SinkOptions, SinkRefused, commands, task_publisher
 
 STEP_SECONDS: Final = 0.2  # of the rate, sent at once
@@ -65,10 +65,10 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayOutcome:
     """What became of one task. `failed` is one line, or empty."""
 
-    done: tuple[Span, ...] = ()  # that needs not be sent again
+    done: tuple[ReplaySpan, ...] = ()  # that needs not be sent again
     rows: int = 0  # read, or selected by the query
     sent: int = 0  # with a broker's OK
     possible_duplicates: int = 0  # sent twice by this task, or perhaps stored and to be sent again
@@ -84,8 +84,8 @@ class Destination:
     rate: float | None = None  # of one task
 
     def publish(
-        self, batches: Iterable[pa.RecordBatch], spans: Sequence[Span], *, pace: Pace | None = None
-    ) -> Outcome:
+        self, batches: Iterable[pa.RecordBatch], spans: Sequence[ReplaySpan], *, pace: Pace | None = None
+    ) -> ReplayOutcome:
         """The rows of SENT, by partition and offset as `spans` are. Nothing is raised that is expected to happen."""
         publishing = _Publishing(self, pace or Pace(self.rate))
         failed = ""
@@ -103,7 +103,7 @@ class Destination:
         tally = publishing.publisher.tally
         unanswered = publishing.handed - tally.published
         before = sum(span.messages for span in spans) if _attempt() else 0
-        return Outcome(
+        return ReplayOutcome(
             done=tuple(spans) if not failed else tuple(until(spans, publishing.last_stored)),
             rows=publishing.rows,
             sent=tally.published,
@@ -165,7 +165,7 @@ class _Publishing:
             del self._marks[:keep]
 
 
-def until(spans: Sequence[Span], last: tuple[int, int] | None) -> Iterator[Span]:
+def until(spans: Sequence[ReplaySpan], last: tuple[int, int] | None) -> Iterator[ReplaySpan]:
     """As much of the spans as is done when the message `last` (partition, offset) is: all before it, and itself."""
     if last is None:
         return
@@ -210,20 +210,20 @@ class ReadAndPublish:
     reader: BatchReader
     to: Destination
 
-    def __call__(self, group: Group) -> Outcome:
+    def __call__(self, group: Group) -> ReplayOutcome:
         try:
             return self.to.publish((row for part in group for row in self.reader.read(part)), spans_of(group))
         except Exception as error:
             perhaps = sum(span.messages for span in spans_of(group))
-            return Outcome(possible_duplicates=perhaps, failed=told(error))
+            return ReplayOutcome(possible_duplicates=perhaps, failed=told(error))
 
 
-def spans_of(group: Group) -> list[Span]:
+def spans_of(group: Group) -> list[ReplaySpan]:
     """What splits, and parts of a lake's files, cover, in the order in which they are read."""
     return [span_of(part) for partition in group for part in partition.value]
 
 
-def span_of(part: Part | LakePart) -> Span:
-    if isinstance(part, Part):
-        return Span(part.split.identity.partition, part.split.first, part.split.end)
-    return Span(part.file.partition, part.first, part.end)
+def span_of(part: SplitPart | LakePart) -> ReplaySpan:
+    if isinstance(part, SplitPart):
+        return ReplaySpan(part.split.identity.partition, part.split.first, part.split.end)
+    return ReplaySpan(part.file.partition, part.first, part.end)

@@ -25,12 +25,12 @@ import pyarrow as pa
 from pyspark_nsqha.columns import CORRUPT
 from pyspark_nsqha.entries import Entries, verify
 from pyspark_nsqha.fetch import runs
-from pyspark_nsqha.model import Gone, NotVerified, Pin, ReadFailed, Run, Split, Unreadable
-from pyspark_nsqha.options import Connection, Reading
-from pyspark_nsqha.planner import Part, left_of
+from pyspark_nsqha.model import FetchedRun, Gone, NotVerified, PinnedPartition, ReadFailed, Split, Unreadable
+from pyspark_nsqha.options import ConnectOptions, Reading
+from pyspark_nsqha.planner import SplitPart, left_of
 from pyspark_nsqha.runs import Runs
-from pyspark_nsqha.scan import Missing, OnBad, record_batches
-from pyspark_nsqha.snapshot import Asked, Segments
+from pyspark_nsqha.scan import MissingRange, OnBad, record_batches
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ class Recipe:
 
     columns: tuple[str, ...]
     reading: Reading
-    connection: Connection | None  # None: files
+    connection: ConnectOptions | None  # None: files
 
 
-def part_batches(part: Part, recipe: Recipe) -> Iterator[pa.RecordBatch]:
+def part_batches(part: SplitPart, recipe: Recipe) -> Iterator[pa.RecordBatch]:
     """The rows of a part. ReadFailed and its kinds, with one line."""
     if part.wanted is None:
         yield from SplitRows(part.split, recipe).batches()
@@ -121,8 +121,8 @@ class SplitRows:
             source.close()
 
     def _verified(
-        self, split: Split, run: Run, before: bytes | None, source: Runs
-    ) -> tuple[Entries, Iterator[pa.RecordBatch], list[Missing]] | None:
+        self, split: Split, run: FetchedRun, before: bytes | None, source: Runs
+    ) -> tuple[Entries, Iterator[pa.RecordBatch], list[MissingRange]] | None:
         """A run as rows; None if it comes again from another replica."""
         try:
             return self._read(split, run, before, strict=True)
@@ -136,8 +136,8 @@ class SplitRows:
         return self._read(split, run, before, strict=False)
 
     def _read(
-        self, split: Split, run: Run, before: bytes | None, *, strict: bool
-    ) -> tuple[Entries, Iterator[pa.RecordBatch], list[Missing]]:
+        self, split: Split, run: FetchedRun, before: bytes | None, *, strict: bool
+    ) -> tuple[Entries, Iterator[pa.RecordBatch], list[MissingRange]]:
         """Everything that can be wrong is found before the first batch is given."""
         reading = self._recipe.reading
         on_bad = "fail" if strict else ON_BAD[reading.mode]
@@ -149,7 +149,7 @@ class SplitRows:
             at=(split.at_log_id, split.chain),
             mark_bad=on_bad != "fail",
         )
-        missing: list[Missing] = []
+        missing: list[MissingRange] = []
         batches = record_batches(
             run,
             entries,
@@ -165,21 +165,21 @@ class SplitRows:
         first = next(batches, None)
         return entries, batches if first is None else chain((first,), batches), missing
 
-    def _miss(self, gap: Missing) -> None:
+    def _miss(self, gap: MissingRange) -> None:
         self._missing[gap.why] += gap.end - gap.first
         if gap.why == "corrupt" and self._recipe.reading.mode == "PERMISSIVE":
             self._corrupt_rows += 1
 
-    def _after(self, gone: Gone, split: Split, connection: Connection) -> Split | None:
+    def _after(self, gone: Gone, split: Split, connection: ConnectOptions) -> Split | None:
         """What retention left of a split; None: nothing. The same Gone if the topic was made anew."""
         topic, _, partition, _ = split.identity
-        asked = Asked(
+        asked = SnapshotRequest(
             topics=(topic,),
             ranges=((topic, partition, self._next, split.end),),
             hold_id=split.hold_id,
         )
         pins = Segments(connection).snapshot(asked).pins
-        now: Pin | None = next((pin for pin in pins if pin.identity == split.identity), None)
+        now: PinnedPartition | None = next((pin for pin in pins if pin.identity == split.identity), None)
         if now is None or now.start.offset <= self._next:
             raise gone
         self._missing["gone"] += min(now.start.offset, split.end) - self._next
@@ -211,4 +211,3 @@ WHY: Final = {
     "corrupt": "in batches that do not verify",
     "gone": "gone by retention",
 }
-

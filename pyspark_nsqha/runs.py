@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
-from pyspark_nsqha.model import ENTRY_BYTES, Run
+from pyspark_nsqha.model import ENTRY_BYTES, FetchedRun
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +23,8 @@ _UNREADABLE: Final = (1 << 29) | (1 << 31)  # LOST, FAULTY: such entries come wi
 class Runs(Protocol):
     """The runs of one split, in order, once. What there is of a run is good until the next one is asked for."""
 
-    def __iter__(self) -> Iterator[Run]: ...
-    def __next__(self) -> Run: ...
+    def __iter__(self) -> Iterator[FetchedRun]: ...
+    def __next__(self) -> FetchedRun: ...
 
     def retry_other(self, why: str) -> bool:
         """The last run does not verify. True: the next one begins where it began, and comes from another replica if

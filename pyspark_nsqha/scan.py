@@ -1,6 +1,6 @@
 """Verified batches to Arrow, without a Python object per message.
 
-    run -> frames (`lanes`) -> messages, checked -> rows (`_Rows`) -> columns that are asked for -> record batches
+    run -> frames (`lanes`) -> messages, checked -> rows (`_ScannedRows`) -> columns that are asked for -> batches
 
 The bytes are seen as one binary array whose elements are body, gap, body, gap ..; every second one is taken, which is
 one copy of each body and nothing else. Headers of 34 bytes are gathered as one numpy table; offset, id and timestamp
@@ -26,7 +26,7 @@ import pyarrow as pa
 from pyspark_nsqha import lanes
 from pyspark_nsqha.columns import CORRUPT, arrow_schema
 from pyspark_nsqha.entries import FAULTY, LOST, Entries, Integers, describe
-from pyspark_nsqha.model import Identity, NotVerified, ReadFailed, Run, Unreadable
+from pyspark_nsqha.model import FetchedRun, NotVerified, PartitionLife, ReadFailed, Unreadable
 
 ROWS_MAX = 16384
 BYTES_MAX = 8 << 20
@@ -47,7 +47,7 @@ _SKIPPABLE_MIN = 32
 _ATTRIBUTES_BYTES_MIN = 4 + 14  # type, covers, deliver_at, number of headers
 
 
-class Missing(NamedTuple):
+class MissingRange(NamedTuple):
     """Messages [first, end) that were wanted and did not become rows."""
 
     first: int
@@ -56,9 +56,9 @@ class Missing(NamedTuple):
 
 
 def record_batches(
-    run: Run,
+    run: FetchedRun,
     entries: Entries,
-    identity: Identity,
+    identity: PartitionLife,
     *,
     columns: Sequence[str],
     first: int,
@@ -67,7 +67,7 @@ def record_batches(
     bytes_max: int = BYTES_MAX,
     on_bad: OnBad = "fail",
     skip_unreadable: bool = False,
-    missing: Callable[[Missing], None] | None = None,
+    missing: Callable[[MissingRange], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of the run with offsets in [first, end), as batches of at most so many rows and bytes of frames.
 
@@ -78,14 +78,14 @@ def record_batches(
     overlap = np.flatnonzero((entries.first_offsets < end) & (entries.first_offsets + entries.counts > first))
     if not len(overlap):
         return
-    part = _Part(run, entries, identity, slice(int(overlap[0]), int(overlap[-1]) + 1))
+    part = _BatchGroup(run, entries, identity, slice(int(overlap[0]), int(overlap[-1]) + 1))
     tell = missing or (lambda _: None)
     for index in part.unreadable():
         gap = part.range_of(index, first, end)
         if not skip_unreadable:
             raise part.unreadable_error(index, gap)
         if gap[1] > gap[0]:
-            tell(Missing(*gap, "faulty" if entries.flags[index] & FAULTY else "lost"))
+            tell(MissingRange(*gap, "faulty" if entries.flags[index] & FAULTY else "lost"))
     rows = part.rows(tolerant=on_bad != "fail")
     wanted = np.searchsorted(rows.offsets, (first, end)).tolist()
     build = _Columns(run, identity, rows, columns)
@@ -94,7 +94,7 @@ def record_batches(
         lost = part.range_of(index, first, end)
         if lost[1] <= lost[0]:
             continue
-        tell(Missing(*lost, "corrupt"))
+        tell(MissingRange(*lost, "corrupt"))
         if on_bad == "corrupt":
             stop = int(np.searchsorted(rows.offsets, lost[0]))
             yield from build.batches(begin, stop, rows_max, bytes_max)
@@ -103,7 +103,7 @@ def record_batches(
     yield from build.batches(begin, wanted[1], rows_max, bytes_max)
 
 
-class _Rows(NamedTuple):
+class _ScannedRows(NamedTuple):
     """All messages of a part of a run that can be read."""
 
     at: Integers  # of their frames within the run's
@@ -116,10 +116,10 @@ class _Rows(NamedTuple):
     bad: list[int]  # batches that do not verify
 
 
-class _Part:
+class _BatchGroup:
     """Consecutive batches of a run."""
 
-    def __init__(self, run: Run, entries: Entries, identity: Identity, batches: slice) -> None:
+    def __init__(self, run: FetchedRun, entries: Entries, identity: PartitionLife, batches: slice) -> None:
         self.entries = entries
         self.identity = identity
         self.frames = run.frames
@@ -164,7 +164,7 @@ class _Part:
 
     # ---- frames to rows
 
-    def rows(self, *, tolerant: bool) -> _Rows:
+    def rows(self, *, tolerant: bool) -> _ScannedRows:
         """The messages. NotVerified for the first batch that does not fit, unless `tolerant`."""
         entries, batches = self.entries, self.batches
         bad = dict.fromkeys(np.flatnonzero(entries.bad[batches]).tolist(), "the frames do not verify")
@@ -200,7 +200,7 @@ class _Part:
             return self.rows(tolerant=True)  # with these left out everything fits
         epochs = np.repeat(entries.table["epoch"][batches].astype(np.int64), counts)
         misfits = [batches.start + index for index in sorted(bad)]
-        return _Rows(at, headers, offsets, ids, timestamps, epochs, deliver_at, misfits)
+        return _ScannedRows(at, headers, offsets, ids, timestamps, epochs, deliver_at, misfits)
 
     def check_counts(self, at: Integers, bad: dict[int, str]) -> None:
         """Each batch has as many messages as its entry says."""
@@ -320,7 +320,7 @@ def _equal_ids(headers: npt.NDArray[np.void], ids: npt.NDArray[np.void]) -> npt.
 class _Columns:
     """Rows to record batches with the columns that are asked for."""
 
-    def __init__(self, run: Run, identity: Identity, rows: _Rows, columns: Sequence[str]) -> None:
+    def __init__(self, run: FetchedRun, identity: PartitionLife, rows: _ScannedRows, columns: Sequence[str]) -> None:
         self.identity = identity
         self.rows = rows
         self.columns = columns

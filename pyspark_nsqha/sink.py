@@ -138,7 +138,7 @@ class Published(WriterCommitMessage):
     possible_duplicates: int
 
 
-class Publishing:
+class SinkWriter:
     """What both writers do. It goes to the tasks by pickling, so it holds plain values only, and no secret."""
 
     def __init__(self, schema: StructType, overwrite: bool, options: Mapping[str, str], use: Use) -> None:
@@ -210,7 +210,7 @@ class NsqhaWriter(DataSourceArrowWriter):
     """Writes a DataFrame, at least once: see the module."""
 
     def __init__(self, schema: StructType, overwrite: bool, options: Mapping[str, str]) -> None:
-        self._publishing = Publishing(schema, overwrite, options, "write")
+        self._publishing = SinkWriter(schema, overwrite, options, "write")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._publishing.write(iterator)
@@ -226,7 +226,7 @@ class NsqhaStreamWriter(DataSourceStreamArrowWriter):
     """Writes each micro-batch, at least once: one that Spark runs again is published again."""
 
     def __init__(self, schema: StructType, overwrite: bool, options: Mapping[str, str]) -> None:
-        self._publishing = Publishing(schema, overwrite, options, "writeStream")
+        self._publishing = SinkWriter(schema, overwrite, options, "writeStream")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._publishing.write(iterator)

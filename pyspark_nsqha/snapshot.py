@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral, valid_name
-from pyspark_nsqha.model import Cut, Identity, NoBroker, NotThere, Pin, ReadFailed, Replica
-from pyspark_nsqha.options import Connection, Subscription
+from pyspark_nsqha.model import CutPoint, NoBroker, NotThere, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress
+from pyspark_nsqha.options import ConnectOptions, Subscription
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 TIMES_MAX: Final = 16  # in one request
@@ -39,7 +39,7 @@ Key = tuple[str, int]
 class Snapshot:
     """What one Snapshot call answered, checked."""
 
-    pins: tuple[Pin, ...]  # by topic and number
+    pins: tuple[PinnedPartition, ...]  # by topic and number
     times: Mapping[Key, Mapping[int, int]] = field(default_factory=dict)  # time -> first offset that is not older
     floors: Mapping[Key, int] = field(default_factory=dict)  # of the channel, where the partition has it
     hold_id: str = ""
@@ -48,7 +48,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SnapshotRequest:
     """What a snapshot is to say beside ends and identities."""
 
     topics: tuple[str, ...] = ()
@@ -63,10 +63,10 @@ class Asked:
 class Segments:
     """The service, wherever one of the brokers answers."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectOptions) -> None:
         self._connection = connection
 
-    def snapshot(self, asked: Asked, *, partial: bool = False) -> Snapshot:
+    def snapshot(self, asked: SnapshotRequest, *, partial: bool = False) -> Snapshot:
         """Partitions that have no leader now are waited for as long as retries last; with `partial`, those that have
         none then are in `failed`."""
         if asked.hold_ms and not asked.hold_id:
@@ -84,14 +84,14 @@ class Segments:
         with suppress(ReadFailed):
             Segments(replace(self._connection, retries=0)).release_hold(hold_id)
 
-    def _with_all_times(self, asked: Asked, partial: bool) -> Snapshot:
+    def _with_all_times(self, asked: SnapshotRequest, partial: bool) -> Snapshot:
         first = self._snapshot(replace(asked, times_ns=asked.times_ns[:TIMES_MAX]), partial)
         for at in range(TIMES_MAX, len(asked.times_ns), TIMES_MAX):
-            more = Asked(asked.topics, asked.pattern, times_ns=asked.times_ns[at : at + TIMES_MAX])
+            more = SnapshotRequest(asked.topics, asked.pattern, times_ns=asked.times_ns[at : at + TIMES_MAX])
             first = _with_times(first, self._snapshot(more))
         return first
 
-    def _snapshot(self, asked: Asked, partial: bool = False) -> Snapshot:
+    def _snapshot(self, asked: SnapshotRequest, partial: bool = False) -> Snapshot:
         from nsqha.pb.v1 import segments_pb2
 
         request = segments_pb2.SnapshotRequest(
@@ -209,7 +209,7 @@ def _ask_last(silent: str, brokers: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def _stub(connection: Connection, broker: str) -> Iterator[Any]:
+def _stub(connection: ConnectOptions, broker: str) -> Iterator[Any]:
     import nsqha.grpc_env  # noqa: F401, I001  before grpc
     import grpc
 
@@ -237,7 +237,7 @@ def _file(option: str, path: str) -> bytes:
         raise ReadFailed(f"{option}: its file cannot be read on this machine: {error.strerror}") from None
 
 
-def _final(error: Any, broker: str, rpc: str, connection: Connection) -> str:
+def _final(error: Any, broker: str, rpc: str, connection: ConnectOptions) -> str:
     """The line to give up with; empty where another broker, or time, may help."""
     import grpc
 
@@ -257,7 +257,7 @@ def _final(error: Any, broker: str, rpc: str, connection: Connection) -> str:
     return text or f"{rpc} at {broker} failed: {code.name}"
 
 
-def _why_not(error: Any, connection: Connection) -> str:
+def _why_not(error: Any, connection: ConnectOptions) -> str:
     """Why a broker was of no use, in some words."""
     import grpc
 
@@ -277,7 +277,7 @@ def _why_not(error: Any, connection: Connection) -> str:
     return f"cannot now: {_line(text)}" if text else f"failed with {error.code().name}"
 
 
-def checked(answer: Any, asked: Asked) -> Snapshot:
+def checked(answer: Any, asked: SnapshotRequest) -> Snapshot:
     """An answer as plain values. ReadFailed if it contradicts itself or what was asked."""
     pins, times, floors, failed = [], {}, {}, {}
     before: Key = ("", -1)
@@ -303,15 +303,15 @@ def checked(answer: Any, asked: Asked) -> Snapshot:
         if len(said.offsets_for_times) != len(asked.times_ns):
             raise ReadFailed(f"{where} answers {len(said.offsets_for_times)} of {len(asked.times_ns)} times")
         pins.append(
-            Pin(
-                identity=Identity(key[0], int(said.topic_uid), key[1], int(said.id_base)),
+            PinnedPartition(
+                identity=PartitionLife(key[0], int(said.topic_uid), key[1], int(said.id_base)),
                 start=start,
                 end=end,
                 epoch=int(said.epoch),
                 chain=int(said.chain),
                 cuts=cuts,
                 replicas=tuple(
-                    Replica(str(replica.address), str(replica.host), bool(replica.leader))
+                    ReplicaAddress(str(replica.address), str(replica.host), bool(replica.leader))
                     for replica in said.replicas
                     if replica.address
                 ),
@@ -342,16 +342,16 @@ def _with_times(first: Snapshot, later: Snapshot) -> Snapshot:
     return replace(first, times=times)
 
 
-def of_subscription(subscription: Subscription, **more: Any) -> Asked:
+def of_subscription(subscription: Subscription, **more: Any) -> SnapshotRequest:
     """Everything that is subscribed to."""
-    return Asked(topics=subscription.names, pattern=subscription.pattern, **more)
+    return SnapshotRequest(topics=subscription.names, pattern=subscription.pattern, **more)
 
 
-def _cut(said: Any) -> Cut:
-    return Cut(int(said.offset), int(said.log_id), int(said.position), int(said.timestamp_ns))
+def _cut(said: Any) -> CutPoint:
+    return CutPoint(int(said.offset), int(said.log_id), int(said.position), int(said.timestamp_ns))
 
 
-def _check_ascending(where: str, cuts: Sequence[Cut]) -> None:
+def _check_ascending(where: str, cuts: Sequence[CutPoint]) -> None:
     """Log ids rise, positions and offsets do not fall. An empty log has its one border twice."""
     for left, right in pairwise(cuts):
         if left[:3] == right[:3]:

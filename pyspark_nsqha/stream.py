@@ -37,13 +37,13 @@ from pyspark.sql.types import StructType
 from nsqha.ids import is_ephemeral, valid_name
 from pyspark_nsqha import planner
 from pyspark_nsqha.batch import columns_of, of_those_there, task_batches
-from pyspark_nsqha.model import Gone, NotThere, Pin, ReadFailed
+from pyspark_nsqha.model import Gone, NotThere, PinnedPartition, ReadFailed
 from pyspark_nsqha.options import (
     HOLD_MS,
     HOLD_MS_MAX,
     LATEST,
     Bounds,
-    Connection,
+    ConnectOptions,
     Given,
     OptionError,
     Reading,
@@ -53,10 +53,19 @@ from pyspark_nsqha.options import (
     parse_reading,
     parse_subscription,
 )
-from pyspark_nsqha.planner import Range
+from pyspark_nsqha.planner import PlannedRange
 from pyspark_nsqha.rows import Recipe
-from pyspark_nsqha.snapshot import Asked, Segments, Snapshot, of_subscription
-from pyspark_nsqha.stream_offsets import Key, Limits, Record, Records, end_within, from_json, shares, to_json
+from pyspark_nsqha.snapshot import Segments, Snapshot, SnapshotRequest, of_subscription
+from pyspark_nsqha.stream_offsets import (
+    BatchLimits,
+    Key,
+    PartitionOffset,
+    Records,
+    end_within,
+    from_json,
+    shares,
+    to_json,
+)
 from pyspark_nsqha.stream_witnesses import Witnesses, entry_at, is_behind, same_topic
 
 try:
@@ -89,11 +98,11 @@ _MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_4
 class StreamOptions:
     """Everything that `spark.readStream.format("nsqha")` was told."""
 
-    connection: Connection
+    connection: ConnectOptions
     subscription: Subscription
     bounds: Bounds
     reading: Reading
-    limits: Limits
+    limits: BatchLimits
     commit_channel: str = ""
     hold_ms: int = HOLD_MS
 
@@ -101,7 +110,7 @@ class StreamOptions:
 def stream_options(options: Mapping[str, str]) -> StreamOptions:
     """OptionError names what cannot be."""
     given = Given({name: value for name, value in options.items() if name.lower() not in SPARKS_OPTIONS}, "readStream")
-    limits = Limits(
+    limits = BatchLimits(
         max_offsets=given.number("maxOffsetsPerTrigger", 0, 1, 10**12),
         max_bytes=given.size("maxBytesPerTrigger", 0, 1, 1 << 50),
         min_offsets=given.number("minOffsetsPerTrigger", 0, 1, 10**12),
@@ -248,7 +257,7 @@ class Plans:
                 floors=found.floors,
                 fail_on_data_loss=self._strict,
             )
-            self._initial = self._handed = {one.key: Record.at(one.pin, one.first) for one in ranges}
+            self._initial = self._handed = {one.key: PartitionOffset.at(one.pin, one.first) for one in ranges}
         return self._initial
 
     def latest(self, start: Records | None, *, everything: bool) -> Records:
@@ -256,7 +265,7 @@ class Plans:
         start = self._handed if start is None else start
         restarted = start is None  # with 4.1: where the query stands is not known before `tasks`
         pins = self._pins(of_subscription(self._options.subscription), start or {})
-        self.committed = {key: Record.at(pin, pin.end.offset) for key, pin in pins.items()}
+        self.committed = {key: PartitionOffset.at(pin, pin.end.offset) for key, pin in pins.items()}
         begun, new = self._begun(start or {}, pins)
         if not restarted:
             self._claim_channel(begun)
@@ -272,7 +281,7 @@ class Plans:
         self._handed = {
             # A new one is there also without a message: from now on it is known where it begins. Where the query itself
             # begins is no part of a checkpoint: Spark asks anew when it plans its first micro-batch again.
-            key: Record.at(pins[key], max(record.offset, ends[key]), record.offset)
+            key: PartitionOffset.at(pins[key], max(record.offset, ends[key]), record.offset)
             if key in new or (initial.get(key) == record and record.offset < ends[key])
             else record.moved(pins[key], max(record.offset, ends[key]))
             for key, record in begun.items()
@@ -284,19 +293,19 @@ class Plans:
         pins = self._pins(of_subscription(self._options.subscription), {})
         self._target = {key: pin.end.offset for key, pin in pins.items()}
 
-    def _begun(self, start: Records, pins: Mapping[Key, Pin]) -> tuple[Records, set[Key]]:
+    def _begun(self, start: Records, pins: Mapping[Key, PinnedPartition]) -> tuple[Records, set[Key]]:
         """Where each partition's next message is: of `start`, and the first one of those that are new; which are."""
         begun = {key: record for key, record in start.items() if key in pins and same_topic(record, pins[key])}
         new = {key for key in pins.keys() - begun.keys() if self._target is None or key in self._target}
         for key in new:
-            begun[key] = Record.at(pins[key], pins[key].start.offset)
+            begun[key] = PartitionOffset.at(pins[key], pins[key].start.offset)
         # The log was cut below what was read, and the user wants to read on.
         for key, record in begun.items():
             if record.offset > pins[key].end.offset:
-                begun[key] = Record.at(pins[key], pins[key].end.offset)
+                begun[key] = PartitionOffset.at(pins[key], pins[key].end.offset)
         return begun, new
 
-    def _limited(self, begun: Records, ends: dict[Key, int], pins: Mapping[Key, Pin]) -> dict[Key, int]:
+    def _limited(self, begun: Records, ends: dict[Key, int], pins: Mapping[Key, PinnedPartition]) -> dict[Key, int]:
         waiting = {key: max(0, end - begun[key].offset) for key, end in ends.items()}
         limits = self.limits
         if self._target is None and limits.too_few(sum(waiting.values()), self._now() - self._last_batch_at):
@@ -310,7 +319,9 @@ class Plans:
             ends = self._limited_bytes(begun, ends, pins)
         return ends
 
-    def _limited_bytes(self, begun: Records, ends: dict[Key, int], pins: Mapping[Key, Pin]) -> dict[Key, int]:
+    def _limited_bytes(
+        self, begun: Records, ends: dict[Key, int], pins: Mapping[Key, PinnedPartition]
+    ) -> dict[Key, int]:
         """The ends with at most maxBytesPerTrigger in all, by borders that are asked for where messages wait."""
         sizes = {}
         wanted = []
@@ -340,10 +351,8 @@ class Plans:
         """The splits of [start, end). ReadFailed: it cannot be read as planned; Gone: messages of it are lost."""
         self._handed = end
         first_of = {key: _first(start.get(key), record) for key, record in end.items()}
-        wanted = [
-            (*key, first_of[key], record.offset) for key, record in end.items() if first_of[key] < record.offset
-        ]
-        pins: dict[Key, Pin] = {}
+        wanted = [(*key, first_of[key], record.offset) for key, record in end.items() if first_of[key] < record.offset]
+        pins: dict[Key, PinnedPartition] = {}
         if wanted:
             keys = [(topic, partition) for topic, partition, *_ in wanted]
             pins = self._pins(self._asked(wanted, end), {key: end[key] for key in keys})
@@ -359,7 +368,7 @@ class Plans:
             if pin is not None and same_topic(end[topic, partition], pin):
                 left = max(first, min(behind, pin.end.offset))
                 if first < left:
-                    ranges.append(planner.available(Range(pin, first, left), pin.start.offset, self._strict))
+                    ranges.append(planner.available(PlannedRange(pin, first, left), pin.start.offset, self._strict))
             if left < behind:
                 logger.warning(
                     "%s/%d: %d messages [%d, %d) of a planned micro-batch are gone and left out",
@@ -391,7 +400,7 @@ class Plans:
 
     # ---- what keeps messages
 
-    def _asked(self, wanted: list[Any], end: Records) -> Asked:
+    def _asked(self, wanted: list[Any], end: Records) -> SnapshotRequest:
         """A snapshot with borders, and with a new hold if none is young enough: a hold never rises."""
         asked = _in_ranges(wanted)
         lives = {(topic, partition, end[topic, partition].uid) for topic, partition, *_ in wanted}
@@ -401,7 +410,7 @@ class Plans:
             return asked
         return replace(asked, hold_ms=hold_ms)
 
-    def _keep(self, asked: Asked, found: Snapshot) -> None:
+    def _keep(self, asked: SnapshotRequest, found: Snapshot) -> None:
         if not asked.hold_ms:
             return
         self._release()
@@ -453,7 +462,7 @@ class Plans:
 
     # ---- is it the same log
 
-    def _pins(self, asked: Asked, known: Records) -> dict[Key, Pin]:
+    def _pins(self, asked: SnapshotRequest, known: Records) -> dict[Key, PinnedPartition]:
         """What is committed now, of a log that has the witnesses of `known`. Gone, ReadFailed: it has not.
 
         With failOnDataLoss=false it is said in the log instead."""
@@ -476,7 +485,7 @@ class Plans:
         self._miss(asked, pins, refusal)
         return pins
 
-    def _of_those_there(self, asked: Asked) -> tuple[Snapshot, ReadFailed | None]:
+    def _of_those_there(self, asked: SnapshotRequest) -> tuple[Snapshot, ReadFailed | None]:
         """A snapshot without what is not there any more, and what the brokers said of that. ReadFailed: as `snapshot`.
 
         If something of it is not there and that is an error, the snapshot is one of whole topics."""
@@ -498,7 +507,7 @@ class Plans:
             return Snapshot(()), None
         return self._of_those_there(_in_ranges(left, asked.hold_ms))
 
-    def _miss(self, asked: Asked, pins: Mapping[Key, Pin], refusal: ReadFailed | None) -> None:
+    def _miss(self, asked: SnapshotRequest, pins: Mapping[Key, PinnedPartition], refusal: ReadFailed | None) -> None:
         """Topics that were asked for by name and are not there."""
         if refusal is not None and self._strict:
             raise ReadFailed(f"{refusal}; leave it out, or failOnDataLoss false reads on with what is there")
@@ -510,14 +519,14 @@ class Plans:
             logger.warning("there is no topic %s; read on with what is there, as failOnDataLoss is false", names)
         self._missed = missed
 
-    def _check(self, known: Records, pins: Mapping[Key, Pin]) -> None:
+    def _check(self, known: Records, pins: Mapping[Key, PinnedPartition]) -> None:
         for key, record in known.items():
             if key not in pins and not self._selects(key, record):
                 self._left_out(key)
             elif why := self._witnesses.differs(key, record, pins.get(key)):
                 self._lost(why)
 
-    def _selects(self, key: Key, record: Record) -> bool:
+    def _selects(self, key: Key, record: PartitionOffset) -> bool:
         """Whether a partition that was not found would be read if it were there. ReadFailed."""
         subscription = self._options.subscription
         if subscription.names:
@@ -543,21 +552,21 @@ class Plans:
         logger.warning("%s; read on with what is there, as failOnDataLoss is false", why)
 
 
-def _key(pin: Pin) -> Key:
+def _key(pin: PinnedPartition) -> Key:
     return pin.identity.topic, pin.identity.partition
 
 
-def _life(pin: Pin) -> Life:
+def _life(pin: PinnedPartition) -> Life:
     return (*_key(pin), pin.identity.topic_uid)
 
 
-def _in_ranges(wanted: Iterable[tuple[str, int, int, int]], hold_ms: int = 0) -> Asked:
+def _in_ranges(wanted: Iterable[tuple[str, int, int, int]], hold_ms: int = 0) -> SnapshotRequest:
     """A snapshot with the borders of these ranges."""
     ranges = tuple(wanted)
-    return Asked(tuple(sorted({topic for topic, *_ in ranges})), ranges=ranges, hold_ms=hold_ms)
+    return SnapshotRequest(tuple(sorted({topic for topic, *_ in ranges})), ranges=ranges, hold_ms=hold_ms)
 
 
-def _first(start: Record | None, end: Record) -> int:
+def _first(start: PartitionOffset | None, end: PartitionOffset) -> int:
     """Where a micro-batch begins in a partition."""
     if start is None or start.uid != end.uid or (end.first is not None and start.first is None):
         return end.offset if end.first is None else end.first

@@ -29,7 +29,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pyspark_nsqha.model import Cut, Pin, ReadFailed
+from pyspark_nsqha.model import CutPoint, PinnedPartition, ReadFailed
 
 Key = tuple[str, int]
 """Topic and partition."""
@@ -42,7 +42,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Record:
+class PartitionOffset:
     """How far one partition is read."""
 
     offset: int
@@ -53,21 +53,21 @@ class Record:
     first: int | None = None
 
     @classmethod
-    def at(cls, pin: Pin, offset: int, first: int | None = None) -> Record:
+    def at(cls, pin: PinnedPartition, offset: int, first: int | None = None) -> PartitionOffset:
         """With the last committed entry of `pin` as the witness."""
         return cls(offset, pin.identity.topic_uid, pin.end.log_id - 1, pin.epoch, pin.chain, first)
 
-    def moved(self, pin: Pin, offset: int) -> Record:
+    def moved(self, pin: PinnedPartition, offset: int) -> PartitionOffset:
         """The record for `offset`; this one if it is its own."""
         if offset == self.offset and pin.identity.topic_uid == self.uid:
             return self
-        return Record.at(pin, offset)
+        return PartitionOffset.at(pin, offset)
 
 
-Records = dict[Key, Record]
+Records = dict[Key, PartitionOffset]
 
 
-def to_json(records: Mapping[Key, Record]) -> dict[str, dict[str, int | str]]:
+def to_json(records: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int | str]]:
     """As Spark's checkpoint keeps it; the same records are the same text."""
     found: dict[str, dict[str, int | str]] = {}
     for (topic, partition), record in sorted(records.items()):
@@ -96,7 +96,7 @@ def from_json(said: object) -> Records:
         if one.keys() - {"first"} != {"offset", "uid", "log_id", "epoch", "chain"}:
             raise _foreign({name: one})
         first = _number(one, "first") if "first" in one else None
-        found[key[1], int(key[2])] = Record(
+        found[key[1], int(key[2])] = PartitionOffset(
             _number(one, "offset"), _hex(one, "uid"), _number(one, "log_id"), _number(one, "epoch"),
             _hex(one, "chain"), first,
         )  # fmt: skip
@@ -147,7 +147,7 @@ def shares(waiting: Mapping[K, int], limit: int) -> dict[K, int]:
     return taken
 
 
-def position_at(cuts: Sequence[Cut], offset: int) -> int:
+def position_at(cuts: Sequence[CutPoint], offset: int) -> int:
     """Where in the log message `offset` is, about: exact at a border."""
     at = bisect_right(cuts, offset, key=lambda cut: cut.offset) - 1
     if at < 0:
@@ -159,7 +159,7 @@ def position_at(cuts: Sequence[Cut], offset: int) -> int:
     return low.position + (high.position - low.position) * (offset - low.offset) // (high.offset - low.offset)
 
 
-def end_within(cuts: Sequence[Cut], first: int, end: int, bytes_max: int) -> int:
+def end_within(cuts: Sequence[CutPoint], first: int, end: int, bytes_max: int) -> int:
     """The end of the messages from `first` on that have about `bytes_max` bytes; at least one, none from `end` on."""
     position = position_at(cuts, first) + bytes_max
     at = bisect_right(cuts, position, key=lambda cut: cut.position) - 1
@@ -172,7 +172,7 @@ def end_within(cuts: Sequence[Cut], first: int, end: int, bytes_max: int) -> int
 
 
 @dataclass(frozen=True)
-class Limits:
+class BatchLimits:
     """What a micro-batch may take, and when it is worth one. 0: no limit."""
 
     max_offsets: int = 0

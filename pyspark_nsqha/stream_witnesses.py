@@ -18,20 +18,20 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pyspark_nsqha import fetch
-from pyspark_nsqha.model import ENTRY_BYTES, Gone, Pin, Split
-from pyspark_nsqha.options import Connection
-from pyspark_nsqha.stream_offsets import Key, Record
+from pyspark_nsqha.model import ENTRY_BYTES, Gone, PinnedPartition, Split
+from pyspark_nsqha.options import ConnectOptions
+from pyspark_nsqha.stream_offsets import Key, PartitionOffset
 
 logger = logging.getLogger(__name__)
 
 SEEN_MAX: Final = 16  # witnesses of one partition that are remembered: two are in use
 _CHAIN: Final = slice(60, 68)  # of an entry: docs/disk-format.md
 
-EntryAt = Callable[[Pin, int], bytes | None]
+EntryAt = Callable[[PinnedPartition, int], bytes | None]
 """Entry `log_id` of the log of a pin; None: retention took it. ReadFailed: nobody could be asked."""
 
 
-class _Seen(NamedTuple):
+class _WitnessedEntries(NamedTuple):
     """Entries that are known to be in the log of one leader epoch."""
 
     epoch: int
@@ -43,9 +43,9 @@ class Witnesses:
 
     def __init__(self, entry_at: EntryAt) -> None:
         self._entry_at = entry_at
-        self._seen: dict[Key, _Seen] = {}
+        self._seen: dict[Key, _WitnessedEntries] = {}
 
-    def differs(self, key: Key, record: Record, pin: Pin | None) -> str:
+    def differs(self, key: Key, record: PartitionOffset, pin: PinnedPartition | None) -> str:
         """Why this is not the log that the record was made with; empty: it is, as far as can be known. ReadFailed."""
         where = f"{key[0]}/{key[1]}"
         if pin is None:
@@ -72,11 +72,11 @@ class Witnesses:
             )
         return ""
 
-    def _chain(self, key: Key, pin: Pin, log_id: int) -> int | None:
+    def _chain(self, key: Key, pin: PinnedPartition, log_id: int) -> int | None:
         """The chain of an entry of the log of `pin`; None: retention took it."""
         seen = self._seen.get(key)
         if seen is None or seen.epoch != pin.epoch:
-            seen = self._seen[key] = _Seen(pin.epoch, {})
+            seen = self._seen[key] = _WitnessedEntries(pin.epoch, {})
         seen.chains[pin.end.log_id - 1] = pin.chain
         if log_id not in seen.chains:
             entry = self._entry_at(pin, log_id)
@@ -89,17 +89,17 @@ class Witnesses:
         return chain
 
 
-def same_topic(record: Record, pin: Pin) -> bool:
+def same_topic(record: PartitionOffset, pin: PinnedPartition) -> bool:
     """Whether both are of the same life of the topic."""
     return record.uid == pin.identity.topic_uid
 
 
-def is_behind(record: Record, pin: Pin) -> bool:
+def is_behind(record: PartitionOffset, pin: PinnedPartition) -> bool:
     """Whether what is committed ends before what the record says."""
     return pin.end.log_id <= record.log_id or pin.end.offset < record.offset
 
 
-def entry_at(connection: Connection, pin: Pin, log_id: int) -> bytes | None:
+def entry_at(connection: ConnectOptions, pin: PinnedPartition, log_id: int) -> bytes | None:
     """The entry from any replica that proves to have the log of `pin`; see `EntryAt`."""
     if log_id < max(1, pin.start.log_id):
         return None

@@ -58,7 +58,7 @@ def only_single_requests(service: ServiceDescriptor) -> None:
             raise TypeError(f"{service.full_name}/{method.name}: nobody would look at who asks")
 
 
-class Gate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
+class AdminGate(aio.ServerInterceptor):  # type: ignore[misc]  # untyped
     """Ends calls of the Admin and Segments services with PERMISSION_DENIED unless the certificate is a member's or an
     administrator's, for Segments also a reader's; and any call with INVALID_ARGUMENT whose request is no such message.
     """

@@ -276,9 +276,7 @@ def membership(
         leader_name=nodes[leader].name if leader else "",
         leader_epoch=meta.epoch,
         replicas=[
-            admin_pb2.Replica(
-                node=node, name=called(node, nodes, names), alive=node in nodes, in_sync=node in meta.isr
-            )
+            admin_pb2.Replica(node=node, name=called(node, nodes, names), alive=node in nodes, in_sync=node in meta.isr)
             for node in listed
         ],
         min_isr=meta.min_isr,

@@ -32,7 +32,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, segments_pb2, segments_pb2_grpc
 from nsqha.server.runtime.listen import reason
 from nsqha.server.runtime.tasks import StillUnderWay
-from nsqha.server.segments.pins import Effort, TooManyBorders, Wanted, pin
+from nsqha.server.segments.pins import Effort, PinRequest, TooManyBorders, pin
 from nsqha.server.segments.renewals import HoldRenewals
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         if request.hold_ms:
             message.hold_id = f"{hold:016x}"
         files = self._borders if request.cut_points else self._ends
-        snapshot = _Snapshot(self._broker, message, files, self.renewals, Effort())
+        snapshot = _SnapshotWork(self._broker, message, files, self.renewals, Effort())
         try:
             if request.HasField("here"):
                 found = await snapshot.here(topics)
@@ -252,7 +252,7 @@ def _hold_id(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class _SnapshotWork:
     """One request, as it is carried out for what this node leads."""
 
     broker: Broker
@@ -295,7 +295,7 @@ class _Snapshot:
     ) -> Any | None:
         request, key = self.request, (topic.name, partition.number)
         mine = None if ranges is None else ranges[key]
-        wanted = Wanted(request.timestamps_ns, request.cut_points, mine, request.channel)
+        wanted = PinRequest(request.timestamps_ns, request.cut_points, mine, request.channel)
         try:
             if request.hold_ms:
                 first = 0 if mine is None else min(first for first, _ in mine)
@@ -326,7 +326,7 @@ class _Everywhere:
     broker: Broker
     others: Others | None
 
-    async def answer(self, snapshot: _Snapshot, topics: list[Topic]) -> Any:
+    async def answer(self, snapshot: _SnapshotWork, topics: list[Topic]) -> Any:
         wanted = [(t.name, n) for t in topics for n in sorted(t.record.partitions)]
         ranges = snapshot.ranges()
         if ranges is not None:

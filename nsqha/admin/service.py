@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 import nsqha
 from nsqha import hot, ids
 from nsqha.admin import peeking, replay
-from nsqha.admin.access import Gate
+from nsqha.admin.access import AdminGate
 from nsqha.admin.answers import Context, answers, refuse
 from nsqha.admin.describe import SYNC, Describer
 from nsqha.admin.others import GrpcOthers, Others
@@ -255,7 +255,7 @@ class AdminServer:
     async def start(self) -> None:
         """Listen. Unavailable or ConfigError if the address can not be had."""
         cluster = self._broker.cluster
-        gate = Gate(None if cluster is None else cluster.members.view)
+        gate = AdminGate(None if cluster is None else cluster.members.view)
         alone = 0 if self._peers else ALONE_BYTES_MAX
         server = aio.server(interceptors=[gate], options=peer_grpc.server_options(alone))
         if cluster is not None:

@@ -23,7 +23,7 @@ NOBODY = "nobody leads it at the moment"
 T = TypeVar("T")
 
 
-class Leader(Protocol):
+class PartitionLeader(Protocol):
     """Where a partition is led."""
 
     @property
@@ -41,7 +41,7 @@ class Spread(Generic[T]):
     ask: Callable[[str, list[int]], Awaitable[Mapping[int, T]]]  # of the node at an address; likewise
     leads: Callable[[int], bool]  # whether this node leads it
     waits: Callable[[int], str]  # why it gives no answer all the same
-    leader: Callable[[int], Leader | None]  # as far as it is known here
+    leader: Callable[[int], PartitionLeader | None]  # as far as it is known here
     failed: Callable[[int, str], T]  # the answer for a partition where nothing can be said but this
     seconds: float  # leaders may take so long to be found
 

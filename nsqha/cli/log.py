@@ -27,7 +27,7 @@ from nsqha.cli.terminal.parser import (
     did_you_mean,
     topic_and_partition,
 )
-from nsqha.cli.terminal.screen import Progress, bold, confirm, print_json, say, show_bytes, show_count, table
+from nsqha.cli.terminal.screen import ProgressLine, bold, confirm, print_json, say, show_bytes, show_count, table
 from nsqha.cli.terminal.times import show_time
 from nsqha.cli.verbs import VERBS
 from nsqha.errors import ConfigError, LogCorrupt, NotFound, NsqhaError
@@ -321,7 +321,7 @@ def _verify(data_dir: str, folder: Folder) -> Verification:
 
     synced = _synced(data_dir, folder)  # before the log is looked at: it grows
     with opened(folder) as log:
-        progress = Progress(f"verify {folder}")
+        progress = ProgressLine(f"verify {folder}")
         try:
             found = verify(log, progress)
         finally:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_json, add_tcp, add_verb, duration, name
-from nsqha.cli.terminal.screen import Progress, print_json, say, show_count
+from nsqha.cli.terminal.screen import ProgressLine, print_json, say, show_count
 from nsqha.cli.verbs import VERBS
 
 if TYPE_CHECKING:
-    from nsqha.cli.brokers.v2client import Publisher
+    from nsqha.cli.brokers.v2client import V2Publisher
 
 RUN_MESSAGES = 200  # on the way at once: their answers fit into any socket buffer
 RUN_BYTES = 256 << 10
@@ -69,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("give messages or files, not both")
     if "" in args.messages:
         args.parser.error(f"message {args.messages.index('') + 1} is empty, and brokers refuse empty messages")
-    from nsqha.cli.brokers.v2client import Publisher
+    from nsqha.cli.brokers.v2client import V2Publisher
     from nsqha.cli.brokers.v2security import Security
 
     delay_ms = -(-args.delay // 10**6)
-    publisher = Publisher(args.nsqd_tcp_address, args.timeout / 1e9, security=Security.of(args))
+    publisher = V2Publisher(args.nsqd_tcp_address, args.timeout / 1e9, security=Security.of(args))
     started = time.monotonic()
-    tally = Tally(args, publisher, started)
+    tally = PubTally(args, publisher, started)
     try:
         for bodies in runs(sources(args), args.rate):
             kept = [body for body in bodies if body]
@@ -105,17 +105,17 @@ def size_of(paths: list[str]) -> int:
     return sum(map(os.path.getsize, paths)) if all(map(os.path.isfile, paths)) else 0
 
 
-class Tally:
+class PubTally:
     """What was done so far."""
 
-    def __init__(self, args: argparse.Namespace, publisher: Publisher, started: float) -> None:
+    def __init__(self, args: argparse.Namespace, publisher: V2Publisher, started: float) -> None:
         self.bytes = 0
         self.skipped = 0
         self._args = args
         self._publisher = publisher
         self._started = started
         self._total = size_of(args.file)
-        self._progress = Progress(f"publish to {args.topic}")
+        self._progress = ProgressLine(f"publish to {args.topic}")
 
     def show(self) -> None:
         """Progress through the files; each message had a line end."""

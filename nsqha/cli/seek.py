@@ -11,7 +11,7 @@ from nsqha.cli.brokers.admin import Admin, record
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_grpc, add_json, add_verb, add_yes, duration, name, topic_and_partition
 from nsqha.cli.terminal.screen import confirm, print_json, say, show_bytes, table
-from nsqha.cli.terminal.times import Place, parse_place, show_duration, show_time
+from nsqha.cli.terminal.times import LogTarget, parse_place, show_duration, show_time
 from nsqha.cli.verbs import VERBS
 
 DESCRIPTION = """\
@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
         return _tell(args, admin.call(rpc, **fields))
 
 
-def place_of(parser: Parser, text: str) -> Place:
+def place_of(parser: Parser, text: str) -> LogTarget:
     try:
         return parse_place(text, time.time_ns())
     except ValueError as error:
         parser.error(str(error))
 
 
-def _target(admin: Admin, place: Place, clock_skew_ns: int | None) -> Any:
+def _target(admin: Admin, place: LogTarget, clock_skew_ns: int | None) -> Any:
     target = admin.messages.SeekTarget(clock_skew_ns=clock_skew_ns)
     if place.kind in ("start", "end"):
         setattr(target, place.kind, True)

@@ -46,10 +46,10 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.watch == 0:
         args.parser.error("--watch needs a time above zero")
-    before: Look | None = None
+    before: StatsSample | None = None
     with Admin.of(args) as admin:
         while True:
-            now = Look(admin, args.topic or "")
+            now = StatsSample(admin, args.topic or "")
             if args.json:
                 print_json(now.json())
             else:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(args.watch / 1e9)
 
 
-class Look:
+class StatsSample:
     """What was to be seen at one moment."""
 
     def __init__(self, admin: Admin, topic: str) -> None:
@@ -86,7 +86,7 @@ class Look:
             "unreachable": [record(node) for node in self.unreachable],
         }
 
-    def show(self, before: Look | None, lines_max: int | None) -> None:
+    def show(self, before: StatsSample | None, lines_max: int | None) -> None:
         """One screen; rates if there was a look before."""
         node = self.node
         up = show_duration(max(time.time() - node.start_time_ns / 1e9, 0))
@@ -125,11 +125,10 @@ class Look:
                 if state := replication(partition):
                     found.setdefault(state, []).append(f"{topic.name}/{partition.partition}")
         return [
-            f"{show_count(len(places), 'partition')} {texts[state]}: {some(places)}"
-            for state, places in found.items()
+            f"{show_count(len(places), 'partition')} {texts[state]}: {some(places)}" for state, places in found.items()
         ]
 
-    def _rows(self, before: Look | None) -> list[list[Cell]]:
+    def _rows(self, before: StatsSample | None) -> list[list[Cell]]:
         seconds = self.at - before.at if before else 0.0
         topics_before = {t.name: t for t in before.topics} if before else {}
         channels_before = {(c.topic, c.name): c for c in before.channels} if before else {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
 
 
-class Run(NamedTuple):
+class BatchRun(NamedTuple):
     """Consecutive batches, encoded. `end` is the log id behind the last one."""
 
     entries: bytes
@@ -41,7 +41,7 @@ class EpochEnd(NamedTuple):
     chain: int
 
 
-def read_run(log: LogReader, first: int, end: int, max_bytes: int, *, lost: bool = False) -> Run:
+def read_run(log: LogReader, first: int, end: int, max_bytes: int, *, lost: bool = False) -> BatchRun:
     """The batches of [first, end) up to `max_bytes` of data, but at least one. LogCorrupt if that one is damaged.
 
     `lost`: also those whose frames were given up, without them."""
@@ -64,7 +64,7 @@ def read_run(log: LogReader, first: int, end: int, max_bytes: int, *, lost: bool
         entries.append(log.encoded(entry))
         size += len(data) or ENTRY_BYTES
         log_id += 1
-    return Run(b"".join(entries), b"".join(parts), log_id)
+    return BatchRun(b"".join(entries), b"".join(parts), log_id)
 
 
 def batches(entries: bytes, data: bytes) -> Iterator[tuple[Entry, bytes, bytes]]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Found:
+class LogFiles:
     """A directory's files, oldest first."""
 
     pairs: list[Pair] = field(default_factory=list)
@@ -57,9 +57,9 @@ class Found:
     strays: list[str] = field(default_factory=list)  # names that do not belong here
 
 
-def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: bool = False) -> Found:
+def find(storage: Storage, directory: str, identity: LogIdentity, *, read_only: bool = False) -> LogFiles:
     """Look at every file name and every anchor of a directory."""
-    found = Found()
+    found = LogFiles()
     positions: set[int] = set()
     dropping: set[int] = set()
     for name in storage.list_dir(directory):
@@ -170,7 +170,7 @@ def _entry_ending_at(pair: Pair, position: int) -> Entry | None:
     return None
 
 
-def _set_aside_leftovers(storage: Storage, directory: str, found: Found) -> None:
+def _set_aside_leftovers(storage: Storage, directory: str, found: LogFiles) -> None:
     """A pair of which nothing can be read and whose segment is empty holds nothing."""
     for position in list(found.unreadable):
         raw = _slots(storage, directory, position)

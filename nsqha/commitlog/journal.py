@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any
 
 from nsqha.commitlog.journal_record import (
     CutIntent,
-    Identity,
     JournalContents,
     Key,
+    NodeIdentity,
     NodeState,
     PartitionRecord,
     decode,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CutIntent",
-    "Identity",
+    "NodeIdentity",
     "JournalContents",
     "Key",
     "NodeJournal",
@@ -70,7 +70,7 @@ LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class JournalRound:
     """One round on its way to the disk."""
 
     partitions: Mapping[Key, PartitionRecord | None]
@@ -104,7 +104,7 @@ class NodeJournal:
         self._node = node
         self._changed: dict[Key, PartitionRecord | None] = {}
         self._taken_node = node
-        self._rounds: list[Taken] = []  # taken, and in no write yet; in order
+        self._rounds: list[JournalRound] = []  # taken, and in no write yet; in order
         # Written; held for as long as the disk takes.
         self._writing = new_lock()
         self._file = file
@@ -154,7 +154,7 @@ class NodeJournal:
     # What is known
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> NodeIdentity:
         return self._node.identity
 
     @property
@@ -284,12 +284,12 @@ class NodeJournal:
         waits = bool(self._changed) or self._node is not self._taken_node
         return waits or bool(self._rounds) or self._behind
 
-    def take(self) -> Taken:
+    def take(self) -> JournalRound:
         """Everything staged so far, to be written by a worker."""
         with self._staging:
             changed, self._changed = self._changed, {}
             self._taken_node = self._node
-            taken = Taken(changed, self._node)
+            taken = JournalRound(changed, self._node)
             self._rounds.append(taken)
         return taken
 
@@ -384,7 +384,7 @@ def _starting_state(
     found: JournalContents | None, rng: random.Random, boot_id: str
 ) -> tuple[NodeState, dict[Key, PartitionRecord]]:
     if found is None:
-        return NodeState(Identity(new_uid(rng)), boot_id, False, False, ""), {}
+        return NodeState(NodeIdentity(new_uid(rng)), boot_id, False, False, ""), {}
     before = found.node
     # An unknown boot id counts as another one: that costs a new log_uid, the opposite could cost messages.
     # A failed fsync has left pages that pass for clean and never came to the disk: the next read may show that.

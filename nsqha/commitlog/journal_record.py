@@ -51,7 +51,7 @@ class PartitionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """Who this data directory is."""
 
     node_uid: int
@@ -66,7 +66,7 @@ class Identity:
 class NodeState:
     """What every record repeats."""
 
-    identity: Identity
+    identity: NodeIdentity
     boot_id: str  # kernel boot under which the writer ran
     clean: bool  # the last thing a clean stop writes
     host_restarted: bool
@@ -110,7 +110,7 @@ class _Round(msgspec.Struct):
     partitions: dict[str, dict[str, Any] | None]
 
 
-class _Format(msgspec.Struct):
+class _JournalFormat(msgspec.Struct):
     format: int
 
 
@@ -119,7 +119,7 @@ def decode(contents: Contents, path: str) -> JournalContents:
     partitions: dict[Key, PartitionRecord] = {}
     last: _Round | None = None
     for payload in contents.payloads:
-        number = msgspec.json.decode(payload, type=_Format).format
+        number = msgspec.json.decode(payload, type=_JournalFormat).format
         if number > FORMAT:
             raise ConfigError(f"{path} has format {number}, this version reads up to {FORMAT}; start a newer version")
         last = msgspec.json.decode(payload, type=_Round)

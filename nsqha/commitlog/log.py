@@ -26,8 +26,8 @@ from nsqha.commitlog.journal import CutIntent
 from nsqha.commitlog.lookup import LogReader, PairInfo, verifies
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, LogIdentity, Pair, drop_files, unlink
 from nsqha.commitlog.reader import Batch, BatchCache
-from nsqha.commitlog.rebuild import Outcome, Rebuild, lost_entries, rebuild_in, write_back, write_entries
-from nsqha.commitlog.verdict import Damage
+from nsqha.commitlog.rebuild import Rebuild, RebuildOutcome, lost_entries, rebuild_in, write_back, write_entries
+from nsqha.commitlog.verdict import CorruptRange
 from nsqha.errors import AppendFailed, LogCorrupt, Poisoned
 from nsqha.frames import LOST
 from nsqha.ranges import RangeSet
@@ -334,18 +334,18 @@ class PartitionLog(LogReader):
             pair.close()
             raise
 
-        def rebuild() -> Damage | None:
+        def rebuild() -> CorruptRange | None:
             try:
                 if missing:
                     self._create_missing(pair)
                 if held:
                     write_back(pair, held)
-                    return Damage(at, until, Outcome.PROVEN.value)
+                    return CorruptRange(at, until, RebuildOutcome.PROVEN.value)
                 rebuilt = rebuild_in(pair, at.log_id, until.log_id, last, sure=not starting)
                 if rebuilt is None:
                     return None
                 write_entries(pair, rebuilt[0])
-                return Damage(at, until, rebuilt[1].value)
+                return CorruptRange(at, until, rebuilt[1].value)
             except OSError as error:
                 text = f"{self.directory}: log ids [{at.log_id}, {until.log_id}) can not be written anew: {error}"
                 raise AppendFailed(text) from error

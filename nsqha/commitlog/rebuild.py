@@ -49,13 +49,13 @@ from nsqha.frames import (
 if TYPE_CHECKING:
     from nsqha.commitlog.pairs import Pair
     from nsqha.commitlog.reader import Batch
-    from nsqha.commitlog.verdict import Damage
+    from nsqha.commitlog.verdict import CorruptRange
 
 _MESSAGE = struct.Struct(">q2x16s")  # behind size and type: timestamp, attempts, id
 _MESSAGE_MIN = 8 + _MESSAGE.size
 
 
-class Outcome(Enum):
+class RebuildOutcome(Enum):
     """How much of a run of lost entries came back."""
 
     PROVEN = "proven"
@@ -69,11 +69,11 @@ class Rebuild:
 
     first: int
     end: int
-    run: Callable[[], Damage | None]
+    run: Callable[[], CorruptRange | None]
 
 
 @dataclass
-class Group:
+class FrameGroup:
     """What looks like one batch: frames [position, end) of the data."""
 
     position: int
@@ -84,7 +84,7 @@ class Group:
     starts_epoch: bool = False
 
 
-def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[list[Entry], Outcome]:
+def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[list[Entry], RebuildOutcome]:
     """The `n` entries between `before` and `after`, whose frames are `data`.
 
     Without `after` the run is the end of the log, and `data` is all that follows `before` in the segment; what it holds
@@ -104,8 +104,8 @@ def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[li
             for epoch in dict.fromkeys((before.epoch, after.epoch)):
                 exact = list(_entries(before._replace(epoch=epoch), after, groups, n, data, 0))
                 if after.chain == next_chain(exact[-1].chain, after):
-                    return exact, Outcome.PROVEN
-        return list(_entries(before, after, groups, n, data, flags)), Outcome.REBUILT
+                    return exact, RebuildOutcome.PROVEN
+        return list(_entries(before, after, groups, n, data, flags)), RebuildOutcome.REBUILT
     count, size = (
         (0, len(data))
         if after is None
@@ -113,14 +113,14 @@ def rebuild(before: Entry, after: Entry | None, n: int, data: bytes) -> tuple[li
     )
     if after is not None and not count and not size:
         # What stood for these log ids was written, and they were not: a crash came in between.
-        return list(_entries(before, after, [Group(0, 0)], n, data, REBUILT)), Outcome.REBUILT
-    group = Group(0, size, count, before.timestamp_ns, FAULTY)
-    return list(_entries(before, after, [group], n, data, REBUILT)), Outcome.FAULTY
+        return list(_entries(before, after, [FrameGroup(0, 0)], n, data, REBUILT)), RebuildOutcome.REBUILT
+    group = FrameGroup(0, size, count, before.timestamp_ns, FAULTY)
+    return list(_entries(before, after, [group], n, data, REBUILT)), RebuildOutcome.FAULTY
 
 
 def rebuild_in(
     pair: Pair, first: int, end: int, last: Entry, *, sure: bool
-) -> tuple[list[Entry], Outcome] | None:
+) -> tuple[list[Entry], RebuildOutcome] | None:
     """What goes into the slots [first, end) of a pair, of which none verifies and both neighbours do; None if that is
     not so when the disk is asked again. `last`: the pair's last entry, from another place. `sure`: nothing is FAULTY on
     account of bytes that can not be read, as they may be there later: OSError."""
@@ -131,12 +131,12 @@ def rebuild_in(
     if before is None or after is None or any(entries_in(slots, first)):
         return None
     entries: list[Entry] = []
-    outcome = Outcome.PROVEN
+    outcome = RebuildOutcome.PROVEN
     if first < after.log_id:
         size = after.position - before.end_position
         data = pair.read_data(before.end_position, size)
         entries, outcome = rebuild(before, after, after.log_id - first, data)
-        if outcome is Outcome.FAULTY and sure:
+        if outcome is RebuildOutcome.FAULTY and sure:
             # Once more, without zeros in the place of what can not be read.
             same = pair.commitlog.pread((end - first) * ENTRY_BYTES, pair.slot(first)) == slots
             if not same or pair.segment.pread(size, before.end_position - pair.position) != data:
@@ -190,7 +190,7 @@ def lost_entries(pair: Pair, first: int, end: int, last: Entry) -> Iterator[Entr
             after = next(found for n in range(log_id + 1, last.log_id + 1) if (found := known(n)) is not None)
             data = pair.read_data(before.end_position, after.position - before.end_position)
             entries, outcome = rebuild(before, after, after.log_id - log_id, data)
-            if outcome is Outcome.FAULTY:
+            if outcome is RebuildOutcome.FAULTY:
                 entries[0] = entries[0]._replace(flags=entries[0].flags | LOST)
             yield from entries
             before, log_id = entries[-1], after.log_id
@@ -204,11 +204,11 @@ def lost_entries(pair: Pair, first: int, end: int, last: Entry) -> Iterator[Entr
 
 
 def _entries(
-    before: Entry, after: Entry | None, groups: list[Group], n: int, data: bytes, flags: int
+    before: Entry, after: Entry | None, groups: list[FrameGroup], n: int, data: bytes, flags: int
 ) -> Iterator[Entry]:
     """One entry per group, and empty ones up to `n`."""
     end = groups[-1].end
-    groups = groups + [Group(end, end) for _ in range(n - len(groups))]
+    groups = groups + [FrameGroup(end, end) for _ in range(n - len(groups))]
     epoch = before.epoch
     for group in groups:
         if group.starts_epoch and after is not None:
@@ -233,10 +233,10 @@ def _entries(
         yield before
 
 
-def _groups(data: bytes) -> tuple[list[Group], bool]:
+def _groups(data: bytes) -> tuple[list[FrameGroup], bool]:
     """What look like batches, and whether they fill `data`. Ends before the first frame that makes no sense."""
-    groups: list[Group] = []
-    group = Group(0, 0)
+    groups: list[FrameGroup] = []
+    group = FrameGroup(0, 0)
     unit = None  # where the attribute frames begin that go with the next message
     last_id = None
     try:
@@ -272,10 +272,10 @@ def _groups(data: bytes) -> tuple[list[Group], bool]:
     return groups, bool(groups) and groups[-1].end == len(data)
 
 
-def _next_group(groups: list[Group], group: Group, position: int) -> Group:
+def _next_group(groups: list[FrameGroup], group: FrameGroup, position: int) -> FrameGroup:
     group.end = position
     groups.append(group)
-    return Group(position, position)
+    return FrameGroup(position, position)
 
 
 _FLAGS = {CHECKPOINT: HAS_CHECKPOINT, CARRY: HAS_CARRY}

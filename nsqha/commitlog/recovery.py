@@ -13,16 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from nsqha.commitlog.directory import Found, find
+from nsqha.commitlog.directory import LogFiles, find
 from nsqha.commitlog.entry import ENTRY_BYTES, Entry, Place, decode_flipped
 from nsqha.commitlog.journal import CutIntent, NodeJournal, PartitionRecord
 from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT, Pair, drop_files, set_aside, unlink
 from nsqha.commitlog.reader import BatchCache
-from nsqha.commitlog.rebuild import Outcome, rebuild
+from nsqha.commitlog.rebuild import RebuildOutcome, rebuild
 from nsqha.commitlog.scan import Scan, scan_data, scan_entries
 from nsqha.commitlog.storage import read_around
-from nsqha.commitlog.verdict import Circumstances, Cut, Damage, Report, Verdict, judge
+from nsqha.commitlog.verdict import Circumstances, CorruptRange, CutTail, RecoveryReport, Verdict, judge
 from nsqha.errors import LogCorrupt
 from nsqha.ranges import RangeSet
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.storage import Storage
 
 
-__all__ = ["Cuts", "JournalCuts", "Recovery", "Report", "recover"]
+__all__ = ["Cuts", "JournalCuts", "Recovery", "RecoveryReport", "recover"]
 
 REBUILD_MAX = 1 << 20  # lost entries in a row that are still written anew
 
@@ -68,7 +68,7 @@ class Recovery:
     """An open log and how it was found."""
 
     log: PartitionLog
-    report: Report
+    report: RecoveryReport
 
 
 def recover(
@@ -141,7 +141,7 @@ def _begin(
         new_log_uid=gone or not circumstances.known,
         possible_loss=False,
     )
-    return Recovery(log, Report(created=True, watermark=circumstances.local_durable, verdict=verdict))
+    return Recovery(log, RecoveryReport(created=True, watermark=circumstances.local_durable, verdict=verdict))
 
 
 class _Work:
@@ -151,7 +151,7 @@ class _Work:
         self,
         storage: Storage,
         pairs: list[Pair],
-        found: Found,
+        found: LogFiles,
         cuts: Cuts,
         circumstances: Circumstances,
         *,
@@ -165,13 +165,13 @@ class _Work:
         self.alone = alone
         self.verdict = Verdict(None, None, False, False, False)
         self.watermark = 0
-        self.cuts_made: list[Cut] = []
-        self.damage: list[Damage] = []
+        self.cuts_made: list[CutTail] = []
+        self.damage: list[CorruptRange] = []
         self.trimmed_bytes = 0
         self.serve_end: int | None = None
 
-    def report(self) -> Report:
-        return Report(
+    def report(self) -> RecoveryReport:
+        return RecoveryReport(
             created=False,
             watermark=self.watermark,
             verdict=self.verdict,
@@ -232,7 +232,7 @@ class _Work:
         pair.segment.sync()
         pair.commitlog.sync()
         self.pairs = self.found.pairs[-2:]
-        self.cuts_made.append(Cut(at, entries, why))
+        self.cuts_made.append(CutTail(at, entries, why))
 
     # ---- looking, judging, acting
 
@@ -245,7 +245,7 @@ class _Work:
             self.watermark = max(self.watermark, scan.written)
         for copy in scan.copies:
             self._write([copy])
-            self.damage.append(Damage(_place(copy), _end_place(copy), Outcome.PROVEN.value))
+            self.damage.append(CorruptRange(_place(copy), _end_place(copy), RebuildOutcome.PROVEN.value))
         short = next(iter(scan.bad_data), (scan.end, 0))[0]
         scan_data(scan, self.pairs, min(local_durable, short))
         bad = RangeSet([*scan.bad_entries, *scan.bad_data])
@@ -285,7 +285,7 @@ class _Work:
             if entry is None or not (entry.follows(before) and entry.chained_to(before)):
                 return log_id
             self._write([entry])
-            self.damage.append(Damage(_place(entry), _end_place(entry), Outcome.PROVEN.value))
+            self.damage.append(CorruptRange(_place(entry), _end_place(entry), RebuildOutcome.PROVEN.value))
         return end
 
     def _rebuild(self, first: int, after_id: int, end: int) -> None:
@@ -306,12 +306,12 @@ class _Work:
             data = b""  # only the extent matters: the bytes are fetched again
         entries, outcome = rebuild(before, after, after_id - first, data)
         self._write(entries)
-        self.damage.append(Damage(_place(entries[0]), _end_place(entries[-1]), outcome.value))
+        self.damage.append(CorruptRange(_place(entries[0]), _end_place(entries[-1]), outcome.value))
 
     def _note(self, first: int, after: int, what: str) -> None:
         a, b = self._entry(first), self._entry(after - 1)
         if a is not None and b is not None:
-            self.damage.append(Damage(_place(a), _end_place(b), what))
+            self.damage.append(CorruptRange(_place(a), _end_place(b), what))
 
     def _entry(self, log_id: int) -> Entry | None:
         for pair in reversed(self.found.pairs):

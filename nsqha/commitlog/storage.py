@@ -103,8 +103,7 @@ class Storage(Protocol):
         """FileNotFoundError."""
 
     def sync_dir(self, path: str) -> None:
-        """`open_dir`, `Directory.sync`: for names that may as well stay as they are if the directory can not be opened.
-        """
+        """`open_dir`, `Directory.sync`: for names that may stay as they are if the directory can not be opened."""
 
     def lock(self, path: str) -> Lock:
         """Hold `path` against every other process. ConfigError if it is held."""

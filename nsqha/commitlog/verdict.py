@@ -83,7 +83,7 @@ def judge(watermark: int, bad: RangeSet, circumstances: Circumstances) -> Verdic
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class CorruptRange:
     """A range of the log that did not verify below the watermark."""
 
     first: Place
@@ -96,7 +96,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutTail:
     """What was cut off the end."""
 
     at: Place
@@ -105,15 +105,15 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RecoveryReport:
     """What recovery found and did; the fields are stable, logs and tests use them."""
 
     created: bool = False  # there were no files
     watermark: int = 0
     verdict: Verdict = field(default=Verdict(None, None, False, False, False))
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[CutTail, ...] = ()
     trimmed_bytes: int = 0  # followed the last entry and belonged to none
-    damage: tuple[Damage, ...] = ()
+    damage: tuple[CorruptRange, ...] = ()
     serve_end: int | None = None  # R > 1: nothing at or above is served until it was fetched again
     restored_anchors: int = 0  # of pairs whose creation had come to its end
     unreadable: tuple[int, ...] = ()  # positions of pairs that could not be used at all

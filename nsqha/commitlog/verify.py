@@ -21,7 +21,7 @@ from nsqha.commitlog.scan import frames_of
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class VerifyStep:
     """One step: this batch is good, or this range is not."""
 
     end: Place
@@ -80,7 +80,7 @@ def unusable(log: LogReader) -> list[BatchCorrupt]:
     return problems
 
 
-def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Checked]:
+def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[VerifyStep]:
     """Every batch of [first, end), one per step; a range of lost entries is one step."""
     log_id = first_log_id
     previous: Entry | None = None
@@ -89,7 +89,7 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Check
         if log_id == pair.first.log_id:
             on_disk = pair.read_entry(pair.anchor.log_id)
             if not _same(on_disk, pair.anchor) or (previous is not None and not _same(previous, on_disk)):
-                yield Checked(pair.first, problem=_anchor_problem(pair))
+                yield VerifyStep(pair.first, problem=_anchor_problem(pair))
             previous = pair.anchor
         end = min(end_log_id, log.end_of(pair).log_id, log_id + BLOCK_SLOTS)
         block = pair.read_entries(log_id, end - log_id)
@@ -103,17 +103,17 @@ def checks(log: LogReader, first_log_id: int, end_log_id: int) -> Iterator[Check
         if not block:
             hole = log.hole(log_id)
             log_id, previous = hole.end_log_id, None
-            yield Checked(hole.end, problem=hole)
+            yield VerifyStep(hole.end, problem=hole)
     if previous is not None and previous.log_id + 1 == log.end.log_id and not _same(previous, log.last):
         # Its own CRC and the chain before it are good: only what came after it, or memory, tells.
         first = Place(previous.log_id, previous.first_offset, previous.position)
-        yield Checked(log.end, problem=BatchCorrupt(first, log.end, "the last entry was replaced"))
+        yield VerifyStep(log.end, problem=BatchCorrupt(first, log.end, "the last entry was replaced"))
 
 
-def _check(log: LogReader, log_id: int, entry: Entry | None, data: memoryview, previous: Entry | None) -> Checked:
+def _check(log: LogReader, log_id: int, entry: Entry | None, data: memoryview, previous: Entry | None) -> VerifyStep:
     if entry is None:
         hole = log.hole(log_id)
-        return Checked(hole.end, problem=hole)
+        return VerifyStep(hole.end, problem=hole)
     end = Place(log_id + 1, entry.end_offset, entry.end_position)
     here = Place(log_id, entry.first_offset, entry.position)
     if previous is not None and not entry.follows(previous):
@@ -125,8 +125,8 @@ def _check(log: LogReader, log_id: int, entry: Entry | None, data: memoryview, p
     elif _messages(data) != entry.count:
         problem = BatchCorrupt(here, end, f"the frames do not tile the batch or are not {entry.count} messages")
     else:
-        return Checked(end, entry.count, entry.size)
-    return Checked(end, problem=problem)
+        return VerifyStep(end, entry.count, entry.size)
+    return VerifyStep(end, problem=problem)
 
 
 def _same(one: Entry | None, other: Entry | None) -> bool:

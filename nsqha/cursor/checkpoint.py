@@ -37,7 +37,7 @@ from nsqha.cursor.deferred import Deferred, NewDeferred
 from nsqha.cursor.events import CHANNEL_PAUSED, CHANNEL_READER, CheckpointFrame, Reader
 from nsqha.cursor.holds import LiveHold
 from nsqha.cursor.state import (
-    Applied,
+    AppliedEntry,
     ChannelState,
     CheckpointMark,
     PartitionState,
@@ -209,7 +209,7 @@ def _decode(reader: Reader, state: PartitionState) -> None:
     _, version, *head = reader.take(_HEAD)
     if version != FORMAT:
         raise ValueError(f"format {version} is not known")
-    state.applied = Applied(*head[:5])
+    state.applied = AppliedEntry(*head[:5])
     state.epoch, state.pump, paused, state.version = head[5:9]
     state.paused = bool(paused)
     state.log_start = (head[9], head[10])

@@ -24,8 +24,8 @@ from __future__ import annotations
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
 from nsqha.cursor.events import ChannelProgress
 from nsqha.cursor.flight import Flight, runs
-from nsqha.cursor.limits import Limits
-from nsqha.cursor.postponed import Change, Postponed
+from nsqha.cursor.limits import ChannelLimits
+from nsqha.cursor.postponed import DeferredChange, Postponed
 from nsqha.cursor.progress import Written, deliveries
 from nsqha.cursor.state import ChannelState, PartitionState
 from nsqha.cursor.waiting import Waiting
@@ -39,7 +39,7 @@ class Board:
 
     __slots__ = ("dirty", "id_base", "limits", "mono", "ordered", "state", "urgent")
 
-    def __init__(self, state: PartitionState, *, id_base: int, limits: Limits, ordered: bool) -> None:
+    def __init__(self, state: PartitionState, *, id_base: int, limits: ChannelLimits, ordered: bool) -> None:
         self.state = state
         self.id_base = id_base
         self.limits = limits
@@ -185,7 +185,7 @@ class ChannelCursor:
 
     # ---- what the log did to it
 
-    def settled(self, sent: dict[int, Change]) -> None:
+    def settled(self, sent: dict[int, DeferredChange]) -> None:
         """The batch with this progress was applied."""
         self.postponed.settled(sent)
 
@@ -261,7 +261,9 @@ class ChannelCursor:
         handed_out = self._flight.count or self._ring.low < self._ring.next or self._again or self.committed.attempts
         return not self.ephemeral and bool(self.is_dirty or handed_out)
 
-    def progress(self, *, final: bool = False, whole: bool = False) -> tuple[ChannelProgress, dict[int, Change]]:
+    def progress(
+        self, *, final: bool = False, whole: bool = False
+    ) -> tuple[ChannelProgress, dict[int, DeferredChange]]:
         """What to write, and what to hand to `settled` when it is applied. `final`: a clean stop.
 
         With more deferrals than fit, the cursor stays where it was written: a floor must not pass a message whose

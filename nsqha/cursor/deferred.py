@@ -72,8 +72,8 @@ class MemoryDeferred:
     """A DeferredSet in memory."""
 
     def __init__(self) -> None:
-        self._by_offset = _Rows(4)  # offset, due_ns, attempts, position
-        self._by_due = _Rows(2)  # due_ns, offset
+        self._by_offset = _SortedRows(4)  # offset, due_ns, attempts, position
+        self._by_due = _SortedRows(2)  # due_ns, offset
 
     def put(self, ref: Deferred) -> None:
         row = self._by_offset.find(ref.offset)
@@ -147,7 +147,7 @@ _MOST = (1 << 63) - 1
 _BLOCK = 512
 
 
-class _Rows:
+class _SortedRows:
     """Rows of 64-bit integers, unique and sorted by their first two columns, in blocks of parallel arrays.
 
     A block holds at most 2 x _BLOCK rows, so inserting moves few bytes; `_firsts` has the first key of each block.
@@ -159,8 +159,8 @@ class _Rows:
         self._firsts: list[DueKey] = []
         self.count = 0
 
-    def copy(self) -> _Rows:
-        new = _Rows(self._columns)
+    def copy(self) -> _SortedRows:
+        new = _SortedRows(self._columns)
         new._blocks = [tuple(column[:] for column in block) for block in self._blocks]
         new._firsts = self._firsts[:]
         new.count = self.count

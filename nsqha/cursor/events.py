@@ -89,7 +89,7 @@ class ChannelEntry:
 
 
 @dataclass(frozen=True)
-class Channels:
+class ChannelsEvent:
     """A copy of the topic's channel record; applied by difference."""
 
     version: int
@@ -164,7 +164,7 @@ class ChannelProgress:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressEvent:
     """Progress of any number of channels; one frame, so it is applied whole or not at all."""
 
     channels: tuple[ChannelProgress, ...]
@@ -269,10 +269,10 @@ class LogHold:
 
 Event = (
     Attributes
-    | Channels
+    | ChannelsEvent
     | Ephemeral
     | TopicEmpty
-    | Progress
+    | ProgressEvent
     | Seek
     | Carry
     | LogStart
@@ -375,14 +375,14 @@ def _attributes(reader: Reader) -> Attributes:
     return Attributes(covers, deliver_at_ns, tuple(headers))
 
 
-def _channels(reader: Reader) -> Channels:
+def _channels(reader: Reader) -> ChannelsEvent:
     version, paused, count = reader.take(_CHANNELS)
     channels = []
     for _ in range(count):
         uid, flags, size = reader.take(_CHANNEL)
         name = reader.raw(size).decode()
         channels.append(ChannelEntry(name, uid, bool(flags & CHANNEL_PAUSED), bool(flags & CHANNEL_READER)))
-    return Channels(version, bool(paused), tuple(channels))
+    return ChannelsEvent(version, bool(paused), tuple(channels))
 
 
 def _ephemeral(reader: Reader) -> Ephemeral:
@@ -390,7 +390,7 @@ def _ephemeral(reader: Reader) -> Ephemeral:
     return Ephemeral(reader.raw(size).decode(), uid, bool(exists))
 
 
-def _progress(reader: Reader) -> Progress:
+def _progress(reader: Reader) -> ProgressEvent:
     channels = []
     while reader.left:
         uid, seek, floor, ranges, puts, finished, attempts, flags = reader.take(_PROGRESS)
@@ -406,7 +406,7 @@ def _progress(reader: Reader) -> Progress:
                 bool(flags & 1),
             )
         )
-    return Progress(tuple(channels))
+    return ProgressEvent(tuple(channels))
 
 
 def _seek(reader: Reader) -> Seek:

@@ -30,7 +30,7 @@ SPAN_GRAIN_S = 0.05  # deliveries to one owner within this time share a deadline
 _SPANS_PRUNED_AT = 256
 
 
-class Span:
+class FlightSpan:
     """Deliveries to one owner that time out together."""
 
     __slots__ = ("deadline", "end", "first", "opened", "owner")
@@ -75,8 +75,8 @@ class Flight:
         self.ring = Ring(low)
         self.count = 0
         self.singles: dict[int, Single] = {}
-        self._spans: dict[int, list[Span]] = {}
-        self._span_heap: list[tuple[float, int, Span]] = []
+        self._spans: dict[int, list[FlightSpan]] = {}
+        self._span_heap: list[tuple[float, int, FlightSpan]] = []
         self._single_heap: list[tuple[float, int]] = []
         self._forgotten: dict[int, list[RangeSet]] = {}
         self._serial = 0
@@ -97,7 +97,7 @@ class Flight:
                 last.end = end
                 last.deadline = deadline
                 return
-        span = Span(first, end, owner, deadline)
+        span = FlightSpan(first, end, owner, deadline)
         spans.append(span)
         self._serial += 1
         heapq.heappush(self._span_heap, (deadline, self._serial, span))
@@ -201,7 +201,7 @@ class Flight:
         single = self.singles.get(offset)
         return single is not None and single.deadline == deadline
 
-    def _drop_span(self, span: Span) -> None:
+    def _drop_span(self, span: FlightSpan) -> None:
         spans = self._spans.get(span.owner)
         if spans and span in spans:
             spans.remove(span)

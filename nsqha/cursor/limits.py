@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChannelLimits:
     """One set per node; the defaults are what the documentation promises."""
 
     # How far the reader may be ahead of the committed floor. It bounds the ring, what a crash can repeat, and how long

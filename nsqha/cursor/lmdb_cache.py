@@ -41,8 +41,8 @@ from nsqha.cursor.layer import BaseLost, Layer
 from nsqha.cursor.layered import DeferredStore
 from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, encode_head
 from nsqha.cursor.lmdb_proof import remove, unproven
-from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, Pin, Tables, TablesError
-from nsqha.cursor.loading import Loaded, LogLike, load
+from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, ReadPin, Tables, TablesError
+from nsqha.cursor.loading import LoadedState, LogLike, load
 from nsqha.cursor.state import NEEDS_LOOK, EntryLike, PartitionState
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
@@ -87,7 +87,7 @@ class _Change:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PartitionWrite:
     """A partition that is being written."""
 
     partition: CachedPartition
@@ -104,12 +104,12 @@ class _Part:
 
 
 @dataclass
-class Taken:
+class CacheWrite:
     """What one write consists of, and what came of it. One that is not `whole` writes rows only and proves nothing."""
 
     at: float
     whole: bool
-    parts: list[_Part]
+    parts: list[_PartitionWrite]
     forgotten: list[PartitionKey]
     dead: list[int]
     buried: list[int] = field(default_factory=list)
@@ -143,14 +143,14 @@ class LmdbCache:
         self._dead: list[int] = []  # sets of nobody, to be deleted
         self._numbers = itertools.count(max(tables.numbers() if tables is not None else [], default=0) + 1)
         self._forgotten: list[PartitionKey] = []
-        self._retry: Taken | None = None
+        self._retry: CacheWrite | None = None
         self._writing = False
         self.pressing = False  # a set has gathered so much that it should be written soon
         self._not_before = 0.0
         self._loads = 0
         self._growing = False
-        self._pin: weakref.ref[Pin] | None = None  # taken since the last write began or ended
-        self._pins: weakref.WeakSet[Pin] = weakref.WeakSet()
+        self._pin: weakref.ref[ReadPin] | None = None  # taken since the last write began or ended
+        self._pins: weakref.WeakSet[ReadPin] = weakref.WeakSet()
 
     @classmethod
     def open(cls, path: str, *, map_bytes: int = MAP_BYTES) -> LmdbCache:
@@ -189,7 +189,7 @@ class LmdbCache:
         committed: int | None = None,
         later: tuple[LogLike, Read] | None = None,
         must_read: int = NEEDS_LOOK,
-    ) -> Loaded:
+    ) -> LoadedState:
         """The committed state of a partition: from here as far as its log vouches for it. It is written from now on.
 
         `committed`: the end of what is known to be committed, if that is not the whole log. `later`: the log itself, if
@@ -212,7 +212,7 @@ class LmdbCache:
         committed: int | None,
         later: tuple[LogLike, Read] | None,
         must_read: int,
-    ) -> Loaded:
+    ) -> LoadedState:
         recall_log, recall_read = later or (log, read)
 
         def recall(log_id: int) -> PartitionState:
@@ -284,7 +284,7 @@ class LmdbCache:
         """Nobody needs this set's rows."""
         self._dead.append(number)
 
-    def pin(self) -> Pin | None:
+    def pin(self) -> ReadPin | None:
         """The tables as they are now, shared by all who ask before the next write begins or ends."""
         pin = self._pin() if self._pin is not None else None
         if pin is None and self.tables is not None and (pin := self.tables.pin()) is not None:
@@ -304,7 +304,7 @@ class LmdbCache:
 
     # ---- writing
 
-    def take(self, now: float, *, force: bool = False) -> Taken | None:
+    def take(self, now: float, *, force: bool = False) -> CacheWrite | None:
         """What should be written now; None if there is nothing, or it is too early (`force`: it never is).
 
         When sets are full it is never too early for rows, which need not wait for a disk to make room in memory.
@@ -324,18 +324,18 @@ class LmdbCache:
         self._forget_pin()
         return taken
 
-    def _gather(self, now: float, *, whole: bool) -> Taken | None:
+    def _gather(self, now: float, *, whole: bool) -> CacheWrite | None:
         parts = [part for partition in list(self._partitions.values()) if (part := self._part(partition)) is not None]
         self.pressing = False
         if not whole:
-            return Taken(now, False, parts, [], []) if parts else None
+            return CacheWrite(now, False, parts, [], []) if parts else None
         if not (parts or self._dead or self._forgotten):
             return None
-        taken = Taken(now, True, parts, self._forgotten, self._dead[:])
+        taken = CacheWrite(now, True, parts, self._forgotten, self._dead[:])
         self._forgotten = []
         return taken
 
-    def _part(self, partition: CachedPartition) -> _Part | None:
+    def _part(self, partition: CachedPartition) -> _PartitionWrite | None:
         state = partition.state
         if state is None or state.applied.log_id == partition.written_log_id:
             return None
@@ -350,7 +350,7 @@ class LmdbCache:
             if held.count:
                 assert isinstance(held.base, LmdbRows)
                 sets.append((channel.uid, held.base.number, held.count, held.carried))
-        return _Part(partition, state.outline(), sets, changes)
+        return _PartitionWrite(partition, state.outline(), sets, changes)
 
     def _freeze(self, partition: CachedPartition, uid: int, held: DeferredStore) -> _Change | None:
         layer = held.freeze()
@@ -361,7 +361,7 @@ class LmdbCache:
         assert isinstance(held.base, LmdbRows)
         return _Change(held, held.base, layer, held.count)
 
-    def write_rows(self, taken: Taken, limit: int = 0) -> bool:
+    def write_rows(self, taken: CacheWrite, limit: int = 0) -> bool:
         """Write some rows (`limit` 0: as many as seems right). Whether there are none left, or it failed."""
         assert self.tables is not None
         left = limit or max(SLICE_ROWS, sum(change.held.overlaid for change in taken.changes) // SLICES_MAX)
@@ -378,7 +378,7 @@ class LmdbCache:
             taken.error = error
         return left > 0 or taken.error is not None
 
-    def write(self, taken: Taken) -> None:
+    def write(self, taken: CacheWrite) -> None:
         """Write what is left of it, and prove it if it is whole; whether that worked is in `taken`."""
         tables = self.tables
         assert tables is not None
@@ -394,7 +394,7 @@ class LmdbCache:
         except TablesError as error:
             taken.error = error
 
-    def _bury(self, tables: Tables, taken: Taken) -> None:
+    def _bury(self, tables: Tables, taken: CacheWrite) -> None:
         """Delete rows of sets that are gone, some at a time."""
         left = BURIED_ROWS
         for number in taken.dead:
@@ -406,7 +406,7 @@ class LmdbCache:
                 left -= deleted + _TXN_ROWS
             taken.buried.append(number)
 
-    def written(self, taken: Taken, now: float) -> None:
+    def written(self, taken: CacheWrite, now: float) -> None:
         """The write has ended: let go of what is at rest now, or keep it for another try."""
         self._writing = False
         self._forget_pin()
@@ -430,7 +430,7 @@ class LmdbCache:
             for change in part.changes:
                 change.held.thaw(change.layer, change.count)
 
-    def _failed(self, taken: Taken, error: TablesError, now: float) -> None:
+    def _failed(self, taken: CacheWrite, error: TablesError, now: float) -> None:
         self._retry = taken
         self.overfull = self.overlaid > OVERLAY_ROWS_MAX
         self._not_before = now + RETRY_SECONDS

@@ -17,7 +17,7 @@ from nsqha.cursor import checkpoint
 from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
 from nsqha.cursor.layer import Base, BaseLost, MemoryBase
 from nsqha.cursor.layered import DeferredStore
-from nsqha.cursor.lmdb_tables import Pin, Tables, TablesError
+from nsqha.cursor.lmdb_tables import ReadPin, Tables, TablesError
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.ids import PartitionKey
@@ -44,7 +44,7 @@ class Cache(Protocol):
     def press(self) -> None: ...
     def drain(self, partition: CachedPartition, held: DeferredStore) -> None: ...
     def bury(self, number: int) -> None: ...
-    def pin(self) -> Pin | None: ...
+    def pin(self) -> ReadPin | None: ...
     def lost(self, error: Exception) -> None: ...
 
 
@@ -66,7 +66,7 @@ class LmdbRows:
         self.owner = owner
         self.uid = uid
         self.number = number
-        self._pin: Pin | None = None
+        self._pin: ReadPin | None = None
         self._as_of = 0
 
     @property

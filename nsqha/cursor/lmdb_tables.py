@@ -8,7 +8,7 @@ Integers are big endian, so that keys sort by value. Every deferred set has a nu
 
 Transactions are not synced one by one: a write is many of them, then `sync`, then its proof (`lmdb_proof`). Small ones,
 because their dirty pages are what costs memory; what is only read are the kernel's pages. A read transaction ends with
-the call that began it, but for a `Pin`.
+the call that began it, but for a `ReadPin`.
 
 Reading from any thread; who writes waits for who is writing. What goes wrong is a TablesError; MapFull if `grow` may
 help.
@@ -56,7 +56,7 @@ class MapFull(TablesError):
     """The map is too small for what was to be written."""
 
 
-class Pin:
+class ReadPin:
     """A read transaction that lasts as long as this object. The file can not reuse pages nor grow its map meanwhile."""
 
     def __init__(self, txn: Any) -> None:
@@ -111,19 +111,19 @@ class Tables:
 
     # ---- reading rows
 
-    def _read(self, pin: Pin | None, ask: Callable[[Any], T]) -> T:
+    def _read(self, pin: ReadPin | None, ask: Callable[[Any], T]) -> T:
         try:
             return ask(pin.txn if pin is not None else self._env.begin())
         except lmdb.Error as error:
             raise TablesError(str(error)) from error
 
-    def get(self, number: int, offset: int, pin: Pin | None = None) -> Deferred | None:
+    def get(self, number: int, offset: int, pin: ReadPin | None = None) -> Deferred | None:
         """The row of a message in set `number`."""
         key = _ROW_KEY.pack(number, offset)
         value = self._read(pin, lambda txn: txn.get(key, db=self._rows))
         return None if value is None else _ref(offset, value)
 
-    def by_offset(self, number: int, first: int, limit: int, pin: Pin | None = None) -> list[Deferred]:
+    def by_offset(self, number: int, first: int, limit: int, pin: ReadPin | None = None) -> list[Deferred]:
         """Up to `limit` rows from offset `first` on."""
         start = _ROW_KEY.pack(number, first)
         end = _U32.pack(number + 1)
@@ -140,7 +140,7 @@ class Tables:
 
         return self._read(pin, ask)
 
-    def by_due(self, number: int, after: DueKey, limit: int, pin: Pin | None = None) -> list[Deferred]:
+    def by_due(self, number: int, after: DueKey, limit: int, pin: ReadPin | None = None) -> list[Deferred]:
         """Up to `limit` rows behind (due_ns, offset), in that order."""
         start = _DUE_KEY.pack(number, after[0] + _MIDDLE, after[1] + 1)
 
@@ -155,7 +155,7 @@ class Tables:
 
         return self._read(pin, ask)
 
-    def highest(self, number: int, pin: Pin | None = None) -> int:
+    def highest(self, number: int, pin: ReadPin | None = None) -> int:
         """The highest offset of a set that has rows."""
 
         def ask(txn: Any) -> int:
@@ -180,10 +180,10 @@ class Tables:
 
         return self._read(None, ask)
 
-    def pin(self) -> Pin | None:
+    def pin(self) -> ReadPin | None:
         """The tables as they are now; None if there are too many pins."""
         try:
-            return Pin(self._env.begin())
+            return ReadPin(self._env.begin())
         except lmdb.ReadersFullError:
             return None
         except lmdb.Error as error:

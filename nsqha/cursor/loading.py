@@ -17,7 +17,7 @@ from typing import Protocol
 from nsqha.cursor.checkpoint import Gatherer, checkpoint_frames
 from nsqha.cursor.deferred import NewDeferred
 from nsqha.cursor.events import CheckpointFrame
-from nsqha.cursor.state import NEEDS_LOOK, Applied, EntryLike, PartitionState
+from nsqha.cursor.state import NEEDS_LOOK, AppliedEntry, EntryLike, PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_CHECKPOINT, LOST
 
@@ -51,7 +51,7 @@ class LogLike(Protocol):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedState:
     """The committed state at the end of the log, where it came from and how many batches came on top."""
 
     state: PartitionState
@@ -68,7 +68,7 @@ def load(
     end_log_id: int | None = None,
     committed: int | None = None,
     must_read: int = NEEDS_LOOK,
-) -> Loaded:
+) -> LoadedState:
     """The committed state of `log` up to its end, or up to `end_log_id` (exclusive).
 
     `must_read`: flags of the batches that are read; all others are passed over.
@@ -96,10 +96,10 @@ def load(
         state.apply(entry, read(entry) if entry.flags & must_read else b"")
     if committed is None:
         state.start_at(log.start.offset, log.start.position)
-    return Loaded(state, source, max(end - first, 0))
+    return LoadedState(state, source, max(end - first, 0))
 
 
-def vouches(log: LogLike, applied: Applied, end_log_id: int) -> bool:
+def vouches(log: LogLike, applied: AppliedEntry, end_log_id: int) -> bool:
     """Whether `log` has exactly the batch that is named, and so all that came before it was the same."""
     if not log.start.log_id <= applied.log_id < end_log_id:
         return False

@@ -30,9 +30,9 @@ from nsqha.cursor.channel import Channel
 from nsqha.cursor.cursor import Board
 from nsqha.cursor.deferred import Deferred
 from nsqha.cursor.holds import HOLDS_MAX, RELEASED, LiveHold
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.ordered import OrderedChannel
-from nsqha.cursor.postponed import Change
+from nsqha.cursor.postponed import DeferredChange
 from nsqha.cursor.state import ChannelState, Effect, EntryLike, PartitionState
 from nsqha.errors import LimitReached, NotFound
 
@@ -77,7 +77,7 @@ class _SeekRequest:
 
 
 _Queued = (
-    events.Channels
+    events.ChannelsEvent
     | events.Ephemeral
     | events.TopicEmpty
     | events.Carry
@@ -95,18 +95,18 @@ class PartitionCursors:
         *,
         id_base: int,
         state: PartitionState | None = None,
-        limits: Limits | None = None,
+        limits: ChannelLimits | None = None,
         ordered: bool = False,
         bounded: bool = False,
     ) -> None:
         """`bounded`: every channel keeps only so many unread messages, as ephemeral ones do anyway."""
         self._bounded = bounded
         self.state = state if state is not None else PartitionState()
-        self.limits = limits if limits is not None else Limits()
+        self.limits = limits if limits is not None else ChannelLimits()
         self.channels: dict[str, Channel] = {}
         self._board = Board(self.state, id_base=id_base, limits=self.limits, ordered=ordered)
         self._queue: list[_Queued] = []
-        self._taken: deque[tuple[bytes, list[tuple[Channel, dict[int, Change]]]]] = deque()
+        self._taken: deque[tuple[bytes, list[tuple[Channel, dict[int, DeferredChange]]]]] = deque()
         self._ephemerals: list[Channel] = []
         self._version = self.state.version  # the highest that the log has, or will have
         self._last_progress = -1e9
@@ -164,7 +164,7 @@ class PartitionCursors:
             events.ChannelEntry(name, info.uid, info.paused, info.reader)
             for name, info in sorted(record.channels.items())
         )
-        self._queue.append(events.Channels(record.version, record.paused, channels))
+        self._queue.append(events.ChannelsEvent(record.version, record.paused, channels))
         return True
 
     def opening_events(self, record: ChannelListLike) -> bytes:
@@ -240,14 +240,14 @@ class PartitionCursors:
             self._taken.append((data, sent))
         return data, flags
 
-    def _take_progress(self, parts: list[bytes], now: Now) -> list[tuple[Channel, dict[int, Change]]]:
+    def _take_progress(self, parts: list[bytes], now: Now) -> list[tuple[Channel, dict[int, DeferredChange]]]:
         board = self._board
         dirty, board.dirty, board.urgent = board.dirty, [], False
         if self._final:
             dirty = [channel for channel in self.channels.values() if channel.has_final_news]
         self._last_progress, self._dirty_since = now.mono, None
         moved = {request.channel for request in self._queue if isinstance(request, _SeekRequest)}
-        sent: list[tuple[Channel, dict[int, Change]]] = []
+        sent: list[tuple[Channel, dict[int, DeferredChange]]] = []
         pieces: list[events.ChannelProgress] = []
         ranges = 0
         for channel in dirty:
@@ -430,9 +430,9 @@ class PartitionCursors:
             channel.keep_unread(self.state.pump)
         return effects
 
-    def _came_back(self, data: bytes | bytearray | memoryview) -> list[tuple[Channel, dict[int, Change]]]:
+    def _came_back(self, data: bytes | bytearray | memoryview) -> list[tuple[Channel, dict[int, DeferredChange]]]:
         """The progress of ours that is in this batch."""
-        mine: list[tuple[Channel, dict[int, Change]]] = []
+        mine: list[tuple[Channel, dict[int, DeferredChange]]] = []
         front = bytes(data[: sum(len(taken) for taken, _ in self._taken) + 64])
         at = 0
         while self._taken and at < len(front):
@@ -466,7 +466,7 @@ class PartitionCursors:
             case state.Sought(committed, _, dropped):
                 if (live := self._live_of(committed)) is not None:
                     return Forgotten(live, live.sought(dropped=dropped))
-            case state.Gone(committed, _, end):
+            case state.DroppedByPolicy(committed, _, end):
                 if (live := self._live_of(committed)) is not None:
                     return Forgotten(live, live.gone(end))
             case state.Emptied(first, end):

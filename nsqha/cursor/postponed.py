@@ -30,7 +30,7 @@ _NEVER = 1 << 63
 
 
 @dataclass(slots=True)
-class Change:
+class DeferredChange:
     """What became of one offset. `ref` None: finished. `fresh`: the committed set does not hold the offset."""
 
     ref: Deferred | None
@@ -50,7 +50,7 @@ class Postponed:
     def __init__(self, committed: DeferredSet, *, direct: bool = False) -> None:
         self.committed = committed
         self._direct = direct
-        self._changes: dict[int, Change] = {}
+        self._changes: dict[int, DeferredChange] = {}
         self._unsent: dict[int, None] = {}
         self._extra = 0  # the sum of all weights
         self._heap: list[DueKey] = []  # of changes that put; stale ones are passed over
@@ -128,21 +128,21 @@ class Postponed:
     def _change(self, offset: int, ref: Deferred | None) -> None:
         old = self._changes.get(offset)
         fresh = self.committed.get(offset) is None if old is None else old.fresh
-        new = Change(ref, fresh)
+        new = DeferredChange(ref, fresh)
         self._extra += new.weight - (old.weight if old is not None else 0)
         self._changes[offset] = new
         self._unsent[offset] = None
 
     # ---- into the log
 
-    def take_unsent(self, limit: int) -> dict[int, Change]:
+    def take_unsent(self, limit: int) -> dict[int, DeferredChange]:
         """Up to `limit` changes to write, in the order they were made."""
         offsets = list(islice(self._unsent, limit))
         for offset in offsets:
             del self._unsent[offset]
         return {offset: self._changes[offset] for offset in offsets}
 
-    def settled(self, sent: dict[int, Change]) -> None:
+    def settled(self, sent: dict[int, DeferredChange]) -> None:
         """The batch with these changes was applied to the committed set."""
         for offset, change in sent.items():
             current = self._changes.get(offset)

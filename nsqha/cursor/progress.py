@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, Progress, Range
+from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, ProgressEvent, Range
 from nsqha.ranges import RangeSet
 
 ROWS_PER_PIECE = 3000  # of at most 18 bytes
@@ -107,9 +107,9 @@ def frames(parts: Iterable[ChannelProgress]) -> Iterator[bytes]:
     for part in parts:
         part_size = len(part.encode())
         if gathered and size + part_size > FRAME_BYTES_MAX - 64:
-            yield Progress(tuple(gathered)).encode()
+            yield ProgressEvent(tuple(gathered)).encode()
             gathered, size = [], 0
         gathered.append(part)
         size += part_size
     if gathered:
-        yield Progress(tuple(gathered)).encode()
+        yield ProgressEvent(tuple(gathered)).encode()

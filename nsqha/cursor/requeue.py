@@ -13,12 +13,12 @@ nothing and a crash hands the message out again at once, with attempts begun ane
 
 from __future__ import annotations
 
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 
 ATTEMPTS_MAX = 65535  # what the message frame can say
 
 
-def stays_in_memory(*, delay_s: float, attempts: int, remembered: int, limits: Limits) -> bool:
+def stays_in_memory(*, delay_s: float, attempts: int, remembered: int, limits: ChannelLimits) -> bool:
     """Whether a message that is not deferred waits in memory."""
     if delay_s <= 0 and attempts == 1:
         return True

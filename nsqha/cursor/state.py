@@ -78,7 +78,7 @@ class EntryLike(Protocol):
     def flags(self) -> int: ...
 
 
-class Applied(NamedTuple):
+class AppliedEntry(NamedTuple):
     """The last batch that went into a state. (log_id, epoch, chain) name the whole log up to it."""
 
     log_id: int = 0
@@ -195,7 +195,7 @@ class Emptied:
 
 
 @dataclass(frozen=True)
-class Gone:
+class DroppedByPolicy:
     """By policy, `channel` does not get [first, end)."""
 
     channel: ChannelState
@@ -239,7 +239,7 @@ Effect = (
     | Progressed
     | Sought
     | Emptied
-    | Gone
+    | DroppedByPolicy
     | DeliverAt
     | LogStartMoved
     | CheckpointComplete
@@ -252,7 +252,7 @@ class PartitionState:
 
     def __init__(self, new_deferred: NewDeferred | None = None) -> None:
         self.new_deferred: NewDeferred = new_deferred or (lambda uid: MemoryDeferred())
-        self.applied = Applied()
+        self.applied = AppliedEntry()
         self.epoch = 0  # of the last epoch start
         self.pump = 0
         self.paused = False
@@ -316,7 +316,7 @@ class PartitionState:
         if entry.flags & NEEDS_LOOK:
             self._apply_frames(entry, data, effects)
         end = entry.first_offset + entry.count
-        self.applied = Applied(log_id, entry.epoch, entry.chain, end, entry.position + entry.size)
+        self.applied = AppliedEntry(log_id, entry.epoch, entry.chain, end, entry.position + entry.size)
         if self.moving:
             self.pump = end
             if self._later:
@@ -352,12 +352,12 @@ class PartitionState:
 
     def _apply_event(self, event: events.Event, entry: EntryLike, position: int, effects: list[Effect]) -> None:
         match event:
-            case events.Progress(channels):
+            case events.ProgressEvent(channels):
                 by_uid = {channel.uid: channel for channel in self.channels.values()}
                 for change in channels:
                     if change.uid in by_uid:
                         self._progress(by_uid[change.uid], change, effects)
-            case events.Channels():
+            case events.ChannelsEvent():
                 self._channels(event, effects)
             case events.Ephemeral(name, uid, exists):
                 self._ephemeral(name, uid, exists, effects)
@@ -417,7 +417,7 @@ class PartitionState:
 
     # ---- which channels there are
 
-    def _channels(self, event: events.Channels, effects: list[Effect]) -> None:
+    def _channels(self, event: events.ChannelsEvent, effects: list[Effect]) -> None:
         if event.version < self.version:
             return
         self.version = event.version
@@ -526,7 +526,7 @@ class PartitionState:
             first, end = channel.floor, min(end, self.pump)
             channel.abandoned += end - first - channel.ranges.count_below(end)
             channel.raise_floor(end)
-            effects.append(Gone(channel, first, end))
+            effects.append(DroppedByPolicy(channel, first, end))
 
     def start_at(self, offset: int, position: int) -> None:
         """The log's first file begins here. If that is above the last known log start, the file wins."""

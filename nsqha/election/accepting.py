@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from nsqha.election.elect import ReplicaReport
-from nsqha.election.model import ChannelList, PartitionMeta, Record, TopicRecord, Versioned
+from nsqha.election.model import ChannelList, PartitionMeta, StoredRecord, TopicRecord, Versioned
 from nsqha.election.placement import PartitionName, min_isr_of
 from nsqha.ids import PartitionKey, is_ephemeral, topic_salt
 
@@ -41,7 +41,7 @@ CHANNELS_MARGIN = 1000
 
 
 @dataclass(frozen=True)
-class WaitingNode(Record):
+class WaitingNode(StoredRecord):
     """A node that does not believe this metadata. Lives as long as the node does."""
 
     node_uid: int
@@ -54,14 +54,14 @@ class WaitingNode(Record):
 
 
 @dataclass(frozen=True)
-class Hold(Record):
+class Hold(StoredRecord):
     """An acceptance is under way: no node leads or follows, nobody elects."""
 
     by: str = ""
 
 
 @dataclass(frozen=True)
-class Accepted(Record):
+class AcceptedMetadata(StoredRecord):
     """An operator accepted the metadata for these nodes."""
 
     generation: int = 0
@@ -122,7 +122,7 @@ class TopicPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RestorePlan:
     """Everything that is to be done."""
 
     topics: tuple[TopicPlan, ...]
@@ -150,7 +150,7 @@ def plan(
     *,
     salt_constant: int,
     also_named: Iterable[int] = (),
-) -> Plan:
+) -> RestorePlan:
     """Decide. `accepted`: the generation in the metadata; `also_named`: nodes that are known from elsewhere."""
     stored = {topic.record.uid: topic for name, topic in topics.items() if not is_ephemeral(name)}
     known = _newest(evidence.values())
@@ -181,7 +181,7 @@ def plan(
 
     hold = _needs_hold(stored, chosen, accepted, evidence)
     plans = [_topic(uid, stored.get(uid), known.get(uid), evidence, unheard, hold) for uid in chosen]
-    return Plan(
+    return RestorePlan(
         tuple(sorted(plans, key=lambda topic: topic.record.name)),
         {stored[uid].record.name: stored[uid] for uid in sorted(over)},
         tuple(sorted(set(left))),

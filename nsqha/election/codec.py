@@ -16,15 +16,15 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from nsqha.election.model import Record
+from nsqha.election.model import StoredRecord
 from nsqha.errors import ConfigError, LogCorrupt
 
 FORMAT = 1
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=StoredRecord)
 
 
-def encode(record: Record) -> bytes:
+def encode(record: StoredRecord) -> bytes:
     return msgspec.json.encode({"format": FORMAT, **to_plain(record)})
 
 
@@ -42,7 +42,7 @@ def decode(kind: type[R], data: bytes) -> R:
     return from_plain(kind, plain)
 
 
-def to_plain(record: Record) -> dict[str, Any]:
+def to_plain(record: StoredRecord) -> dict[str, Any]:
     """Only what JSON has: dicts with string keys, lists, strings, integers, booleans, None."""
     plain = {name: _plain(getattr(record, name)) for name in _hints(type(record))}
     return {**record.unknown, **plain}
@@ -57,7 +57,7 @@ def from_plain(kind: type[R], plain: Mapping[str, Any]) -> R:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
+    if isinstance(value, StoredRecord):
         return to_plain(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -77,7 +77,7 @@ def _record(kind: type[R], plain: Mapping[str, Any]) -> R:
 
 
 def _typed(hint: Any, value: Any) -> Any:
-    if isinstance(hint, type) and issubclass(hint, Record):
+    if isinstance(hint, type) and issubclass(hint, StoredRecord):
         return _record(hint, msgspec.convert(value, dict[str, Any]))
     if get_origin(hint) is Mapping:
         key_type, item_type = get_args(hint)
@@ -86,12 +86,12 @@ def _typed(hint: Any, value: Any) -> Any:
     return msgspec.convert(value, hint)
 
 
-def _read_hints(kind: type[Record]) -> dict[str, Any]:
+def _read_hints(kind: type[StoredRecord]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind) if f.name != "unknown"}
 
 
-def _read_required(kind: type[Record]) -> tuple[str, ...]:
+def _read_required(kind: type[StoredRecord]) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
 
 

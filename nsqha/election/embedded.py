@@ -24,7 +24,7 @@ import msgspec
 from nsqha.commitlog.recordfile import RecordFile
 from nsqha.election.codec import FORMAT, from_plain, to_plain
 from nsqha.election.model import FEATURE_LEVEL, ClusterRecord, Tombstone, TopicRecord, Versioned
-from nsqha.election.store import Change, Intent, MemoryStore, State
+from nsqha.election.store import Change, Intent, MemoryStore, StoreState
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt
 from nsqha.ids import is_ephemeral, new_uid
 
@@ -49,7 +49,7 @@ class EmbeddedStore(MemoryStore):
         if self.created:
             # A file that is made anew goes on above every revision that this node has acted on.
             revision = max(revision_seen, 0) + 1
-            state = State(Versioned(ClusterRecord(cluster_id or new_uid(rng)), revision), revision)
+            state = StoreState(Versioned(ClusterRecord(cluster_id or new_uid(rng)), revision), revision)
             whole = _encode(_everything(state))
             self._file = RecordFile.create(storage, path, whole)
         else:
@@ -66,7 +66,7 @@ class EmbeddedStore(MemoryStore):
         payload = _encode(replace(change, topics=stored), cluster_version=change.revision)
         if self._file.end + len(payload) > self._rewrite_at:
             state = self._state
-            after = State(state.cluster, 0, dict(state.topics), dict(state.tombstones), dict(state.intents))
+            after = StoreState(state.cluster, 0, dict(state.topics), dict(state.tombstones), dict(state.intents))
             after.apply(change)
             whole = _encode(_everything(after), cluster_version=after.cluster.version)
             try:
@@ -83,7 +83,7 @@ def _rewrite_at(state_bytes: int) -> int:
     return max(REWRITE_BYTES, 4 * state_bytes)
 
 
-def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> tuple[RecordFile, State, bytes]:
+def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> tuple[RecordFile, StoreState, bytes]:
     """The file, what it holds, and the record that it was begun with."""
     file, contents = RecordFile.load(storage, path)
     try:
@@ -118,7 +118,7 @@ def _load(storage: Storage, path: str, cluster_id: int, revision_seen: int) -> t
     return file, state, whole
 
 
-def _everything(state: State) -> Change:
+def _everything(state: StoreState) -> Change:
     topics = {name: topic for name, topic in state.topics.items() if not is_ephemeral(name)}
     return Change(state.revision, state.cluster.record, topics, state.tombstones, state.intents)
 
@@ -148,14 +148,14 @@ class _Stored(msgspec.Struct):
     intents: Mapping[str, tuple[int, Intent] | None] = {}
 
 
-class _Format(msgspec.Struct):
+class _StoreFormat(msgspec.Struct):
     format: int
 
 
-def _decode(payloads: tuple[bytes, ...], path: str) -> State:
-    state = State(Versioned(ClusterRecord(0), 0))
+def _decode(payloads: tuple[bytes, ...], path: str) -> StoreState:
+    state = StoreState(Versioned(ClusterRecord(0), 0))
     for payload in payloads:
-        number = msgspec.json.decode(payload, type=_Format).format
+        number = msgspec.json.decode(payload, type=_StoreFormat).format
         if number > FORMAT:
             raise ConfigError(f"{path} has format {number}, this version reads up to {FORMAT}; start a newer version")
         stored = msgspec.json.decode(payload, type=_Stored)

@@ -42,14 +42,14 @@ class Versioned(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Record:
+class StoredRecord:
     """What all stored records share: fields written by a newer version are carried along, not dropped."""
 
     unknown: Mapping[str, object] = field(default_factory=dict, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True)
-class TopicSettings(Record):
+class TopicSettings(StoredRecord):
     """What an operator may choose for a topic. None = the node's (or cluster's) default at the time of use."""
 
     sync: Sync | None = None  # what OK means: on disk, in the page cache, or the same without the timer
@@ -78,7 +78,7 @@ class TopicSettings(Record):
 
 
 @dataclass(frozen=True)
-class ChannelInfo(Record):
+class ChannelInfo(StoredRecord):
     """One channel of a topic. The uid is drawn by whoever creates it and never used again."""
 
     uid: int
@@ -87,7 +87,7 @@ class ChannelInfo(Record):
 
 
 @dataclass(frozen=True)
-class ChannelList(Record):
+class ChannelList(StoredRecord):
     """The durable channels of a topic; `version` counts the changes, so that logs can tell old copies from new."""
 
     version: int = 0
@@ -133,7 +133,7 @@ class ChannelList(Record):
 
 
 @dataclass(frozen=True)
-class PartitionMeta(Record):
+class PartitionMeta(StoredRecord):
     """Who leads a partition and who must hold a message before it is acknowledged.
 
     `nothing_acked` is set when a record is made whose ISR is below `min_isr`, and lost for ever with the first change
@@ -163,7 +163,7 @@ class PartitionMeta(Record):
 
 
 @dataclass(frozen=True)
-class TopicRecord(Record):
+class TopicRecord(StoredRecord):
     """A topic, for the length of one life: delete and create again gives another uid and salt."""
 
     name: str
@@ -175,7 +175,7 @@ class TopicRecord(Record):
 
 
 @dataclass(frozen=True)
-class Tombstone(Record):
+class Tombstone(StoredRecord):
     """A deleted topic. Only this lets a node remove files; it goes when every node in `nodes` has done so."""
 
     name: str
@@ -185,7 +185,7 @@ class Tombstone(Record):
 
 
 @dataclass(frozen=True)
-class ClusterRecord(Record):
+class ClusterRecord(StoredRecord):
     """What exists once."""
 
     cluster_id: int
@@ -208,7 +208,7 @@ class ClusterRecord(Record):
 
 
 @dataclass(frozen=True)
-class NodeInfo(Record):
+class NodeInfo(StoredRecord):
     """A node that is alive, as it announced itself."""
 
     node_uid: int
@@ -231,7 +231,7 @@ class NodeInfo(Record):
 
 
 @dataclass(frozen=True)
-class Controller(Record):
+class Controller(StoredRecord):
     """Who places partitions and elects leaders."""
 
     name: str = ""

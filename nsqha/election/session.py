@@ -1,9 +1,9 @@
 """What a process is in its cluster, and what it knows without asking.
 
-`Session`: one life of this process as the metadata store sees it. Everything that must vanish with the process hangs on
-it: its node record, its candidacy for controller, ephemeral topics that it created. Behind it is a lease, renewed by
-the store as long as the process says that its loop runs (`ticked`). Two thirds of the lease's time without a renewal
-and it is no longer `fresh`: stop leading, whatever else may be true. `lost` is called once when the store has
+`ClusterSession`: one life of this process as the metadata store sees it. Everything that must vanish with the process
+hangs on it: its node record, its candidacy for controller, ephemeral topics that it created. Behind it is a lease,
+renewed by the store as long as the process says that its loop runs (`ticked`). Two thirds of the lease's time without a
+renewal and it is no longer `fresh`: stop leading, whatever else may be true. `lost` is called once when the store has
 said that the lease is gone; open another session and register again.
 
 `View`: a copy of all records, as the watch last brought them. It costs no call and may be late. It is for finding a
@@ -62,7 +62,7 @@ def called(uid: int, nodes: Mapping[int, NodeInfo], names: Mapping[int, str]) ->
     return "" if any(last == other.name for other in nodes.values()) else last
 
 
-class Session(Protocol):
+class ClusterSession(Protocol):
     """One life of this process in the cluster."""
 
     @property

@@ -48,7 +48,7 @@ from nsqha.election.rules import (
     tombstone_of,
     without_node,
 )
-from nsqha.election.session import Lost, Session, StoreIdentity, View
+from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
 from nsqha.errors import ConfigError, Conflict, NotFound
 from nsqha.ids import is_ephemeral, new_uid
 
@@ -144,7 +144,7 @@ class MetadataStore(Protocol):
         For a node that is alone, at start: one process life leads an epoch. One write in the embedded store; in etcd
         it may stop half-way, so that the next attempt begins another epoch of some."""
 
-    def open_session(self, *, ttl_s: float, lost: Lost) -> Session:
+    def open_session(self, *, ttl_s: float, lost: Lost) -> ClusterSession:
         """Begin to be alive. `lost` may be called from any thread. Conflict: this store has a session already."""
 
     def intents(self) -> dict[str, Versioned[Intent]]:
@@ -190,7 +190,7 @@ class Change:
 
 
 @dataclass
-class State:
+class StoreState:
     """All records and their versions."""
 
     cluster: Versioned[ClusterRecord]
@@ -211,9 +211,9 @@ class State:
 class MemoryStore:
     """Records in memory. Subclasses make a change durable in `_save`, before it becomes visible."""
 
-    def __init__(self, rng: random.Random, *, cluster_id: int = 0, state: State | None = None) -> None:
+    def __init__(self, rng: random.Random, *, cluster_id: int = 0, state: StoreState | None = None) -> None:
         self._rng = rng
-        self._state = state or State(Versioned(ClusterRecord(cluster_id or new_uid(rng)), 1))
+        self._state = state or StoreState(Versioned(ClusterRecord(cluster_id or new_uid(rng)), 1))
         self._nodes: dict[int, NodeInfo] = {}
         self._controller: Controller | None = None
         self._hints: list[Hint] = []

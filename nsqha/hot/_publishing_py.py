@@ -292,5 +292,3 @@ class Publisher:
         if self._queue.full:
             self._on_full()
         return True
-
-

@@ -30,7 +30,7 @@ from typing import Protocol, Self, TypeAlias, TypeVar
 from nsqha.election.model import PartitionMeta
 
 
-class Entry(Protocol):
+class ChainedEntry(Protocol):
     """What is needed of a commitlog entry (`nsqha.commitlog.entry`). Its chain names all of it and its whole past."""
 
     @property
@@ -46,7 +46,7 @@ class Entry(Protocol):
     def chained_to(self, previous: Self) -> bool: ...
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=ChainedEntry)
 
 
 # ---- Open
@@ -183,7 +183,7 @@ def _continuation(entries: Sequence[E], first: int, last: E, epoch: int) -> Verd
     return Append(first)
 
 
-def same_batch(one: Entry, other: Entry) -> bool:
+def same_batch(one: ChainedEntry, other: ChainedEntry) -> bool:
     """Whether two entries describe the same batch with the same past."""
     return one.chain == other.chain and one.crc == other.crc and one.log_id == other.log_id and one.epoch == other.epoch
 
@@ -205,7 +205,7 @@ def first_difference(entries: Sequence[E], *, last: E, own: Callable[[int], E | 
 # ---- the leader's side
 
 
-def same_past(*, end: int, chain: int, own_start: int, own_end: int, before: Callable[[int], Entry]) -> bool:
+def same_past(*, end: int, chain: int, own_start: int, own_end: int, before: Callable[[int], ChainedEntry]) -> bool:
     """Whether a follower whose last entry ends at `end` with `chain` holds a beginning of our log and nothing else.
 
     `before(log_id)`: our entry that `log_id` follows, for log ids in [own_start, own_end]. False also if the follower

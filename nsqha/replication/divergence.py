@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class EpochEnd:
+class EpochEndAnswer:
     """Of a log: the highest epoch that is not above the asked one, its exclusive end, and the log's first log id.
 
     `chain` is that of the entry before `end`. Epoch 0 is the genesis if the log begins at 1; else nothing is left at
@@ -75,7 +75,7 @@ class Divergence:
     def __init__(
         self,
         *,
-        own: Callable[[int], EpochEnd],
+        own: Callable[[int], EpochEndAnswer],
         chain_before: Callable[[int], int],
         differs_at: int | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class Divergence:
         """The epoch to ask the leader about."""
         return self._top.epoch
 
-    def answered(self, leader: EpochEnd) -> Outcome | None:
+    def answered(self, leader: EpochEndAnswer) -> Outcome | None:
         """Take the leader's answer about `asked`. None: there is another question."""
         assert self.outcome is None, "the search is over"
         assert leader.epoch <= self._top.epoch, f"asked about epoch {self._top.epoch}, answered {leader}"
@@ -116,7 +116,7 @@ class Divergence:
             self.outcome = InSync(common) if common == self._end else Truncate(common)
         return self.outcome
 
-    def _go_below(self, leader: EpochEnd) -> Outcome | None:
+    def _go_below(self, leader: EpochEndAnswer) -> Outcome | None:
         """The same epoch and end, and yet another past."""
         if leader.epoch and (below := self._own(leader.epoch - 1)).is_left:
             self._top = below

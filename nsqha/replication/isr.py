@@ -93,7 +93,7 @@ class Propose:
 class Fence:
     """Make the record newer than `version`: put `IsrKeeper.meta` as it is, by compare-and-set on `version`.
 
-    Answer with `replied`, once; `Refused` here says that it is newer already.
+    Answer with `replied`, once; `ProposalRefused` here says that it is newer already.
     """
 
     version: int
@@ -125,7 +125,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ProposalRefused:
     """It was compared and can not be applied any more. `meta` is the record, if the store said it."""
 
     meta: PartitionMeta | None = None
@@ -136,10 +136,10 @@ class Unknown:
     """Nobody knows; it may be applied at any later time."""
 
 
-Outcome: TypeAlias = Applied | Refused | Unknown
+Outcome: TypeAlias = Applied | ProposalRefused | Unknown
 
 
-class State(Enum):
+class KeeperState(Enum):
     """Where the keeper is, see the module's drawing."""
 
     STEADY = "steady"  # nothing under way
@@ -219,12 +219,12 @@ class IsrKeeper:
         return frozenset(self.meta.isr).union(() if self._proposal is None else self._proposal.meta.isr)
 
     @property
-    def state(self) -> State:
+    def state(self) -> KeeperState:
         if self.ended is not None:
-            return State.ENDED
+            return KeeperState.ENDED
         if self._proposal is None:
-            return State.STEADY
-        return State.DOUBT if self._proposal.doubted else State.WAITING
+            return KeeperState.STEADY
+        return KeeperState.DOUBT if self._proposal.doubted else KeeperState.WAITING
 
     def countable(self, node: int, log_uid: int) -> bool:
         """Whether an ack of `node` under `log_uid` counts for a commit."""
@@ -296,9 +296,7 @@ class IsrKeeper:
         if follower.gone_at is None:
             follower.gone_at = self._time
 
-    def step(
-        self, *, committed: int, end: int, end_durable: int, now: float, complete: bool = True
-    ) -> list[Action]:
+    def step(self, *, committed: int, end: int, end_durable: int, now: float, complete: bool = True) -> list[Action]:
         """What to do now. `end` and `end_durable` are our own log's; `complete`: the next leader needs nothing more.
 
         To be called after a commit, an ack of a replica outside of the ISR, a loss or a reply, and every 100 ms.
@@ -333,7 +331,7 @@ class IsrKeeper:
             case Applied(meta):
                 assert meta.version > proposal.meta.version, f"applied without a new version: {meta}"
                 return self._checked(self._adopt(meta))
-            case Refused(meta):
+            case ProposalRefused(meta):
                 moved = meta is not None and meta.version > proposal.meta.version
                 if not proposal.doubted:  # refused is for ever
                     self._proposal = None

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 NOTHING: tuple[int, int] = (0, 0)  # what a replica that we have not heard of has acknowledged: (end, durable)
 
 
-class Progress:
+class ReplicaProgress:
     """What one replica of the partition has told us."""
 
     __slots__ = ("durable", "end")
@@ -49,8 +49,8 @@ class LeaderReplica:
         self.min_isr = min_isr
         self.sync_always = sync_always
         self.committed = 0
-        self._replicas = {node: Progress(end, durable)}
-        self._effective: tuple[Progress, ...] = ()
+        self._replicas = {node: ReplicaProgress(end, durable)}
+        self._effective: tuple[ReplicaProgress, ...] = ()
         self._enough = False  # members are recorded, so that anything may commit
         self._spare = 0  # members that may leave the ISR
         self._set_members(set(isr) | {node}, set(isr) | {node})
@@ -80,7 +80,7 @@ class LeaderReplica:
         assert self.node in recorded, f"the leader {self.node} is not in the ISR {sorted(recorded)}"
         assert recorded <= effective, f"of the ISR {sorted(recorded)} only {sorted(effective)} would be asked"
         for member in effective:
-            self._replicas.setdefault(member, Progress(*NOTHING))
+            self._replicas.setdefault(member, ReplicaProgress(*NOTHING))
         self._effective = tuple(self._replicas[member] for member in sorted(effective))
         self._enough = len(recorded) >= self.min_isr
         self._spare = len(recorded) - self.min_isr
@@ -97,7 +97,7 @@ class LeaderReplica:
         members = len(self._effective)
         return f"only {members - behind} of {members} in-sync replicas acknowledge, and min_isr is {self.min_isr}"
 
-    def _acked(self, progress: Progress) -> int:
+    def _acked(self, progress: ReplicaProgress) -> int:
         return progress.durable if self.sync_always else progress.end
 
     @property
@@ -121,7 +121,7 @@ class LeaderReplica:
 
     def _set_progress(self, node: int, end: int, durable: int) -> None:
         assert durable <= end, f"node {node} reports durable {durable} behind its end {end}"
-        progress = self._replicas.setdefault(node, Progress(*NOTHING))
+        progress = self._replicas.setdefault(node, ReplicaProgress(*NOTHING))
         progress.end = end
         progress.durable = durable
 

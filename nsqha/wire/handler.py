@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from nsqha.wire.identify import Request
+from nsqha.wire.identify import AgreedIdentify
 
 
 class Handler(Protocol):
@@ -57,7 +57,7 @@ class Handler(Protocol):
     def cls(self) -> None:
         """Deliver nothing more; answer CLOSE_WAIT."""
 
-    def identify(self, request: Request) -> None:
+    def identify(self, request: AgreedIdentify) -> None:
         """Apply, answer with the request's reply, upgrade (`Session.take_unread` tells what came too early)."""
 
     def auth(self, secret: bytes) -> None:

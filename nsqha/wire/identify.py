@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from nsqha.wire import encoder
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 
 BODY_BYTES_MAX = 64 << 10
 """Real clients send a few hundred bytes; decoded JSON takes many times its size, before anybody has authenticated."""
@@ -67,14 +67,14 @@ class Agreed:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AgreedIdentify:
     """An IDENTIFY that was understood: apply `agreed`, send `reply` (a whole frame), then upgrade."""
 
     agreed: Agreed
     reply: bytes
 
 
-def initial(limits: Limits) -> Agreed:
+def initial(limits: ProtocolLimits) -> Agreed:
     """What holds for a client that has not sent IDENTIFY."""
     return Agreed(
         heartbeat_interval_ms=limits.heartbeat_interval_default_ms,
@@ -85,7 +85,7 @@ def initial(limits: Limits) -> Agreed:
     )
 
 
-def negotiate(body: bytes, limits: Limits, before: Agreed) -> Request | bytes:
+def negotiate(body: bytes, limits: ProtocolLimits, before: Agreed) -> AgreedIdentify | bytes:
     """What is agreed on top of `before`; an error's data if the body is refused."""
     try:
         wishes = _decode(body)
@@ -95,7 +95,7 @@ def negotiate(body: bytes, limits: Limits, before: Agreed) -> Request | bytes:
     if isinstance(agreed, bytes):
         return agreed
     if not agreed.feature_negotiation:
-        return Request(agreed, encoder.OK)
+        return AgreedIdentify(agreed, encoder.OK)
     snappy = limits.snappy and wishes.get("snappy", False)
     deflate = limits.deflate and wishes.get("deflate", False)
     if snappy and deflate:
@@ -108,10 +108,10 @@ def negotiate(body: bytes, limits: Limits, before: Agreed) -> Request | bytes:
         codec="snappy" if snappy else "deflate" if deflate else "",
         deflate_level=min(level, limits.deflate_level_max),
     )
-    return Request(agreed, encoder.response(_reply(agreed, limits)))
+    return AgreedIdentify(agreed, encoder.response(_reply(agreed, limits)))
 
 
-def _settings(wishes: dict[str, Any], limits: Limits, before: Agreed) -> Agreed | bytes:
+def _settings(wishes: dict[str, Any], limits: ProtocolLimits, before: Agreed) -> Agreed | bytes:
     """The values that need no upgrade, checked in nsqd's order."""
 
     def invalid(what: bytes, value: int) -> bytes:
@@ -166,7 +166,7 @@ def _settings(wishes: dict[str, Any], limits: Limits, before: Agreed) -> Agreed 
     )
 
 
-def _reply(agreed: Agreed, limits: Limits) -> bytes:
+def _reply(agreed: Agreed, limits: ProtocolLimits) -> bytes:
     """The keys in nsqd's order, compact; the server's topology, not the client's."""
     return _json(
         {

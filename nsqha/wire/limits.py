@@ -8,7 +8,7 @@ from nsqha import NSQ_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProtocolLimits:
     """Bounds, defaults and offers of this server; the defaults are nsqd's."""
 
     msg_bytes_max: int = 1 << 20

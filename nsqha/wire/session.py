@@ -27,7 +27,7 @@ from nsqha import hot
 from nsqha.wire import encoder, identify
 from nsqha.wire.errors import BAD_PROTOCOL
 from nsqha.wire.handler import Handler
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.mpub import MpubReader
 from nsqha.wire.words import as_int64, name, quote, uint64
 
@@ -106,7 +106,7 @@ class Session:
         "tls_required_now",
     )
 
-    def __init__(self, limits: Limits, handler: Handler) -> None:
+    def __init__(self, limits: ProtocolLimits, handler: Handler) -> None:
         self.state = INIT
         self.busy = True
         """What is received next is not the beginning of a command, or not to be run."""

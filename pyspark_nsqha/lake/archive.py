@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pyspark_nsqha.lake.manifest import RETENTION, Life, Missing, Range, State, without
+from pyspark_nsqha.lake.manifest import RETENTION, LakeState, Life, Missing, OffsetRange, without
 from pyspark_nsqha.lake.plan import life_of
-from pyspark_nsqha.lake.rounds import Rounds, Totals, Wanted
-from pyspark_nsqha.model import NoBroker, Pin, ReadFailed
-from pyspark_nsqha.snapshot import Asked, Snapshot
+from pyspark_nsqha.lake.rounds import Rounds, RoundTotals, WantedPartition
+from pyspark_nsqha.model import NoBroker, PinnedPartition, ReadFailed
+from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 
 HOLD_MS = 15 * 60 * 1000
 CHANNEL = "archive"
@@ -36,7 +36,7 @@ CHANNEL = "archive"
 class Log(Protocol):
     """What is needed of the segment service: `snapshot.Segments`, or a fake."""
 
-    def snapshot(self, asked: Asked, *, partial: bool = False) -> Snapshot:
+    def snapshot(self, asked: SnapshotRequest, *, partial: bool = False) -> Snapshot:
         """What is committed; with `partial`, of partitions that answer. ReadFailed."""
 
     def release_hold(self, hold_id: str) -> int:
@@ -62,14 +62,14 @@ def once(
     rounds: Rounds,
     subject: Subject,
     *,
-    progress: Callable[[Totals, int], None] = lambda totals, left: None,
+    progress: Callable[[RoundTotals, int], None] = lambda totals, left: None,
     warn: Callable[[str], None] = lambda line: None,
-) -> Totals:
+) -> RoundTotals:
     """Archive what is committed now. ReadFailed, StoreFailed, DataLoss, Overlap, BadManifest; each says what to do.
 
     ReadFailed if nothing can be read, or no floor moved; partitions of which that is so, beside others, are in the
     totals."""
-    asked = Asked(subject.topics, subject.pattern, channel=subject.channel, hold_ms=HOLD_MS)
+    asked = SnapshotRequest(subject.topics, subject.pattern, channel=subject.channel, hold_ms=HOLD_MS)
     rounds.step("snapshot")
     found = log.snapshot(asked, partial=True)
     try:
@@ -89,7 +89,7 @@ def once(
         if failed and not wanted:
             raise ReadFailed(next(iter(failed.values())))
 
-        def committed(after: State) -> None:
+        def committed(after: LakeState) -> None:
             rounds.step("floors")
             _raise_floors(log, pins, floors, after, subject, failed)
             if all(life_of(pin) in failed for pin in pins):
@@ -104,14 +104,14 @@ def once(
     return totals
 
 
-def begun(found: Snapshot, state: State, rounds: Rounds) -> dict[Life, str]:
+def begun(found: Snapshot, state: LakeState, rounds: Rounds) -> dict[Life, str]:
     """The lake is of this cluster, or of none yet; why some partitions are not in the snapshot. ReadFailed."""
     check_cluster(found, state, rounds.store.uri)
     rounds.cluster = found.cluster
     return {Life(key[0], 0, key[1]): _no_snapshot(*key, why) for key, why in found.failed.items()}
 
 
-def check_cluster(found: Snapshot, state: State, uri: str) -> None:
+def check_cluster(found: Snapshot, state: LakeState, uri: str) -> None:
     """ReadFailed if the lake is that of another cluster."""
     if found.cluster and state.cluster not in ("", found.cluster):
         raise ReadFailed(
@@ -124,35 +124,41 @@ def _no_snapshot(topic: str, partition: int, why: str) -> str:
     return f"{topic}/{partition}: no snapshot: {why}; is a leader there? `nsqha topic show` tells"
 
 
-def add_failed(totals: Totals, found: Snapshot, failed: Mapping[Life, str]) -> None:
+def add_failed(totals: RoundTotals, found: Snapshot, failed: Mapping[Life, str]) -> None:
     """Partitions that rounds were not made for, or whose floor was not moved."""
     totals.partitions = len(found.pins) + len(found.failed)
     totals.failed = {**failed, **totals.failed}
 
 
-def wanted_of(pins: Sequence[Pin], state: State) -> list[Wanted]:
+def wanted_of(pins: Sequence[PinnedPartition], state: LakeState) -> list[WantedPartition]:
     """All of each partition, and what retention took of it since the lake began."""
     found = []
     for pin in pins:
         life = life_of(pin)
         covered = state.covered(life)
-        gone = without(Range(covered[0].first, pin.start.offset), covered) if covered else ()
-        found.append(Wanted(pin, None, tuple(Missing(*life, *gap, RETENTION) for gap in gone)))
+        gone = without(OffsetRange(covered[0].first, pin.start.offset), covered) if covered else ()
+        found.append(WantedPartition(pin, None, tuple(Missing(*life, *gap, RETENTION) for gap in gone)))
     return found
 
 
-def divided(log: Log, wanted: Sequence[Wanted], state: State, failed: dict[Life, str]) -> list[Wanted]:
+def divided(
+    log: Log, wanted: Sequence[WantedPartition], state: LakeState, failed: dict[Life, str]
+) -> list[WantedPartition]:
     """The same, with borders at which the log may be divided, where there is something to do. What cannot be asked for
     them is left out, and told in `failed`."""
     ranges = []
     for one in wanted:
         start, end = one.pin.start.offset, one.pin.end.offset
-        whole = Range(start, end) if one.range is None else Range(max(start, one.range.first), min(end, one.range.end))
+        whole = (
+            OffsetRange(start, end)
+            if one.range is None
+            else OffsetRange(max(start, one.range.first), min(end, one.range.end))
+        )
         ranges += [(one.life.topic, one.life.partition, *todo) for todo in without(whole, state.covered(one.life))]
     if not ranges:
         return list(wanted)
     topics = tuple(sorted({topic for topic, *_ in ranges}))
-    answer = log.snapshot(Asked(topics, ranges=tuple(ranges)), partial=True)
+    answer = log.snapshot(SnapshotRequest(topics, ranges=tuple(ranges)), partial=True)
     now = {life_of(pin): pin for pin in answer.pins}
     found = []
     for one in wanted:
@@ -168,7 +174,7 @@ def divided(log: Log, wanted: Sequence[Wanted], state: State, failed: dict[Life,
     return found
 
 
-def _not_fitting(pin: Pin, state: State, found: Snapshot, subject: Subject, uri: str) -> str:
+def _not_fitting(pin: PinnedPartition, state: LakeState, found: Snapshot, subject: Subject, uri: str) -> str:
     """Why lake, log and channel do not fit each other; empty if they do."""
     life = life_of(pin)
     end = state.end(life)
@@ -190,9 +196,9 @@ def _not_fitting(pin: Pin, state: State, found: Snapshot, subject: Subject, uri:
 
 def _raise_floors(
     log: Log,
-    pins: Sequence[Pin],
+    pins: Sequence[PinnedPartition],
     floors: dict[tuple[str, int], int],
-    state: State,
+    state: LakeState,
     subject: Subject,
     failed: dict[Life, str],
 ) -> None:

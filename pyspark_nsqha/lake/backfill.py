@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from pyspark_nsqha.lake.archive import HOLD_MS, Log, add_failed, begun, divided, release
-from pyspark_nsqha.lake.manifest import RETENTION, LakeFile, Missing, Range, State, without
+from pyspark_nsqha.lake.manifest import RETENTION, LakeFile, LakeState, Missing, OffsetRange, without
 from pyspark_nsqha.lake.plan import life_of
-from pyspark_nsqha.lake.rounds import DataLoss, Rounds, Totals, Wanted
-from pyspark_nsqha.model import Pin, ReadFailed
-from pyspark_nsqha.snapshot import Asked, Snapshot
+from pyspark_nsqha.lake.rounds import DataLoss, Rounds, RoundTotals, WantedPartition
+from pyspark_nsqha.model import PinnedPartition, ReadFailed
+from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 
 
 def backfill(
@@ -30,16 +30,18 @@ def backfill(
     since_ns: int | None = None,
     until_ns: int | None = None,
     strict: bool = False,
-    progress: Callable[[Totals, int], None] = lambda totals, left: None,
+    progress: Callable[[RoundTotals, int], None] = lambda totals, left: None,
     warn: Callable[[str], None] = lambda line: None,
-) -> Totals:
+) -> RoundTotals:
     """Messages whose batch has a time in [since, until); None: from the start, to the end of what is committed now.
 
     ReadFailed, StoreFailed, DataLoss, Overlap, BadManifest; each says what to do.
     """
     times = tuple(at for at in (since_ns, until_ns) if at is not None)
     rounds.step("snapshot")
-    found = log.snapshot(Asked(topics, pattern, times_ns=tuple(sorted(set(times))), hold_ms=HOLD_MS), partial=True)
+    found = log.snapshot(
+        SnapshotRequest(topics, pattern, times_ns=tuple(sorted(set(times))), hold_ms=HOLD_MS), partial=True
+    )
     try:
         rounds.step("state")
         state = rounds.commits.state()
@@ -62,7 +64,9 @@ def backfill(
     return totals
 
 
-def _wanted(pin: Pin, found: Snapshot, state: State, since_ns: int | None, until_ns: int | None) -> Wanted:
+def _wanted(
+    pin: PinnedPartition, found: Snapshot, state: LakeState, since_ns: int | None, until_ns: int | None
+) -> WantedPartition:
     """The range of one partition, and what is known to be gone of it."""
     times = found.times.get((pin.identity.topic, pin.identity.partition), {})
     first = pin.start.offset if since_ns is None else times[since_ns]
@@ -73,22 +77,22 @@ def _wanted(pin: Pin, found: Snapshot, state: State, since_ns: int | None, until
         for hole, left_ns, right_ns in _holes(pin, state.files.get(life, ()), state)
         if (until_ns is None or left_ns < until_ns) and (since_ns is None or right_ns >= since_ns)
     ]
-    return Wanted(pin, Range(first, max(first, end)), tuple(gone))
+    return WantedPartition(pin, OffsetRange(first, max(first, end)), tuple(gone))
 
 
-def _holes(pin: Pin, files: Sequence[LakeFile], state: State) -> Iterator[tuple[Range, int, int]]:
+def _holes(pin: PinnedPartition, files: Sequence[LakeFile], state: LakeState) -> Iterator[tuple[OffsetRange, int, int]]:
     """Ranges below the log start that the lake does not have although it has something before them; with the times of
     the messages on both sides."""
     if not files:
         return
     covered = state.covered(life_of(pin))
-    for hole in without(Range(covered[0].first, pin.start.offset), covered):
+    for hole in without(OffsetRange(covered[0].first, pin.start.offset), covered):
         left = max((file.last_timestamp_ns for file in files if file.end <= hole.first), default=0)
         right = min((file.first_timestamp_ns for file in files if file.first >= hole.end), default=0)
         yield hole, left, right if hole.end < pin.start.offset else pin.start.timestamp_ns
 
 
-def _too_late(pin: Pin, state: State, since_ns: int | None, until_ns: int | None) -> str:
+def _too_late(pin: PinnedPartition, state: LakeState, since_ns: int | None, until_ns: int | None) -> str:
     """What is to be said of messages before everything that log and lake have; empty if there can be none."""
     life = life_of(pin)
     covered = state.covered(life)

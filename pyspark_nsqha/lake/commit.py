@@ -16,7 +16,7 @@ import time
 from typing import Protocol
 
 from pyspark_nsqha.lake import manifest, names
-from pyspark_nsqha.lake.manifest import Addition, BadManifest, Overlap, State
+from pyspark_nsqha.lake.manifest import Addition, BadManifest, LakeState, Overlap
 from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
 
 BASE_EVERY = 64
@@ -29,15 +29,15 @@ class Moved(Exception):
 class Commits(Protocol):
     """Where a lake's commits are."""
 
-    def state(self, *, durable: bool = False) -> State:
+    def state(self, *, durable: bool = False) -> LakeState:
         """What is committed now. BadManifest or StoreFailed if that can not be read. `durable`: and stays so, also if
         somebody died who had not seen to that yet: what floors rest on."""
 
-    def append(self, state: State, addition: Addition, *, run: str) -> State:
+    def append(self, state: LakeState, addition: Addition, *, run: str) -> LakeState:
         """Commit on top of `state`, durably; what is committed then. Moved or Overlap: nothing was committed.
         StoreFailed: nobody knows."""
 
-    def proposed(self, state: State) -> set[str]:
+    def proposed(self, state: LakeState) -> set[str]:
         """Paths of files that the commit behind `state` may name, although nobody is at work on it any more."""
 
 
@@ -46,10 +46,10 @@ class ManifestCommits:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._last = State()
+        self._last = LakeState()
         self.of_table = False  # as of the last `state`
 
-    def state(self, *, durable: bool = False) -> State:
+    def state(self, *, durable: bool = False) -> LakeState:
         deltas, bases = self._sequences()
         newest = max(deltas | bases, default=0)
         at = self._last
@@ -67,19 +67,19 @@ class ManifestCommits:
         self._last = at
         return at
 
-    def _from_base(self, bases: set[int], at: State) -> tuple[State, str]:
+    def _from_base(self, bases: set[int], at: LakeState) -> tuple[LakeState, str]:
         """The state of the newest base that can be read, if it is newer than `at`; and why a newer one cannot."""
         why = ""
         for sequence in sorted(bases, reverse=True):
             if sequence <= at.sequence:
                 break
             try:
-                return State().with_added(self._read(names.base(sequence), sequence), sequence), why
+                return LakeState().with_added(self._read(names.base(sequence), sequence), sequence), why
             except (BadManifest, Overlap) as error:
                 why = why or str(error)
         return at, why
 
-    def append(self, state: State, addition: Addition, *, run: str) -> State:
+    def append(self, state: LakeState, addition: Addition, *, run: str) -> LakeState:
         if self.of_table:
             raise StoreFailed(f"the commits of {self.store.uri} are those of a table: use --format iceberg")
         sequence = state.sequence + 1
@@ -99,12 +99,12 @@ class ManifestCommits:
             self._write_base(after, run)
         return found
 
-    def proposed(self, state: State) -> set[str]:
+    def proposed(self, state: LakeState) -> set[str]:
         path = names.manifest(state.sequence + 1)
         found = [manifest.decode(raw, path)[2] for raw in self.store.proposed(path)]
         return {file.path for addition in found for file in addition.files}
 
-    def _write_base(self, state: State, run: str) -> None:
+    def _write_base(self, state: LakeState, run: str) -> None:
         """It spares readers work, and is never what a commit depends on."""
         raw = manifest.encode(state.sequence, state.addition(), written_ns=time.time_ns(), run=run)
         try:

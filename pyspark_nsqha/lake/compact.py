@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from pyspark_nsqha.lake import names
 from pyspark_nsqha.lake.commit import Commits, Moved
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, State
+from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState
 from pyspark_nsqha.lake.parquet import SCHEMA, BadFile, FileMaker, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.model import told
@@ -64,7 +64,7 @@ Merge = Callable[[Sequence[Group], str], list[Merged]]
 
 
 @dataclass
-class Totals:
+class CompactTotals:
     """What was done."""
 
     merged: int = 0  # files that were small
@@ -161,9 +161,9 @@ def compact(
     target_bytes: int = TARGET_BYTES,
     keep_ns: int = KEEP_NS,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Totals:
+) -> CompactTotals:
     """Until nothing is left to merge. CannotMerge, StoreFailed, BadManifest: what was committed before stays."""
-    totals = Totals()
+    totals = CompactTotals()
     done = moved = 0
     while moved < MOVED_MAX:
         totals.removed += remove_replaced(commits, store, keep_ns, run)
@@ -197,7 +197,7 @@ def compact(
 def _committed(
     commits: Commits,
     store: Store,
-    state: State,
+    state: LakeState,
     note: _Note,
     part: Sequence[Group],
     made: tuple[LakeFile, ...],
@@ -281,7 +281,7 @@ def _now_ns() -> int:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundNote:
     """A note that is there."""
 
     path: str
@@ -296,7 +296,7 @@ class _Found:
         return self.age_ns >= keep
 
 
-def _notes(store: Store, now_ns: Callable[[], int]) -> list[_Found]:
+def _notes(store: Store, now_ns: Callable[[], int]) -> list[_FoundNote]:
     found = []
     listed = list(store.list(names.REPLACED))
     now = now_ns() if listed else 0
@@ -304,7 +304,7 @@ def _notes(store: Store, now_ns: Callable[[], int]) -> list[_Found]:
         try:
             about = json.loads(store.read(file.path))
             old, new = (tuple(map(str, about[name])) for name in ("old", "new"))
-            found.append(_Found(file.path, old, new, max(now - file.modified_ns, 0), int(about["keep_ns"])))
+            found.append(_FoundNote(file.path, old, new, max(now - file.modified_ns, 0), int(about["keep_ns"])))
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             continue
     return found
@@ -325,7 +325,7 @@ def replaced(store: Store) -> dict[str, int]:
     return found
 
 
-def _named(state: State) -> set[str]:
+def _named(state: LakeState) -> set[str]:
     return {file.path for files in state.files.values() for file in files}
 
 

@@ -54,7 +54,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRows:
     """What a task found."""
 
     rows: int = 0  # that were read
@@ -81,12 +81,12 @@ def differences(file: LakeFile, footer: Footer) -> Iterator[str]:
         yield "its footer has another checksum of the values than the manifest"
 
 
-def check_file(file: LakeFile, store: Store, split: Split | None, read: Read) -> Checked:
+def check_file(file: LakeFile, store: Store, split: Split | None, read: Read) -> CheckedRows:
     """All of a file; with `split`, what the log still has of its messages too. StoreFailed, ReadFailed."""
     try:
         raw = store.read(file.path)
     except FileNotFoundError:
-        return Checked(problems=(problem(file, GAP, "the file is gone"),))
+        return CheckedRows(problems=(problem(file, GAP, "the file is gone"),))
     found: list[Problem] = []
     whole = len(raw) == file.bytes and crc32(raw) == file.file_crc
     parsed = None
@@ -102,7 +102,7 @@ def check_file(file: LakeFile, store: Store, split: Split | None, read: Read) ->
     compared = 0
     if split is not None and parsed is not None and not found:
         compared = _compare(file, *parsed, split, read, found)
-    return Checked(0 if found else file.rows, compared, tuple(found[:PROBLEMS_MAX]))
+    return CheckedRows(0 if found else file.rows, compared, tuple(found[:PROBLEMS_MAX]))
 
 
 def _parsed(file: LakeFile, raw: bytes, found: list[Problem]) -> tuple[Any, Footer] | None:
@@ -165,7 +165,7 @@ def _wrong_rows(file: LakeFile, batch: pa.RecordBatch, last_stamp: int) -> Itera
 
 def _compare(file: LakeFile, opened: Any, footer: Footer, split: Split, read: Read, found: list[Problem]) -> int:
     """How many messages were compared with the log's."""
-    lake = _Rows(read_rows(opened, footer, first=split.first, end=split.end, columns=COMPARED))
+    lake = _LakeRows(read_rows(opened, footer, first=split.first, end=split.end, columns=COMPARED))
     gone: list[tuple[int, int]] = []
     compared, at = 0, split.first
     for _, batches in read(split, lambda first, end, why: gone.append((first, end))):
@@ -200,7 +200,7 @@ def _unequal(log: pa.RecordBatch, lake: pa.RecordBatch) -> Iterator[tuple[str, i
                 yield f"{name} is not what the log has", int(part[0]), int(part[-1]) + 1
 
 
-class _Rows:
+class _LakeRows:
     """Rows of the lake, as many as are asked for at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -231,25 +231,25 @@ class CheckTask:
     timeout_seconds: float = 30.0
     retries: int = 3
 
-    def __call__(self, work: tuple[LakeFile, Split | None]) -> Checked:
+    def __call__(self, work: tuple[LakeFile, Split | None]) -> CheckedRows:
         file, split = work
         read = partial(read_log, tls=self.tls, timeout_seconds=self.timeout_seconds, retries=self.retries)
         return checked(file, split, self.store, read)
 
 
-def checked(file: LakeFile, split: Split | None, store: Store, read: Read) -> Checked:
+def checked(file: LakeFile, split: Split | None, store: Store, read: Read) -> CheckedRows:
     """As `check_file`; what failed is in the result."""
     try:
         return check_file(file, store, split, read)
     except Gone as error:
-        return Checked(failed=str(error), gone=True)
+        return CheckedRows(failed=str(error), gone=True)
     except (StoreFailed, ReadFailed) as error:
-        return Checked(failed=str(error))
+        return CheckedRows(failed=str(error))
     except BadFile as error:
-        return Checked(problems=(problem(file, MISMATCH, str(error)),))
+        return CheckedRows(problems=(problem(file, MISMATCH, str(error)),))
     except Exception as error:
-        return Checked(failed=f"{file.path}: {told(error)}")
+        return CheckedRows(failed=f"{file.path}: {told(error)}")
 
 
-Check = Callable[[list[tuple[LakeFile, Split | None]]], list[Checked]]
+Check = Callable[[list[tuple[LakeFile, Split | None]]], list[CheckedRows]]
 """Runs `checked` for each file, somewhere; results in the same order."""

@@ -26,13 +26,12 @@ import pyarrow as pa
 
 from pyspark_nsqha.columns import CORRUPT, arrow_schema
 from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.manifest import BadManifest, LakeFile, Overlap, State, joined, without
-from pyspark_nsqha.lake.manifest import Range as Offsets
+from pyspark_nsqha.lake.manifest import BadManifest, LakeFile, LakeState, OffsetRange, Overlap, joined, without
 from pyspark_nsqha.lake.parquet import BadFile, footer_of, open_file, read_rows
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.store import Store, StoreFailed
-from pyspark_nsqha.model import Cut, Gone, Pin, ReadFailed
-from pyspark_nsqha.planner import Range
+from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed
+from pyspark_nsqha.planner import PlannedRange
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +53,11 @@ class LakePart(NamedTuple):
 class Lengthened:
     """Pins that begin where the lake does, and what times are in them."""
 
-    pins: tuple[Pin, ...]
+    pins: tuple[PinnedPartition, ...]
     times: Mapping[Key, Mapping[int, int]]
 
 
-def state_of(uri: str) -> State:
+def state_of(uri: str) -> LakeState:
     """What a lake has. ReadFailed if it cannot be read, or is none."""
     try:
         state = ManifestCommits(Store(uri)).state()
@@ -69,7 +68,7 @@ def state_of(uri: str) -> State:
     return state
 
 
-def lengthened(uri: str, pins: Sequence[Pin], times: Mapping[Key, Mapping[int, int]]) -> Lengthened:
+def lengthened(uri: str, pins: Sequence[PinnedPartition], times: Mapping[Key, Mapping[int, int]]) -> Lengthened:
     """The pins of a snapshot, with the lake in front of the log. ReadFailed."""
     state, store = state_of(uri), Store(uri)
     found, found_times = [], dict(times)
@@ -81,7 +80,7 @@ def lengthened(uri: str, pins: Sequence[Pin], times: Mapping[Key, Mapping[int, i
             continue
         if below[0].identity != pin.identity:
             raise ReadFailed(f"archive: {below[0].path} has another base of ids than the log: it is another cluster's")
-        found.append(replace(pin, start=Cut(below[0].first, 0, 0, below[0].first_timestamp_ns)))
+        found.append(replace(pin, start=CutPoint(below[0].first, 0, 0, below[0].first_timestamp_ns)))
         found_times[key] = {
             at: _offset_of(at, below, pin.start.offset, store) if offset <= pin.start.offset else offset
             for at, offset in times.get(key, {}).items()
@@ -108,13 +107,13 @@ def _offset_of(at_ns: int, files: Sequence[LakeFile], log_start: int, store: Sto
 
 def divide(
     uri: str,
-    ranges: Sequence[Range],
-    now: Sequence[Pin],
+    ranges: Sequence[PlannedRange],
+    now: Sequence[PinnedPartition],
     *,
     since_ns: int = 0,
     until_ns: int = 1 << 63,
     fail_on_data_loss: bool = True,
-) -> tuple[list[LakePart], list[Range]]:
+) -> tuple[list[LakePart], list[PlannedRange]]:
     """What comes from the lake, and what is left for the log, by the pins of now. Messages that are older than
     `since_ns`, or not older than `until_ns`, may be left out. ReadFailed; Gone if messages are in neither, unless
     losses may be passed over."""
@@ -122,11 +121,11 @@ def divide(
     uri = Store(uri).uri  # a relative path is one of this process, not of the tasks
     starts = {life_of(pin): pin.start.offset for pin in now}
     parts: list[LakePart] = []
-    left: list[Range] = []
+    left: list[PlannedRange] = []
     for asked in ranges:
         start = min(max(starts.get(life_of(asked.pin), asked.first), asked.first), asked.end)
         left.append(_from(asked, start))
-        below = Offsets(asked.first, start)
+        below = OffsetRange(asked.first, start)
         mine = [
             LakePart(uri, file, max(file.first, below.first), min(file.end, below.end), asked.wanted)
             for file in state.files.get(life_of(asked.pin), ())
@@ -140,13 +139,13 @@ def divide(
     return [part for part in map(_narrowed, parts) if part.first < part.end], left
 
 
-def _from(asked: Range, first: int) -> Range:
+def _from(asked: PlannedRange, first: int) -> PlannedRange:
     wanted = None if asked.wanted is None else tuple(offset for offset in asked.wanted if offset >= first)
     return asked._replace(first=first, wanted=wanted)
 
 
-def _check_whole(asked: Range, below: Offsets, parts: Iterable[LakePart], fail_on_data_loss: bool) -> None:
-    there = joined(Offsets(part.first, part.end) for part in parts)
+def _check_whole(asked: PlannedRange, below: OffsetRange, parts: Iterable[LakePart], fail_on_data_loss: bool) -> None:
+    there = joined(OffsetRange(part.first, part.end) for part in parts)
     holes = list(without(below, there))
     if asked.wanted is not None:
         holes = [hole for hole in holes if any(hole.first <= offset < hole.end for offset in asked.wanted)]

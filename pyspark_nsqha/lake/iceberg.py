@@ -24,7 +24,7 @@ from typing import Any
 
 from pyspark_nsqha.lake import manifest, names
 from pyspark_nsqha.lake.commit import ManifestCommits, Moved
-from pyspark_nsqha.lake.manifest import Addition, BadManifest, State
+from pyspark_nsqha.lake.manifest import Addition, BadManifest, LakeState
 from pyspark_nsqha.lake.parquet import SCHEMA
 from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
 
@@ -47,7 +47,7 @@ class IcebergCommits:
         self._properties = dict(properties or {})
         self._opened: Any = None
 
-    def state(self, *, durable: bool = False) -> State:
+    def state(self, *, durable: bool = False) -> LakeState:
         state = self._manifests.state(durable=durable)
         found = self._summaries()
         newest = max(found, default=0)
@@ -66,7 +66,7 @@ class IcebergCommits:
             state = self._follow(state, found[sequence], sequence)
         return state
 
-    def append(self, state: State, addition: Addition, *, run: str) -> State:
+    def append(self, state: LakeState, addition: Addition, *, run: str) -> LakeState:
         sequence = state.sequence + 1
         after = state.with_added(addition, sequence)
         staged = f"{names.MANIFEST}/{sequence:020d}.{run}.staged"
@@ -80,7 +80,7 @@ class IcebergCommits:
         self.store.remove(staged)
         return after
 
-    def proposed(self, state: State) -> set[str]:
+    def proposed(self, state: LakeState) -> set[str]:
         return set()  # files of a table are its own
 
     def _commit(self, addition: Addition, summary: dict[str, str], sequence: int) -> None:
@@ -107,7 +107,7 @@ class IcebergCommits:
                 ) from None
         raise StoreFailed(f"table {self._name} was changed {TRIES} times meanwhile; try again")
 
-    def _follow(self, state: State, summary: Mapping[str, str], sequence: int) -> State:
+    def _follow(self, state: LakeState, summary: Mapping[str, str], sequence: int) -> LakeState:
         """The state behind a snapshot whose manifest is not there yet: it is written."""
         staged = summary[STAGED]
         try:

@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pyspark_nsqha.lake import names
-from pyspark_nsqha.model import Identity
+from pyspark_nsqha.model import PartitionLife
 
 FORMAT = 1
 RETENTION, UNREADABLE = "retention", "unreadable"
@@ -84,8 +84,8 @@ class LakeFile:
         return Life(self.topic, self.topic_uid, self.partition)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.topic, self.topic_uid, self.partition, self.id_base)
+    def identity(self) -> PartitionLife:
+        return PartitionLife(self.topic, self.topic_uid, self.partition, self.id_base)
 
     @property
     def path(self) -> str:
@@ -124,7 +124,7 @@ class Addition:
         return bool(self.files or self.missing)
 
 
-class Range(NamedTuple):
+class OffsetRange(NamedTuple):
     """Offsets [first, end)."""
 
     first: int
@@ -132,7 +132,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class LakeState:
     """What is in the lake as of a commit. Files and gaps of each life ascend."""
 
     sequence: int = 0
@@ -140,7 +140,7 @@ class State:
     missing: dict[Life, tuple[Missing, ...]] = field(default_factory=dict)
     cluster: str = ""  # whose log it is, if a manifest says so
 
-    def with_added(self, addition: Addition, sequence: int) -> State:
+    def with_added(self, addition: Addition, sequence: int) -> LakeState:
         """The state behind a commit. Overlap if a message would be told of twice, as there or as missing, or if one
         would go."""
         files, missing = dict(self.files), dict(self.missing)
@@ -155,7 +155,7 @@ class State:
             for a, b in pairwise(sorted(told, key=_first)):
                 if b.first < a.end:
                     raise Overlap(f"{life}: [{a.first}, {a.end}) and [{b.first}, {b.end}) overlap")
-        return State(sequence, files, missing, self.cluster or addition.cluster)
+        return LakeState(sequence, files, missing, self.cluster or addition.cluster)
 
     def _take_out(self, addition: Addition, files: dict[Life, tuple[LakeFile, ...]]) -> None:
         """Files that others stand for. Overlap if these do not have the same messages."""
@@ -170,10 +170,10 @@ class State:
         if out:
             raise Overlap(f"{min(out)} was to be replaced, and is not in the lake any more")
 
-    def covered(self, life: Life) -> list[Range]:
+    def covered(self, life: Life) -> list[OffsetRange]:
         """What need not be written any more: ascending, joined where it meets."""
-        files = [Range(file.first, file.end) for file in self.files.get(life, ())]
-        return joined([*files, *(Range(gap.first, gap.end) for gap in self.missing.get(life, ()))])
+        files = [OffsetRange(file.first, file.end) for file in self.files.get(life, ())]
+        return joined([*files, *(OffsetRange(gap.first, gap.end) for gap in self.missing.get(life, ()))])
 
     def covered_from(self, life: Life, offset: int) -> int:
         """The end of what is covered without a hole from `offset` on; `offset` if nothing is."""
@@ -196,26 +196,26 @@ class State:
         )
 
 
-def joined(ranges: Iterable[Range]) -> list[Range]:
+def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The union, ascending, in as few ranges as possible."""
-    found: list[Range] = []
+    found: list[OffsetRange] = []
     for first, end in sorted(ranges):
         if found and first <= found[-1].end:
-            found[-1] = Range(found[-1].first, max(found[-1].end, end))
+            found[-1] = OffsetRange(found[-1].first, max(found[-1].end, end))
         elif first < end:
-            found.append(Range(first, end))
+            found.append(OffsetRange(first, end))
     return found
 
 
-def without(whole: Range, taken: Iterable[Range]) -> Iterator[Range]:
+def without(whole: OffsetRange, taken: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
     """What is left of `whole`; `taken` is joined."""
     at = whole.first
     for first, end in taken:
         if first > at and at < whole.end:
-            yield Range(at, min(first, whole.end))
+            yield OffsetRange(at, min(first, whole.end))
         at = max(at, end)
     if at < whole.end:
-        yield Range(at, whole.end)
+        yield OffsetRange(at, whole.end)
 
 
 def _by_life(items: Iterable[Any]) -> dict[Life, list[Any]]:
@@ -231,7 +231,9 @@ def _first(row: LakeFile | Missing) -> int:
 
 def _covers(files: Iterable[LakeFile], one: LakeFile) -> bool:
     """Whether these have all messages of one."""
-    return not list(without(Range(one.first, one.end), joined(Range(file.first, file.end) for file in files)))
+    return not list(
+        without(OffsetRange(one.first, one.end), joined(OffsetRange(file.first, file.end) for file in files))
+    )
 
 
 # ---- as JSON

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from pyspark_nsqha import columns as row
 from pyspark_nsqha.entries import crc32
-from pyspark_nsqha.model import Identity
+from pyspark_nsqha.model import PartitionLife
 
 GROUP_ROWS = 1 << 17
 GROUP_BYTES = 16 << 20
@@ -44,7 +44,7 @@ class BadFile(Exception):
     """A file of the lake is not what it was written as; the message is without its name."""
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """What the footer says of one row group."""
 
     rows: int
@@ -64,10 +64,10 @@ class Made(NamedTuple):
 class Footer(NamedTuple):
     """What a file says of itself."""
 
-    identity: Identity
+    identity: PartitionLife
     first: int
     end: int
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
 
     @property
     def crc(self) -> int:
@@ -77,7 +77,7 @@ class Footer(NamedTuple):
 class FileMaker:
     """One file, row by row, in memory."""
 
-    def __init__(self, identity: Identity, first: int) -> None:
+    def __init__(self, identity: PartitionLife, first: int) -> None:
         self._identity = identity
         self._first = first
         self._sink = pa.BufferOutputStream()
@@ -91,7 +91,7 @@ class FileMaker:
             write_statistics=[name for name in SCHEMA.names if name not in ("key", "value", "id", "headers")],
             write_page_checksum=True,
         )
-        self._groups: list[Group] = []
+        self._groups: list[RowGroup] = []
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -146,7 +146,7 @@ class FileMaker:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
 
-def group_of(table: pa.Table) -> Group:
+def group_of(table: pa.Table) -> RowGroup:
     """What the footer has to say of these rows."""
     values = table.column("value").combine_chunks()
     if isinstance(values, pa.ChunkedArray):
@@ -154,10 +154,10 @@ def group_of(table: pa.Table) -> Group:
     offsets = _offsets(values)
     data = memoryview(values.buffers()[2] or b"")[int(offsets[0]) : int(offsets[-1])]
     lengths = np.ascontiguousarray(np.diff(offsets).astype("<u4"))
-    return Group(table.num_rows, crc32(data), crc32(lengths.view(np.uint8)))
+    return RowGroup(table.num_rows, crc32(data), crc32(lengths.view(np.uint8)))
 
 
-def crc_of(groups: Sequence[Group]) -> int:
+def crc_of(groups: Sequence[RowGroup]) -> int:
     """The checksum of a file's values."""
     return crc32(b"".join(_GROUP.pack(*group) for group in groups))
 
@@ -198,8 +198,8 @@ def footer_of(file: pq.ParquetFile) -> Footer:
     """BadFile if it is of no file of a lake, or contradicts itself."""
     try:
         about = json.loads((file.metadata.metadata or {})[FOOTER_KEY])
-        groups = tuple(Group(*map(int, group)) for group in about["groups"])
-        identity = Identity(
+        groups = tuple(RowGroup(*map(int, group)) for group in about["groups"])
+        identity = PartitionLife(
             str(about["topic"]), int(about["topic_uid"], 16), int(about["partition"]), int(about["id_base"])
         )
         found = Footer(identity, int(about["first"]), int(about["end"]), groups)
@@ -228,7 +228,7 @@ def read_rows(
         at = group_end
 
 
-def _read_group(file: pq.ParquetFile, number: int, names: Sequence[str], at: int, group: Group) -> pa.Table:
+def _read_group(file: pq.ParquetFile, number: int, names: Sequence[str], at: int, group: RowGroup) -> pa.Table:
     where = f"row group {number}, offsets [{at}, {at + group.rows})"
     try:
         table = file.read_row_group(number, columns=list(names), use_threads=False).combine_chunks()

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyspark_nsqha.lake import names
-from pyspark_nsqha.lake.manifest import Life, Range, State, without
-from pyspark_nsqha.model import Cut, Pin, Split
+from pyspark_nsqha.lake.manifest import LakeState, Life, OffsetRange, without
+from pyspark_nsqha.model import CutPoint, PinnedPartition, Split
 
 SPLIT_BYTES = 64 << 20
 ROUND_BYTES = 4 << 30
@@ -40,8 +40,8 @@ class Planned(NamedTuple):
     last_day: str
 
     @property
-    def range(self) -> Range:
-        return Range(self.first, self.end)
+    def range(self) -> OffsetRange:
+        return OffsetRange(self.first, self.end)
 
     @property
     def days(self) -> list[str]:
@@ -49,7 +49,7 @@ class Planned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Piece:
+class LakePiece:
     """What one task writes, and how much of the log that is."""
 
     split: Split
@@ -61,77 +61,79 @@ class Piece:
         return self.planned.life
 
 
-def life_of(pin: Pin) -> Life:
+def life_of(pin: PinnedPartition) -> Life:
     identity = pin.identity
     return Life(identity.topic, identity.topic_uid, identity.partition)
 
 
 def pieces(
-    pin: Pin,
-    state: State,
+    pin: PinnedPartition,
+    state: LakeState,
     *,
-    wanted: Range | None = None,
+    wanted: OffsetRange | None = None,
     earlier: Iterable[Planned] = (),
     split_bytes: int = SPLIT_BYTES,
     hold_id: str = "",
-) -> list[Piece]:
+) -> list[LakePiece]:
     """The pieces of one partition that are still to be written, ascending; of `wanted`, or of the whole log."""
     life = life_of(pin)
-    whole = Range(pin.start.offset, pin.end.offset)
+    whole = OffsetRange(pin.start.offset, pin.end.offset)
     if wanted is not None:
-        whole = Range(max(whole.first, wanted.first), min(whole.end, wanted.end))
+        whole = OffsetRange(max(whole.first, wanted.first), min(whole.end, wanted.end))
     borders = _borders(pin, state, life)
     hints = [plan for plan in earlier if plan.life == life]
     for plan in hints:
-        borders.setdefault(plan.first, Cut(plan.first, plan.first_log_id, -1, 0))
-        borders.setdefault(plan.end, Cut(plan.end, plan.end_log_id, -1, 0))
-    found: list[Piece] = []
+        borders.setdefault(plan.first, CutPoint(plan.first, plan.first_log_id, -1, 0))
+        borders.setdefault(plan.end, CutPoint(plan.end, plan.end_log_id, -1, 0))
+    found: list[LakePiece] = []
     for todo in without(whole, state.covered(life)):
         forced = {offset for plan in hints for offset in plan.range if todo.first < offset < todo.end}
         for first, end in _divided(todo, pin.cuts, forced, split_bytes):
-            found.append(_piece(pin, life, Range(first, end), borders, hold_id))
+            found.append(_piece(pin, life, OffsetRange(first, end), borders, hold_id))
     return found
 
 
-def _borders(pin: Pin, state: State, life: Life) -> dict[int, Cut]:
+def _borders(pin: PinnedPartition, state: LakeState, life: Life) -> dict[int, CutPoint]:
     """Known borders by offset. Where batches without messages lie between, they go to the file that is behind them at
     the start of the log, and to the one before them at its end; elsewhere the border of a file wins."""
     borders = {cut.offset: cut for cut in (*pin.cuts, pin.end, pin.start)}
     borders[pin.end.offset] = pin.end if pin.end.offset > pin.start.offset else pin.start
     for file in state.files.get(life, ()):
-        borders[file.first] = Cut(file.first, file.first_log_id, -1, file.first_timestamp_ns)
-        borders[file.end] = Cut(file.end, file.end_log_id, -1, file.last_timestamp_ns)
+        borders[file.first] = CutPoint(file.first, file.first_log_id, -1, file.first_timestamp_ns)
+        borders[file.end] = CutPoint(file.end, file.end_log_id, -1, file.last_timestamp_ns)
     return borders
 
 
-def _divided(todo: Range, cuts: Sequence[Cut], forced: set[int], split_bytes: int) -> Iterator[Range]:
+def _divided(todo: OffsetRange, cuts: Sequence[CutPoint], forced: set[int], split_bytes: int) -> Iterator[OffsetRange]:
     """`todo` at cuts: as soon as the next one would make it more than `split_bytes`, and where it is forced."""
     first, at = todo.first, _position(cuts, todo.first)
-    last: Cut | None = None
+    last: CutPoint | None = None
     inside = {cut.offset: cut for cut in cuts if todo.first < cut.offset < todo.end}
     for offset in sorted({*inside, *forced}):
         cut = inside.get(offset)
         if last is not None and cut is not None and cut.position - at > split_bytes:
-            yield Range(first, last.offset)
+            yield OffsetRange(first, last.offset)
             first, at, last = last.offset, last.position, None
         if offset in forced:
-            yield Range(first, offset)
+            yield OffsetRange(first, offset)
             first, at, last = offset, _position(cuts, offset), None
         else:
             last = cut
     end = _position(cuts, todo.end)
     if last is not None and end - at > split_bytes:
-        yield Range(first, last.offset)
+        yield OffsetRange(first, last.offset)
         first = last.offset
-    yield Range(first, todo.end)
+    yield OffsetRange(first, todo.end)
 
 
-def _position(cuts: Sequence[Cut], offset: int) -> int:
+def _position(cuts: Sequence[CutPoint], offset: int) -> int:
     """Of the last cut at or below a message."""
     return max((cut.position for cut in cuts if cut.offset <= offset), default=cuts[0].position if cuts else 0)
 
 
-def _piece(pin: Pin, life: Life, wanted: Range, borders: dict[int, Cut], hold_id: str) -> Piece:
+def _piece(
+    pin: PinnedPartition, life: Life, wanted: OffsetRange, borders: dict[int, CutPoint], hold_id: str
+) -> LakePiece:
     """One piece. A border that nobody knows is the nearest one outside: the reader drops the rest."""
     everywhere = sorted({*borders.values(), pin.start, pin.end})
     low = borders.get(wanted.first) or max((cut for cut in everywhere if cut.offset <= wanted.first), default=pin.start)
@@ -157,15 +159,15 @@ def _piece(pin: Pin, life: Life, wanted: Range, borders: dict[int, Cut], hold_id
     known = pin.start.timestamp_ns or latest
     earliest = max((cut.timestamp_ns for cut in timed if cut.offset <= wanted.first), default=known)
     days = names.day_of(earliest), names.day_of(max(latest, earliest))
-    return Piece(split, log_bytes, Planned(life, *wanted, low.log_id, high.log_id, *days))
+    return LakePiece(split, log_bytes, Planned(life, *wanted, low.log_id, high.log_id, *days))
 
 
-def rounds(found: Iterable[Piece], round_bytes: int = ROUND_BYTES) -> Iterator[list[Piece]]:
+def rounds(found: Iterable[LakePiece], round_bytes: int = ROUND_BYTES) -> Iterator[list[LakePiece]]:
     """The pieces in parts that are committed one by one: of each partition in order, of all partitions in turn."""
-    queues: dict[Life, list[Piece]] = {}
+    queues: dict[Life, list[LakePiece]] = {}
     for piece in found:
         queues.setdefault(piece.life, []).append(piece)
-    part: list[Piece] = []
+    part: list[LakePiece] = []
     size = 0
     while queues:
         for life in list(queues):
@@ -198,12 +200,12 @@ def decode(raw: bytes) -> list[Planned]:
         return []
 
 
-def still_open(planned: Iterable[Planned], state: State) -> list[Planned]:
+def still_open(planned: Iterable[Planned], state: LakeState) -> list[Planned]:
     """What is not wholly in the lake: whoever writes the rest cuts at these borders."""
     return [plan for plan in planned if list(without(plan.range, state.covered(plan.life)))]
 
 
-def dead_files(plan: Planned, paths: Iterable[str], state: State) -> list[str]:
+def dead_files(plan: Planned, paths: Iterable[str], state: LakeState) -> list[str]:
     """Of these paths, files of the planned range that no commit names and, as they overlap one, none ever can. Merged
     files are no run's that had a plan: they overlap what they are made of until they are committed."""
     named = {file.path for file in state.files.get(plan.life, ())}

@@ -23,16 +23,16 @@ from nsqha.commitlog.entry import BROKEN_CHAIN, decode, genesis, next_chain
 from pyspark_nsqha.lake import names, plan
 from pyspark_nsqha.lake.commit import Commits, Moved
 from pyspark_nsqha.lake.compact import noted
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, Life, Missing, Range, State, without
-from pyspark_nsqha.lake.plan import Piece, Planned
+from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState, Life, Missing, OffsetRange, without
+from pyspark_nsqha.lake.plan import LakePiece, Planned
 from pyspark_nsqha.lake.store import Store, StoreFailed
-from pyspark_nsqha.lake.task import Outcome
-from pyspark_nsqha.model import Pin, Split
+from pyspark_nsqha.lake.task import PieceOutcome
+from pyspark_nsqha.model import PinnedPartition, Split
 
 MOVED_MAX = 100  # times that somebody else is first; then something is wrong
 STALE_NS = 3600 * 10**9  # age of what is being written by nobody that a plan names
 
-Write = Callable[[Sequence[Split], str], list[Outcome]]
+Write = Callable[[Sequence[Split], str], list[PieceOutcome]]
 """Runs `task.write_piece` for each split, somewhere, under the name of a run; outcomes in the same order."""
 Step = Callable[[str], None]
 """Is told the name of each step before it is taken."""
@@ -43,11 +43,11 @@ class DataLoss(Exception):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPartition:
     """One partition that is to be in the lake: all of it, or a range; and what is known to be gone already."""
 
-    pin: Pin
-    range: Range | None = None
+    pin: PinnedPartition
+    range: OffsetRange | None = None
     gone: tuple[Missing, ...] = ()
     hold_id: str = ""
 
@@ -57,7 +57,7 @@ class Wanted:
 
 
 @dataclass
-class Totals:
+class RoundTotals:
     """What was done."""
 
     files: int = 0
@@ -71,7 +71,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RoundSettings:
     """How rounds are made."""
 
     run: str  # a name that no other run has
@@ -88,7 +88,7 @@ class Rounds:
     """Writes what is wanted into one lake."""
 
     def __init__(
-        self, commits: Commits, store: Store, write: Write, settings: Settings, *, step: Step = _nothing
+        self, commits: Commits, store: Store, write: Write, settings: RoundSettings, *, step: Step = _nothing
     ) -> None:
         self.commits = commits
         self.store = store
@@ -99,16 +99,16 @@ class Rounds:
 
     def carry_out(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[WantedPartition],
         *,
-        committed: Callable[[State], None] = _nothing,
-        progress: Callable[[Totals, int], None] = lambda totals, left: None,
-    ) -> Totals:
+        committed: Callable[[LakeState], None] = _nothing,
+        progress: Callable[[RoundTotals, int], None] = lambda totals, left: None,
+    ) -> RoundTotals:
         """Until nothing is left to do. `committed` is called behind each commit, `progress` with the bytes left.
 
         StoreFailed, DataLoss, Overlap or BadManifest: what was committed before stays.
         """
-        totals, moved = Totals(), 0
+        totals, moved = RoundTotals(), 0
         while moved < MOVED_MAX:
             self.step("state")
             state = self.commits.state(durable=True)
@@ -135,7 +135,7 @@ class Rounds:
             committed(after)
         raise StoreFailed(f"somebody else committed to {self.store.uri} {MOVED_MAX} times meanwhile; try again")
 
-    def tidy(self, state: State, pins: Sequence[Pin] = ()) -> list[Planned]:
+    def tidy(self, state: LakeState, pins: Sequence[PinnedPartition] = ()) -> list[Planned]:
         """Remove what can never count any more; the borders that others, or this run before, planned and did not
         reach. `pins`: what the log has of some partitions; what it has no more is planned no more."""
         found: list[Planned] = []
@@ -167,7 +167,9 @@ class Rounds:
         folders = {names.day_folder(planned.life.topic, day) for day in planned.days}
         return [file.path for folder in sorted(folders) for file in self.store.list(folder)]
 
-    def _pieces(self, one: Wanted, state: State, earlier: Iterable[Planned], totals: Totals) -> list[Piece]:
+    def _pieces(
+        self, one: WantedPartition, state: LakeState, earlier: Iterable[Planned], totals: RoundTotals
+    ) -> list[LakePiece]:
         if one.life in totals.failed:
             return []
         return plan.pieces(
@@ -179,7 +181,7 @@ class Rounds:
             hold_id=one.hold_id,
         )
 
-    def _write_down(self, part: list[Piece], earlier: Sequence[Planned], state: State) -> None:
+    def _write_down(self, part: list[LakePiece], earlier: Sequence[Planned], state: LakeState) -> None:
         """The plan of this round, but for what is in a plan already."""
         known = {(one.life, one.range) for one in earlier}
         new = [piece.planned for piece in part if (piece.life, piece.planned.range) not in known]
@@ -188,7 +190,7 @@ class Rounds:
             run = self._settings.run
             self.store.write(names.plan(run, state.sequence), plan.encode(new), run=run)
 
-    def _written(self, part: list[Piece], gone: list[Missing], state: State, totals: Totals) -> Addition:
+    def _written(self, part: list[LakePiece], gone: list[Missing], state: LakeState, totals: RoundTotals) -> Addition:
         """What this round adds, checked. Partitions that failed are told in `totals`."""
         self.step("write")
         outcomes = self._write([piece.split for piece in part], self._settings.run) if part else []
@@ -196,7 +198,7 @@ class Rounds:
         refused = [outcome.failed for outcome in outcomes if outcome.store_failed]
         if refused:
             raise StoreFailed(f"{refused[0]}; nothing of this round was committed")
-        good: list[Outcome] = []
+        good: list[PieceOutcome] = []
         for piece, outcome in zip(part, outcomes, strict=True):
             if piece.life in totals.failed:
                 continue
@@ -217,7 +219,7 @@ class Rounds:
         self._check_visible(files, state)
         return Addition(files, missing, cluster="" if state.cluster else self.cluster)
 
-    def _check_visible(self, files: Iterable[LakeFile], state: State) -> None:
+    def _check_visible(self, files: Iterable[LakeFile], state: LakeState) -> None:
         """What tasks wrote on their machines is what the driver sees from here. Moved: others have removed it, because
         they have committed the same messages."""
         sizes: dict[str, int] = {}
@@ -236,7 +238,7 @@ class Rounds:
                 )
 
 
-def _over(planned: Planned, pins: Sequence[Pin]) -> bool:
+def _over(planned: Planned, pins: Sequence[PinnedPartition]) -> bool:
     """Whether the log has no more what was planned: the topic was made anew, or retention took it."""
     lives = {plan.life_of(pin): pin for pin in pins}
     if planned.life in lives:
@@ -245,16 +247,16 @@ def _over(planned: Planned, pins: Sequence[Pin]) -> bool:
     return bool(uids) and planned.life.topic_uid not in uids
 
 
-def _not_told(gone: Iterable[Missing], state: State) -> list[Missing]:
+def _not_told(gone: Iterable[Missing], state: LakeState) -> list[Missing]:
     """Gaps of which the lake says nothing yet."""
     return [
         Missing(*gap.life, *left, gap.reason)
         for gap in gone
-        for left in without(Range(gap.first, gap.end), state.covered(gap.life))
+        for left in without(OffsetRange(gap.first, gap.end), state.covered(gap.life))
     ]
 
 
-def _count(totals: Totals, addition: Addition, part: Iterable[Piece]) -> None:
+def _count(totals: RoundTotals, addition: Addition, part: Iterable[LakePiece]) -> None:
     totals.rounds += 1
     totals.files += len(addition.files)
     totals.rows += sum(file.rows for file in addition.files)
@@ -263,7 +265,7 @@ def _count(totals: Totals, addition: Addition, part: Iterable[Piece]) -> None:
     totals.missing += addition.missing
 
 
-def _before(piece: Piece, good: Iterable[Outcome], state: State) -> LakeFile | None:
+def _before(piece: LakePiece, good: Iterable[PieceOutcome], state: LakeState) -> LakeFile | None:
     """The file that ends where a piece begins: of this round, or of the lake."""
     of_round = (file for outcome in good for file in outcome.addition.files)
     for file in (*of_round, *state.files.get(piece.life, ())):
@@ -272,7 +274,7 @@ def _before(piece: Piece, good: Iterable[Outcome], state: State) -> LakeFile | N
     return None
 
 
-def not_a_piece(outcome: Outcome) -> str:
+def not_a_piece(outcome: PieceOutcome) -> str:
     """Why files and gaps of an outcome are not exactly its split; empty if they are."""
     addition = outcome.addition
     told = sorted(
@@ -290,7 +292,7 @@ def not_a_piece(outcome: Outcome) -> str:
     return f"{where}: a task wrote {told} of [{outcome.split.first}, {outcome.split.end}): its nsqha is another version"
 
 
-def broken_link(before: LakeFile | None, outcome: Outcome) -> str:
+def broken_link(before: LakeFile | None, outcome: PieceOutcome) -> str:
     """Why the first entry of a piece does not follow the file before it; empty if it does, or nobody can know."""
     entry = decode(outcome.first_entry) if outcome.first_entry else None
     if before is None or entry is None or entry.log_id != before.end_log_id or before.flags & BROKEN_CHAIN:
@@ -303,7 +305,7 @@ def broken_link(before: LakeFile | None, outcome: Outcome) -> str:
     )
 
 
-def linked(outcome: Outcome, before: LakeFile | None) -> Outcome:
+def linked(outcome: PieceOutcome, before: LakeFile | None) -> PieceOutcome:
     """With what its first file is chained to, where it follows another one."""
     files = outcome.addition.files
     if not files:

@@ -34,7 +34,7 @@ class Exists(Exception):
     """Somebody else created this name."""
 
 
-class Found(NamedTuple):
+class ListedFile(NamedTuple):
     """A file of a listing."""
 
     path: str
@@ -113,7 +113,7 @@ class Store:
         except OSError as error:
             raise StoreFailed(f"cannot open {path} of {self.uri}: {_line(error)}") from None
 
-    def list(self, folder: str, *, recursive: bool = False) -> Iterator[Found]:
+    def list(self, folder: str, *, recursive: bool = False) -> Iterator[ListedFile]:
         """Its files, by path; nothing if there is no such folder."""
         from pyarrow import fs
 
@@ -126,7 +126,7 @@ class Store:
         start = len(self._root) + 1
         for info in sorted(found, key=lambda info: str(info.path)):
             if info.type == fs.FileType.File:
-                yield Found(info.path[start:], info.size, info.mtime_ns or 0)
+                yield ListedFile(info.path[start:], info.size, info.mtime_ns or 0)
 
     # ---- writing
 

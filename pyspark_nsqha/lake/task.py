@@ -24,12 +24,11 @@ import pyarrow as pa
 from pyspark_nsqha.entries import ENTRY, Entries, verify
 from pyspark_nsqha.fetch import runs
 from pyspark_nsqha.lake import names
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, Missing, Range, joined, without
+from pyspark_nsqha.lake.manifest import Addition, LakeFile, Missing, OffsetRange, joined, without
 from pyspark_nsqha.lake.parquet import SCHEMA, FileMaker
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.model import ENTRY_BYTES, NotVerified, ReadFailed, Split, told
-from pyspark_nsqha.scan import Missing as NotRead
-from pyspark_nsqha.scan import record_batches
+from pyspark_nsqha.scan import MissingRange, record_batches
 
 if TYPE_CHECKING:
     from pyspark_nsqha.options import Tls
@@ -49,7 +48,7 @@ Read = Callable[[Split, Tell], Iterator[Verified]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PieceOutcome:
     """What became of one piece: files and gaps that cover it, or why it failed."""
 
     split: Split
@@ -68,7 +67,7 @@ def read_log(
     source = runs(split, tls=tls, timeout_seconds=timeout_seconds, retries=retries, host=host)
     before: bytes | None = None
     for run in source:
-        gaps: list[NotRead] = []
+        gaps: list[MissingRange] = []
         try:
             entries = verify(run, split.identity, before, at=(split.at_log_id, split.chain))
             batches = list(
@@ -95,7 +94,7 @@ def read_log(
         yield Verified(entries, batches)
 
 
-def write_piece(split: Split, store: Store, read: Read, *, run: str) -> Outcome:
+def write_piece(split: Split, store: Store, read: Read, *, run: str) -> PieceOutcome:
     """Write the files of a piece."""
     writer = _Writer(split, store, run)
     try:
@@ -103,9 +102,9 @@ def write_piece(split: Split, store: Store, read: Read, *, run: str) -> Outcome:
             writer.take(entries, batches)
         return writer.finish()
     except ReadFailed as error:
-        return Outcome(split, failed=str(error))
+        return PieceOutcome(split, failed=str(error))
     except StoreFailed as error:
-        return Outcome(split, failed=str(error), store_failed=True)
+        return PieceOutcome(split, failed=str(error), store_failed=True)
 
 
 @dataclass
@@ -134,7 +133,7 @@ class _Writer:
         self.store = store
         self.run = run
         self.files: list[LakeFile] = []
-        self.told: list[tuple[Range, str]] = []
+        self.told: list[tuple[OffsetRange, str]] = []
         self.missing: list[Missing] = []
         self.at = split.first
         self.file: _Open | None = None
@@ -149,7 +148,7 @@ class _Writer:
                 f"give them up: nsqha log skip {self._where()}; they are tried again later",
                 planned=(first, end),
             )
-        self.told.append((Range(first, end), why))
+        self.told.append((OffsetRange(first, end), why))
 
     def take(self, entries: Entries, batches: Iterable[pa.RecordBatch]) -> None:
         """The messages of a run."""
@@ -165,7 +164,7 @@ class _Writer:
                     self._take_unbroken(batch.slice(begin, end - begin), entries, raw)
         self.last_entry = raw[-ENTRY_BYTES:] or self.last_entry
 
-    def finish(self) -> Outcome:
+    def finish(self) -> PieceOutcome:
         """What was written. ReadFailed if it is not the whole piece."""
         if self.file is not None:
             # Batches without messages behind the last one belong to it: then the next file begins where this one ends.
@@ -174,7 +173,7 @@ class _Writer:
             self._close()
         self._skip_to(self.split.end)
         addition = Addition(tuple(self.files), tuple(self.missing))
-        return Outcome(self.split, addition, self.first_entry, self.last_entry)
+        return PieceOutcome(self.split, addition, self.first_entry, self.last_entry)
 
     def _take_unbroken(self, batch: pa.RecordBatch, entries: Entries, raw: bytes) -> None:
         """Messages without a hole, of one day."""
@@ -246,7 +245,7 @@ class _Writer:
 
     def _skip_to(self, offset: int) -> None:
         """Messages that did not come are missing, if it was told why. ReadFailed if it was not."""
-        skipped, self.at = Range(self.at, max(self.at, offset)), max(self.at, offset)
+        skipped, self.at = OffsetRange(self.at, max(self.at, offset)), max(self.at, offset)
         if left := list(without(skipped, joined(gap for gap, _ in self.told))):
             first, end = left[0]
             raise ReadFailed(f"{self._where()}: offsets [{first}, {end}) did not come; try again", planned=left[0])
@@ -282,11 +281,11 @@ class PieceTask:
     retries: int = 3
     host: str = ""
 
-    def __call__(self, split: Split) -> Outcome:
+    def __call__(self, split: Split) -> PieceOutcome:
         read = partial(
             read_log, tls=self.tls, timeout_seconds=self.timeout_seconds, retries=self.retries, host=self.host
         )
         try:
             return write_piece(split, self.store, read, run=self.run)
         except Exception as error:
-            return Outcome(split, failed=told(error))
+            return PieceOutcome(split, failed=told(error))

@@ -29,12 +29,12 @@ from nsqha.commitlog.entry import BROKEN_CHAIN
 from pyspark_nsqha.lake import names
 from pyspark_nsqha.lake.compact import replaced
 from pyspark_nsqha.lake.contents import GAP, MISMATCH, Check, Problem, differences, problem
-from pyspark_nsqha.lake.manifest import LakeFile, Life, Missing, Range, State, without
+from pyspark_nsqha.lake.manifest import LakeFile, LakeState, Life, Missing, OffsetRange, without
 from pyspark_nsqha.lake.parquet import BadFile, footer_of, open_file
 from pyspark_nsqha.lake.plan import life_of
 from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.lake.task import Read
-from pyspark_nsqha.model import Cut, Gone, Pin, ReadFailed, Split
+from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed, Split
 
 THREADS = 8  # that look at footers
 _MINUTE_NS = 60 * 10**9
@@ -42,7 +42,7 @@ AGAIN_MAX = 5  # times that retention takes what is being compared
 
 
 @dataclass
-class Partition:
+class LakePartition:
     """What the lake has of one life."""
 
     life: Life
@@ -55,10 +55,10 @@ class Partition:
 
 
 @dataclass
-class Report:
+class LakeReport:
     """What was looked at, and what is wrong."""
 
-    partitions: list[Partition] = field(default_factory=list)
+    partitions: list[LakePartition] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -69,23 +69,23 @@ class Report:
 
 
 def verify(
-    state: State,
+    state: LakeState,
     store: Store,
     topics: Sequence[str],
     *,
-    pins: Sequence[Pin] | None = None,
+    pins: Sequence[PinnedPartition] | None = None,
     read: Read | None = None,
     check: Check | None = None,
     hold_id: str = "",
-    now_again: Callable[[], Sequence[Pin]] | None = None,
+    now_again: Callable[[], Sequence[PinnedPartition]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Report:
+) -> LakeReport:
     """What the lake has of these topics. `pins`: what is committed now, `read` reads it, under `hold_id` if there is a
     hold; `check`: read everything. `now_again` has new pins, if retention takes meanwhile what is to be compared.
 
     StoreFailed if the lake cannot be read.
     """
-    report = Report()
+    report = LakeReport()
     lives = sorted(life for life in {*state.files, *state.missing} if life.topic in topics)
     now = {life_of(pin): pin for pin in pins or ()}
     for topic in topics:
@@ -111,13 +111,13 @@ def verify(
     return report
 
 
-def _partition(life: Life, files: Sequence[LakeFile], state: State) -> Partition:
+def _partition(life: Life, files: Sequence[LakeFile], state: LakeState) -> LakePartition:
     covered = state.covered(life)
     sums = (len(files), sum(file.rows for file in files), sum(file.bytes for file in files))
-    return Partition(life, covered[0].first, covered[-1].end, *sums)
+    return LakePartition(life, covered[0].first, covered[-1].end, *sums)
 
 
-def holes(life: Life, state: State) -> Iterator[Problem]:
+def holes(life: Life, state: LakeState) -> Iterator[Problem]:
     """Ranges between files that no manifest has a reason for."""
     for left, right in pairwise(state.covered(life)):
         yield Problem(GAP, life.topic, life.partition, left.end, right.first, "", "no file of the lake has them")
@@ -139,7 +139,7 @@ def _check_files(
     store: Store,
     topics: Sequence[str],
     wanted: Sequence[LakeFile],
-    report: Report,
+    report: LakeReport,
     progress: Callable[[int, int], None],
 ) -> set[str]:
     """Sizes by listing, footers by reading the ends of files; paths of those that can be read."""
@@ -192,7 +192,7 @@ def _footer_problems(file: LakeFile, store: Store) -> Iterator[Problem]:
 # ---- against the log
 
 
-def _check_log(life: Life, pin: Pin, state: State, report: Report) -> None:
+def _check_log(life: Life, pin: PinnedPartition, state: LakeState, report: LakeReport) -> None:
     """What the log has still is in the lake, up to where the lake ends."""
     covered = state.covered(life)
     start = pin.start.offset
@@ -203,8 +203,8 @@ def _check_log(life: Life, pin: Pin, state: State, report: Report) -> None:
         why = "neither the lake nor the log has them: retention took them, or manifests are gone"
         report.problems.append(Problem(GAP, life.topic, life.partition, covered[-1].end, start, "", why))
     end = covered[-1].end
-    whole = Range(pin.start.offset, min(end, pin.end.offset))
-    inner = Range(covered[0].first, end)
+    whole = OffsetRange(pin.start.offset, min(end, pin.end.offset))
+    inner = OffsetRange(covered[0].first, end)
     for first, behind in without(whole, covered):
         if behind <= inner.first:
             report.problems.append(
@@ -218,10 +218,10 @@ def _check_log(life: Life, pin: Pin, state: State, report: Report) -> None:
             partition.behind = max(pin.end.offset - end, 0)
 
 
-def _check_new(life: Life, pin: Pin, state: State, report: Report) -> None:
+def _check_new(life: Life, pin: PinnedPartition, state: LakeState, report: LakeReport) -> None:
     """A life that the lake has nothing of: it may be new, and then its log begins with its first message."""
     start, end = pin.start.offset, pin.end.offset
-    report.partitions.append(Partition(life, start, start, 0, 0, 0, end - start))
+    report.partitions.append(LakePartition(life, start, start, 0, 0, 0, end - start))
     lives = [one for one in {*state.files, *state.missing} if one.topic == life.topic]
     if start:
         why = "neither the lake nor the log has them: retention took them before they were archived"
@@ -234,16 +234,18 @@ def _check_new(life: Life, pin: Pin, state: State, report: Report) -> None:
         report.notes.append(f"{life}: offsets [{start}, {end}) of the log are not in the lake yet")
 
 
-def _check_missing(life: Life, pin: Pin, state: State, read: Read, hold_id: str, report: Report) -> None:
+def _check_missing(
+    life: Life, pin: PinnedPartition, state: LakeState, read: Read, hold_id: str, report: LakeReport
+) -> None:
     """What was recorded as missing is not in the log either."""
     for gap in state.missing.get(life, ()):
         first, end = max(gap.first, pin.start.offset), min(gap.end, pin.end.offset)
         if first >= end:
             continue
         files = state.files.get(life, ())
-        cuts = [Cut(file.end, file.end_log_id, 0, 0) for file in files if pin.start.offset <= file.end <= first]
+        cuts = [CutPoint(file.end, file.end_log_id, 0, 0) for file in files if pin.start.offset <= file.end <= first]
         low = max(cuts, default=pin.start)
-        cuts = [Cut(file.first, file.first_log_id, 0, 0) for file in files if end <= file.first <= pin.end.offset]
+        cuts = [CutPoint(file.first, file.first_log_id, 0, 0) for file in files if end <= file.first <= pin.end.offset]
         high = min(cuts, default=pin.end)
         at = pin.end.log_id - 1, pin.chain
         borders = (low.log_id, high.log_id, low.offset, high.offset)
@@ -261,7 +263,9 @@ def _check_missing(life: Life, pin: Pin, state: State, read: Read, hold_id: str,
             report.failed.append(str(error))
 
 
-def _check_anchors(life: Life, pin: Pin, files: Sequence[LakeFile], read: Read, hold_id: str, report: Report) -> None:
+def _check_anchors(
+    life: Life, pin: PinnedPartition, files: Sequence[LakeFile], read: Read, hold_id: str, report: LakeReport
+) -> None:
     """The last entry of each unbroken piece of the lake, as far as the log has it, is the log's."""
     for file in anchors(files):
         log_id = file.end_log_id - 1
@@ -299,11 +303,11 @@ def anchors(files: Sequence[LakeFile]) -> Iterator[LakeFile]:
 
 def _check_contents(
     files: Sequence[LakeFile],
-    now: dict[Life, Pin],
+    now: dict[Life, PinnedPartition],
     check: Check,
     hold_id: str,
-    now_again: Callable[[], Sequence[Pin]] | None,
-    report: Report,
+    now_again: Callable[[], Sequence[PinnedPartition]] | None,
+    report: LakeReport,
 ) -> None:
     """Everything, by tasks. Where retention was faster, once more with what the log has left."""
     for again in range(AGAIN_MAX + 1):
@@ -324,11 +328,11 @@ def _check_contents(
         files, now = gone, {life_of(pin): pin for pin in now_again()} if again < AGAIN_MAX - 1 else {}
 
 
-def split_of(file: LakeFile, pin: Pin | None, hold_id: str = "") -> Split | None:
+def split_of(file: LakeFile, pin: PinnedPartition | None, hold_id: str = "") -> Split | None:
     """What the log has still of a file; None if that is nothing."""
     if pin is None or file.end_log_id > pin.end.log_id or file.end <= pin.start.offset:
         return None
-    low = Cut(file.first, file.first_log_id, 0, 0)
+    low = CutPoint(file.first, file.first_log_id, 0, 0)
     if file.first_log_id < pin.start.log_id:
         low = pin.start
     first = max(file.first, low.offset)

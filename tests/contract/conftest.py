@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.election.session import Session
+from nsqha.election.session import ClusterSession
 from nsqha.election.store import MetadataStore
 from tests.contract.metadata_stores import (
     EtcdOpener,
@@ -49,5 +49,5 @@ def store(opener: Opener) -> Iterator[MetadataStore]:
 
 
 @pytest.fixture
-def session(store: MetadataStore) -> Session:
+def session(store: MetadataStore) -> ClusterSession:
     return open_session(store)

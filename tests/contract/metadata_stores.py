@@ -17,7 +17,7 @@ from nsqha.election.embedded import EmbeddedStore
 from nsqha.election.etcd.client import EtcdOptions
 from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.model import TopicRecord, Versioned
-from nsqha.election.session import Session
+from nsqha.election.session import ClusterSession
 from nsqha.election.store import MemoryStore, MetadataStore
 from tests.etcd_server import EtcdServer
 
@@ -65,7 +65,7 @@ def changed(topic: Versioned[TopicRecord], channel: str, uid: int = 5) -> TopicR
     return replace(topic.record, channels=topic.record.channels.with_channel(channel, uid))
 
 
-def open_session(store: MetadataStore) -> Session:
+def open_session(store: MetadataStore) -> ClusterSession:
     if isinstance(store, EtcdStore):
         # One per process; the opener has made it.
         assert store._session is not None

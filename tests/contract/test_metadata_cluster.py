@@ -9,7 +9,7 @@ import pytest
 from nsqha.clock import SystemClock
 from nsqha.election import moves
 from nsqha.election.model import Controller, NodeInfo, TopicSettings
-from nsqha.election.session import Session
+from nsqha.election.session import ClusterSession
 from nsqha.election.store import MetadataStore
 from nsqha.errors import Conflict, NotFound
 from tests.contract.metadata_stores import CLUSTER, Opener, changed, open_session
@@ -37,7 +37,7 @@ def test_each_registration_is_new_also_after_a_restart(store: MetadataStore, ope
     assert third.registration > second.registration
 
 
-def test_a_node_changes_its_record_and_keeps_its_registration(store: MetadataStore, session: Session) -> None:
+def test_a_node_changes_its_record_and_keeps_its_registration(store: MetadataStore, session: ClusterSession) -> None:
     with pytest.raises(NotFound):
         session.update(NodeInfo(7))
     first = session.register(NodeInfo(7, name="a"))
@@ -50,7 +50,7 @@ def test_a_node_changes_its_record_and_keeps_its_registration(store: MetadataSto
         session.register(NodeInfo(7))
 
 
-def test_a_session_that_is_over_changes_nothing(store: MetadataStore, session: Session) -> None:
+def test_a_session_that_is_over_changes_nothing(store: MetadataStore, session: ClusterSession) -> None:
     session.register(NodeInfo(7))
     assert session.fresh(SystemClock().monotonic())
     session.close()
@@ -63,7 +63,9 @@ def test_a_session_that_is_over_changes_nothing(store: MetadataStore, session: S
         session.campaign(Controller("a"))
 
 
-def test_a_node_joins_an_isr_only_with_the_registration_it_asked_with(store: MetadataStore, session: Session) -> None:
+def test_a_node_joins_an_isr_only_with_the_registration_it_asked_with(
+    store: MetadataStore, session: ClusterSession
+) -> None:
     topic = store.create_topic("orders", TopicSettings())
     meta = topic.record.partitions[0]
     wanted = replace(meta, isr={7: 70, 8: 80})
@@ -82,7 +84,9 @@ def test_a_node_joins_an_isr_only_with_the_registration_it_asked_with(store: Met
         store.replace_partition("orders", topic.record.uid, 0, new, registered={8: registration})
 
 
-def test_one_controller_at_a_time_and_each_term_has_a_higher_epoch(store: MetadataStore, session: Session) -> None:
+def test_one_controller_at_a_time_and_each_term_has_a_higher_epoch(
+    store: MetadataStore, session: ClusterSession
+) -> None:
     assert store.controller() is None
     first = session.campaign(Controller("a", "a:1"))
     assert first is not None and first.name == "a" and first.epoch
@@ -96,7 +100,7 @@ def test_one_controller_at_a_time_and_each_term_has_a_higher_epoch(store: Metada
     assert store.controller() is None
 
 
-def test_a_controller_that_is_deposed_decides_nothing_more(store: MetadataStore, session: Session) -> None:
+def test_a_controller_that_is_deposed_decides_nothing_more(store: MetadataStore, session: ClusterSession) -> None:
     topic = store.create_topic("orders", TopicSettings())
     uid, meta = topic.record.uid, topic.record.partitions[0]
     first = session.campaign(Controller("a"))
@@ -113,7 +117,7 @@ def test_a_controller_that_is_deposed_decides_nothing_more(store: MetadataStore,
     assert store.controller() == second
 
 
-def test_what_a_controller_decides_counts_only_in_its_term(store: MetadataStore, session: Session) -> None:
+def test_what_a_controller_decides_counts_only_in_its_term(store: MetadataStore, session: ClusterSession) -> None:
     topic = store.create_topic("orders", TopicSettings())
     uid, meta = topic.record.uid, topic.record.partitions[0]
     term = session.campaign(Controller("a"))
@@ -170,7 +174,9 @@ def test_after_a_fence_the_version_that_it_ended_is_gone(store: MetadataStore) -
         store.fence_partition("orders", uid, 0, fenced.version)
 
 
-def test_watchers_get_the_names_of_changed_records_until_they_stop(store: MetadataStore, session: Session) -> None:
+def test_watchers_get_the_names_of_changed_records_until_they_stop(
+    store: MetadataStore, session: ClusterSession
+) -> None:
     names: list[str] = []
     stop = store.watch(names.append)
 
@@ -197,7 +203,7 @@ def test_watchers_get_the_names_of_changed_records_until_they_stop(store: Metada
     assert "topics/a" not in names
 
 
-def test_the_view_comes_to_what_is_read(store: MetadataStore, session: Session) -> None:
+def test_the_view_comes_to_what_is_read(store: MetadataStore, session: ClusterSession) -> None:
     a = store.create_topic("a", TopicSettings(partitions=2))
     store.replace_partition("a", a.record.uid, 1, replace(a.record.partitions[1], leader=7))
     for name in ("b", "e#ephemeral"):

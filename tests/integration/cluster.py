@@ -29,7 +29,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # see tests/conftest
 
 import grpc
 
-from nsqha.cli.brokers.v2client import Publisher, Refused, Subscriber
+from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber, V2Publisher
 from nsqha.cli.log import Folder, folders
 from nsqha.clock import SystemClock
 from nsqha.commitlog.lookup import LogIdentity, LogReader
@@ -467,10 +467,10 @@ def published_and_read_through(node: Member, topic: str, count: int = 200) -> No
     bodies = [b"%d" % random.getrandbits(60) for _ in range(count)]
 
     def published() -> bool:
-        publisher = Publisher(node.tcp, 2 * OUTCOME_SECONDS)
+        publisher = V2Publisher(node.tcp, 2 * OUTCOME_SECONDS)
         try:
             publisher.publish(topic, bodies)
-        except Refused:
+        except RefusedByServer:
             return False
         finally:
             publisher.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 
 BIN = Path(sys.executable).parent
 ANY_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "grpc", "segments", "lookupd-tcp", "lookupd-http")]
@@ -74,7 +74,7 @@ class DevNode:
 
     def publish(self, topic: str, *bodies: str) -> None:
         """As `create`."""
-        publisher = Publisher(self.tcp, 10)
+        publisher = V2Publisher(self.tcp, 10)
         publisher.publish(topic, [body.encode() for body in bodies])
         publisher.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from nsqha.clock import SystemClock
 from nsqha.election.accepting import Hold
-from nsqha.election.etcd.accepting import EtcdAcceptance, Look
+from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.errors import NsqhaError
@@ -91,7 +91,7 @@ class Restorable:
             self.cluster._store.close()
             self.cluster._store = None
 
-    def look(self) -> Look | None:
+    def look(self) -> EtcdSnapshot | None:
         acceptance = EtcdAcceptance(
             EtcdOptions((self.cluster.etcd.endpoint,)), CLUSTER_NAME, SystemClock(), lambda text: None
         )

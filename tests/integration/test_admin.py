@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from nsqha.cli.brokers.v2client import Message, Publisher, Refused, Subscriber
+from nsqha.cli.brokers.v2client import Message, RefusedByServer, Subscriber, V2Publisher
 from nsqha.pb.v1 import admin_pb2 as pb
 from nsqha.pb.v1 import admin_pb2_grpc
 from tests.integration.devnode import DevNode
@@ -47,7 +47,7 @@ def topic(admin: Any, request: pytest.FixtureRequest) -> str:
 
 
 def publish(node: DevNode, topic: str, *bodies: bytes) -> None:
-    publisher = Publisher(node.tcp, 10)
+    publisher = V2Publisher(node.tcp, 10)
     publisher.publish(topic, bodies)
     publisher.close()
 
@@ -308,7 +308,7 @@ def test_peek_merges_partitions_by_time(node: DevNode, admin: Any) -> None:
 
 
 def test_peek_shows_when_a_deferred_message_is_due(node: DevNode, admin: Any, topic: str) -> None:
-    publisher = Publisher(node.tcp, 10)
+    publisher = V2Publisher(node.tcp, 10)
     publisher.publish(topic, [b"now"])
     publisher.publish(topic, [b"in a day"], delay_ms=86_400_000)
     publisher.publish(topic, [b"now again"])
@@ -450,7 +450,7 @@ def test_what_http_creates_grpc_sees(node: DevNode, admin: Any) -> None:
 
 
 def test_the_client_says_what_the_broker_refused(node: DevNode) -> None:
-    publisher = Publisher(node.tcp, 10)
-    with pytest.raises(Refused, match="E_BAD_MESSAGE"):
+    publisher = V2Publisher(node.tcp, 10)
+    with pytest.raises(RefusedByServer, match="E_BAD_MESSAGE"):
         publisher.publish("orders", [b"x" * (2 << 20)])
     publisher.close()

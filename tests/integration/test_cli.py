@@ -358,9 +358,7 @@ def test_a_rate_is_kept(node: DevNode) -> None:
 
 def test_lines_are_published_as_they_come(node: DevNode) -> None:
     command = [str(BIN / "nsqha"), "pub", "slowly"]
-    process = subprocess.Popen(
-        command, env=node.environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, env=node.environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdin is not None
     process.stdin.write("first\n")
     process.stdin.flush()

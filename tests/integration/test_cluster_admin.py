@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nsqha.cli.brokers.v2client import Publisher, Subscriber
+from nsqha.cli.brokers.v2client import Subscriber, V2Publisher
 from nsqha.pb.v1 import admin_pb2 as pb
 from nsqha.pb.v1 import admin_pb2_grpc
 from tests.integration.cluster import Cluster, Member, posted
@@ -66,7 +66,7 @@ def wait_led(cluster: Cluster, topic: str, partitions: int) -> set[int]:
 
 
 def publish(node: Member, topic: str, *bodies: bytes) -> None:
-    publisher = Publisher(node.tcp, 20)
+    publisher = V2Publisher(node.tcp, 20)
     publisher.publish(topic, list(bodies))
     publisher.close()
 
@@ -225,7 +225,7 @@ def test_partitions_are_added_under_load(cluster: Cluster, topic: str, admins: l
         serial = count()
         while not stop.is_set():
             # A connection keeps to its partition while it has something under way; new ones choose among all.
-            publisher = Publisher(node.tcp, 20)
+            publisher = V2Publisher(node.tcp, 20)
             bodies = [b"%d-%d" % (n, next(serial)) for _ in range(20)]
             publisher.publish(topic, bodies)
             published.extend(bodies)

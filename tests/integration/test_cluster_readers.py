@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from tests.integration.cluster import Cluster, Member
 from tests.integration.servers import wait_until
@@ -27,7 +27,7 @@ def call(member: Member, rpc: str, **fields: Any) -> Any:
 
 
 def publish(member: Member, topic: str, *bodies: bytes) -> None:
-    publisher = Publisher(member.tcp, 10)
+    publisher = V2Publisher(member.tcp, 10)
     publisher.publish(topic, bodies)
     publisher.close()
 

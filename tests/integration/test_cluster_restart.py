@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 
-from nsqha.cli.brokers.v2client import Message, Publisher, Subscriber
+from nsqha.cli.brokers.v2client import Message, Subscriber, V2Publisher
 from tests.integration.cluster import Cluster, UnderLoad, gone, posted
 from tests.integration.servers import wait_until
 
 pytestmark = pytest.mark.timeout(240)
+
 
 def test_one_after_the_other_is_restarted(cluster: Cluster, topic: str) -> None:
     with UnderLoad(cluster, topic) as load:
@@ -31,7 +32,7 @@ def test_a_leader_that_is_stopped_repeats_nothing_that_was_finished_and_attempts
     cluster: Cluster, topic: str
 ) -> None:
     leader, follower = cluster.leader(topic), cluster.followers(topic)[0]
-    publisher = Publisher(follower.tcp, 20)
+    publisher = V2Publisher(follower.tcp, 20)
     reader = Subscriber(follower.tcp, 20, topic, "steady", window=200)
     reader.wait_at_most(0.05)
     publisher.publish(topic, [b"%d" % n for n in range(100)])

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.brokers.v2client import Publisher, Refused, Subscriber
+from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber, V2Publisher
 from nsqha.cli.terminal.exits import Exit
 from tests.integration.cluster import Cluster, Member, posted
 from tests.integration.servers import wait_until
 
 pytestmark = pytest.mark.timeout(180)
+
 
 class Reader:
     """A consumer that finishes what it gets."""
@@ -34,15 +35,15 @@ class Reader:
         return set(self.bodies)
 
 
-def published(publisher: Publisher, node: Any, topic: str, bodies: list[bytes]) -> Publisher:
+def published(publisher: V2Publisher, node: Any, topic: str, bodies: list[bytes]) -> V2Publisher:
     """Publish, and again what had no certain outcome: it was on its way to a leader that died. The publisher to go on
     with: an error ends the connection."""
     try:
         publisher.publish(topic, bodies)
-    except Refused as refused:
+    except RefusedByServer as refused:
         assert "outcome unknown" in str(refused)
         publisher.close()
-        publisher = Publisher(node.tcp, 20)
+        publisher = V2Publisher(node.tcp, 20)
         publisher.publish(topic, bodies)
     return publisher
 
@@ -54,7 +55,7 @@ def bodies(first: int, end: int) -> list[bytes]:
 def test_a_publisher_and_a_consumer_at_followers(cluster: Cluster, topic: str) -> None:
     first, second = cluster.followers(topic)
     reader = Reader(first, topic)
-    publisher = Publisher(second.tcp, 20)
+    publisher = V2Publisher(second.tcp, 20)
     publisher.publish(topic, bodies(0, 500))
     reader.read(500)
     assert reader.bodies == bodies(0, 500), "in order, each once"
@@ -71,7 +72,7 @@ def test_fixed_addresses_survive_the_death_of_the_leader(cluster: Cluster, topic
     first, second = cluster.followers(topic)
     leader = cluster.leader(topic)
     reader = Reader(first, topic)
-    publisher = Publisher(second.tcp, 20)
+    publisher = V2Publisher(second.tcp, 20)
     publisher.publish(topic, bodies(0, 100))
     reader.read(100)
     leader.kill()
@@ -89,7 +90,7 @@ def test_a_new_channel_is_known_to_the_leader_when_sub_answers(cluster: Cluster,
     first, second = cluster.followers(topic)
     for n in range(5):
         reader = Reader(first, topic, f"new{n}")
-        publisher = Publisher(second.tcp, 20)
+        publisher = V2Publisher(second.tcp, 20)
         publisher.publish(topic, [b"%d" % n])
         reader.read(1)
         assert reader.bodies == [b"%d" % n]
@@ -99,7 +100,7 @@ def test_a_new_channel_is_known_to_the_leader_when_sub_answers(cluster: Cluster,
 
 def test_channels_are_changed_from_any_node(cluster: Cluster, topic: str) -> None:
     first, second = cluster.followers(topic)
-    publisher = Publisher(second.tcp, 20)
+    publisher = V2Publisher(second.tcp, 20)
     reader, other = Reader(second, topic), Reader(second, topic, "other")
 
     def change(how: str, node: Member) -> None:
@@ -128,7 +129,7 @@ def test_channels_are_changed_from_any_node(cluster: Cluster, topic: str) -> Non
 def test_an_ephemeral_channel_at_a_follower(cluster: Cluster, topic: str) -> None:
     first, second = cluster.followers(topic)
     reader = Reader(first, topic, "e#ephemeral")
-    publisher = Publisher(second.tcp, 20)
+    publisher = V2Publisher(second.tcp, 20)
     publisher.publish(topic, bodies(0, 10))
     reader.read(10)
     reader.client.close()
@@ -145,7 +146,7 @@ def test_a_leader_that_stops_hands_over_and_nobody_notices(cluster: Cluster, top
     first, second = cluster.followers(topic)
     leader = cluster.leader(topic)
     reader = Reader(first, topic)
-    publisher = Publisher(second.tcp, 20)
+    publisher = V2Publisher(second.tcp, 20)
     publisher.publish(topic, bodies(0, 10))
     leader.stop()
     publisher.publish(topic, bodies(10, 20))

@@ -58,5 +58,3 @@ def test_every_verb_of_the_readme_is_in_the_makefile() -> None:
     verbs = set(re.findall(r"^make ([\w-]+)", README + SPARK, re.MULTILINE))
     assert verbs >= {"dev", "install-spark", "test", "lint", "bench", "crash", "mutants"}
     assert not {verb for verb in verbs if not re.search(rf"^{verb}:", makefile, re.MULTILINE)}
-
-

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from tests.integration.cluster import Cluster
 from tests.integration.devnode import DevNode
@@ -56,7 +56,7 @@ def segments(node: DevNode) -> Iterator[Segments]:
 
 
 def publish(address: str, topic: str, *bodies: bytes) -> None:
-    publisher = Publisher(address, 10)
+    publisher = V2Publisher(address, 10)
     publisher.publish(topic, bodies)
     publisher.close()
 
@@ -127,9 +127,7 @@ def test_a_hold_is_made_seen_renewed_and_released(node: DevNode, segments: Segme
     text = refused(lambda: segments("RenewHold", hold_id=reply.hold_id), grpc.StatusCode.NOT_FOUND)
     assert "nothing is held" in text
     assert "hex digits" in refused(lambda: segments("RenewHold", hold_id="x"), grpc.StatusCode.INVALID_ARGUMENT)
-    assert "at most" in refused(
-        lambda: segments.snapshot("held", hold_ms=10**9), grpc.StatusCode.INVALID_ARGUMENT
-    )
+    assert "at most" in refused(lambda: segments.snapshot("held", hold_ms=10**9), grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def test_a_reader_channel_follows_its_reader(node: DevNode, segments: Segments) -> None:

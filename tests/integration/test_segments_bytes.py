@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.cli.log import folders
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.storage import OsStorage
 from pyspark_nsqha import fetch
-from pyspark_nsqha.model import Identity, ReadFailed, Replica, Split
+from pyspark_nsqha.model import PartitionLife, ReadFailed, ReplicaAddress, Split
 from pyspark_nsqha.options import Tls
 from tests.certificates import Certificates
 from tests.integration.cluster import Cluster
@@ -34,7 +34,7 @@ def split_of(log: LogReader, *addresses: str, end: int | None = None, **more: An
     """All that is in a log, or up to `end`."""
     last, identity = log.entry((end or log.end.log_id) - 1), log.identity
     return Split(
-        Identity("orders", identity.topic_uid, identity.partition, 0),
+        PartitionLife("orders", identity.topic_uid, identity.partition, 0),
         first=log.start.offset,
         end=last.end_offset,
         first_log_id=log.start.log_id,
@@ -43,7 +43,7 @@ def split_of(log: LogReader, *addresses: str, end: int | None = None, **more: An
         end_offset=last.end_offset,
         at_log_id=last.log_id,
         chain=last.chain,
-        replicas=tuple(Replica(address) for address in addresses),
+        replicas=tuple(ReplicaAddress(address) for address in addresses),
         **more,
     )
 
@@ -101,7 +101,7 @@ def test_with_cluster_tls_a_reader_needs_a_certificate_that_says_so(tmp_path: Pa
     certificates.issue("other", "URI:nsqha:node/00000000000000cd")
     files = {"cert": certificates.cert("node"), "key": certificates.key("node"), "ca": certificates.cert("ca")}
     with Node(tmp_path / "n", sync="none", flags=[f"--cluster-tls-{name}={path}" for name, path in files.items()]) as n:
-        publisher = Publisher(n.tcp, 30)
+        publisher = V2Publisher(n.tcp, 30)
         publisher.publish("orders", [b"one", b"two"])
         publisher.close()
         found = wait_until(lambda: re.search(r"segments: listening on (\S+)", n.log()), "it serves segments")
@@ -122,7 +122,7 @@ def test_each_replica_of_a_cluster_serves_the_same(tmp_path: Path) -> None:
     with Cluster.running(tmp_path, nodes=3, sync="none") as cluster:
         cluster.create("orders", "billing")
         leader = cluster.leader("orders")
-        publisher = Publisher(leader.tcp, 30)
+        publisher = V2Publisher(leader.tcp, 30)
         for n in range(20):
             publisher.publish("orders", [f"{n} {i} ".ljust(300, "x").encode() for i in range(50)])
         publisher.close()

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher, Subscriber
-from pyspark_nsqha.options import Connection
-from pyspark_nsqha.snapshot import Asked, Segments
+from nsqha.cli.brokers.v2client import Subscriber, V2Publisher
+from pyspark_nsqha.options import ConnectOptions
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 from tests.integration.cluster import Cluster
 from tests.integration.servers import Node, free_port
 
@@ -50,13 +50,13 @@ class Broker(Node):
         """Each connection keeps to one partition, the next one to the next."""
         bodies = list(bodies)
         for at in range(connections):
-            publisher = Publisher(self.tcp, 20)
+            publisher = V2Publisher(self.tcp, 20)
             publisher.publish(topic, bodies[at::connections], delay_ms)
             publisher.close()
 
     @property
     def segments(self) -> Segments:
-        return Segments(Connection((self.grpc,)))
+        return Segments(ConnectOptions((self.grpc,)))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_every_message_is_a_row_with_its_body_and_id(spark: Any, node: Broker, t
     table = load(spark, node, topic)
     assert spark_checksum(table) == checksum(published)
     rows = table.select("topic", "partition", "offset", "id", "timestamp_ns", "attempts", "value").collect()
-    for pin in node.segments.snapshot(Asked((topic,))).pins:
+    for pin in node.segments.snapshot(SnapshotRequest((topic,))).pins:
         own = sorted((row for row in rows if row.partition == pin.identity.partition), key=lambda row: row.offset)
         assert [row.offset for row in own] == list(range(pin.end.offset))
         assert [row.id for row in own] == [f"{pin.identity.id_base + row.offset:016x}" for row in own]
@@ -147,7 +147,7 @@ def test_ends_stay_as_they_were_at_load_while_producers_run(spark: Any, node: Br
     over = threading.Event()
 
     def produce() -> None:
-        publisher = Publisher(node.tcp, 20)
+        publisher = V2Publisher(node.tcp, 20)
         for seed in range(2, 2000):
             publisher.publish(topic, bodies(20, seed=seed))
             if over.wait(0.005):
@@ -464,7 +464,7 @@ def test_a_batch_that_does_not_verify_fails_or_is_a_row_or_is_dropped(spark: Any
 def test_a_cluster_is_read_through_any_broker_from_its_followers(spark: Any, cluster: Cluster, topic: str) -> None:
     cluster.create(topic, "steady")
     published = bodies(2000)
-    publisher = Publisher(cluster.nodes[0].tcp, 20)
+    publisher = V2Publisher(cluster.nodes[0].tcp, 20)
     publisher.publish(topic, published)
     publisher.close()
     for member in cluster.nodes:

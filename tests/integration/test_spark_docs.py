@@ -20,7 +20,7 @@ from tests.integration.devnode import DevNode
 
 pytest.importorskip("pyspark")
 from pyspark_nsqha import columns
-from pyspark_nsqha.options import EVERYWHERE, HOLD_MS, OPTIONS, READS, WRITES, Connection, Reading, show_size
+from pyspark_nsqha.options import EVERYWHERE, HOLD_MS, OPTIONS, READS, WRITES, ConnectOptions, Reading, show_size
 from pyspark_nsqha.sink import SinkOptions
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,7 +45,7 @@ def test_every_option_is_in_the_table_for_what_it_is_for() -> None:
 
 def test_defaults_are_those_of_the_code() -> None:
     said = {row[0].strip("`"): row[2] for row in table("Options")}
-    reading, sink, connection = Reading(), SinkOptions(()), Connection(())
+    reading, sink, connection = Reading(), SinkOptions(()), ConnectOptions(())
     assert said["timeoutMs"] == f"{connection.timeout_ms}; writing {sink.timeout_ms}"
     assert said["numRetries"].split(";")[0] == str(connection.retries)
     assert said["splitBytes"] == show_size(reading.split_bytes)

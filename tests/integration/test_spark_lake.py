@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from pyspark_nsqha import jobs
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.backfill import backfill
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.contents import CheckTask
-from pyspark_nsqha.lake.rounds import Rounds, Settings, Totals
+from pyspark_nsqha.lake.rounds import Rounds, RoundSettings, RoundTotals
 from pyspark_nsqha.lake.store import Store
 from pyspark_nsqha.lake.task import PieceTask, read_log
-from pyspark_nsqha.lake.verify import Report, verify
-from pyspark_nsqha.model import Pin, ReadFailed
-from pyspark_nsqha.options import Connection
-from pyspark_nsqha.snapshot import Asked, Segments
+from pyspark_nsqha.lake.verify import LakeReport, verify
+from pyspark_nsqha.model import PinnedPartition, ReadFailed
+from pyspark_nsqha.options import ConnectOptions
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 from tests.integration.servers import Node, free_port, wait_until
 
 pytest.importorskip("pyspark")
@@ -52,7 +52,7 @@ class Broker(Node):
 
     @property
     def segments(self) -> Segments:
-        return Segments(Connection((self.grpc,)))
+        return Segments(ConnectOptions((self.grpc,)))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ class Archived:
 
     def publish(self, messages: int) -> None:
         for at in range(2):  # a connection keeps to its partition
-            publisher = Publisher(self.node.tcp, 20)
+            publisher = V2Publisher(self.node.tcp, 20)
             for first in range(0, messages // 2, 50):
                 some = [b"%d-%d " % (at, first + n) + self._random.randbytes(400) for n in range(50)]
                 publisher.publish(self.topic, some)
@@ -89,13 +89,13 @@ class Archived:
         def write(splits: Any, run: str) -> Any:
             return jobs.run_tasks(self.spark, PieceTask(self.store, run), splits)
 
-        return Rounds(ManifestCommits(self.store), self.store, write, Settings(run, split_bytes=1 << 20))
+        return Rounds(ManifestCommits(self.store), self.store, write, RoundSettings(run, split_bytes=1 << 20))
 
-    def archive(self) -> Totals:
+    def archive(self) -> RoundTotals:
         return once(self.node.segments, self.rounds(), Subject((self.topic,)))
 
-    def pins(self) -> tuple[Pin, ...]:
-        return self.node.segments.snapshot(Asked((self.topic,))).pins
+    def pins(self) -> tuple[PinnedPartition, ...]:
+        return self.node.segments.snapshot(SnapshotRequest((self.topic,))).pins
 
     def trimmed(self) -> bool:
         return all(pin.start.offset > 0 for pin in self.pins())
@@ -103,7 +103,7 @@ class Archived:
     def keep_nothing(self) -> None:
         self.node.admin("UpdateTopicSettings", topic=self.topic, retention_ms=1000)
 
-    def verify(self, *, full: bool = False) -> Report:
+    def verify(self, *, full: bool = False) -> LakeReport:
         check: Callable[..., Any] = partial(jobs.run_tasks, self.spark, CheckTask(self.store))
         state = ManifestCommits(self.store).state()
         return verify(state, self.store, [self.topic], pins=self.pins(), read=read_log, check=check if full else None)
@@ -132,7 +132,7 @@ def test_what_retention_took_is_in_the_lake_and_both_are_one_history(archived: A
     archived.keep_nothing()
     archived.publish(600)
     wait_until(archived.trimmed, "retention takes what is in the lake", 30)
-    floors = archived.node.segments.snapshot(Asked((archived.topic,), channel="archive")).floors
+    floors = archived.node.segments.snapshot(SnapshotRequest((archived.topic,), channel="archive")).floors
     assert sum(floors.values()) == 2000
 
     table = archived.load(archive=str(archived.folder))

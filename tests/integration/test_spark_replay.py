@@ -15,14 +15,14 @@ import pytest
 
 from nsqha.cli import build_parser
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.cli.terminal import exits
 from pyspark_nsqha import replay, replay_state
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.manifest import Addition
-from pyspark_nsqha.lake.manifest import State as LakeState
+from pyspark_nsqha.lake.manifest import LakeState as LakeState
 from pyspark_nsqha.lake.store import Store
-from pyspark_nsqha.options import Connection
+from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.snapshot import Segments
 from tests.integration.devnode import DevNode
 from tests.integration.servers import wait_until
@@ -59,7 +59,7 @@ class Topic:
         """Half of them into each partition: a connection keeps to one."""
         bodies = [b'{"n": %d, "state": "%s"}' % (n, b"ok" if n % 10 else b"failed") for n in range(first, end)]
         for at in range(2):
-            publisher = Publisher(self.node.tcp, 20)
+            publisher = V2Publisher(self.node.tcp, 20)
             publisher.publish(self.name, bodies[at::2])
             publisher.close()
         return bodies
@@ -177,19 +177,19 @@ def test_a_run_that_dies_after_publishing_is_gone_on_from(
     bodies = topic.publish(0, 1000)
     words = ("--from", "start", "--rate", "30", "--state", str(topic.folder / "state"), "--yes")
     monkeypatch.setattr(replay, "WAVE_SECONDS", 1)
-    end, waves = replay_state.State.end, count(1)
+    end, waves = replay_state.ReplayState.end, count(1)
 
     def dies(self: Any, *args: Any, **fields: Any) -> None:
         if next(waves) == 3:
             raise KeyboardInterrupt
         end(self, *args, **fields)
 
-    monkeypatch.setattr(replay_state.State, "end", dies)
+    monkeypatch.setattr(replay_state.ReplayState, "end", dies)
     with pytest.raises(KeyboardInterrupt):
         topic.replay(*words)
     before = sum(topic.sent().values())
     assert 90 <= before < 200
-    monkeypatch.setattr(replay_state.State, "end", end)
+    monkeypatch.setattr(replay_state.ReplayState, "end", end)
     with pytest.raises(exits.Exit, match=r"is of another replay \(--from start\)"):
         topic.replay("--from", "-2h", "--state", str(topic.folder / "state"), "--yes")
     # The rate is no part of what is sent: a later run may have another one.
@@ -212,9 +212,7 @@ def test_the_topic_itself_is_refused_unless_that_is_meant_and_then_it_ends(topic
     assert Counter(one.body for one in topic.stored(topic.name)) == Counter(bodies * 2)
 
 
-def test_a_broker_that_refuses_is_told_in_one_line_and_left_is_counted(
-    topic: Topic, spark: Any, node: DevNode
-) -> None:
+def test_a_broker_that_refuses_is_told_in_one_line_and_left_is_counted(topic: Topic, spark: Any, node: DevNode) -> None:
     topic.publish(0, 10)
     told = topic.replay("--from", "start", "--nsqd", node.http, "--yes", status=exits.FAILED)
     assert (told["sent"], told["left"], told["done"]) == (0, 10, False)
@@ -280,7 +278,7 @@ def test_a_channel_that_has_not_come_so_far_skips_nothing(topic: Topic, capsys: 
 
 def test_lag_is_what_is_committed_and_not_read(topic: Topic) -> None:
     topic.publish(0, 100)
-    log = Segments(Connection((topic.node.grpc,)))
+    log = Segments(ConnectOptions((topic.node.grpc,)))
     log.commit_reader(topic.name, "spark", {0: 10, 1: 50}, back=True)
     topic.admin("CreateChannel", topic=topic.name, channel="consumers")
     [channel] = topic.json("lag", topic.name)["channels"]
@@ -294,7 +292,7 @@ def test_lag_is_what_is_committed_and_not_read(topic: Topic) -> None:
 
 def test_a_lag_above_the_limit_fails(topic: Topic) -> None:
     topic.publish(0, 100)
-    Segments(Connection((topic.node.grpc,))).commit_reader(topic.name, "spark", {0: 10, 1: 50}, back=True)
+    Segments(ConnectOptions((topic.node.grpc,))).commit_reader(topic.name, "spark", {0: 10, 1: 50}, back=True)
     assert topic.json("lag", topic.name, "--fail-above", "40")["above"] == []
     told = topic.json("lag", topic.name, "--fail-above", "39", status=exits.FAILED)
     assert told["above"] == [f"{topic.name}/spark"]
@@ -304,7 +302,7 @@ def test_a_lag_above_the_limit_fails(topic: Topic) -> None:
 
 def test_topics_are_named_matched_or_all_and_one_channel_may_be_asked_for(topic: Topic) -> None:
     topic.publish(0, 10)
-    log = Segments(Connection((topic.node.grpc,)))
+    log = Segments(ConnectOptions((topic.node.grpc,)))
     for name in ("one", "two"):
         log.commit_reader(topic.name, name, {0: 0, 1: 0}, back=True)
 

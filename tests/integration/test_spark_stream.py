@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from tests.integration.devnode import DevNode
 
 pytest.importorskip("pyspark")
@@ -39,7 +39,7 @@ def topic(node: DevNode) -> str:
 def publish(node: DevNode, topic: str, *bodies: str) -> None:
     """By two connections, so that both partitions get some."""
     for half in (bodies[::2], bodies[1::2]):
-        publisher = Publisher(node.tcp, 10)
+        publisher = V2Publisher(node.tcp, 10)
         publisher.publish(topic, [body.encode() for body in half])
         publisher.close()
 

@@ -126,9 +126,7 @@ class Nemesis:
         self.spawn()
 
 
-async def run(
-    directory: Path, *, seed: int, kills: int, sync: str, partitions: int = 1, pace: float = 1.0
-) -> Result:
+async def run(directory: Path, *, seed: int, kills: int, sync: str, partitions: int = 1, pace: float = 1.0) -> Result:
     """One run in `directory`; the history is there afterwards as `history.jsonl`."""
     node = Node(directory / "node", sync=sync, flags=[*FLAGS, f"--topic-partitions={partitions}"])
     load = Load(seed, node.tcp_port, node.http_port)

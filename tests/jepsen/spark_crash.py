@@ -36,7 +36,7 @@ from typing import IO
 import grpc
 import pyarrow.parquet as pq
 
-from nsqha.cli.brokers.v2client import Publisher, Refused
+from nsqha.cli.brokers.v2client import RefusedByServer, V2Publisher
 from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import segments_pb2_grpc
 from nsqha.pb.v1.segments_pb2 import SnapshotRequest
@@ -94,23 +94,23 @@ class Publishing:
         while not self._stop.is_set():
             node = self._rng.choice(self._cluster.nodes)
             try:
-                publisher = Publisher(node.tcp, 10)
+                publisher = V2Publisher(node.tcp, 10)
             except exits.Exit:
                 time.sleep(0.05)
                 continue
-            with suppress(exits.Exit, Refused):
+            with suppress(exits.Exit, RefusedByServer):
                 while not self._stop.is_set():
                     self._burst(publisher)
                     time.sleep(0.01)
             publisher.close()
 
-    def _burst(self, publisher: Publisher) -> None:
+    def _burst(self, publisher: V2Publisher) -> None:
         bodies = [b"%d:%d:%s" % (self._name, self._n + i, PAD) for i in range(BURST)]
         self._n += BURST
         before = publisher.published
         try:
             publisher.publish(TOPIC, bodies)
-        except Refused as refusal:
+        except RefusedByServer as refusal:
             self._ledger.told(bodies, publisher.published - before, refused="not stored" in str(refusal))
             raise
         except exits.Exit:

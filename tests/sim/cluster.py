@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from nsqha.election.controller.planner import PlanLimits
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import TopicSettings
 from nsqha.election.store import Change, MemoryStore
 from nsqha.errors import NsqhaError
@@ -136,10 +136,10 @@ class SimCluster:
             tail_cache_bytes=64 << 10,
         )
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ControllerLimits:
         """A disk that was replaced never comes back under its name, so its replicas are soon made elsewhere."""
         away = 10.0 if "wipe" in self.plan.faults else 600.0
-        return Limits(plan=PlanLimits(settle_s=2.0, replace_after_s=away, emergency_after_s=away))
+        return ControllerLimits(plan=PlanLimits(settle_s=2.0, replace_after_s=away, emergency_after_s=away))
 
     def _loop_of(self, address: str) -> NodeLoop:
         return self.machines[address].loop

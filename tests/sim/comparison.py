@@ -1,11 +1,11 @@
 """What a simulated cluster must come to once nothing befalls it any more.
 
-    in sync    every partition has one leader, all its replicas are in its ISR, no move is left
-    drained    every channel has got everything that it is owed (`ledger`)
-    level      all replicas have applied the same, to the same end
-    equal      their logs, byte by byte, and their channel states
-    mended     what was damaged on a disk is as it was
-    gone       nothing is left of deleted topics, nor of replicas that were moved away
+in sync    every partition has one leader, all its replicas are in its ISR, no move is left
+drained    every channel has got everything that it is owed (`ledger`)
+level      all replicas have applied the same, to the same end
+equal      their logs, byte by byte, and their channel states
+mended     what was damaged on a disk is as it was
+gone       nothing is left of deleted topics, nor of replicas that were moved away
 """
 
 from __future__ import annotations

@@ -387,9 +387,7 @@ class Misfortune:
                 other = log.entry(n)
             except LogCorrupt:
                 return None
-            low, size = (
-                (other.position - pair.position, other.size) if kind == SEGMENT else (pair.slot(n), ENTRY_BYTES)
-            )
+            low, size = (other.position - pair.position, other.size) if kind == SEGMENT else (pair.slot(n), ENTRY_BYTES)
             if low < stop and start < low + size:
                 hurt.append(n)
         safe = min(end, durable_everywhere(log) if POWER & {*self.cluster.plan.faults} else end)

@@ -32,7 +32,7 @@ from tests.sim.storage import Crashed
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.election.store import Change, State
+    from nsqha.election.store import Change, StoreState
     from tests.sim.cluster import SimCluster
     from tests.sim.node import SimNode
 
@@ -247,7 +247,7 @@ class Oracle:
 
     # ---- the records
 
-    def recorded(self, state: State, change: Change) -> None:
+    def recorded(self, state: StoreState, change: Change) -> None:
         """The metadata is about to change."""
         for uid, left in change.tombstones.items():
             if (tombstone := state.tombstones.get(uid)) is not None:

@@ -32,7 +32,7 @@ from nsqha.election.model import (
     TopicSettings,
     Versioned,
 )
-from nsqha.election.session import Lost, Session, StoreIdentity, View
+from nsqha.election.session import ClusterSession, Lost, StoreIdentity, View
 from nsqha.election.store import Hint, Intent, MemorySession, MemoryStore
 from nsqha.errors import ConfigError, NsqhaError, OutcomeUnknown, Unavailable
 from tests.sim.loop import Again, NodeLoop, Scheduler
@@ -333,7 +333,7 @@ class Handle:
     def remove_intent(self, name: str, expected_version: int, *, controller: int | None = None) -> None:
         self.write(lambda: self.store.remove_intent(name, expected_version, controller=controller))
 
-    def open_session(self, *, ttl_s: float, lost: Lost) -> Session:
+    def open_session(self, *, ttl_s: float, lost: Lost) -> ClusterSession:
         return self.read(lambda: SimSession(self, ttl_s, lost))
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from lookupd.controller import ControllerShell
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import NodeInfo
 from nsqha.errors import ConfigError, NsqhaError
 from nsqha.options import Options
 from nsqha.server.node.broker import Broker
-from nsqha.server.node.membership import Cluster
+from nsqha.server.node.membership import Membership
 from nsqha.server.node.start import limits_of
 from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.runtime.disk import DiskRounds
@@ -135,7 +135,7 @@ class SimNode(Machine):
         self.joined = False
         self.broker: Broker | None = None
         self.journal: NodeJournal | None = None
-        self.cluster: Cluster | None = None
+        self.cluster: Membership | None = None
         self.admin: AdminPort | None = None
         self.refused = ""  # why the last start ended
         self.may_lose_power: Callable[[], bool] = lambda: True
@@ -177,7 +177,7 @@ class SimNode(Machine):
         identity = handle.identity()
         journal.join(record.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
         journal.stage_revision(identity.revision)
-        cluster = Cluster(
+        cluster = Membership(
             handle,
             loop=loop,
             clock=clock,
@@ -287,7 +287,9 @@ class SimController(Machine):
 
     shell: ControllerShell | None = None
 
-    def __init__(self, name: str, net: Network, metadata: SimMetadata, rng: random.Random, limits: Limits) -> None:
+    def __init__(
+        self, name: str, net: Network, metadata: SimMetadata, rng: random.Random, limits: ControllerLimits
+    ) -> None:
         super().__init__(name, net, metadata, rng)
         self.limits = limits
 

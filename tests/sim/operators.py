@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lookupd.changes import Changes
+from lookupd.changes import MetadataChanges
 from nsqha.admin import replay
 from nsqha.admin.whole_topic import WholeTopic
 from nsqha.election.elect import ReplicaReport
@@ -84,7 +84,7 @@ class Operators:
         self._rng = rng
         self._over = False
         self._ledger = cluster.oracle.ledger
-        self._changes = Changes(cluster.metadata.store, rng)
+        self._changes = MetadataChanges(cluster.metadata.store, rng)
         for kind, rate in sorted(cluster.plan.operations.items()):
             self._next(kind, rate)
 

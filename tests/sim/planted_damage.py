@@ -14,7 +14,7 @@ from nsqha.cursor import loading
 from nsqha.election import elect
 from nsqha.election.controller import controller
 from nsqha.election.unclean import elect_unclean
-from nsqha.server.integrity.corrupt_ranges import Damage
+from nsqha.server.integrity.corrupt_ranges import CorruptRanges
 from nsqha.server.integrity.peer_repair import Repairer, is_lost
 from nsqha.server.integrity.suspect_logs import SuspectLogs
 from nsqha.server.replica.roles import Replicas
@@ -194,10 +194,10 @@ def given_up_and_still_waited_for() -> Iterator[None]:
 def given_up_by_the_leader_alone() -> Iterator[None]:
     """Followers with the same damage go on waiting for it."""
 
-    async def as_leader(self: Damage, *arguments: Any) -> None:
+    async def as_leader(self: CorruptRanges, *arguments: Any) -> None:
         pass
 
-    with patch.object(Damage, "_as_leader", as_leader):
+    with patch.object(CorruptRanges, "_as_leader", as_leader):
         yield
 
 
@@ -205,10 +205,10 @@ def given_up_by_the_leader_alone() -> Iterator[None]:
 def given_up_unasked() -> Iterator[None]:
     """Nobody is asked for what is given up."""
 
-    async def ask(self: Damage, key: Any, log: Any) -> None:
+    async def ask(self: CorruptRanges, key: Any, log: Any) -> None:
         pass
 
-    with patch.object(Damage, "ask_everybody", ask):
+    with patch.object(CorruptRanges, "ask_everybody", ask):
         yield
 
 

@@ -12,7 +12,7 @@ from nsqha.election import elect
 from nsqha.election.controller import controller
 from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN
 from nsqha.replication.acceptance import Accepted, Fenced
-from nsqha.replication.isr import IsrKeeper, Refused
+from nsqha.replication.isr import IsrKeeper, ProposalRefused
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.clients.publish import PublishWaiter
 from nsqha.server.replica import catch_up as catchup
@@ -20,7 +20,7 @@ from nsqha.server.replica import follower_service as promises
 from nsqha.server.replica import leadership
 from nsqha.server.replica.catch_up import CatchUp
 from nsqha.server.replica.follower import Follower
-from nsqha.server.replica.follower_service import Promises
+from nsqha.server.replica.follower_service import FollowerService
 from nsqha.server.replica.leadership import PartitionRecords
 from nsqha.server.replica.receiver import Receiver
 from nsqha.server.replica.roles import Replicas
@@ -260,7 +260,7 @@ def effective_too_small() -> Iterator[None]:
 @mutant()
 def unknown_taken_for_refused() -> Iterator[None]:
     """A compare-and-set without an answer counts as not done."""
-    with patch.object(leadership, "Unknown", Refused), patch.object(IsrKeeper, "_checked", _unchecked):
+    with patch.object(leadership, "Unknown", ProposalRefused), patch.object(IsrKeeper, "_checked", _unchecked):
         yield
 
 
@@ -310,11 +310,11 @@ def opened_anywhere() -> Iterator[None]:
         message.chain = log.entry_before(message.end).chain
         original(self, message, registration)
 
-    def in_sync(self: Promises, key: Any, follower: Follower, message: Any) -> bool:
+    def in_sync(self: FollowerService, key: Any, follower: Follower, message: Any) -> bool:
         return follower.state is not None and self._trust.unsound_from(key) is None
 
     original = FollowerProgress.opened
-    with patch.object(FollowerProgress, "opened", opened), patch.object(Promises, "_in_sync", in_sync):
+    with patch.object(FollowerProgress, "opened", opened), patch.object(FollowerService, "_in_sync", in_sync):
         yield
 
 

@@ -1,12 +1,12 @@
 """What the slow tests of the batch source share: known messages in a real cluster, and reads that stop in the middle.
 
-    log = KnownLog.published(cluster, "orders", count=6000)
-    gate = Gate(tmp_path)
-    with gate.reading(log.read(spark)) as reading:
-        gate.wait_reached(2)                 # two tasks have their first rows, and wait
-        cluster.nodes[0].kill()
-        gate.open()
-    log.check(reading.rows())
+log = KnownLog.published(cluster, "orders", count=6000)
+gate = Gate(tmp_path)
+with gate.reading(log.read(spark)) as reading:
+    gate.wait_reached(2)                 # two tasks have their first rows, and wait
+    cluster.nodes[0].kill()
+    gate.open()
+log.check(reading.rows())
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from nsqha.commitlog.entry import Entry
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.pairs import SEGMENT
@@ -67,7 +67,7 @@ class KnownLog:
         """More messages, through all nodes in turn or through one, so that every partition gets some."""
         first, at_once = len(self.digests), 50
         bodies = [body(number, size) for number in range(first, first + count)]
-        publishers = [Publisher(node.tcp, 30) for node in ([at] if at else self.cluster.nodes) if node.running]
+        publishers = [V2Publisher(node.tcp, 30) for node in ([at] if at else self.cluster.nodes) if node.running]
         for index, begin in enumerate(range(0, count, at_once)):
             publishers[index % len(publishers)].publish(self.topic, bodies[begin : begin + at_once])
         for publisher in publishers:
@@ -298,4 +298,3 @@ def answers(member: Member, status: int = 200) -> int:
 
 
 __all__ = ["FILE_BYTES", "Gate", "KnownLog", "digests", "failure", "line_of", "answers"]
-

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pyspark_nsqha.fetch import runs
-from pyspark_nsqha.options import Connection
-from pyspark_nsqha.planner import Range, plan
-from pyspark_nsqha.snapshot import Asked, Segments
+from pyspark_nsqha.options import ConnectOptions
+from pyspark_nsqha.planner import PlannedRange, plan
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 from tests.integration.cluster import Cluster, freeze, thaw
 from tests.integration.servers import wait_until
 from tests.spark.rig import Gate, KnownLog, answers, digests, failure
@@ -58,17 +58,17 @@ def test_a_follower_that_is_behind_says_so_and_another_one_serves(spark: Any, cl
     here, as a task does, at once and until one of them has met it."""
     log = KnownLog.published(cluster, "behind", 200, partitions=1)
     follower = log.followers()[0]
-    segments = Segments(Connection(tuple(node.grpc for node in cluster.nodes)))
+    segments = Segments(ConnectOptions(tuple(node.grpc for node in cluster.nodes)))
     for _ in range(6):
         follower.kill()
         cluster.wait_isr("behind", 2)
         log.publish(1500)
         follower.start()
         cluster.wait_registered(3)
-        end = segments.snapshot(Asked(("behind",))).pins[0].end.offset
-        [pin] = segments.snapshot(Asked(("behind",), ranges=(("behind", 0, 0, end),))).pins
+        end = segments.snapshot(SnapshotRequest(("behind",))).pins[0].end.offset
+        [pin] = segments.snapshot(SnapshotRequest(("behind",), ranges=(("behind", 0, 0, end),))).pins
         served = answers(follower)
-        [[part]] = plan([Range(pin, 0, end)], split_bytes=1 << 40)
+        [[part]] = plan([PlannedRange(pin, 0, end)], split_bytes=1 << 40)
         assert sum(len(run.entries) for run in runs(part.split, host=follower.name)) > 0
         if answers(follower, 409):
             assert answers(follower) == served

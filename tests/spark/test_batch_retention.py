@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nsqha.cli.brokers.admin import Admin
-from pyspark_nsqha.options import Connection
+from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.snapshot import Segments
 from tests.integration.cluster import Cluster
 from tests.integration.servers import wait_until
@@ -47,7 +47,7 @@ def test_what_a_hold_keeps_is_read_whatever_retention_says(
         assert log.starts(0) == log.starts(1) == [0, 0, 0]
     log.check(reading.rows())
     (hold,) = {hold.id for hold in log.holds()}
-    assert Segments(Connection((cluster.nodes[0].grpc,))).release_hold(hold) == 2
+    assert Segments(ConnectOptions((cluster.nodes[0].grpc,))).release_hold(hold) == 2
     wait_until(log.trimmed, "retention goes on", 30)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from nsqha.server.runtime.tls import ClusterTls
 from pyspark_nsqha.fetch import runs
-from pyspark_nsqha.model import ReadFailed, Replica
-from pyspark_nsqha.options import Connection, Tls
-from pyspark_nsqha.planner import Range, plan
-from pyspark_nsqha.snapshot import Asked, Segments
+from pyspark_nsqha.model import ReadFailed, ReplicaAddress
+from pyspark_nsqha.options import ConnectOptions, Tls
+from pyspark_nsqha.planner import PlannedRange, plan
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 from tests.certificates import Certificates
 from tests.integration.cluster import Member
 from tests.integration.servers import wait_until
@@ -138,11 +138,11 @@ def bytes_of(cluster: TlsCluster, log: KnownLog, node: Member) -> None:
     """Everything, from this replica and no other, as a task would read it."""
     at = cluster.files.folder
     tls = Tls(str(at / "reader.crt"), str(at / "reader.key"), str(at / "trusted.crt"))
-    asked = Asked(topics=(log.topic,), ranges=((log.topic, 0, 0, len(log.digests)),))
-    [pin] = Segments(Connection((log.leader().grpc,), tls)).snapshot(asked).pins
+    asked = SnapshotRequest(topics=(log.topic,), ranges=((log.topic, 0, 0, len(log.digests)),))
+    [pin] = Segments(ConnectOptions((log.leader().grpc,), tls)).snapshot(asked).pins
     address = cluster.store.view().nodes[cluster.uid(node)].segments_address
-    [(part,)] = plan([Range(pin, 0, len(log.digests))], split_bytes=64 << 20)
-    for _ in runs(replace(part.split, replicas=(Replica(address),)), tls=tls, retries=0):
+    [(part,)] = plan([PlannedRange(pin, 0, len(log.digests))], split_bytes=64 << 20)
+    for _ in runs(replace(part.split, replicas=(ReplicaAddress(address),)), tls=tls, retries=0):
         pass
 
 

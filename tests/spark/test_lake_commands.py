@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.store import Store
 from tests.integration.cluster import Cluster
@@ -47,7 +47,7 @@ class Lake:
         return environment() | {"NSQHA_GRPC_ADDRESS": self.cluster.nodes[0].grpc}
 
     def publish(self, messages: int, size: int = 600) -> None:
-        publishers = [Publisher(node.tcp, 20) for node in self.cluster.nodes if node.running]
+        publishers = [V2Publisher(node.tcp, 20) for node in self.cluster.nodes if node.running]
         for at in range(0, messages, 100):
             some = [b"%d " % (at + n) + self.random.randbytes(size) for n in range(min(100, messages - at))]
             publishers[at // 100 % len(publishers)].publish(self.topic, some)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.cli.brokers.v2client import Publisher, Subscriber
+from nsqha.cli.brokers.v2client import Subscriber, V2Publisher
 from tests.integration.devnode import BIN, DevNode, die_with_parent
 from tests.integration.spark_session import environment
 
@@ -29,7 +29,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevNode]:
 
 def publish(node: DevNode, topic: str) -> None:
     node.create(topic)
-    publisher = Publisher(node.tcp, 10)
+    publisher = V2Publisher(node.tcp, 10)
     publisher.publish(topic, BODIES)
     publisher.close()
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from nsqha.cli.brokers.admin import Admin
-from nsqha.cli.brokers.v2client import Publisher
+from nsqha.cli.brokers.v2client import V2Publisher
 from tests.integration.devnode import DevNode
 from tests.spark.stream_driver import Driver, newest
 
@@ -44,7 +44,7 @@ def published(node: DevNode, topic: str) -> list[str]:
         admin.call("CreateTopic", topic=topic, settings={"partitions": 2})
     bodies = [f"{topic} {i:05d}" for i in range(MESSAGES)]
     for at in range(0, MESSAGES, 100):
-        publisher = Publisher(node.tcp, 10)
+        publisher = V2Publisher(node.tcp, 10)
         publisher.publish(topic, [body.encode() for body in bodies[at : at + 100]])
         publisher.close()
     return bodies

@@ -24,7 +24,5 @@ def test_generated_code_is_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     generate.install(tmp_path / "generated", tmp_path / "pb")
     committed = ROOT / "nsqha" / "pb"
     fresh = {p.relative_to(tmp_path / "pb"): p.read_text() for p in (tmp_path / "pb").rglob("*.py*")}
-    there = {
-        p.relative_to(committed): p.read_text() for p in committed.rglob("*.py*") if "__pycache__" not in p.parts
-    }
+    there = {p.relative_to(committed): p.read_text() for p in committed.rglob("*.py*") if "__pycache__" not in p.parts}
     assert there == fresh, "run `make proto`"

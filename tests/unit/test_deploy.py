@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsqha.options import SECOND, Loaded, LookupdOptions, Options, load_nsqd, load_nsqlookupd
+from nsqha.options import SECOND, LoadedOptions, LookupdOptions, Options, load_nsqd, load_nsqlookupd
 from nsqha.server.node.start import LEAVE_SECONDS_MAX
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
@@ -36,7 +36,7 @@ def settings(daemon: str) -> dict[str, object]:
     return tomllib.loads((FOLDER / f"{daemon}.toml").read_text())
 
 
-def loaded(daemon: str) -> Loaded[Options] | Loaded[LookupdOptions]:
+def loaded(daemon: str) -> LoadedOptions[Options] | LoadedOptions[LookupdOptions]:
     return load_nsqd(flags(daemon), {}) if daemon == "broker" else load_nsqlookupd(flags(daemon), {})
 
 

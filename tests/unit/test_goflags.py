@@ -17,8 +17,8 @@ from nsqha.goflags import (
     STRING,
     STRINGS,
     Flag,
+    FlagValues,
     HelpWanted,
-    Settings,
     UsageError,
     VersionWanted,
     choice,
@@ -43,7 +43,7 @@ TABLE = [
 ]
 
 
-def read(*argv: str, env: dict[str, str] | None = None, file: dict[str, Any] | None = None) -> Settings:
+def read(*argv: str, env: dict[str, str] | None = None, file: dict[str, Any] | None = None) -> FlagValues:
     return load(TABLE, argv, environ=env or {}, env_prefix="X_", read_toml=lambda _: file or {})
 
 

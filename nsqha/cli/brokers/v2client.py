@@ -48,7 +48,7 @@ class Message(NamedTuple):
     body: bytes
 
 
-class Refused(exits.Exit):
+class RefusedByServer(exits.Exit):
     """The server answered with an error frame."""
 
     def __init__(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ def _agreed(answer: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class Connection:
+class V2Connection:
     """A socket that has identified itself, with TLS and AUTH as `security` says."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Connection:
             raise exits.Exit(exits.UNREACHABLE, f"{self._address} did not answer in time")
         kind, data = frames[0]
         if kind == ERROR:
-            raise Refused(data)
+            raise RefusedByServer(data)
         return data
 
     def send(self, data: bytes) -> None:
@@ -173,7 +173,7 @@ class Connection:
                 raise exits.Exit(exits.UNREACHABLE, f"{self._address} did not answer in time")
             for kind, data in frames:
                 if kind == ERROR:
-                    raise Refused(data)
+                    raise RefusedByServer(data)
                 ok += 1
         return ok
 
@@ -192,7 +192,7 @@ class Connection:
         return exits.Exit(exits.UNREACHABLE, f"{self._address}: {why}")
 
 
-class Publisher(Connection):
+class V2Publisher(V2Connection):
     """Publishes runs of messages; `published` counts what was answered with OK."""
 
     def __init__(self, address: str, timeout_s: float, *, security: Security = PLAIN) -> None:
@@ -224,12 +224,12 @@ class Publisher(Connection):
                 raise exits.Exit(exits.UNREACHABLE, text)
             for kind, data in frames:
                 if kind == ERROR:
-                    raise Refused(data)
+                    raise RefusedByServer(data)
                 waiting -= 1
                 self.published += 1
 
 
-class Subscriber(Connection):
+class Subscriber(V2Connection):
     """A consumer. At most `window` messages are in flight, and never more than are still wanted."""
 
     def __init__(
@@ -250,7 +250,7 @@ class Subscriber(Connection):
             # A FIN that came too late: the message was given to somebody else, which is not the end of this run.
             if data.startswith((b"E_FIN_FAILED", b"E_REQ_FAILED")):
                 return None
-            raise Refused(data)
+            raise RefusedByServer(data)
         if kind != MESSAGE or len(data) < _MESSAGE.size:
             return None
         timestamp_ns, attempts, message_id = _MESSAGE.unpack_from(data)

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nsqha.cli.cluster.access import EtcdFlags, ask_each, opened
+from nsqha.cli.cluster.access import EtcdArguments, ask_each, opened
 from nsqha.cli.cluster.show import place
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import confirm, print_json, say, some, table
 from nsqha.clock import SystemClock
-from nsqha.election.accepting import Accepted, Decision, Hold, NodeEvidence, Plan, WaitingNode, plan
-from nsqha.election.etcd.accepting import EtcdAcceptance, Look
+from nsqha.election.accepting import AcceptedMetadata, Decision, Hold, NodeEvidence, RestorePlan, WaitingNode, plan
+from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.model import NodeInfo
 from nsqha.election.store import MetadataStore
 from nsqha.errors import Conflict, NotFound, StaleMetadata
@@ -34,7 +34,7 @@ HELD_SECONDS = 60.0
 def run(args: argparse.Namespace) -> int:
     from nsqha.election.etcd.access import etcd_options
 
-    flags = EtcdFlags.of(args)
+    flags = EtcdArguments.of(args)
     acceptance = EtcdAcceptance(etcd_options(flags), flags.cluster_name, SystemClock(), lambda text: None)
     try:
         with _store(args, flags, acceptance.look()) as store:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _store(args: argparse.Namespace, flags: EtcdFlags, look: Look) -> Iterator[MetadataStore]:
+def _store(args: argparse.Namespace, flags: EtcdArguments, look: EtcdSnapshot) -> Iterator[MetadataStore]:
     """The metadata; begun again with the id that the nodes know, if etcd has nothing of the cluster."""
     from nsqha.election.etcd.access import open_store
 
@@ -95,13 +95,13 @@ def _accept(args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcce
             )
         _carry_out(store, planned)
     nodes = tuple(uid for uid in planned.nodes if uid in look.waiting)
-    acceptance.accept(look.accepted, Accepted(planned.generation, nodes))
+    acceptance.accept(look.accepted, AcceptedMetadata(planned.generation, nodes))
     return _shown(planned, found, done=True)
 
 
 def _gather(
     args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcceptance, cluster_id: int
-) -> tuple[Look, dict[int, NodeEvidence | str], Plan]:
+) -> tuple[EtcdSnapshot, dict[int, NodeEvidence | str], RestorePlan]:
     """Ask everybody, and wait a while for those who do not answer yet: nodes notice an older etcd after seconds."""
     deadline = time.monotonic() + ANSWER_SECONDS
     said = ""
@@ -120,7 +120,7 @@ def _gather(
         time.sleep(LOOK_SECONDS)
 
 
-def _question(planned: Plan, look: Look) -> str:
+def _question(planned: RestorePlan, look: EtcdSnapshot) -> str:
     names = ", ".join(node.name or f"{uid:016x}" for uid, node in sorted(look.waiting.items()))
     if not planned.hold:
         return f"let {names or 'nobody'} follow the metadata as they are?"
@@ -165,7 +165,7 @@ def _heard(found: Mapping[int, NodeEvidence | str]) -> dict[int, NodeEvidence]:
     return {uid: answer for uid, answer in found.items() if isinstance(answer, NodeEvidence)}
 
 
-def _plan(store: MetadataStore, look: Look, found: Mapping[int, NodeEvidence | str]) -> Plan:
+def _plan(store: MetadataStore, look: EtcdSnapshot, found: Mapping[int, NodeEvidence | str]) -> RestorePlan:
     return plan(
         store.topics(),
         store.tombstones(),
@@ -178,7 +178,7 @@ def _plan(store: MetadataStore, look: Look, found: Mapping[int, NodeEvidence | s
 
 def _held(
     store: MetadataStore, acceptance: EtcdAcceptance, expected: set[int], cluster_id: int, args: argparse.Namespace
-) -> tuple[Look, dict[int, NodeEvidence | str]]:
+) -> tuple[EtcdSnapshot, dict[int, NodeEvidence | str]]:
     """Wait until every node that was heard is held, and nobody else runs; then ask again."""
     deadline = time.monotonic() + HELD_SECONDS
     said = ""
@@ -203,7 +203,7 @@ def _held(
         time.sleep(LOOK_SECONDS)
 
 
-def _refuse_if_unheard(planned: Plan, found: Mapping[int, NodeEvidence | str], args: argparse.Namespace) -> None:
+def _refuse_if_unheard(planned: RestorePlan, found: Mapping[int, NodeEvidence | str], args: argparse.Namespace) -> None:
     unheard = set(planned.unheard)
     left = sorted(unheard - _given_up(unheard, args))
     if not left:
@@ -225,7 +225,7 @@ def _given_up(uids: Iterable[int], args: argparse.Namespace) -> set[int]:
 # ---- what is done
 
 
-def _carry_out(store: MetadataStore, planned: Plan) -> None:
+def _carry_out(store: MetadataStore, planned: RestorePlan) -> None:
     """Every record, by compare-and-set; repeated by the next run if this one ends half way. Exit."""
     try:
         for name, topic in planned.delete.items():
@@ -240,15 +240,13 @@ def _carry_out(store: MetadataStore, planned: Plan) -> None:
             else:
                 store.replace(record.name, topic_plan.version, record)
     except Conflict as error:
-        raise exits.Exit(
-            exits.CONFLICT, f"{error}; the nodes wait and nothing is lost: run this again"
-        ) from None
+        raise exits.Exit(exits.CONFLICT, f"{error}; the nodes wait and nothing is lost: run this again") from None
 
 
 # ---- what is shown
 
 
-def _costs(planned: Plan, found: Mapping[int, NodeEvidence | str]) -> list[str]:
+def _costs(planned: RestorePlan, found: Mapping[int, NodeEvidence | str]) -> list[str]:
     """What may be lost, or is given up, in words."""
     lines = [f"{place(lost.name)}: acknowledged messages may be lost: {lost.loss}" for lost in planned.losses]
     for decision in planned.decisions:
@@ -266,7 +264,7 @@ def _name(uid: int, found: Mapping[int, NodeEvidence | str]) -> str:
     return answer.name if isinstance(answer, NodeEvidence) else f"{uid:016x}"
 
 
-def _print(planned: Plan, found: Mapping[int, NodeEvidence | str]) -> None:
+def _print(planned: RestorePlan, found: Mapping[int, NodeEvidence | str]) -> None:
     rows: list[tuple[str | int, ...]] = []
     for decision in planned.decisions:
         before, after = decision.before, decision.after
@@ -290,7 +288,7 @@ def _print(planned: Plan, found: Mapping[int, NodeEvidence | str]) -> None:
     table(("PARTITION", "NODE", "HAS EPOCH:END", "PROMISED", "METADATA SAY", "WILL BE", ""), rows)
 
 
-def _shown(planned: Plan | None, found: Mapping[int, NodeEvidence | str], *, done: bool) -> dict[str, Any]:
+def _shown(planned: RestorePlan | None, found: Mapping[int, NodeEvidence | str], *, done: bool) -> dict[str, Any]:
     decisions = planned.decisions if planned is not None else []
     return {
         "done": done,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EtcdFlags:
+class EtcdArguments:
     """As `nsqha.election.etcd.access` wants them."""
 
     etcd_endpoints: tuple[str, ...]
@@ -43,7 +43,7 @@ class EtcdFlags:
     cluster_name: str
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> EtcdFlags:
+    def of(cls, args: argparse.Namespace) -> EtcdArguments:
         given = args.etcd_endpoint or [args.etcd_endpoint_default]
         endpoints = tuple(part.strip() for text in given for part in text.split(",") if part.strip())
         names = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file", "cluster_name")
@@ -137,7 +137,7 @@ def opened(args: argparse.Namespace) -> Iterator[EtcdStore]:
     """The metadata of the cluster that the flags name; it has to exist."""
     from nsqha.election.etcd.access import open_store
 
-    flags = EtcdFlags.of(args)
+    flags = EtcdArguments.of(args)
     store = open_store(flags, SystemClock(), random.SystemRandom(), begin=False)
     try:
         yield store
@@ -147,7 +147,7 @@ def opened(args: argparse.Namespace) -> Iterator[EtcdStore]:
 
 def look(store: MetadataStore, args: argparse.Namespace, *, forgiving: bool = False) -> Picture:
     """Ask etcd for everything. `forgiving`: for a look and no change, what can not be read is left out."""
-    flags = EtcdFlags.of(args)
+    flags = EtcdArguments.of(args)
     topics: Mapping[str, Versioned[TopicRecord]]
     nodes: Mapping[int, NodeInfo]
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from lookupd.changes import Changes
+from lookupd.changes import MetadataChanges
 from nsqha.cli.cluster import show
 from nsqha.cli.cluster.access import Picture, ask_nodes, look, opened
 from nsqha.cli.terminal import exits
@@ -323,8 +323,8 @@ def _damage(leader: str, chosen: ReplicaReport) -> list[str]:
     return lines
 
 
-def _changes(store: MetadataStore) -> Changes:
-    return Changes(store, random.SystemRandom())
+def _changes(store: MetadataStore) -> MetadataChanges:
+    return MetadataChanges(store, random.SystemRandom())
 
 
 def _warn(picture: Picture) -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqha.cli.cluster.access import EtcdFlags
+from nsqha.cli.cluster.access import EtcdArguments
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import confirm, print_json
 from nsqha.clock import SystemClock
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         told = ", ".join(shown["topics"]) or "no topic"
         print(f"imported {told}; node {shown['node']} has all of it. Start it as a member, called what you like:")
-        etcd = " ".join(f"--etcd-endpoint {endpoint}" for endpoint in EtcdFlags.of(args).etcd_endpoints)
+        etcd = " ".join(f"--etcd-endpoint {endpoint}" for endpoint in EtcdArguments.of(args).etcd_endpoints)
         cluster = "" if shown["cluster"] == "nsqha" else f" --cluster-name {shown['cluster']}"
         print(f"  nsqha broker {etcd}{cluster} --data-path {shlex.quote(folder)} --node-name NAME")
     return exits.OK
@@ -75,7 +75,7 @@ def _import(args: argparse.Namespace, folder: str, journal: NodeJournal, single:
         raise exits.Exit(exits.FAILED, "some deletions are not finished; start the node alone once, and stop it")
     topics = {name: topic.record for name, topic in single.topics().items() if not is_ephemeral(name)}
     records = {name: imported(record, journal) for name, record in topics.items()}
-    flags = EtcdFlags.of(args)
+    flags = EtcdArguments.of(args)
     question = f"move {len(records):,} topics of {folder} into cluster {flags.cluster_name}?"
     confirm(f"{question} This node can not be alone again.", yes=args.yes)
     store = open_store(flags, SystemClock(), random.SystemRandom())

@@ -25,7 +25,7 @@ from typing import Any
 
 from nsqha import __version__, hot
 from nsqha.cli.dev.children import Child, stop
-from nsqha.cli.dev.plan import ETCD_PORT, LOOPBACK, OK_MEANS, PORTS, Plan, Ports, command, make_plan
+from nsqha.cli.dev.plan import ETCD_PORT, LOOPBACK, OK_MEANS, PORTS, DevPlan, PortAllocator, command, make_plan
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import print_json, say
 from nsqha.election.etcd.binary import find_etcd
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(os.path.abspath(args.data_dir))
     program = find_etcd()
     with locked(folder):
-        ports = Ports()
+        ports = PortAllocator()
         wanted = {name: getattr(args, f"{name.replace('-', '_')}_port") for name in PORTS}
         wanted["etcd"] = ETCD_PORT if args.etcd_port is None else args.etcd_port
         plan = make_plan(folder, nodes=args.nodes, wanted=wanted, sync=args.sync, etcd=program, ports=ports)
@@ -76,7 +76,7 @@ def locked(folder: Path) -> Iterator[None]:
 class DevCluster:
     """All processes of one cluster."""
 
-    def __init__(self, plan: Plan, args: argparse.Namespace) -> None:
+    def __init__(self, plan: DevPlan, args: argparse.Namespace) -> None:
         self.plan = plan
         self.args = args
         self.etcd = self._child("etcd", plan.etcd.argv)

@@ -63,7 +63,7 @@ class EtcdPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DevPlan:
     """Everything, and what has to be said about it."""
 
     folder: Path
@@ -76,7 +76,7 @@ class Plan:
         return self.folder / f"{name}.log"
 
 
-class Ports:
+class PortAllocator:
     """Hands out ports: the wished one, or else any that is free. Those handed out are held until `release`."""
 
     def __init__(self, bind: Callable[[int], socket.socket | None] | None = None) -> None:
@@ -135,9 +135,9 @@ def make_plan(
     wanted: Mapping[str, int],
     sync: str,
     etcd: str,
-    ports: Ports,
+    ports: PortAllocator,
     program: Sequence[str] = (),
-) -> Plan:
+) -> DevPlan:
     """`wanted` has a port for each of tcp, http, grpc, segments, lookupd-tcp, lookupd-http, etcd; `etcd` is a path."""
     nsqha = (sys.executable, "-m", "nsqha")
     # In this order: when a port is taken, the first nodes keep the usual ones.
@@ -152,7 +152,7 @@ def make_plan(
         *nsqha, "lookupd", "--tcp-address", lookupd_tcp, "--http-address", lookupd_http,
         "--broadcast-address", LOOPBACK, "--etcd-endpoint", endpoint,
     )  # fmt: skip
-    return Plan(
+    return DevPlan(
         folder,
         tuple(_node(nsqha, folder, number, found, endpoint, sync) for number, found in enumerate(chosen, 1)),
         LookupdPlan(lookupd_tcp, lookupd_http, lookupd),
@@ -161,7 +161,7 @@ def make_plan(
     )
 
 
-def _node_port(ports: Ports, first: int, kind: str, index: int) -> int:
+def _node_port(ports: PortAllocator, first: int, kind: str, index: int) -> int:
     name = kind if index == 0 else f"{kind} of node-{index + 1}"
     return ports.take(first + STRIDE * index if first else 0, name)
 

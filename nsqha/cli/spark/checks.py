@@ -77,7 +77,7 @@ def status_of(error: ReadFailed) -> int:
 def near_misses(args: argparse.Namespace, topics: Iterable[str]) -> Iterator[None]:
     """A topic that is not there is told with the one that may have been meant."""
     from pyspark_nsqha.model import ReadFailed
-    from pyspark_nsqha.snapshot import Asked, Segments
+    from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
     try:
         yield
@@ -85,7 +85,9 @@ def near_misses(args: argparse.Namespace, topics: Iterable[str]) -> Iterator[Non
         if "there is no topic" not in str(error):
             raise
         try:
-            known = {pin.identity.topic for pin in Segments(connection(args)).snapshot(Asked(pattern=".*")).pins}
+            known = {
+                pin.identity.topic for pin in Segments(connection(args)).snapshot(SnapshotRequest(pattern=".*")).pins
+            }
         except ReadFailed:
             known = set()
         near = [did_you_mean(topic, sorted(known)) for topic in topics if topic not in known]

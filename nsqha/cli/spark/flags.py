@@ -15,7 +15,7 @@ from nsqha.cli.brokers.admin import Admin, credentials
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import GRPC_ADDRESS, Parser, add_certificate, add_json, add_timeout
 from nsqha.cli.terminal.screen import say
-from nsqha.cli.terminal.times import Place, parse_instant, parse_place
+from nsqha.cli.terminal.times import LogTarget, parse_instant, parse_place
 from nsqha.cli.topic import size
 
 INSTALL = f"in the clone of nsqha: {sys.executable} -m pip install -e '.[spark]'"
@@ -57,7 +57,7 @@ def add_split_bytes(verb: Parser) -> None:
 
 def connection(args: argparse.Namespace) -> Any:
     """The brokers that were named, as `pyspark_nsqha` takes them."""
-    from pyspark_nsqha.options import Connection, Tls
+    from pyspark_nsqha.options import ConnectOptions, Tls
 
     files = (args.cluster_tls_cert, args.cluster_tls_key, args.cluster_tls_ca)
     if any(files) and not all(files):
@@ -67,7 +67,7 @@ def connection(args: argparse.Namespace) -> Any:
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):\d{1,5}", broker):
             args.parser.error(f"--broker {broker!r} is not HOST:PORT")
     tls = Tls(*files) if all(files) else None
-    return Connection(brokers, tls, timeout_ms=max(args.timeout // 10**6, 1))
+    return ConnectOptions(brokers, tls, timeout_ms=max(args.timeout // 10**6, 1))
 
 
 class Within(NamedTuple):
@@ -77,11 +77,11 @@ class Within(NamedTuple):
     until: int | None
 
 
-def place(parser: Parser, flag: str, text: str, now_ns: int) -> Place:
+def place(parser: Parser, flag: str, text: str, now_ns: int) -> LogTarget:
     """A time, start or end. What is none of them is a usage error."""
     date = re.match(r"\d{4}-\d\d-\d\d", text) is not None
     try:
-        found = Place("time", parse_instant(text, now_ns)) if date else parse_place(text, now_ns)
+        found = LogTarget("time", parse_instant(text, now_ns)) if date else parse_place(text, now_ns)
     except ValueError as error:
         if date or text[:1] in "@-":  # a time that is out of range, or misspelled
             parser.error(f"{flag}: {str(error).replace(f'@{text}', text)}")
@@ -106,7 +106,9 @@ def time_range(parser: Parser, since: str | None, until: str | None, now_ns: int
     """What --from and --until say. One that leaves nothing, or is reversed, is a usage error."""
     found: list[int | None] = []
     for flag, text, whole in (("--from", since, "start"), ("--until", until, "end")):
-        at = place(parser, flag, text, now_ns) if text is not None else Place("start" if whole == "start" else "end")
+        at = (
+            place(parser, flag, text, now_ns) if text is not None else LogTarget("start" if whole == "start" else "end")
+        )
         if at.kind != "time" and at.kind != whole:
             parser.error(f"{flag} {text} leaves nothing to read")
         found.append(at.value if at.kind == "time" else None)

@@ -19,7 +19,7 @@ from nsqha.cli.terminal.screen import Cell, print_json, say, show_bytes, some, t
 from nsqha.cli.terminal.times import parse_duration, show_duration
 
 if TYPE_CHECKING:
-    from pyspark_nsqha.lag import Lag, Limit, Look, Rates
+    from pyspark_nsqha.lag import Lag, LagSample, Limit, Rates
 
 SHAPE = (
     '{"channels": [{"topic", "channel", "messages", "bytes", "oldest_seconds", "lake_messages", "read_per_second", '
@@ -141,7 +141,7 @@ def _lake(uri: str | None) -> Any:
 
 def _tell(
     args: argparse.Namespace,
-    found: Look,
+    found: LagSample,
     measured: dict[tuple[str, str], Rates],
     allowed: Limit,
     before: Collection[tuple[str, str]] = (),

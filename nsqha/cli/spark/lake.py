@@ -23,7 +23,7 @@ from nsqha.cli.spark.flags import (
 )
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import Parser, add_verb, duration, name
-from nsqha.cli.terminal.screen import Progress, print_json, say, show_bytes, show_count
+from nsqha.cli.terminal.screen import ProgressLine, print_json, say, show_bytes, show_count
 from nsqha.cli.terminal.times import show_duration
 from nsqha.cli.topic import size
 
@@ -159,7 +159,7 @@ def run_archive(args: argparse.Namespace) -> int:
 
     subject = Subject(*_topics(args), args.channel)
     _look(args, subject.topics, subject.pattern)
-    progress = Progress("archive")
+    progress = ProgressLine("archive")
     worked: list[str] = []  # what came to an end: from then on a failure is one that passes
 
     def step(name: str) -> None:
@@ -211,7 +211,7 @@ def run_backfill(args: argparse.Namespace) -> int:
         say_range(within)
     since, until = within
     _look(args, topics, pattern)
-    progress = Progress("backfill")
+    progress = ProgressLine("backfill")
     with started(args, "nsqha backfill") as session:
         log = Segments(connection(args))
         begun = time.monotonic()
@@ -245,7 +245,7 @@ def run_compact(args: argparse.Namespace) -> int:
     _failures(commits.state)
     if commits.of_table:
         args.parser.error(f"{store.uri} is an Iceberg table: its files are not merged")
-    progress, run = Progress("compact"), uuid.uuid4().hex[:16]
+    progress, run = ProgressLine("compact"), uuid.uuid4().hex[:16]
     with started(args, "nsqha compact") as session:
         totals = _failures(
             lambda: compact(
@@ -277,11 +277,11 @@ def _topics(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
 
 
 def _rounds(
-    args: argparse.Namespace, session: Any, progress: Progress, step: Callable[[str], None] = lambda name: None
+    args: argparse.Namespace, session: Any, progress: ProgressLine, step: Callable[[str], None] = lambda name: None
 ) -> tuple[Any, Any]:
     """Rounds into the lake by Spark's tasks, and what tells them how far they are."""
     from pyspark_nsqha import jobs
-    from pyspark_nsqha.lake.rounds import Rounds, Settings
+    from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.lake.task import PieceTask
 
@@ -298,21 +298,21 @@ def _rounds(
         task = PieceTask(store, run, asked.tls, asked.timeout_ms / 1000, asked.retries)
         return jobs.run_tasks(session, task, splits, progress=lambda some: progress(done + some, done + left))
 
-    settings = Settings(uuid.uuid4().hex[:16], split_bytes=args.split_bytes, strict=args.strict)
+    settings = RoundSettings(uuid.uuid4().hex[:16], split_bytes=args.split_bytes, strict=args.strict)
     return Rounds(_commits(args, store), store, write, settings, step=step), far
 
 
 def _look(args: argparse.Namespace, topics: tuple[str, ...], pattern: str) -> None:
     """What is wrong with lake, topics or brokers is said before Spark starts."""
     from pyspark_nsqha.lake.store import Store
-    from pyspark_nsqha.snapshot import Asked, Segments
+    from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
     store = Store(args.to)
     # In front of the commits: with a table the first look at them makes one.
     _failures(lambda: check_target(store))
     _failures(lambda: _commits(args, store).state())
     with near_misses(args, topics):
-        _failures(lambda: Segments(connection(args)).snapshot(Asked(topics, pattern)))
+        _failures(lambda: Segments(connection(args)).snapshot(SnapshotRequest(topics, pattern)))
 
 
 def _commits(args: argparse.Namespace, store: Any) -> Any:
@@ -383,14 +383,14 @@ def _tell(args: argparse.Namespace, totals: Any, seconds: float) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from pyspark_nsqha.snapshot import Asked, Segments
+    from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
     check_lake(args.lake)
     with near_misses(args, args.topic):
         if not args.full:
             return _verify(args, None)
         if not args.lake_only:  # what is wrong is said before Spark starts
-            _failures(lambda: Segments(connection(args)).snapshot(Asked(tuple(args.topic))))
+            _failures(lambda: Segments(connection(args)).snapshot(SnapshotRequest(tuple(args.topic))))
         with started(args, "nsqha verify") as session:
             return _verify(args, session)
 
@@ -405,12 +405,12 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.lake.task import read_log
     from pyspark_nsqha.lake.verify import verify
-    from pyspark_nsqha.snapshot import Asked, Segments
+    from pyspark_nsqha.snapshot import Segments, SnapshotRequest
 
     begun = time.monotonic()
     asked = connection(args)
     store = Store(args.lake)
-    progress = Progress("verify")
+    progress = ProgressLine("verify")
     transport = {"tls": asked.tls, "timeout_seconds": asked.timeout_ms / 1000, "retries": asked.retries}
 
     def check(work: Any) -> Any:
@@ -427,7 +427,7 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
             state = ManifestCommits(store).state()
             return verify(state, store, topics, check=None if session is None else check, progress=progress)
         # Before the state: what retention takes meanwhile was in the lake before. Nothing that is compared goes.
-        found = log.snapshot(Asked(topics, hold_ms=HOLD_MS))
+        found = log.snapshot(SnapshotRequest(topics, hold_ms=HOLD_MS))
         try:
             state = ManifestCommits(store).state()
             check_cluster(found, state, store.uri)
@@ -439,7 +439,7 @@ def _verify(args: argparse.Namespace, session: Any) -> int:
                 read=partial(read_log, **transport),
                 check=None if session is None else check,
                 hold_id=found.hold_id,
-                now_again=lambda: log.snapshot(Asked(topics)).pins,
+                now_again=lambda: log.snapshot(SnapshotRequest(topics)).pins,
                 progress=progress,
             )
         finally:

@@ -28,13 +28,13 @@ from nsqha.cli.spark.flags import (
 )
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import TCP_ADDRESS, Parser, add_verb, add_yes, count_up_to, duration, name
-from nsqha.cli.terminal.screen import Progress, confirm, print_json, say, show_bytes, show_count, table
+from nsqha.cli.terminal.screen import ProgressLine, confirm, print_json, say, show_bytes, show_count, table
 from nsqha.cli.terminal.times import show_duration
 from nsqha.ids import is_ephemeral
 
 if TYPE_CHECKING:
     from pyspark_nsqha.replay import Replay, Size
-    from pyspark_nsqha.replay_state import Span, State
+    from pyspark_nsqha.replay_state import ReplaySpan, ReplayState
 
 RATE_MAX = 100_000_000
 SPLIT_BYTES = 16 << 20  # log per task: a wave of them lasts seconds
@@ -276,7 +276,7 @@ def _planned(args: argparse.Namespace, ids: list[str]) -> Iterator[Replay]:
     from pyspark_nsqha.lake.store import Store
     from pyspark_nsqha.model import ReadFailed
     from pyspark_nsqha.replay import Replay, order_of, pinned, planned_ids, planned_range
-    from pyspark_nsqha.replay_state import Span, State
+    from pyspark_nsqha.replay_state import ReplaySpan, ReplayState
     from pyspark_nsqha.snapshot import Segments
 
     asked = connection(args)
@@ -285,19 +285,21 @@ def _planned(args: argparse.Namespace, ids: list[str]) -> Iterator[Replay]:
     found = pinned(log, args.topic, [at for at in (since, until) if at is not None], lake=args.lake)
     try:
         order = order_of(found, args.topic, args.into, _asked(args, ids))
-        state = State.load(args.state) if args.state is not None else None
+        state = ReplayState.load(args.state) if args.state is not None else None
         if state is not None:
             state.check(order)
         else:
             missing = 0
-            spans: list[Span]
+            spans: list[ReplaySpan]
             if ids:
                 spans, missing = planned_ids(found, ids, skip_missing=args.skip_missing)
             else:
                 ends = {pin.identity.partition: pin.end.offset for pin in found.pins}
-                given = [Span(n, first, ends.get(n, first) if end is None else end) for n, first, end in args.offsets]
+                given = [
+                    ReplaySpan(n, first, ends.get(n, first) if end is None else end) for n, first, end in args.offsets
+                ]
                 spans = planned_range(found, since_ns=since, until_ns=until, offsets=given)
-            state = State(order, spans, args.state)
+            state = ReplayState(order, spans, args.state)
             state.missing = missing
         yield Replay(
             asked,
@@ -366,7 +368,7 @@ def _run(args: argparse.Namespace, replay: Replay, began: float) -> int:
         if args.plan:
             return _tell_plan(args, replay, began)
         _ask(args, replay)
-    progress = Progress("replay", line=progress_line)
+    progress = ProgressLine("replay", line=progress_line)
     failed = replay.run(progress)
     progress.close()
     return _tell_sent(args, replay.state, failed, began)
@@ -387,7 +389,7 @@ def _ask(args: argparse.Namespace, replay: Replay) -> None:
     confirm(f"{what} into {args.into}{rate}?", yes=False)
 
 
-def _tell_sent(args: argparse.Namespace, state: State, failed: list[str], began: float) -> int:
+def _tell_sent(args: argparse.Namespace, state: ReplayState, failed: list[str], began: float) -> int:
     for why in failed:
         say(f"{args.parser.prog}: {why}")
     if failed and args.state is not None:
@@ -401,7 +403,7 @@ def _tell_sent(args: argparse.Namespace, state: State, failed: list[str], began:
     return exits.PARTLY if state.sent else exits.FAILED
 
 
-def words_of(state: State, seconds: float) -> str:
+def words_of(state: ReplayState, seconds: float) -> str:
     told = f"{show_count(state.sent - state.sent_before)} sent in {show_duration(seconds)}"
     if state.sent_before:
         told += f", {state.sent_before:,} by earlier runs"
@@ -429,7 +431,7 @@ def _print(
     told: dict[str, Any],
     began: float,
     *,
-    state: State | None = None,
+    state: ReplayState | None = None,
     partitions: list[Any] | None = None,
 ) -> None:
     print_json(

@@ -101,7 +101,7 @@ def confirm(question: str, *, yes: bool) -> None:
         raise exits.Exit(exits.NOT_CONFIRMED, "not confirmed: nothing was changed")
 
 
-class Progress:
+class ProgressLine:
     """One line on stderr that shows how far, how fast and how long still; silent where stderr is no terminal."""
 
     def __init__(

@@ -46,7 +46,7 @@ def parse_duration(text: str) -> int:
     return sign * total
 
 
-class Place(NamedTuple):
+class LogTarget(NamedTuple):
     """Somewhere in a log; `value` is the time in nanoseconds, or the offset; `id` the message id."""
 
     kind: Literal["time", "start", "end", "offset", "id"]
@@ -54,18 +54,18 @@ class Place(NamedTuple):
     id: str = ""
 
 
-def parse_place(text: str, now_ns: int) -> Place:
+def parse_place(text: str, now_ns: int) -> LogTarget:
     """ValueError says what is wrong."""
     if text in ("start", "end"):
-        return Place("start" if text == "start" else "end")
+        return LogTarget("start" if text == "start" else "end")
     if text.startswith("@"):
-        return Place("time", parse_instant(text[1:], now_ns))
+        return LogTarget("time", parse_instant(text[1:], now_ns))
     if text.startswith("-"):
-        return Place("time", parse_instant(text, now_ns))
+        return LogTarget("time", parse_instant(text, now_ns))
     if re.fullmatch(r"[0-9a-f]{16}", text):
-        return Place("id", id=text)
+        return LogTarget("id", id=text)
     if re.fullmatch(r"[0-9]{1,15}", text) and int(text) <= OFFSET_MAX:
-        return Place("offset", int(text))
+        return LogTarget("offset", int(text))
     raise ValueError(
         f"{text!r} is no place: -2h, @2026-11-20T10:00, start, end, an offset, or a message id of 16 hex digits"
     )

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from nsqha.election.controller.rounds import Limits, Part
+from nsqha.election.controller.rounds import ControllerLimits, TopicPartition
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
 from nsqha.election.placement import PartitionName
@@ -28,7 +28,7 @@ class Idle(NamedTuple):
 class Audit:
     """What leaders say of themselves."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ControllerLimits) -> None:
         self._limits = limits
         self._idle: dict[PartitionName, Idle] = {}
         self._last: dict[int, PartitionKey] = {}  # that each node was asked for
@@ -42,7 +42,7 @@ class Audit:
             self._last[node] = chosen[-1]
         return chosen
 
-    def answered(self, part: Part, node: int, report: ReplicaReport | None, now: float) -> None:
+    def answered(self, part: TopicPartition, node: int, report: ReplicaReport | None, now: float) -> None:
         """A node says what it has of a partition; None: nothing."""
         meta = part.meta
         if node != meta.leader:

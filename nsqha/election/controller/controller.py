@@ -47,7 +47,7 @@ from nsqha.election.controller.events import (
 )
 from nsqha.election.controller.planner import Planner, World
 from nsqha.election.controller.questions import Questions
-from nsqha.election.controller.rounds import Asked, Limits, Part, Round
+from nsqha.election.controller.rounds import ControllerLimits, PendingProbe, Round, TopicPartition
 from nsqha.election.controller.standing import Standing
 from nsqha.election.elect import Ballot, Elected, ReplicaReport, Wait, choose
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
@@ -58,9 +58,9 @@ from nsqha.ids import PartitionKey, is_ephemeral
 class ControllerMachine:
     """One term of one controller."""
 
-    def __init__(self, now: float, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.parts: dict[PartitionName, Part] = {}
+    def __init__(self, now: float, limits: ControllerLimits | None = None) -> None:
+        self.limits = limits or ControllerLimits()
+        self.parts: dict[PartitionName, TopicPartition] = {}
         self.standing = Standing()
         self.rounds: dict[PartitionName, Round] = {}
         self.seen: dict[PartitionName, dict[int, ReplicaReport]] = {}  # the last report of each replica
@@ -160,7 +160,7 @@ class ControllerMachine:
             key = PartitionName(name, record.uid, number)
             known = self.parts.get(key)
             if known is None:
-                self.parts[key] = Part(key, record.settings, meta)
+                self.parts[key] = TopicPartition(key, record.settings, meta)
                 self._names[record.uid, number] = key
                 self._led[meta.leader].add(key)
             else:
@@ -183,7 +183,7 @@ class ControllerMachine:
             held.pop(name, None)
         self._audit.forget(name)
 
-    def _set_meta(self, part: Part, meta: PartitionMeta) -> None:
+    def _set_meta(self, part: TopicPartition, meta: PartitionMeta) -> None:
         self._led[part.meta.leader].discard(part.name)
         if (part.meta.leader, part.meta.epoch) != (meta.leader, meta.epoch):
             self.rounds.pop(part.name, None)
@@ -247,7 +247,7 @@ class ControllerMachine:
             dirty |= self._led[node]
         return dirty
 
-    def _returned(self, number: int, node: int) -> tuple[Asked | None, set[PartitionName]]:
+    def _returned(self, number: int, node: int) -> tuple[PendingProbe | None, set[PartitionName]]:
         asked, waiting = self._questions.returned(number, node)
         return asked, {name for name in waiting if name in self.parts}
 
@@ -269,7 +269,7 @@ class ControllerMachine:
             self._set_meta(part, event.meta)
         return (name,)
 
-    def _elected(self, part: Part, meta: PartitionMeta, why: str, seconds: float, loss: str) -> None:
+    def _elected(self, part: TopicPartition, meta: PartitionMeta, why: str, seconds: float, loss: str) -> None:
         name = part.name
         fields: dict[str, Any] = {
             "topic": name.topic,
@@ -353,7 +353,7 @@ class ControllerMachine:
     def _free(self, name: PartitionName) -> bool:
         return name in self.parts and name not in self._puts and name.topic not in self._reading
 
-    def _reason(self, part: Part, now: float) -> str:
+    def _reason(self, part: TopicPartition, now: float) -> str:
         """Why the partition needs another leader, or another epoch; empty if it does not."""
         meta = part.meta
         if not meta.replicas:
@@ -375,7 +375,7 @@ class ControllerMachine:
             return "leader is cut off from its followers"
         return ""
 
-    def _elect(self, part: Part, round_: Round, now: float) -> None:
+    def _elect(self, part: TopicPartition, round_: Round, now: float) -> None:
         meta = part.meta
         reports = dict(round_.reports)
         dead = set()
@@ -407,7 +407,7 @@ class ControllerMachine:
         else:
             self._wait(part, round_, found, now)
 
-    def _wait(self, part: Part, round_: Round, wait: Wait, now: float) -> None:
+    def _wait(self, part: TopicPartition, round_: Round, wait: Wait, now: float) -> None:
         self._wake_at(now + self.limits.ask_again_s if wait.until is None else wait.until)
         if wait.why != round_.waiting and (wait.operator or now - round_.since > 1.0):
             round_.waiting = wait.why
@@ -418,7 +418,7 @@ class ControllerMachine:
                 Say(event, text, level, {"topic": name.topic, "partition": name.number, "why": wait.why})  # type: ignore[arg-type]
             )
 
-    def _transfer(self, part: Part, round_: Round, now: float) -> None:
+    def _transfer(self, part: TopicPartition, round_: Round, now: float) -> None:
         meta = part.meta
         node, leader = self.nodes.get(meta.successor), self.nodes.get(meta.leader)
         theirs, ours = round_.reports.get(meta.successor), round_.reports.get(meta.leader)
@@ -442,7 +442,7 @@ class ControllerMachine:
             return
         self._wake_at(now + self.limits.transfer_ask_s)
 
-    def _leave(self, part: Part, now: float) -> None:
+    def _leave(self, part: TopicPartition, now: float) -> None:
         """A leader that shuts down and has not handed over by itself."""
         meta = part.meta
         since = self.standing.leaving.get(meta.leader)

@@ -15,7 +15,7 @@ Kind = Literal["doubt", "elect", "transfer"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ControllerLimits:
     """Times in seconds."""
 
     doubt_s: float = 0.1  # a leader that is suspected has so long to answer
@@ -35,7 +35,7 @@ class Limits:
 
 
 @dataclass
-class Part:
+class TopicPartition:
     """One partition and what its topic says."""
 
     name: PartitionName
@@ -66,7 +66,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingProbe:
     """A question that a node has not answered yet; times are monotonic seconds."""
 
     number: int

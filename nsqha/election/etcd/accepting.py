@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsqha.clock import Clock
-from nsqha.election.accepting import Accepted, Hold, WaitingNode
+from nsqha.election.accepting import AcceptedMetadata, Hold, WaitingNode
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
@@ -24,7 +24,7 @@ TTL_S = 10.0  # a waiting node that is gone is forgotten after this
 
 
 @dataclass(frozen=True)
-class Look:
+class EtcdSnapshot:
     """All of it at one revision, and whose etcd it is."""
 
     etcd_cluster_id: int
@@ -32,7 +32,7 @@ class Look:
     cluster_id: int  # 0: no cluster of this name
     waiting: dict[int, WaitingNode]
     hold: Versioned[Hold] | None
-    accepted: Versioned[Accepted]  # version 0: never
+    accepted: Versioned[AcceptedMetadata]  # version 0: never
 
     @property
     def why_not(self) -> str:
@@ -56,15 +56,13 @@ class EtcdAcceptance:
         self._lease: EtcdLease | None = None
         self._told: WaitingNode | None = None
 
-    def look(self) -> Look:
+    def look(self) -> EtcdSnapshot:
         return look(self._client, self._keys)
 
     def announce(self, node: WaitingNode) -> None:
         """Be found under `waiting/`; call it again about once a second, or it ends."""
         if self._lease is None or self._lease.gone:
-            self._lease = EtcdLease(
-                self._client, self._clock, ttl_s=TTL_S, lost=lambda: None, trouble=self._trouble
-            )
+            self._lease = EtcdLease(self._client, self._clock, ttl_s=TTL_S, lost=lambda: None, trouble=self._trouble)
             self._lease.start()
             self._told = None
         self._lease.ticked()
@@ -77,7 +75,7 @@ class EtcdAcceptance:
         """From now on nodes stop to lead; safe to repeat."""
         self._change([], [put(self._keys.hold, encode(hold))])
 
-    def accept(self, before: Versioned[Accepted], accepted: Accepted) -> None:
+    def accept(self, before: Versioned[AcceptedMetadata], accepted: AcceptedMetadata) -> None:
         """Let these nodes go on, and end the hold. Conflict: somebody else accepted meanwhile."""
         changes = [put(self._keys.accepted, encode(accepted)), delete(self._keys.hold)]
         if not self._change([unchanged(self._keys.accepted, before.version)], changes).succeeded:
@@ -93,18 +91,18 @@ class EtcdAcceptance:
         return self._client.change(lambda stubs: stubs.kv.Txn, txn(compares, then))
 
 
-def look(client: EtcdClient, keys: etcd_keys.Keys) -> Look:
+def look(client: EtcdClient, keys: etcd_keys.Keys) -> EtcdSnapshot:
     """One read of what nodes and operators wrote about this metadata."""
     wanted = [get(keys.waiting, prefix=True), get(keys.hold), get(keys.accepted), get(keys.cluster)]
     (waiting, hold, accepted, cluster), header = client.ranges(*(op.request_range for op in wanted))
     nodes = [etcd_keys.record_of(WaitingNode, kv) for kv in waiting]
-    return Look(
+    return EtcdSnapshot(
         header.cluster_id,
         header.revision,
         etcd_keys.record_of(ClusterRecord, cluster[0]).cluster_id if cluster else 0,
         {node.node_uid: node for node in nodes},
         etcd_keys.versioned_of(Hold, hold[0]) if hold else None,
-        etcd_keys.versioned_of(Accepted, accepted[0]) if accepted else Versioned(Accepted(), 0),
+        etcd_keys.versioned_of(AcceptedMetadata, accepted[0]) if accepted else Versioned(AcceptedMetadata(), 0),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nsqha.clock import Clock
-from nsqha.election.etcd.accepting import EtcdAcceptance, Look
+from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.election.etcd.keys import Keys
@@ -89,7 +89,7 @@ def _unusable(flags: EtcdFlags, error: NsqhaError) -> Unavailable:
     return Unavailable(f"etcd at {where} {what}; start it, or correct --etcd-endpoint")
 
 
-def look_at(flags: EtcdFlags, clock: Clock) -> Look:
+def look_at(flags: EtcdFlags, clock: Clock) -> EtcdSnapshot:
     """What nodes and operators wrote about the metadata of this etcd, believed or not. Unavailable."""
     acceptance = EtcdAcceptance(etcd_options(flags), flags.cluster_name, clock, lambda text: None)
     try:

@@ -28,13 +28,13 @@ import msgspec
 
 from nsqha.election.codec import FORMAT, decode, encode
 from nsqha.election.etcd.bridge import rpc
-from nsqha.election.model import Controller, NodeInfo, PartitionMeta, Record, TopicRecord, Versioned
+from nsqha.election.model import Controller, NodeInfo, PartitionMeta, StoredRecord, TopicRecord, Versioned
 from nsqha.errors import ConfigError, LogCorrupt
 
 OPS_MAX = 128  # of one transaction, etcd's --max-txn-ops; a transaction inside another has what the outer one leaves
 OPS_PER_PART = 64
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=StoredRecord)
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _PARTITION = re.compile(r"partitions/([0-9a-f]{16})/([0-9]{1,4})")

@@ -24,7 +24,7 @@ from nsqha.clock import Clock
 from nsqha.election import rules
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
-from nsqha.election.etcd.accepting import Look, look
+from nsqha.election.etcd.accepting import EtcdSnapshot, look
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import Compacted, EtcdClient, EtcdOptions, Full
 from nsqha.election.etcd.keys import created, delete, get, none_newer, put, txn, unchanged
@@ -62,7 +62,7 @@ COMPARES_MAX = etcd_keys.OPS_MAX - etcd_keys.OPS_PER_PART - 4
 
 
 @dataclass(frozen=True)
-class _Found:
+class _ReadTopic:
     """A topic as it was read."""
 
     topic: Versioned[TopicRecord]
@@ -197,7 +197,7 @@ class EtcdStore:
         self._watch.begin_again()
         return True
 
-    def _looked(self) -> Look:
+    def _looked(self) -> EtcdSnapshot:
         found = look(self._client, self._keys)
         self._generation = found.accepted.record.generation
         return found
@@ -439,7 +439,7 @@ class EtcdStore:
     def _txn(self, compares: list[Any], then: list[Any], otherwise: list[Any] | None = None) -> Any:
         return self._client.change(lambda stubs: stubs.kv.Txn, txn(compares, then, otherwise or ()))
 
-    def _find(self, name: str) -> _Found | None:
+    def _find(self, name: str) -> _ReadTopic | None:
         known = self._view.topics.get(name)
         uid = 0 if known is None else known.record.uid
         for _ in range(RETRIES):
@@ -451,11 +451,11 @@ class EtcdStore:
             topic = etcd_keys.versioned_of(TopicRecord, topics[0])
             if topic.record.uid == uid:
                 metas = {number: etcd_keys.partition_meta(kv) for number, kv in self._numbered(partitions)}
-                return _Found(join(topic, metas), topics[0].lease, revision)
+                return _ReadTopic(join(topic, metas), topics[0].lease, revision)
             uid = topic.record.uid  # a guess that was late
         raise _too_many(f"topic {name}")
 
-    def _existing(self, name: str) -> _Found:
+    def _existing(self, name: str) -> _ReadTopic:
         found = self._find(name)
         if found is None:
             raise NotFound(f"there is no topic {name}")

@@ -20,7 +20,7 @@ Trouble = Callable[[str], None]
 
 
 @dataclass
-class Records:
+class KeyedRecords:
     """What the keys hold. A topic's partitions are under its uid, as in etcd, until a view puts them together."""
 
     keys: etcd_keys.Keys

@@ -24,7 +24,7 @@ import grpc
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import Compacted, EtcdClient, reason
-from nsqha.election.etcd.view import Records, Trouble
+from nsqha.election.etcd.view import KeyedRecords, Trouble
 from nsqha.election.session import View
 from nsqha.errors import NsqhaError, StaleMetadata
 
@@ -49,7 +49,7 @@ class EtcdWatch:
         self._stream: Any = None
         self._endpoint = 0  # of the client, that it is on
         self._view = View()
-        self._records = Records(keys, trouble)
+        self._records = KeyedRecords(keys, trouble)
         self._next = 0  # the revision to watch from
         self._broke = False  # a stream has ended
         self._relist = False
@@ -81,7 +81,7 @@ class EtcdWatch:
 
     def _list(self) -> None:
         kvs, revision = list_keys(self._client, self._keys.all)
-        records = Records(self._keys, self._trouble, revision)
+        records = KeyedRecords(self._keys, self._trouble, revision)
         for kv in kvs:
             records.put(kv)
         self._records, self._next = records, revision + 1

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from nsqha.server.runtime.budget import PublishBudget
     from nsqha.server.runtime.measures import Measures
     from nsqha.server.topics.topics import Topics
-    from nsqha.wire.identify import Agreed, Request
-    from nsqha.wire.limits import Limits
+    from nsqha.wire.identify import Agreed, AgreedIdentify
+    from nsqha.wire.limits import ProtocolLimits
 
 TLS_SECONDS_MAX = 5.0
 WRITE_BUFFER_HIGH = 1 << 20  # a consumer that reads slower gets no more messages until three quarters of it are gone
@@ -77,7 +77,7 @@ class ClientContext:
     """What connections work with."""
 
     options: Options
-    limits: Limits
+    limits: ProtocolLimits
     loop: asyncio.AbstractEventLoop
     clock: Clock
     now: Callable[[], Now]
@@ -534,10 +534,10 @@ class Connection(asyncio.Protocol):
 
     # ---- negotiation
 
-    def identify(self, request: Request) -> None:
+    def identify(self, request: AgreedIdentify) -> None:
         self._after_replies(lambda: self._identify(request))
 
-    def _identify(self, request: Request) -> None:
+    def _identify(self, request: AgreedIdentify) -> None:
         agreed = request.agreed
         self.agreed = agreed
         self._heartbeat.set(agreed.heartbeat_interval_ms)

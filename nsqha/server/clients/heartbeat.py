@@ -13,7 +13,7 @@ from typing import Protocol
 SLACK_SECONDS = 0.05
 
 
-class Client(Protocol):
+class HeartbeatClient(Protocol):
     """The connection, as far as it is looked at here."""
 
     blocked: bool
@@ -35,7 +35,7 @@ class Heartbeat:
 
     __slots__ = ("_beat_at", "_client", "_loop", "_seconds", "_timer", "_unread", "heard_at")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: HeartbeatClient) -> None:
         self.heard_at = 0.0
         self._loop = loop
         self._client = client

@@ -32,7 +32,7 @@ from nsqha.nsqlog import Logger
 from nsqha.options import LOG_LEVELS, TlsRequired, config_value, host_name
 from nsqha.server.http import debug as http_debug
 from nsqha.server.http import server as http_envelope
-from nsqha.server.http.server import ApiError, HttpApi, Reply, Request, Route
+from nsqha.server.http.server import ApiError, HttpApi, HttpReply, HttpRequest, Route
 from nsqha.server.http.stats import Selection, stats_json
 from nsqha.server.http.text import stats_text
 from nsqha.server.runtime.budget import NO_ROOM, PublishBudget
@@ -78,7 +78,7 @@ class NsqdHttp:
 
     # ---- publishing
 
-    async def pub(self, request: Request) -> object:
+    async def pub(self, request: HttpRequest) -> object:
         body = await request.body(self._broker.options.max_msg_size)
         if body is None:
             raise ApiError(413, "MSG_TOO_BIG")
@@ -90,7 +90,7 @@ class NsqdHttp:
         await _done(self._broker.publishing.publish(topic, hot.frame(body), deliver_in_ms=delay_ms), self._broker)
         return "OK"
 
-    async def mpub(self, request: Request) -> object:
+    async def mpub(self, request: HttpRequest) -> object:
         options = self._broker.options
         if (request.content_length or 0) > options.max_body_size:
             raise ApiError(413, "BODY_TOO_BIG")
@@ -141,7 +141,7 @@ class NsqdHttp:
         _, frames = run
         return frames
 
-    def _delay_ms(self, request: Request) -> int | None:
+    def _delay_ms(self, request: HttpRequest) -> int | None:
         text = request.query.get("defer")
         if text is None:
             return None
@@ -157,57 +157,57 @@ class NsqdHttp:
 
     # ---- topics and channels
 
-    async def topic_create(self, request: Request) -> None:
+    async def topic_create(self, request: HttpRequest) -> None:
         topic = request.query.require_name("topic", "INVALID_TOPIC")
         await _done(self._broker.topics.create_topic(topic), self._broker)
 
-    async def topic_delete(self, request: Request) -> None:
+    async def topic_delete(self, request: HttpRequest) -> None:
         await _done(self._broker.topics.delete_topic(self._existing(request)), self._broker)
 
-    async def topic_empty(self, request: Request) -> None:
+    async def topic_empty(self, request: HttpRequest) -> None:
         request.query.require_name("topic", "INVALID_TOPIC")
         await _done(self._broker.channels.empty_topic(self._existing(request)), self._broker)
 
-    async def topic_pause(self, request: Request) -> None:
+    async def topic_pause(self, request: HttpRequest) -> None:
         await _done(self._broker.channels.pause_topic(self._existing(request), True), self._broker)
 
-    async def topic_unpause(self, request: Request) -> None:
+    async def topic_unpause(self, request: HttpRequest) -> None:
         await _done(self._broker.channels.pause_topic(self._existing(request), False), self._broker)
 
-    def _existing(self, request: Request) -> str:
+    def _existing(self, request: HttpRequest) -> str:
         topic = request.query.require("topic")
         if topic not in self._broker.topics:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return topic
 
-    async def channel_create(self, request: Request) -> None:
+    async def channel_create(self, request: HttpRequest) -> None:
         topic, channel = self._named(request)
         await _done(self._broker.channels.create(topic, channel), self._broker)
 
-    async def channel_delete(self, request: Request) -> None:
+    async def channel_delete(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
         await _done(self._broker.channels.delete(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
 
-    async def channel_empty(self, request: Request) -> None:
+    async def channel_empty(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
         await _done(self._broker.channels.empty(topic, channel), self._broker, "CHANNEL_NOT_FOUND")
 
-    async def channel_pause(self, request: Request) -> None:
+    async def channel_pause(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
         await _done(self._broker.channels.pause(topic, channel, True), self._broker, "CHANNEL_NOT_FOUND")
 
-    async def channel_unpause(self, request: Request) -> None:
+    async def channel_unpause(self, request: HttpRequest) -> None:
         topic, channel = self._existing_channel(request)
         await _done(self._broker.channels.pause(topic, channel, False), self._broker, "CHANNEL_NOT_FOUND")
 
-    def _named(self, request: Request) -> tuple[str, str]:
+    def _named(self, request: HttpRequest) -> tuple[str, str]:
         topic = request.query.require_name("topic")
         channel = request.query.require_name("channel")
         if topic not in self._broker.topics:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return topic, channel
 
-    def _existing_channel(self, request: Request) -> tuple[str, str]:
+    def _existing_channel(self, request: HttpRequest) -> tuple[str, str]:
         topic, channel = self._named(request)
         if not self._broker.channels.has(topic, channel):
             raise ApiError(404, "CHANNEL_NOT_FOUND")
@@ -215,13 +215,13 @@ class NsqdHttp:
 
     # ---- what it is and how it goes
 
-    async def ping(self, _request: Request) -> object:
+    async def ping(self, _request: HttpRequest) -> object:
         health = self._broker.health()
         if health != "OK":
             raise ApiError(500, health)
         return "OK"
 
-    async def info(self, _request: Request) -> object:
+    async def info(self, _request: HttpRequest) -> object:
         options = self._broker.options
         tcp_port, http_port = announced_ports(self._broker)
         return {
@@ -239,7 +239,7 @@ class NsqdHttp:
             "topology_region": options.topology_region,
         }
 
-    async def stats(self, request: Request) -> object:
+    async def stats(self, request: HttpRequest) -> object:
         query = request.query
         wanted = Selection(query.get("topic") or "", query.get("channel") or "", query.flag("include_clients", True))
         memory = memory_stats() if query.flag("include_mem", True) else None
@@ -252,18 +252,18 @@ class NsqdHttp:
         # The snapshot is of one moment; writing it down may take longer than a client should wait for its message.
         return await asyncio.to_thread(make) if len(stats.topics) > TOPICS_AT_ONCE else make()
 
-    async def healthz(self, _request: Request) -> object:
+    async def healthz(self, _request: HttpRequest) -> object:
         """Alive: this answer shows that the loop turns; what can not heal by itself is a check marked `live`."""
         return self._checked(live_only=True, verbose=False)
 
-    async def startupz(self, _request: Request) -> object:
+    async def startupz(self, _request: HttpRequest) -> object:
         """Recovery is over before anything listens."""
         return "OK"
 
-    async def readyz(self, request: Request) -> object:
+    async def readyz(self, request: HttpRequest) -> object:
         return self._checked(live_only=False, verbose=request.query.get("verbose") is not None)
 
-    def _checked(self, *, live_only: bool, verbose: bool) -> Reply:
+    def _checked(self, *, live_only: bool, verbose: bool) -> HttpReply:
         checks = [check for check in self._broker.checks() if check.live or not live_only]
         ok = all(check.ok for check in checks)
         lines = ["OK" if ok else "NOK"]
@@ -271,26 +271,26 @@ class NsqdHttp:
             if verbose or not check.ok:
                 lines.append(f"[{'+' if check.ok else '-'}] {check.name}{': ' if check.detail else ''}{check.detail}")
         text = "\n".join(lines) if len(lines) > 1 else lines[0]
-        return Reply(text.encode(), http_envelope.TEXT, 200 if ok else 503)
+        return HttpReply(text.encode(), http_envelope.TEXT, 200 if ok else 503)
 
-    async def metrics(self, request: Request) -> object:
+    async def metrics(self, request: HttpRequest) -> object:
         from nsqha.server.http import metrics  # not needed before somebody scrapes
 
         stats = self._broker.snapshot(clients=False)
         accept = request.headers.get("Accept", "")
         # In a thread: with ten thousand series this takes longer than a client should wait for its message.
         body, content_type = await asyncio.to_thread(metrics.render, stats, accept)
-        return Reply(body, content_type)
+        return HttpReply(body, content_type)
 
     # ---- options
 
-    async def read_option(self, request: Request) -> object:
+    async def read_option(self, request: HttpRequest) -> object:
         try:
             return config_value(self._broker.options, request.param)
         except KeyError:
             raise ApiError(400, "INVALID_OPTION") from None
 
-    async def write_option(self, request: Request) -> object:
+    async def write_option(self, request: HttpRequest) -> object:
         body = await request.body(self._broker.options.max_msg_size)
         if not body:
             raise ApiError(413, "INVALID_VALUE")
@@ -356,13 +356,13 @@ class _TlsOnly(HttpApi):
         super().__init__()
         body = f'{{"message": "TLS_REQUIRED", "https_port": {https_port}}}'.encode()
         headers = {"X-Nsq-Content-Type": "nsq; version=1.0"}
-        self._refusal = Reply(body, http_envelope.JSON, 403, headers)
+        self._refusal = HttpReply(body, http_envelope.JSON, 403, headers)
 
-    def find(self, request: Request) -> Route | Reply:
+    def find(self, request: HttpRequest) -> Route | HttpReply:
         return self._refusal
 
 
-class HttpServer:
+class BrokerHttp:
     """The HTTP and HTTPS listeners of one broker, on sockets that listen already; `broker.ports` must be known."""
 
     def __init__(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class BoundPorts:
     """The ports really bound; -1 for a Unix socket, 0 for a listener that is off."""
 
     tcp: int = 0
@@ -98,7 +98,7 @@ class BrokerApi(Protocol):
     def clock(self) -> Clock: ...
 
     @property
-    def ports(self) -> Ports: ...
+    def ports(self) -> BoundPorts: ...
 
     @property
     def start_time_ns(self) -> int:

@@ -23,7 +23,7 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Any, TypeVar
 
-from nsqha.server.http.server import ApiError, HttpApi, Request
+from nsqha.server.http.server import ApiError, HttpApi, HttpRequest
 
 PROFILE_HZ = 100
 PROFILE_SECONDS_MAX = 300.0
@@ -46,15 +46,15 @@ def add_to(api: HttpApi) -> None:
         api.add("GET", f"/debug/pprof/{name}", handler, plain=True)
 
 
-async def _index(_request: Request) -> object:
+async def _index(_request: HttpRequest) -> object:
     return __doc__
 
 
-async def _cmdline(_request: Request) -> object:
+async def _cmdline(_request: HttpRequest) -> object:
     return "\0".join(sys.orig_argv)
 
 
-async def _tasks(_request: Request) -> object:
+async def _tasks(_request: HttpRequest) -> object:
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     parts = [f"{len(tasks)} tasks"]
     for task in tasks:
@@ -72,7 +72,7 @@ def _awaiting(coro: Any) -> Iterator[FrameType]:
         coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None) or getattr(coro, "ag_await", None)
 
 
-async def _threads(_request: Request) -> object:
+async def _threads(_request: HttpRequest) -> object:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, innermost in sys._current_frames().items():
@@ -92,7 +92,7 @@ def _place(frame: FrameType) -> str:
     return f"    {frame.f_code.co_filename}:{frame.f_lineno or '?'} {frame.f_code.co_qualname}"
 
 
-async def _heap(_request: Request) -> object:
+async def _heap(_request: HttpRequest) -> object:
     if not tracemalloc.is_tracing():
         return "tracemalloc is off; start with PYTHONTRACEMALLOC=1 to see where memory is allocated\n"
     lines = await _in_thread(lambda: tracemalloc.take_snapshot().statistics("lineno")[:HEAP_LINES])
@@ -100,7 +100,7 @@ async def _heap(_request: Request) -> object:
     return f"{current} bytes now, {peak} at most\n\n" + "".join(f"{line}\n" for line in lines)
 
 
-async def _profile(request: Request) -> object:
+async def _profile(request: HttpRequest) -> object:
     text = request.query.get("seconds") or "30"
     try:
         seconds = float(text)

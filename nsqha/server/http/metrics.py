@@ -37,12 +37,12 @@ _CURSOR = ("topic", "channel", "partition")
 def render(stats: BrokerStats, accept: str) -> tuple[bytes, str]:
     """The body, and its Content-Type."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Snapshot(stats))
+    registry.register(_NodeMetrics(stats))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
-class _Snapshot(Collector):
+class _NodeMetrics(Collector):
     def __init__(self, stats: BrokerStats) -> None:
         self._stats = stats
 

@@ -88,7 +88,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """An answer that is not simply text, JSON or nothing."""
 
     body: bytes
@@ -137,7 +137,7 @@ class Query:
         return default if value is None else value not in ("false", "0")
 
 
-class Request:
+class HttpRequest:
     """What a handler sees of a request."""
 
     __slots__ = ("_continued", "_inner", "_query", "_room", "_taken", "method", "param", "path", "query_text")
@@ -233,11 +233,11 @@ class Request:
     def broken_body(self) -> bool:
         """The body's chunks turned into garbage before its end."""
         protocol = self._inner.protocol
-        return isinstance(protocol, _Connection) and protocol.broken
+        return isinstance(protocol, _HttpConnection) and protocol.broken
 
 
-Handler = Callable[[Request], Awaitable[object]]
-Gate = Callable[[Request], None]
+Handler = Callable[[HttpRequest], Awaitable[object]]
+Gate = Callable[[HttpRequest], None]
 """Called before routing; refuses by raising ApiError."""
 
 
@@ -259,7 +259,7 @@ class HttpApi:
         assert method not in methods, f"{method} {path} is there already"
         methods[method] = Route(handler, plain, quiet)
 
-    def find(self, request: Request) -> Route | Reply:
+    def find(self, request: HttpRequest) -> Route | HttpReply:
         """The route, or the answer when there is none; sets `request.param`."""
         methods, request.param = self._methods(request.path)
         if route := methods.get(request.method):
@@ -270,8 +270,8 @@ class HttpApi:
             raise ApiError(404, "NOT_FOUND")
         allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
         if request.method == "OPTIONS":
-            return Reply(b"", headers=allow)
-        return Reply(_encode({"message": "METHOD_NOT_ALLOWED"}), JSON, 405, allow | dict([_NSQ]))
+            return HttpReply(b"", headers=allow)
+        return HttpReply(_encode({"message": "METHOD_NOT_ALLOWED"}), JSON, 405, allow | dict([_NSQ]))
 
     def _methods(self, path: str) -> tuple[dict[str, Route], str]:
         if methods := self._routes.get(path):
@@ -291,7 +291,7 @@ class HttpApi:
                 return f"{lower}/{shown}", methods
         return "", {}
 
-    def _redirect(self, request: Request) -> Reply | None:
+    def _redirect(self, request: HttpRequest) -> HttpReply | None:
         path, methods = self._nearly(request.path)
         if request.method not in methods:
             return None
@@ -299,8 +299,8 @@ class HttpApi:
         location = {"Location": f"{path}?{query}" if query else path}
         if request.method == "GET":
             # Only for people: whoever follows redirects reads the header.
-            return Reply(b"Moved Permanently\n", "text/plain; charset=utf-8", 301, location)
-        return Reply(b"", "", 308, location)
+            return HttpReply(b"Moved Permanently\n", "text/plain; charset=utf-8", 301, location)
+        return HttpReply(b"", "", 308, location)
 
 
 class HttpServer:
@@ -337,13 +337,13 @@ class HttpServer:
 
     async def _answer(self, inner: web.BaseRequest) -> web.Response:
         started = time.perf_counter_ns()
-        request = Request(inner, self._room)
+        request = HttpRequest(inner, self._room)
         quiet = False
         try:
             if self._gate is not None:
                 self._gate(request)
             found = self._api.find(request)
-            if isinstance(found, Reply):
+            if isinstance(found, HttpReply):
                 response = _response(found)
             else:
                 quiet = found.quiet
@@ -363,7 +363,7 @@ class HttpServer:
             self._logger.info("http_request", "%d %s (%s) %s", response.status, where, request.remote, took)
         return response
 
-    async def _run(self, route: Route, request: Request) -> web.Response:
+    async def _run(self, route: Route, request: HttpRequest) -> web.Response:
         try:
             result = await route.handler(request)
         except ApiError as refusal:
@@ -373,27 +373,27 @@ class HttpServer:
         except Exception as error:
             self._logger.error("http_failed", "%s %s: %r", request.method, request.path, error, error=error)
             return _refusal(ApiError(500, "INTERNAL_ERROR"), plain=route.plain)
-        reply = result if isinstance(result, Reply) else _reply(result)
+        reply = result if isinstance(result, HttpReply) else _reply(result)
         return _response(reply, None if route.plain else _NSQ)
 
 
-def _reply(result: object) -> Reply:
+def _reply(result: object) -> HttpReply:
     if result is None:
-        return Reply(b"", "")
+        return HttpReply(b"", "")
     if isinstance(result, str):
-        return Reply(result.encode("utf-8", "surrogateescape"))
+        return HttpReply(result.encode("utf-8", "surrogateescape"))
     if isinstance(result, bytes):
-        return Reply(result)
-    return Reply(_encode(result), JSON)
+        return HttpReply(result)
+    return HttpReply(_encode(result), JSON)
 
 
 def _refusal(refusal: ApiError, *, plain: bool) -> web.Response:
     if plain:
-        return _response(Reply(refusal.code.encode(), TEXT, refusal.status))
-    return _response(Reply(_encode({"message": refusal.code, **refusal.extra}), JSON, refusal.status), _NSQ)
+        return _response(HttpReply(refusal.code.encode(), TEXT, refusal.status))
+    return _response(HttpReply(_encode({"message": refusal.code, **refusal.extra}), JSON, refusal.status), _NSQ)
 
 
-def _response(reply: Reply, extra: tuple[str, str] | None = None) -> web.Response:
+def _response(reply: HttpReply, extra: tuple[str, str] | None = None) -> web.Response:
     headers = {"Server": "nsqha", **reply.headers}
     if reply.body and reply.content_type:
         headers["Content-Type"] = reply.content_type
@@ -419,7 +419,7 @@ def _decode(text: str) -> str:
     return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
 
-class _Connection(web.RequestHandler):
+class _HttpConnection(web.RequestHandler):
     """aiohttp's connection, but bytes that are no HTTP get what Go answers them, and nobody logs them; and who does not
     take what was written is dropped, while it is written and when the connection closes."""
 
@@ -485,7 +485,7 @@ class _Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("part of an answer is sent already")
         reason = {400: "Bad Request"}.get(status, "Internal Server Error")
-        response = _response(Reply(f"{status} {reason}".encode(), TEXT, status))
+        response = _response(HttpReply(f"{status} {reason}".encode(), TEXT, status))
         response.force_close()
         return response
 
@@ -495,7 +495,7 @@ class _WebServer(web.Server):
         super().__init__(handler, request_factory=self._request)
 
     def __call__(self) -> web.RequestHandler:
-        return _Connection(
+        return _HttpConnection(
             self,
             loop=self._loop,
             access_log=None,

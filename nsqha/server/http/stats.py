@@ -138,7 +138,7 @@ class TopicStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DamagedRange:
+class DamagedRangeStats:
     """Batches that did not verify when the scrub last read them."""
 
     topic_name: str
@@ -155,7 +155,7 @@ class ScrubStats:
     rounds: int = 0  # ended since the start
     read_bytes: int = 0  # since the start
     damaged_ranges: int = 0
-    damage: tuple[DamagedRange, ...] = ()  # the first of them
+    damage: tuple[DamagedRangeStats, ...] = ()  # the first of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,7 +431,7 @@ def _cluster_json(cluster: ClusterStats) -> dict[str, Any]:
     return _fields(cluster) | {"node": f"{cluster.node:016x}", "push_lag": lags}
 
 
-def _fields(record: PartitionStats | CursorStats | DamagedRange | ClusterStats | PushLag) -> dict[str, Any]:
+def _fields(record: PartitionStats | CursorStats | DamagedRangeStats | ClusterStats | PushLag) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 

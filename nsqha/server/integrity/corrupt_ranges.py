@@ -23,7 +23,7 @@ from nsqha.server.integrity.peer_repair import Repairer, lost_of
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.verdict import Report
+    from nsqha.commitlog.verdict import RecoveryReport
     from nsqha.election.model import NodeInfo, TopicRecord, Versioned
     from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.partition.local_repair import LocalRepair
@@ -126,7 +126,7 @@ class RepairableReplicas(Protocol):
         """The high watermark of a replica; 0 if there is none here."""
 
 
-class Damage:
+class CorruptRanges:
     """What is damaged in the replicas of one node."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Damage:
 
     # ---- what is known
 
-    def recovered(self, key: PartitionKey, report: Report) -> RangeSet:
+    def recovered(self, key: PartitionKey, report: RecoveryReport) -> RangeSet:
         """A log was opened; what does not verify of it."""
         bad = self._bad.get(key, RangeSet())
         for damage in report.damage:

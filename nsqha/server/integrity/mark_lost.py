@@ -17,7 +17,7 @@ from nsqha.errors import Poisoned, StorageError
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.ranges import RangeSet
-from nsqha.server.integrity.corrupt_ranges import Damage, DamagedRange, damaged_range
+from nsqha.server.integrity.corrupt_ranges import CorruptRanges, DamagedRange, damaged_range
 from nsqha.server.integrity.peer_repair import is_lost
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class MarkLost:
     def __init__(
         self,
         disk: DiskRounds,
-        damage: Damage,
+        damage: CorruptRanges,
         trust: SuspectLogs,
         *,
         log_of: Callable[[PartitionKey], PartitionLog | None],

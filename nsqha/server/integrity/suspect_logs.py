@@ -24,7 +24,7 @@ from nsqha.ranges import RangeSet
 if TYPE_CHECKING:
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.commitlog.log import PartitionLog
-    from nsqha.commitlog.verdict import Report
+    from nsqha.commitlog.verdict import RecoveryReport
 
 
 class FollowedLog(Protocol):
@@ -53,7 +53,7 @@ def good_name(journal: NodeJournal, key: PartitionKey, sync: str) -> int:
     return 0 if known is None or not known.log_uid_trusted or lost else known.log_uid
 
 
-def can_be_whole(log: PartitionLog, report: Report) -> bool:
+def can_be_whole(log: PartitionLog, report: RecoveryReport) -> bool:
     """Whether a damaged log would have all that it ever had once the damage that recovery found is mended."""
     return log.end.log_id >= report.watermark and not (report.unreadable or report.restored_anchors)
 
@@ -68,7 +68,7 @@ class SuspectLogs:
         self._cut: set[PartitionKey] = set()
         self._doubted: dict[PartitionKey, Doubted] = {}
 
-    def recovered(self, key: PartitionKey, log: PartitionLog, report: Report, name: int, bad: RangeSet) -> int:
+    def recovered(self, key: PartitionKey, log: PartitionLog, report: RecoveryReport, name: int, bad: RangeSet) -> int:
         """A log was opened. `name`: its log_uid before, if that was good but for damage; `bad`: what does not
         verify. The name that it may go by again, if all that is mended; 0: it keeps the one it has."""
         if any(cut.why == "torn" for cut in report.cuts):

@@ -27,27 +27,27 @@ from nsqha.quantile import LatencyWindow
 from nsqha.server.clients.connection import ClientContext, Connection
 from nsqha.server.clients.publish import Publishing
 from nsqha.server.clients.subscribe import Subscriptions
-from nsqha.server.http.broker_api import Check, Ports
+from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.node.log_sources import ClusterLogs, SingleNodeLogs
 from nsqha.server.node.readiness import cluster_checks
 from nsqha.server.node.snapshot import broker_stats
 from nsqha.server.partition.delivery import Delivery
 from nsqha.server.partition.partition import Partition
-from nsqha.server.partition.scrub import Replica, Scrubber
+from nsqha.server.partition.scrub import ScrubbedReplica, Scrubber
 from nsqha.server.partition.topic import Topic
 from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.runtime.cache import CacheWriter
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter
 from nsqha.server.runtime.measures import disk_space
-from nsqha.server.runtime.metadata import Metadata
+from nsqha.server.runtime.metadata import NodeMetadata
 from nsqha.server.runtime.tasks import Background, Changes
 from nsqha.server.segments.log_source import LogSource, reachable
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
 from nsqha.server.topics.single_node import SingleNodePlacement
 from nsqha.server.topics.topics import Topics
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 
 if TYPE_CHECKING:
     import ssl
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
     from nsqha.server.clients.auth import AuthClient
     from nsqha.server.http.stats import BrokerStats
-    from nsqha.server.node.membership import Cluster
+    from nsqha.server.node.membership import Membership
     from nsqha.server.node.registrar import Registrar
     from nsqha.server.segments.byte_server import ByteServer
 
@@ -72,7 +72,7 @@ class Broker:
     def __init__(
         self,
         options: Options,
-        limits: Limits,
+        limits: ProtocolLimits,
         *,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
@@ -81,7 +81,7 @@ class Broker:
         store: MetadataStore,
         disk: DiskRounds,
         opener: PartitionOpener,
-        cluster: Cluster | None = None,
+        cluster: Membership | None = None,
     ) -> None:
         self.options = options
         self.limits = limits
@@ -99,7 +99,7 @@ class Broker:
         self.exiting = False
         self.failure: str | None = None  # why the data directory is closed
         self.disk_refusing = False
-        self.ports = Ports()
+        self.ports = BoundPorts()
         self.auth: AuthClient | None = None
         self.registrar: Registrar | None = None  # once it announces
         self.tls_context: ssl.SSLContext | None = None
@@ -118,7 +118,7 @@ class Broker:
         self.journal_writer = JournalWriter(journal, disk, self.fail)
         self.changes = Changes(loop, options.publish_outcome_wait_ns / 1e9)
         self.cluster = cluster
-        metadata = Metadata(store, disk.run if cluster is None else cluster.run, journal, self.fail)
+        metadata = NodeMetadata(store, disk.run if cluster is None else cluster.run, journal, self.fail)
         topic_context = self._topic_context(metadata)
         self.topics = Topics(topic_context, ending=lambda: self.exiting or self.failure is not None)
         self.channels = Channels(
@@ -158,7 +158,7 @@ class Broker:
             cluster.routing = Routing(self, cluster, cluster.routing_peers)
         self.scrubber = self._make_scrubber()
 
-    def _topic_context(self, metadata: Metadata) -> TopicContext:
+    def _topic_context(self, metadata: NodeMetadata) -> TopicContext:
         return TopicContext(
             self.options,
             node_uid=self.journal.identity.node_uid,
@@ -188,7 +188,7 @@ class Broker:
             self.cluster.replicas.damage.on_mended = scrubber.mended
         return scrubber
 
-    def _join_parts(self, cluster: Cluster, topic_context: TopicContext) -> None:
+    def _join_parts(self, cluster: Membership, topic_context: TopicContext) -> None:
         """Topics, replicas and membership know each other."""
         from nsqha.replication.isr import IsrLimits
         from nsqha.server.node.disk_watch import DiskWatch
@@ -230,7 +230,7 @@ class Broker:
         self.topics.placement = ClusterPlacement(self.topics, topic_context, cluster)
         cluster.when_changed(self.topics.announce)
 
-    def _found_damage(self, replica: Replica, first: int, end: int) -> None:
+    def _found_damage(self, replica: ScrubbedReplica, first: int, end: int) -> None:
         """The scrub found batches that do not verify: another replica has them, or their frames say enough."""
         if self.cluster is not None:
             identity = replica.log.identity
@@ -241,7 +241,7 @@ class Broker:
                 if partition.log is replica.log:
                     partition.on_damage(first, end)
 
-    def _found_bad_anchor(self, replica: Replica, first: int) -> None:
+    def _found_bad_anchor(self, replica: ScrubbedReplica, first: int) -> None:
         """The same of what says where a pair of files begins: a start would have to guess, and trust the log less."""
         try:
             restore = replica.log.restoring_anchor(first)
@@ -342,7 +342,7 @@ class Broker:
             self.spawn(self._announce_failure(self.cluster, self.failure))
         self.on_failure(self.failure)
 
-    async def _announce_failure(self, cluster: Cluster, why: str) -> None:
+    async def _announce_failure(self, cluster: Membership, why: str) -> None:
         try:
             await cluster.update(poisoned=why)
         except NsqhaError as error:
@@ -442,10 +442,10 @@ class Broker:
             return f"disk low: {self.space.free_bytes} bytes free, {self.options.disk_low_bytes} required"
         return None
 
-    def _replicas(self) -> list[Replica]:
+    def _replicas(self) -> list[ScrubbedReplica]:
         """The logs that are on this node's disk."""
         return [
-            Replica(topic.name, p.number, p.log, lambda p=p: p.leader.committed, lambda p=p: p.closed)  # type: ignore[misc]
+            ScrubbedReplica(topic.name, p.number, p.log, lambda p=p: p.leader.committed, lambda p=p: p.closed)  # type: ignore[misc]
             for topic in self.topics.values()
             if not topic.ephemeral
             for p in topic.led

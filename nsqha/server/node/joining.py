@@ -17,7 +17,7 @@ from nsqha.election.session import StoreIdentity
 from nsqha.errors import StaleMetadata
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
-from nsqha.server.node.membership import Cluster
+from nsqha.server.node.membership import Membership
 from nsqha.server.peers import renewing
 from nsqha.server.peers.calls import SERVICES
 from nsqha.server.safe_mode import hold as held
@@ -33,7 +33,7 @@ logger = Logger("cluster")
 
 async def open_cluster(
     options: Options, journal: NodeJournal, clock: Clock, rng: random.Random, certificates: CertificateFiles | None
-) -> Cluster:
+) -> Membership:
     """The cluster that this node's journal names, or that its etcd has. Unavailable, ConfigError, StaleMetadata."""
     loop = asyncio.get_running_loop()
     generation = await loop.run_in_executor(None, lambda: _generation(options, journal, clock))
@@ -60,7 +60,7 @@ async def open_cluster(
     journal.follow_generation(generation)
     await loop.run_in_executor(None, evidence.forget_seen, options.data_path)
     await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.view())
-    return Cluster(
+    return Membership(
         store,
         loop=loop,
         clock=clock,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nsqha.commitlog.log import PartitionLog
     from nsqha.cursor.state import PartitionState
-    from nsqha.server.node.membership import Cluster
+    from nsqha.server.node.membership import Membership
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
     from nsqha.server.peers.api import PeerIdentity
@@ -69,7 +69,7 @@ class SingleNodeLogs:
 class ClusterLogs:
     """A `LogSource`: this node leads some partitions, follows others, and other nodes have replicas of both."""
 
-    def __init__(self, here: SingleNodeLogs, cluster: Cluster) -> None:
+    def __init__(self, here: SingleNodeLogs, cluster: Membership) -> None:
         """`here`: what is led here."""
         self.loop = here.loop
         self.spawn = here.spawn

@@ -31,7 +31,7 @@ from nsqha.server.runtime.tasks import Background
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
-    from nsqha.election.session import Session, View
+    from nsqha.election.session import ClusterSession, View
     from nsqha.election.store import MetadataStore
     from nsqha.server.node.disk_watch import DiskWatch
     from nsqha.server.node.routing import Routing
@@ -52,7 +52,7 @@ DROP_AGAIN_SECONDS = 10.0  # what is left of a deleted topic is tried again
 class LiveStream:
     """A controller's stream to this node, whose end is news to both; it is told whom we lost."""
 
-    def __init__(self, cluster: Cluster, stream: PeerStream) -> None:
+    def __init__(self, cluster: Membership, stream: PeerStream) -> None:
         self._cluster = cluster
         self.stream = stream
 
@@ -63,7 +63,7 @@ class LiveStream:
         self._cluster.live.pop(self, None)
 
 
-class Cluster:
+class Membership:
     """The membership of one node."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Cluster:
         self._clock = clock
         self._ttl_s = ttl_s
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="metadata")
-        self._session: Session | None = None
+        self._session: ClusterSession | None = None
         self._life: object = None  # which session counts
         self._registering = False
         self._leaving = False  # for good

@@ -14,7 +14,7 @@ from nsqha.nsqlog import Logger
 from nsqha.server.topics import settings as topic_settings
 
 if TYPE_CHECKING:
-    from nsqha.server.node.membership import Cluster
+    from nsqha.server.node.membership import Membership
     from nsqha.server.partition.topic import Topic
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
@@ -25,7 +25,7 @@ logger = Logger("topics")
 class ClusterPlacement:
     """A `Placement`: nodes are chosen here, the controller elects their leaders."""
 
-    def __init__(self, topics: Topics, context: TopicContext, cluster: Cluster) -> None:
+    def __init__(self, topics: Topics, context: TopicContext, cluster: Membership) -> None:
         self._topics = topics
         self._cluster = cluster
         self._options = context.options

@@ -12,12 +12,12 @@ from nsqha.server.http.broker_api import Check
 
 if TYPE_CHECKING:
     from nsqha.election.model import PartitionMeta
-    from nsqha.server.node.membership import Cluster
+    from nsqha.server.node.membership import Membership
 
 SHOWN_MAX = 5
 
 
-def cluster_checks(cluster: Cluster) -> list[Check]:
+def cluster_checks(cluster: Membership) -> list[Check]:
     """`registered`: the others count on this node. `replicas`: each one here is led, or followed and not behind."""
     registered = cluster.has_lease
     late = [
@@ -33,7 +33,7 @@ def cluster_checks(cluster: Cluster) -> list[Check]:
     ]
 
 
-def lateness(cluster: Cluster, key: tuple[int, int], meta: PartitionMeta) -> str:
+def lateness(cluster: Membership, key: tuple[int, int], meta: PartitionMeta) -> str:
     """Why a partition that has a replica here is not as it should be; empty: it is, or it is no fault of this node."""
     replicas, me = cluster.replicas, cluster.node
     if me not in meta.replicas and me not in meta.isr:

@@ -45,7 +45,7 @@ Registrations = Callable[[], Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProducerIdentity:
     """How this node wants to be found."""
 
     broadcast_address: str
@@ -81,7 +81,7 @@ class Registrar:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: ProducerIdentity,
         registrations: Registrations,
         *,
         answer_bytes_max: int,
@@ -200,7 +200,9 @@ class _Channels(msgspec.Struct):
 class _Peer:
     """The connection to one lookup daemon."""
 
-    def __init__(self, address: str, identity: Identity, registrations: Registrations, answer_bytes_max: int) -> None:
+    def __init__(
+        self, address: str, identity: ProducerIdentity, registrations: Registrations, answer_bytes_max: int
+    ) -> None:
         self.info: LookupInfo | None = None  # None while it does not know us
         self._address = address
         self._identity = identity

@@ -21,7 +21,7 @@ from nsqha.server.http.stats import (
     ClientStats,
     ClusterStats,
     CursorStats,
-    DamagedRange,
+    DamagedRangeStats,
     NodeStats,
     PartitionStats,
     PushLag,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nsqha.election.model import PartitionMeta
     from nsqha.options import Options
     from nsqha.server.clients.connection import Connection
-    from nsqha.server.node.membership import Cluster
+    from nsqha.server.node.membership import Membership
     from nsqha.server.partition.delivery import Consumer
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.scrub import Scrubber
@@ -58,7 +58,7 @@ class NodeFigures(Protocol):
     options: Options
     start_time_ns: int
     topics: Topics
-    cluster: Cluster | None
+    cluster: Membership | None
     connections: dict[int, Connection]
     connections_total: int
     disk: DiskRounds
@@ -121,7 +121,7 @@ def node_stats(node: NodeFigures) -> NodeStats:
 def scrub_stats(scrubber: Scrubber) -> ScrubStats:
     ranges = [(key, damage) for key, found in scrubber.damage.items() for damage in found]
     shown = [
-        DamagedRange(
+        DamagedRangeStats(
             topic_name=key.topic,
             partition=key.partition,
             first_offset=damage.first.offset,
@@ -135,7 +135,7 @@ def scrub_stats(scrubber: Scrubber) -> ScrubStats:
     )
 
 
-def cluster_stats(cluster: Cluster) -> ClusterStats:
+def cluster_stats(cluster: Membership) -> ClusterStats:
     replicas, nodes = cluster.replicas, cluster.nodes()
     lags: dict[int, list[tuple[int, int]]] = {}
     under = below = 0
@@ -166,7 +166,7 @@ def cluster_stats(cluster: Cluster) -> ClusterStats:
     )
 
 
-def _wanted(cluster: Cluster, leadership: Leadership) -> int | None:
+def _wanted(cluster: Membership, leadership: Leadership) -> int | None:
     topic = cluster.view().topics.get(leadership.topic)
     return None if topic is None else topic.record.settings.replicas
 
@@ -176,7 +176,7 @@ def under_replicated(meta: PartitionMeta, alive: Container[int], wanted: int | N
     return in_sync(meta, alive) < max(len(meta.replicas), wanted or 0)
 
 
-def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Cluster | None = None) -> TopicStats:
+def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Membership | None = None) -> TopicStats:
     unhanded = sum(p.log.end.offset - p.cursors.pump for p in topic.led)
     channels = tuple(channel_stats(topic, name, now, clients) for name in topic.channel_names())
     windows = [w for p in topic.led for d in p.deliveries.values() if (w := d.latency) is not None]
@@ -193,7 +193,7 @@ def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Cluster | None =
     )
 
 
-def partition_stats(partition: Partition, topic: Topic, cluster: Cluster | None = None) -> PartitionStats:
+def partition_stats(partition: Partition, topic: Topic, cluster: Membership | None = None) -> PartitionStats:
     log = partition.log
     members: dict[str, Any] = {}
     leadership = cluster and cluster.replicas.leading.get((topic.record.uid, partition.number))

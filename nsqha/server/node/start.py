@@ -29,20 +29,20 @@ from nsqha.nsqlog import Logger
 from nsqha.options import Options, version_line
 from nsqha.server.clients.auth import AuthClient
 from nsqha.server.clients.connection import Connection
-from nsqha.server.http.broker_api import Ports
+from nsqha.server.http.broker_api import BoundPorts
 from nsqha.server.node.broker import Broker
-from nsqha.server.node.registrar import Identity, Registrar
+from nsqha.server.node.registrar import ProducerIdentity, Registrar
 from nsqha.server.node.statsd import StatsdPusher, host_prefix
 from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import collector, keep_large_blocks
 from nsqha.server.safe_mode.rebuilding import records
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 
 if TYPE_CHECKING:
     from nsqha.election.etcd.store import EtcdStore
-    from nsqha.server.node.membership import Cluster
+    from nsqha.server.node.membership import Membership
     from nsqha.server.peers.calls import GrpcPeerServer
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.safe_mode.monitor import StaleMetadataMonitor
@@ -66,9 +66,9 @@ class Addresses:
     segments: str
 
 
-def limits_of(options: Options) -> Limits:
+def limits_of(options: Options) -> ProtocolLimits:
     """What the protocol checks, out of the flags."""
-    return Limits(
+    return ProtocolLimits(
         msg_bytes_max=options.max_msg_size,
         body_bytes_max=options.max_body_size,
         rdy_count_max=options.max_rdy_count,
@@ -197,7 +197,7 @@ class Node:
         if cluster is not None:
             cluster.on_fatal = self._failed
         ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name != "segments"}
-        broker.ports = Ports(**ports)
+        broker.ports = BoundPorts(**ports)
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
             for record in await disk.run(lambda: list(records(storage, opener, journal, options.data_path))):
@@ -222,7 +222,7 @@ class Node:
         journal: NodeJournal,
         disk: DiskRounds,
         opener: PartitionOpener,
-    ) -> tuple[Cluster, dict[str, socket.socket]]:
+    ) -> tuple[Membership, dict[str, socket.socket]]:
         """The cluster, and where this node listens then: while the metadata are not believed, nowhere. GivenUp."""
         joining = importlib.import_module("nsqha.server.node.joining")
         while True:
@@ -239,7 +239,7 @@ class Node:
                     raise GivenUp from None
                 sockets = self._listen()
 
-    async def _register(self, broker: Broker, cluster: Cluster) -> None:
+    async def _register(self, broker: Broker, cluster: Membership) -> None:
         """Everything is served: now the others may know."""
         joining = importlib.import_module("nsqha.server.node.joining")
         uid, ports = broker.journal.identity.node_uid, broker.ports
@@ -339,7 +339,7 @@ class Node:
     def _announce(self, broker: Broker) -> None:
         options = self.options
         registrar = Registrar(
-            Identity(
+            ProducerIdentity(
                 tcp_port=options.broadcast_tcp_port or broker.ports.tcp,
                 http_port=options.broadcast_http_port or broker.ports.http,
                 hostname=socket.gethostname(),
@@ -364,13 +364,13 @@ class Node:
             self._tasks.append(asyncio.get_running_loop().create_task(pusher.run()))
 
     async def _serve(self, broker: Broker, sockets: dict[str, socket.socket]) -> None:
-        from nsqha.server.http.api import HttpServer
+        from nsqha.server.http.api import BrokerHttp
 
         loop = asyncio.get_running_loop()
         context = broker.client_context()
         self._server = await loop.create_server(lambda: Connection(context), sock=sockets["tcp"])
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
-        http = HttpServer(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
+        http = BrokerHttp(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
         await http.start()
         self._closers.append(http.close)
         peers: GrpcPeerServer | None = None

@@ -23,7 +23,7 @@ from nsqha.clock import Now
 from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.lookup import LogReader
 from nsqha.commitlog.rebuild import Rebuild
-from nsqha.commitlog.verdict import Damage
+from nsqha.commitlog.verdict import CorruptRange
 from nsqha.commitlog.verify import checks
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.nsqlog import Logger
@@ -62,7 +62,7 @@ class LocalRepair:
     def __init__(
         self,
         partition: RepairedLog,
-        told: Callable[[Damage], None],
+        told: Callable[[CorruptRange], None],
         mended: Callable[[PartitionLog, int, int], None],
         *,
         alone: Callable[[], bool] = lambda: True,
@@ -121,7 +121,7 @@ class LocalRepair:
                 self._partition.work_on_files(partial(_tried, rebuild), partial(self._rebuilt, rebuild))
             return
 
-    def _rebuilt(self, rebuild: Rebuild, done: Damage | AppendFailed | None) -> None:
+    def _rebuilt(self, rebuild: Rebuild, done: CorruptRange | AppendFailed | None) -> None:
         if isinstance(done, AppendFailed):
             self._later(rebuild.first, rebuild.end, done)
             return
@@ -180,7 +180,7 @@ class LocalRepair:
         return self._partition.now().mono
 
 
-def _tried(rebuild: Rebuild) -> Damage | AppendFailed | None:
+def _tried(rebuild: Rebuild) -> CorruptRange | AppendFailed | None:
     """In the disk thread: a disk that refuses is no failure of the node."""
     try:
         return rebuild.run()

@@ -31,7 +31,7 @@ from nsqha.commitlog.log import PartitionLog
 from nsqha.commitlog.pairs import file_name
 from nsqha.commitlog.readonce import ReadOnceStorage
 from nsqha.commitlog.storage import Storage
-from nsqha.commitlog.verify import Checked, checks
+from nsqha.commitlog.verify import VerifyStep, checks
 from nsqha.nsqlog import Logger
 from nsqha.server.runtime.measures import Measures
 
@@ -49,7 +49,7 @@ logger = Logger("scrub")
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ScrubbedReplica:
     """A partition's log on this node, whoever leads it."""
 
     topic: str
@@ -83,7 +83,7 @@ class BadBatches:
 
 
 @dataclass(slots=True)
-class Piece:
+class ScrubVisit:
     """What one visit of the thread found."""
 
     size: int  # bytes of batches and of what could not be read
@@ -97,7 +97,7 @@ class Scrubber:
 
     def __init__(
         self,
-        replicas: Callable[[], Iterable[Replica]],
+        replicas: Callable[[], Iterable[ScrubbedReplica]],
         *,
         bytes_per_second: int,
         interval_seconds: float,
@@ -108,8 +108,8 @@ class Scrubber:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`replicas`: those of now. 0 bytes per second: `run` does nothing."""
-        self.on_damage: Callable[[Replica, int, int], None] = lambda replica, first_log_id, end_log_id: None
-        self.on_bad_anchor: Callable[[Replica, int], None] = lambda replica, first_log_id: None
+        self.on_damage: Callable[[ScrubbedReplica, int, int], None] = lambda replica, first_log_id, end_log_id: None
+        self.on_bad_anchor: Callable[[ScrubbedReplica, int], None] = lambda replica, first_log_id: None
         self.bytes_read = 0
         self.rounds = 0
         self._replicas = replicas
@@ -139,7 +139,7 @@ class Scrubber:
             else:
                 del self._damage[key]
 
-    def _pairs(self) -> list[tuple[PairKey, Replica]]:
+    def _pairs(self) -> list[tuple[PairKey, ScrubbedReplica]]:
         return [
             (PairKey(replica.topic, replica.partition, replica.log.directory, pair.first.position), replica)
             for replica in self._replicas()
@@ -174,7 +174,7 @@ class Scrubber:
                 )
                 await self._sleep(PAUSE_SECONDS_MIN)
 
-    async def _read_pair(self, key: PairKey, replica: Replica) -> None:
+    async def _read_pair(self, key: PairKey, replica: ScrubbedReplica) -> None:
         found: list[BadBatches] = []
         try:
             if replica.closed():
@@ -197,10 +197,10 @@ class Scrubber:
         if not _gone(replica, key):
             self._judge(key, replica, found)
 
-    def _next_piece(self, steps: Iterator[Checked]) -> Piece:
+    def _next_piece(self, steps: Iterator[VerifyStep]) -> ScrubVisit:
         """Check about `PIECE_BYTES`, but not more than a second's worth; in the thread."""
         cost_max = min(PIECE_BYTES, self._rate)
-        piece = Piece(0, 0, [], ended=True)
+        piece = ScrubVisit(0, 0, [], ended=True)
         for checked in steps:
             size = checked.size
             if checked.problem is not None:
@@ -213,7 +213,7 @@ class Scrubber:
                 break
         return piece
 
-    def _judge(self, key: PairKey, replica: Replica, found: list[BadBatches]) -> None:
+    def _judge(self, key: PairKey, replica: ScrubbedReplica, found: list[BadBatches]) -> None:
         self._damage.pop(key, None)
         if not found:
             return
@@ -263,6 +263,6 @@ def _without(damage: BadBatches, log: PartitionLog, first: int, end: int) -> lis
     return left
 
 
-def _gone(replica: Replica, key: PairKey) -> bool:
+def _gone(replica: ScrubbedReplica, key: PairKey) -> bool:
     """Whether the pair's files may have been unlinked meanwhile: then what was read of them says nothing."""
     return replica.closed() or key.position < replica.log.start.position

@@ -228,7 +228,7 @@ STATUS = {
 PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL = 7, 12, 13
 
 
-class Refused(Unavailable):
+class CallRefused(Unavailable):
     """What this node's port says itself, with a status of gRPC's that no error of ours has."""
 
     def __init__(self, why: str, status: int) -> None:
@@ -238,7 +238,7 @@ class Refused(Unavailable):
 
 def status_of(error: Exception) -> int:
     """gRPC's status for an error of ours, or for a bug."""
-    return error.status if isinstance(error, Refused) else STATUS.get(kind_and_text(error)[0], INTERNAL)
+    return error.status if isinstance(error, CallRefused) else STATUS.get(kind_and_text(error)[0], INTERNAL)
 
 
 _KINDS: dict[str, type[Exception]] = {

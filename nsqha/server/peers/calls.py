@@ -43,11 +43,11 @@ from nsqha.server.peers.api import (
     UNIMPLEMENTED,
     Accept,
     Answer,
+    CallRefused,
     Message,
     Method,
     PeerIdentity,
     PeerStream,
-    Refused,
     StreamHandler,
     error_of,
     kind_and_text,
@@ -332,7 +332,7 @@ class GrpcPeerServer:
         self._unnamed.pop(end, None)
         method = self._paths.get(path)
         if method is None or not method.streaming:
-            raise Refused(f"no stream {path}", UNIMPLEMENTED)
+            raise CallRefused(f"no stream {path}", UNIMPLEMENTED)
         address = end.peer.address
         end.speak(method, self._checked(end.identity, method) if self._identities else end.peer)
         try:
@@ -375,7 +375,7 @@ class GrpcPeerServer:
         if identity.node_uid or identity.names:
             return identity
         logger.warning("peer_refused", "%s from %s: its certificate names no node", method.name, identity.address)
-        raise Refused(f"{method.name} is for nodes only, and this certificate names none", PERMISSION_DENIED)
+        raise CallRefused(f"{method.name} is for nodes only, and this certificate names none", PERMISSION_DENIED)
 
     @staticmethod
     def _log_bug(error: Exception, method: Method, address: str) -> None:

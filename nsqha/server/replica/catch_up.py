@@ -7,8 +7,8 @@ Only what was never committed is cut. A log whose name (log_uid) the ISR does no
 operator or after a lost page cache; then what its leader has is the truth, and the cut is logged as an alarm.
 
 Runs while the follower's files are taken (`Follower.exclusively`), so no batch and no roll comes between. Whoever
-publishes and consumes goes first: what is pulled is stored in slices, and not faster than the node's `Pace`, unless
-the leader waits for this replica or its log grows more than half as fast as this one.
+publishes and consumes goes first: what is pulled is stored in slices, and not faster than the node's `SharedRate`,
+unless the leader waits for this replica or its log grows more than half as fast as this one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nsqha.errors import LogCorrupt, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import check_anew, check_cut
-from nsqha.replication.divergence import Divergence, EpochEnd, InSync, RangeGone, Truncate
+from nsqha.replication.divergence import Divergence, EpochEndAnswer, InSync, RangeGone, Truncate
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
@@ -71,14 +71,14 @@ class CatchUp:
     """One catching up, with the leader of one epoch."""
 
     def __init__(
-        self, follower: Follower, port: Port, files: Files, call: Call, cluster_id: int, pace: Pace | None = None
+        self, follower: Follower, port: Port, files: Files, call: Call, cluster_id: int, pace: SharedRate | None = None
     ) -> None:
         self._follower = follower
         self._port = port
         self._files = files
         self._call = call
         self._cluster_id = cluster_id
-        self._pace = pace or Pace(0)
+        self._pace = pace or SharedRate(0)
 
     async def run(self) -> None:
         """Come near the leader's end. Unavailable: it is not our leader any more, or can not be reached."""
@@ -132,7 +132,7 @@ class CatchUp:
         while search.outcome is None:
             reply = await self._call("EpochEnd", self._request(pb.EpochEndRequest(asked_epoch=search.asked)))
             self._check()
-            search.answered(EpochEnd(reply.epoch, reply.end, reply.chain, reply.start))
+            search.answered(EpochEndAnswer(reply.epoch, reply.end, reply.chain, reply.start))
         match search.outcome:
             case InSync(end) | Truncate(end):
                 return end
@@ -211,12 +211,12 @@ class CatchUp:
         return request
 
 
-def _epoch_end(log: LogReader, epoch: int) -> EpochEnd:
+def _epoch_end(log: LogReader, epoch: int) -> EpochEndAnswer:
     found = copying.epoch_end(log, epoch)
-    return EpochEnd(found.epoch, found.end, found.chain, log.start.log_id)
+    return EpochEndAnswer(found.epoch, found.end, found.chain, log.start.log_id)
 
 
-class Pace:
+class SharedRate:
     """A rate that several jobs share: each says what it has done and is told how long to rest before it does more.
 
     Nothing is reserved, so a job that is given up owes nothing. Who did nothing for a while may do as much as fits in

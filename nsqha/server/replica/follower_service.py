@@ -24,12 +24,12 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
-from nsqha.server.replica.catch_up import CALL_SECONDS, CatchUp, Pace
+from nsqha.server.replica.catch_up import CALL_SECONDS, CatchUp, SharedRate
 from nsqha.server.replica.receiver import Receiver
 
 if TYPE_CHECKING:
     from nsqha.election.model import TopicRecord, Versioned
-    from nsqha.server.integrity.corrupt_ranges import Damage
+    from nsqha.server.integrity.corrupt_ranges import CorruptRanges
     from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.peers.api import PeerStream
     from nsqha.server.replica.follower import Follower
@@ -44,7 +44,7 @@ logger = Logger("promises")
 CATCH_UP_RETRY_SECONDS = 0.5
 
 
-class Promises:
+class FollowerService:
     """Answers the leaders of one node's replicas."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Promises:
         runtime: ReplicaRuntime,
         table: ReplicaTable,
         files: ReplicaFiles,
-        damage: Damage,
+        damage: CorruptRanges,
         trust: SuspectLogs,
         *,
         make: Callable[[Versioned[TopicRecord], int], Awaitable[None]],
@@ -83,7 +83,7 @@ class Promises:
         self.name_of = name_of  # of a node, in its certificate
         self._stream_lost = stream_lost
         self._stream_found = stream_found
-        self._pace = Pace(catch_up_bytes_per_second)  # of all partitions that catch up here
+        self._pace = SharedRate(catch_up_bytes_per_second)  # of all partitions that catch up here
         self._receivers: list[Receiver] = []
 
     # ---- streams

@@ -18,14 +18,24 @@ from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.errors import Conflict, LogCorrupt, NotFound, NsqhaError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.replication.isr import Applied, Effective, Fence, IsrKeeper, Propose, Refused, Reread, StepDown, Unknown
+from nsqha.replication.isr import (
+    Applied,
+    Effective,
+    Fence,
+    IsrKeeper,
+    ProposalRefused,
+    Propose,
+    Reread,
+    StepDown,
+    Unknown,
+)
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.replication.isr import Action, IsrLimits, Outcome
     from nsqha.server.partition.partition import Partition
-    from nsqha.server.replica.sender import FollowerProgress, FollowerStreams, Piece
-    from nsqha.server.runtime.metadata import Metadata
+    from nsqha.server.replica.sender import FollowerProgress, FollowerStreams, PushPiece
+    from nsqha.server.runtime.metadata import NodeMetadata
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
 
@@ -34,7 +44,7 @@ logger = Logger("leadership")
 _NODE = re.compile(r"\bnode (\d+)\b")
 
 
-class Records(Protocol):
+class RecordStore(Protocol):
     """The partition's record in the metadata store; each call runs in a worker thread."""
 
     async def propose(self, meta: PartitionMeta, registered: Mapping[int, int]) -> PartitionMeta:
@@ -48,9 +58,9 @@ class Records(Protocol):
 
 
 class PartitionRecords:
-    """One partition's record, as its leadership reads and writes it: `Records` in the metadata store."""
+    """One partition's record, as its leadership reads and writes it: a `RecordStore`."""
 
-    def __init__(self, metadata: Metadata, name: str, uid: int, number: int) -> None:
+    def __init__(self, metadata: NodeMetadata, name: str, uid: int, number: int) -> None:
         self._metadata = metadata
         self._name = name
         self._uid = uid
@@ -85,7 +95,7 @@ class Leadership:
         node: int,
         clock: Clock,
         links: FollowerStreams,
-        records: Records,
+        records: RecordStore,
         nodes: Callable[[], Mapping[int, NodeInfo]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         step_down: Callable[[Leadership, str], None],
@@ -99,7 +109,7 @@ class Leadership:
         self.epoch = meta.epoch
         self.epoch_start = partition.log.end.log_id
         self.wire_key = pb.PartitionKey(topic_uid=key[0], partition=key[1])
-        self.piece: Piece | None = None  # of `push`
+        self.piece: PushPiece | None = None  # of `push`
         self.ended = False
         self._holding_for = 0  # the node that is to lead next
         self._retiring = False  # this node shuts down
@@ -308,11 +318,11 @@ class Leadership:
         try:
             outcome = Applied(await work)
         except (Conflict, NotFound):
-            outcome = Refused()
+            outcome = ProposalRefused()
         except Unavailable as error:
             # Definitely not done; a fence that was not done has ended no doubt.
             logger.debug("metadata_unavailable", "%s/%d: %s", self.topic, self.key[1], error)
-            outcome = Unknown() if fence else Refused()
+            outcome = Unknown() if fence else ProposalRefused()
         except NsqhaError as error:
             # Also StaleMetadata: the store that is not the right one, or an older state of it, may have done it.
             logger.info("outcome_unknown", "%s/%d: %s", self.topic, self.key[1], error)

@@ -22,11 +22,11 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity, LogReader
 from nsqha.commitlog.pairs import drop_files, parse_name, unlink_some
 from nsqha.commitlog.reader import BatchCache
-from nsqha.commitlog.recovery import JournalCuts, Report, recover
+from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, recover
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, OsStorage, Storage, parent
-from nsqha.commitlog.verdict import Damage
-from nsqha.cursor.limits import Limits
+from nsqha.commitlog.verdict import CorruptRange
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.loading import first_checkpoint_end
 from nsqha.cursor.partition import PartitionCursors
@@ -57,7 +57,7 @@ class OpenedLog:
     log: PartitionLog
     log_uid: int
     state: PartitionState | None  # None: what the log says can not be known before a leader tells what is committed
-    report: Report | None  # None: new
+    report: RecoveryReport | None  # None: new
     damage: BatchCorrupt | None = None  # why there is no state, if that is why
 
 
@@ -88,7 +88,7 @@ class PartitionOpener:
         self._cache = BatchCache(options.tail_cache_bytes)
         self.cursor_cache = cursor_cache or LmdbCache.open(f"{options.data_path}/cursors.lmdb")
         self._limits = LogLimits(segment_bytes=options.segment_bytes_or_default)
-        self._cursor_limits = Limits(
+        self._cursor_limits = ChannelLimits(
             max_msg_timeout_s=options.max_msg_timeout_ns / 1e9, ephemeral_unread_max=options.mem_queue_size
         )
         self._runtime = PartitionRuntime(
@@ -239,9 +239,7 @@ class PartitionOpener:
             return self.cursor_cache.load(key, log, read, committed=committed, must_read=must_read).state
         see = lambda entry: _events(seen_as, cast(Entry, entry), alone)  # noqa: E731
         later = (log, read)
-        return self.cursor_cache.load(
-            key, seen_as, see, committed=committed, later=later, must_read=must_read
-        ).state
+        return self.cursor_cache.load(key, seen_as, see, committed=committed, later=later, must_read=must_read).state
 
     def state_anew(self, key: tuple[int, int], log: LogReader, *, committed: int) -> PartitionState:
         """The channel state that is left when nothing says what it was: every channel will begin where the log does."""
@@ -287,7 +285,7 @@ class PartitionOpener:
     def _storage_of(self, record: TopicRecord) -> Storage:
         return MemStorage() if ids.is_ephemeral(record.name) else self._storage
 
-    def _tell(self, partition: str, report: Report) -> None:
+    def _tell(self, partition: str, report: RecoveryReport) -> None:
         """Say what recovery found, once each, under stable names."""
         if report.clean:
             return
@@ -312,7 +310,7 @@ class PartitionOpener:
             logger.warning("possible_loss", "%s: messages acknowledged before their fsync may be gone", partition)
             self.measures.log_events["possible_loss"] += 1
 
-    def _tell_damage(self, partition: str, damage: Damage) -> None:
+    def _tell_damage(self, partition: str, damage: CorruptRange) -> None:
         text = "%s: offsets [%d, %d) did not verify: %s"
         logger.error("log_damaged", text, partition, damage.first.offset, damage.end.offset, damage.what)
         self.measures.log_events["log_damaged"] += 1

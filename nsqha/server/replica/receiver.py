@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = Logger("following")
 
 
-class Promises(Protocol):
+class FollowedReplicas(Protocol):
     """What this node has, as far as its leaders may touch it."""
 
     def hello(self) -> pb.PushHello:
@@ -47,7 +47,7 @@ class Promises(Protocol):
 class Receiver:
     """One incoming stream."""
 
-    def __init__(self, promises: Promises, stream: PeerStream) -> None:
+    def __init__(self, promises: FollowedReplicas, stream: PeerStream) -> None:
         self.leader = 0  # node uid, from the hello
         self.registration = 0
         self.closed = False

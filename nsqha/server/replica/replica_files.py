@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
     from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import PartitionMeta, TopicRecord
-    from nsqha.server.integrity.corrupt_ranges import Damage
+    from nsqha.server.integrity.corrupt_ranges import CorruptRanges
     from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.replica.follower import Follower
     from nsqha.server.replica.log_manager import OpenedLog
@@ -63,7 +63,7 @@ class Unusable:
 class ReplicaLogs:
     """Opens the logs of one node's replicas."""
 
-    def __init__(self, runtime: ReplicaRuntime, damage: Damage, trust: SuspectLogs) -> None:
+    def __init__(self, runtime: ReplicaRuntime, damage: CorruptRanges, trust: SuspectLogs) -> None:
         self._clock = runtime.clock
         self._node = runtime.node
         self._journal = runtime.journal

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.log_manager import PartitionOpener
     from nsqha.server.runtime.disk import DiskRounds
     from nsqha.server.runtime.journal import JournalWriter
-    from nsqha.server.runtime.metadata import Metadata
+    from nsqha.server.runtime.metadata import NodeMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ReplicaRuntime:
     cluster_id: int
     journal: NodeJournal
     journal_writer: JournalWriter
-    metadata: Metadata
+    metadata: NodeMetadata
     opener: PartitionOpener
     disk: DiskRounds
     peers: Peers

@@ -31,12 +31,12 @@ from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 from nsqha.errors import LogCorrupt, NsqhaError
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
-from nsqha.server.integrity.corrupt_ranges import Damage
+from nsqha.server.integrity.corrupt_ranges import CorruptRanges
 from nsqha.server.integrity.mark_lost import MarkLost
 from nsqha.server.integrity.suspect_logs import SuspectLogs
-from nsqha.server.partition.scrub import Replica as Scrubbed
+from nsqha.server.partition.scrub import ScrubbedReplica as Scrubbed
 from nsqha.server.replica.follower import Follower, FollowerRuntime
-from nsqha.server.replica.follower_service import Promises
+from nsqha.server.replica.follower_service import FollowerService
 from nsqha.server.replica.leadership import Leadership, PartitionRecords
 from nsqha.server.replica.log_manager import OpenedLog
 from nsqha.server.replica.replica_files import ReplicaFiles, ReplicaLogs
@@ -97,7 +97,7 @@ class Replicas:
         self._again: dict[PartitionKey, asyncio.TimerHandle] = {}  # roles that could not be taken
         self.trust = SuspectLogs(self.followers)
         self.trust.on_whole = lambda key, name: self._spawn(self._whole_again(key, name))
-        self.damage = Damage(runtime, table, self.trust, look_behind=self.look_behind_damage)
+        self.damage = CorruptRanges(runtime, table, self.trust, look_behind=self.look_behind_damage)
         runtime.opener.on_mended = self.damage.mended_alone
         self.logs = ReplicaLogs(runtime, self.damage, self.trust)
         self._files = ReplicaFiles(
@@ -106,7 +106,7 @@ class Replicas:
         self.giving_up = MarkLost(
             runtime.disk, self.damage, self.trust, log_of=table.log_of, on_failure=runtime.on_failure
         )
-        self.promises = Promises(
+        self.promises = FollowerService(
             runtime,
             table,
             self._files,

@@ -46,7 +46,7 @@ RETRY_SECONDS = 0.02  # first, doubled each time up to
 RETRY_SECONDS_MAX = 1.0
 
 
-class Piece(NamedTuple):
+class PushPiece(NamedTuple):
     """Batches of one partition as they are sent: [first, end), told with what was committed then."""
 
     first: int
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
     message: pb.PushMessage  # nobody may change it
 
 
-class Leader(Protocol):
+class LeadingPartition(Protocol):
     """What a `FollowerProgress` serves: the leadership of one partition."""
 
     key: tuple[int, int]
@@ -64,7 +64,7 @@ class Leader(Protocol):
     topic: str
     epoch_start: int
     wire_key: pb.PartitionKey
-    piece: Piece | None  # the newest, for the other followers; the leader drops it when it is committed
+    piece: PushPiece | None  # the newest, for the other followers; the leader drops it when it is committed
 
     @property
     def log(self) -> PartitionLog: ...
@@ -88,7 +88,7 @@ class Leader(Protocol):
         """A follower has promised another epoch."""
 
 
-class State(Enum):
+class PushState(Enum):
     """How far a partition is with one follower."""
 
     IDLE = "idle"  # no stream, or a refusal that will be tried again
@@ -102,10 +102,10 @@ class FollowerProgress:
 
     __slots__ = ("_backoff", "_sent", "_window", "committed_sent", "leader", "link", "next", "retry", "state")
 
-    def __init__(self, leader: Leader, link: FollowerStream) -> None:
+    def __init__(self, leader: LeadingPartition, link: FollowerStream) -> None:
         self.leader = leader
         self.link = link
-        self.state = State.IDLE
+        self.state = PushState.IDLE
         self.next = 0  # log id to send next
         self.committed_sent = 0
         self.retry: asyncio.TimerHandle | None = None
@@ -115,7 +115,7 @@ class FollowerProgress:
 
     def wake(self) -> None:
         """There is more in the log."""
-        if self.state is State.PUSHING:
+        if self.state is PushState.PUSHING:
             self.link.wake(self)
 
     def stop(self) -> None:
@@ -136,7 +136,7 @@ class FollowerProgress:
             chain=leader.log.entry_before(start).chain if start >= leader.log.start.log_id else 0,
             first=leader.log.start.log_id,
         )
-        self.state = State.OPENING
+        self.state = PushState.OPENING
 
     def opened(self, opened: pb.Opened, registration: int) -> None:
         """The follower has answered: push from its end on, if its log is the beginning of ours."""
@@ -153,7 +153,7 @@ class FollowerProgress:
         )
         if not near and not opened.behind:
             self.link.retry(self)  # it looks for the place where the two part when it is asked again
-        self.state = State.PUSHING if near else State.BEHIND
+        self.state = PushState.PUSHING if near else PushState.BEHIND
         self.next = opened.end
         self.committed_sent = 0
         leader.heard(
@@ -171,7 +171,7 @@ class FollowerProgress:
 
     def acked(self, ack: pb.Ack, registration: int) -> None:
         """The follower has more."""
-        if self.state is not State.PUSHING:
+        if self.state is not PushState.PUSHING:
             return
         leader, sent, end = self.leader, self._sent, ack.end
         while sent and sent[0][0] <= end:
@@ -188,11 +188,11 @@ class FollowerProgress:
         if self.next < leader.log.end.log_id:
             self.link.wake(self)
 
-    def take(self, room: int) -> Piece | None:
+    def take(self, room: int) -> PushPiece | None:
         """The next batches, up to `room` bytes of them but at least one; None: nothing to send, or no window."""
         leader, first, window = self.leader, self.next, WINDOW_BYTES - self._window
         end = leader.log.end.log_id
-        if self.state is not State.PUSHING or first >= end or window <= 0:
+        if self.state is not PushState.PUSHING or first >= end or window <= 0:
             return None
         committed = leader.committed
         piece = leader.piece
@@ -212,7 +212,7 @@ class FollowerProgress:
         self.next = piece.end
         return piece
 
-    def _made(self, first: int, end: int, room: int, committed: int) -> Piece | None:
+    def _made(self, first: int, end: int, room: int, committed: int) -> PushPiece | None:
         leader, log = self.leader, self.leader.log
         if first < log.start.log_id:
             self.ask_again()  # retention went past it: it has to begin anew
@@ -236,11 +236,11 @@ class FollowerProgress:
             committed=committed,
         )
         size = len(run.data) or len(run.entries)  # frames that were given up are not sent
-        return Piece(first, run.end, committed, size, message)
+        return PushPiece(first, run.end, committed, size, message)
 
     def ask_again(self) -> None:
         """Send nothing more on what the follower said; it is asked where it is."""
-        self.state = State.IDLE
+        self.state = PushState.IDLE
         self.link.retry(self)
 
     def failed(self) -> None:
@@ -251,7 +251,7 @@ class FollowerProgress:
 
     def refused(self, refused: pb.Refused) -> None:
         """The follower says no."""
-        self.state = State.IDLE
+        self.state = PushState.IDLE
         if refused.refusal == pb.REFUSAL_FENCED:
             self.leader.fenced(self.link.node, refused.promised)
         elif refused.refusal in (pb.REFUSAL_NO_SPACE, pb.REFUSAL_FAILED):
@@ -285,7 +285,7 @@ class FollowerStream:
         self._hello = hello
         self._pushed: dict[tuple[int, int], FollowerProgress] = {}
         self._dirty: dict[FollowerProgress, None] = {}  # may have something to send
-        self._untold: dict[Leader, None] = {}  # their committed points moved, and perhaps no append says so
+        self._untold: dict[LeadingPartition, None] = {}  # their committed points moved, and perhaps no append says so
         self._stream: PeerStream | None = None
         self._reconnect: asyncio.TimerHandle | None = None
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
@@ -293,7 +293,7 @@ class FollowerStream:
 
     # ---- partitions
 
-    def add(self, leader: Leader) -> FollowerProgress:
+    def add(self, leader: LeadingPartition) -> FollowerProgress:
         """Push a partition to this node from now on."""
         pushed = FollowerProgress(leader, self)
         before = self._pushed.get(leader.key)
@@ -309,7 +309,7 @@ class FollowerStream:
     def remove(self, pushed: FollowerProgress) -> None:
         if self._pushed.get(pushed.leader.key) is pushed:
             del self._pushed[pushed.leader.key]
-        pushed.state = State.IDLE
+        pushed.state = PushState.IDLE
         self._dirty.pop(pushed, None)
         if pushed.retry is not None:
             pushed.retry.cancel()
@@ -392,7 +392,7 @@ class FollowerStream:
         self._greeted = False
         self.registration = 0
         for pushed in list(self._pushed.values()):
-            pushed.state = State.IDLE
+            pushed.state = PushState.IDLE
             pushed.leader.lost(self.node)
         if not self._closed and self._reconnect is None:
             self._reconnect = self._loop.call_later(self._backoff.next_pause(), self.connect)
@@ -434,7 +434,7 @@ class FollowerStream:
             message.MergeFrom(one)
         return message
 
-    def tell_committed(self, leaders: Iterable[Leader]) -> None:
+    def tell_committed(self, leaders: Iterable[LeadingPartition]) -> None:
         """Tell committed points when the stream asks, unless appends have."""
         if self._stream is not None:
             self._untold.update(dict.fromkeys(leaders))
@@ -445,7 +445,7 @@ class FollowerStream:
         untold, self._untold = self._untold, {}
         for leader in untold:
             pushed, committed = self._pushed.get(leader.key), leader.committed
-            if pushed is None or pushed.leader is not leader or pushed.state is not State.PUSHING:
+            if pushed is None or pushed.leader is not leader or pushed.state is not PushState.PUSHING:
                 continue
             if committed > pushed.committed_sent:
                 pushed.committed_sent = committed
@@ -471,10 +471,10 @@ class FollowerStreams:
         self._peers = peers
         self._hello = hello
         self._links: dict[int, FollowerStream] = {}
-        self._silent: dict[Leader, None] = {}  # their committed points moved
+        self._silent: dict[LeadingPartition, None] = {}  # their committed points moved
         self._silent_timer: asyncio.TimerHandle | None = None
 
-    def add(self, leader: Leader, node: int, address: str) -> FollowerProgress:
+    def add(self, leader: LeadingPartition, node: int, address: str) -> FollowerProgress:
         """Push a partition to a node."""
         return self._link(node, address).add(leader)
 
@@ -493,7 +493,7 @@ class FollowerStreams:
             link = self._links[node] = FollowerStream(self._loop, self._peers, node=node, address=address, hello=hello)
         return link
 
-    def committed(self, leader: Leader) -> None:
+    def committed(self, leader: LeadingPartition) -> None:
         """Its committed point moved: tell it soon, where no append does."""
         self._silent[leader] = None
         if self._silent_timer is None:

@@ -18,7 +18,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.integrity.corrupt_ranges import Damage
+    from nsqha.server.integrity.corrupt_ranges import CorruptRanges
     from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.peers.api import PeerIdentity, PeerServer
     from nsqha.server.replica.leadership import Leadership
@@ -34,7 +34,7 @@ logger = Logger("answers")
 class ReplicaAnswers:
     """Answers for one node."""
 
-    def __init__(self, runtime: ReplicaRuntime, table: ReplicaTable, damage: Damage, trust: SuspectLogs) -> None:
+    def __init__(self, runtime: ReplicaRuntime, table: ReplicaTable, damage: CorruptRanges, trust: SuspectLogs) -> None:
         self._table = table
         self._damage = damage
         self._trust = trust
@@ -111,7 +111,9 @@ class ReplicaAnswers:
             raise Unavailable("this node led the partition anew meanwhile; its files may have been cut")
         return pb.FetchReply(entries=run.entries, data=run.data, committed=leadership.committed, end=end)
 
-    async def _read(self, log: LogReader, request: pb.FetchRequest, end: int, *, lost: bool = False) -> copying.Run:
+    async def _read(
+        self, log: LogReader, request: pb.FetchRequest, end: int, *, lost: bool = False
+    ) -> copying.BatchRun:
         """Batches of one pair of files; `lost`: also those that were given up. LogCorrupt also if retention takes the
         files meanwhile."""
         part, max_bytes = log.part_at(request.first), min(max(request.max_bytes, 1), FETCH_BYTES_MAX)

@@ -73,7 +73,7 @@ class RemoteTarget:
 
     counts = False
 
-    def __init__(self, link: Link, leader: LeaderAt, number: int) -> None:
+    def __init__(self, link: ForwardLink, leader: LeaderAt, number: int) -> None:
         self._link = link
         self._key = replication_pb2.PartitionKey(topic_uid=leader.topic_uid, partition=number)
 
@@ -85,7 +85,7 @@ class RemoteTarget:
         self._link.take(self._key, publish)
 
 
-class Link:
+class ForwardLink:
     """The Forward stream to one node: a `StreamHandler`. It ends with its stream; the next one is another object."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Link:
         loop: asyncio.AbstractEventLoop,
         wait_seconds: float,
         answer_seconds: float,
-        on_end: Callable[[Link, str], None],
+        on_end: Callable[[ForwardLink, str], None],
     ) -> None:
         self.node = leader.node
         self.address = leader.address
@@ -274,7 +274,7 @@ class Forwarder:
         # it must be the same one, or its publishes could overtake each other.
         self._lanes: WeakValueDictionary[tuple[str, int], PartitionPublisher] = WeakValueDictionary()
         self._by_topic: dict[str, WeakKeyDictionary[PartitionPublisher, None]] = {}  # in the order in which they came
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, ForwardLink] = {}
         self._closed = False
         self._forget = leaders.when_changed(self._changed)
         self._housekeeping = loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
@@ -331,13 +331,13 @@ class Forwarder:
 
     # ---- links
 
-    def _link(self, leader: LeaderAt) -> Link:
+    def _link(self, leader: LeaderAt) -> ForwardLink:
         link = self._links.get(leader.node)
         if link is not None and not link.ended and link.address == leader.address:
             return link
         if link is not None and not link.ended:
             link.close("the node has another address now")
-        link = Link(
+        link = ForwardLink(
             self._peers,
             self._leaders,
             leader,
@@ -349,7 +349,7 @@ class Forwarder:
         self._links[leader.node] = link
         return link
 
-    def _link_ended(self, link: Link, why: str) -> None:
+    def _link_ended(self, link: ForwardLink, why: str) -> None:
         if self._links.get(link.node) is link:
             del self._links[link.node]
         if link.greeted:  # else it is tried again and again

@@ -39,7 +39,7 @@ PLACE_SECONDS = 10.0  # a subscription that has no place after so long is closed
 logger = Logger("relay")
 
 
-class Channels(Protocol):
+class ChannelCreator(Protocol):
     """What the leader does about channels that it does not have yet."""
 
     async def ensure_here(self, topic: Topic, channel: str) -> None:
@@ -307,7 +307,7 @@ class RelayService:
     def __init__(
         self,
         topics: Mapping[str, Topic],
-        channels: Channels,
+        channels: ChannelCreator,
         leaders: Leaders,
         *,
         loop: asyncio.AbstractEventLoop,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from nsqha.cursor.lmdb_cache import LmdbCache, Taken
+from nsqha.cursor.lmdb_cache import CacheWrite, LmdbCache
 from nsqha.server.runtime.disk import DiskRounds
 
 
@@ -34,7 +34,7 @@ class CacheWriter:
             self._running = self._loop.create_future()
             self._rows(taken)
 
-    def _rows(self, taken: Taken) -> None:
+    def _rows(self, taken: CacheWrite) -> None:
         """Some rows now, the others in the next ticks."""
         if not self.cache.write_rows(taken):
             self._loop.call_soon(self._rows, taken)
@@ -43,7 +43,7 @@ class CacheWriter:
         else:
             self._written(taken)
 
-    def _written(self, taken: Taken, job: asyncio.Future[None] | None = None) -> None:
+    def _written(self, taken: CacheWrite, job: asyncio.Future[None] | None = None) -> None:
         running, self._running = self._running, None
         assert running is not None
         running.set_result(None)

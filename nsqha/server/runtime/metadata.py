@@ -23,17 +23,17 @@ CHANGE_RETRIES = 100  # of a compare-and-set that lost against another change of
 T = TypeVar("T")
 
 
-class Run(Protocol):
+class RunBlocking(Protocol):
     """Runs a blocking call elsewhere."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
 
 
-class Metadata:
+class NodeMetadata:
     """What one node reads and writes in the metadata store."""
 
     def __init__(
-        self, store: MetadataStore, run: Run, journal: NodeJournal, fail: Callable[[BaseException], None]
+        self, store: MetadataStore, run: RunBlocking, journal: NodeJournal, fail: Callable[[BaseException], None]
     ) -> None:
         """`run` carries a blocking call out in a worker thread; an embedded store's is that of the disk."""
         self.store = store

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nsqha.election.accepting import WaitingNode
-from nsqha.election.etcd.accepting import EtcdAcceptance, Look
+from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.access import etcd_options, stored_topics
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import View
@@ -102,7 +102,7 @@ async def until_accepted(holding: Holding, why: str) -> bool:
         await loop.run_in_executor(None, acceptance.close)
 
 
-def may_start(look: Look, journal: NodeJournal) -> bool:
+def may_start(look: EtcdSnapshot, journal: NodeJournal) -> bool:
     """Whether nothing keeps this node from believing what it finds. ConfigError: it is another cluster's."""
     mine = journal.identity
     if look.cluster_id not in (0, mine.cluster_id) and mine.cluster_id:
@@ -117,13 +117,13 @@ def may_start(look: Look, journal: NodeJournal) -> bool:
     return not doubt_about(look, journal)
 
 
-def accepts(look: Look, journal: NodeJournal) -> bool:
+def accepts(look: EtcdSnapshot, journal: NodeJournal) -> bool:
     """Whether an operator let this node follow these metadata, since it last did."""
     accepted, mine = look.accepted.record, journal.identity
     return accepted.generation > mine.generation and mine.node_uid in accepted.nodes
 
 
-def doubt_about(look: Look, journal: NodeJournal) -> str:
+def doubt_about(look: EtcdSnapshot, journal: NodeJournal) -> str:
     """What the journal has against this etcd; empty: nothing."""
     mine = journal.identity
     if mine.etcd_cluster_id not in (0, look.etcd_cluster_id):
@@ -169,7 +169,7 @@ def remember_doubt(journal: NodeJournal) -> None:
     journal.commit()
 
 
-def follow(journal: NodeJournal, look: Look, data_path: str) -> None:
+def follow(journal: NodeJournal, look: EtcdSnapshot, data_path: str) -> None:
     """From now on these are the metadata that this node has seen; on the disk thread."""
     generation = look.accepted.record.generation if accepts(look, journal) else journal.identity.generation
     journal.accept_metadata(

@@ -75,7 +75,7 @@ def read_seen(folder: str) -> Seen:
     path = f"{folder}/{SEEN}"
     try:
         with open(path, "rb") as file:
-            plain = msgspec.json.decode(file.read(), type=_Seen)
+            plain = msgspec.json.decode(file.read(), type=_SeenFormat)
         if plain.format > _FORMAT:
             raise ConfigError(f"format {plain.format}")
         topics = tuple(Known(from_plain(TopicRecord, topic.record), topic.version) for topic in plain.topics)
@@ -101,7 +101,7 @@ class _SeenTopic(msgspec.Struct):
     record: dict[str, object]
 
 
-class _Seen(msgspec.Struct):
+class _SeenFormat(msgspec.Struct):
     format: int
     revision: int
     topics: list[_SeenTopic]
@@ -232,9 +232,7 @@ def reply(
     topics: Iterable[Known] = (),
 ) -> pb.EvidenceReply:
     """As it goes to whoever asks."""
-    answer = pb.EvidenceReply(
-        status=status, name=name, held=held, generation=generation, view_revision=view_revision
-    )
+    answer = pb.EvidenceReply(status=status, name=name, held=held, generation=generation, view_revision=view_revision)
     for topic in topics:
         answer.topics.add(record=encode(topic.record), version=topic.version)
     return answer

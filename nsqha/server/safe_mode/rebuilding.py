@@ -63,9 +63,7 @@ def _record(opener: PartitionOpener, journal: NodeJournal, name: str, uid: int, 
 
 def channels_of(state: PartitionState) -> ChannelList:
     """The channel list that a log says, newer than the log's."""
-    channels = {
-        c.name: ChannelInfo(c.uid, c.paused, c.reader) for c in state.channels.values() if not c.ephemeral
-    }
+    channels = {c.name: ChannelInfo(c.uid, c.paused, c.reader) for c in state.channels.values() if not c.ephemeral}
     return ChannelList(state.version, state.paused, channels).above(state.version)
 
 

@@ -44,8 +44,8 @@ from nsqha.server.peers.api import READER_URI, PeerIdentity
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.tls import cluster_reader_context
 from nsqha.server.segments.heads import HEAD_BYTES_MAX, Head
-from nsqha.server.segments.ranges import Answer, Ask, Found, Refusal, chain_at, check_chain, found, planned
-from nsqha.server.segments.sending import Ended, Sender, opened, read_once
+from nsqha.server.segments.ranges import Answer, Ask, LocatedRange, Refusal, chain_at, check_chain, found, planned
+from nsqha.server.segments.sending import FileShortened, Sender, opened, read_once
 from nsqha.server.segments.turns import RETRY_AFTER_SECONDS, Turn, Turns, busy
 
 if TYPE_CHECKING:
@@ -63,12 +63,12 @@ logger = Logger("segments")
 
 T = TypeVar("T")
 
-LookUp = Callable[[Ask, PeerIdentity], Found]
+LookUp = Callable[[Ask, PeerIdentity], LocatedRange]
 Admit = Callable[[PeerIdentity], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReaderLimits:
     """What one node lends to readers, and how long it waits for them."""
 
     connections: int = 64
@@ -89,11 +89,11 @@ class ByteServer:
         *,
         admit: Admit = lambda peer: None,
         certificates: CertificateFiles | None = None,
-        limits: Limits | None = None,
+        limits: ReaderLimits | None = None,
     ) -> None:
         """`sock` listens already. `look_up` of each request, and `admit` of each certificate, are called on the loop
         and may raise Refusal."""
-        self.limits = limits or Limits()
+        self.limits = limits or ReaderLimits()
         self.address = listen.bound_address(sock)
         self._listener = sock
         self._look_up = look_up
@@ -103,7 +103,7 @@ class ByteServer:
         self._certificates = certificates
         self._context: tuple[int, ssl.SSLContext] | None = None  # of which generation of the files
         self._lock = threading.Lock()
-        self._connections: set[Connection] = set()
+        self._connections: set[ReaderConnection] = set()
         self._parting: list[tuple[float, socket.socket]] = []
         self._bytes = 0
         self._requests: Counter[str] = Counter()
@@ -126,7 +126,7 @@ class ByteServer:
             if not source.may_read(peer):
                 raise Refusal(403, f"the certificate of {peer} is no reader's ({READER_URI}) or administrator's")
 
-        def look_up(ask: Ask, peer: PeerIdentity) -> Found:
+        def look_up(ask: Ask, peer: PeerIdentity) -> LocatedRange:
             admit(peer)  # again: a connection may live longer than a node's membership
             where = found(source, ask)
             if ask.hold:
@@ -163,7 +163,7 @@ class ByteServer:
 
     # ---- what connections ask for, in their threads
 
-    def where(self, ask: Ask, peer: PeerIdentity) -> Found:
+    def where(self, ask: Ask, peer: PeerIdentity) -> LocatedRange:
         """`look_up`, on the loop. Refusal."""
         return self._on_loop(lambda: self._look_up(ask, peer))
 
@@ -217,14 +217,14 @@ class ByteServer:
         if not silent:
             logger.warning("reader_refused", "%s: %s", who, why)
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: ReaderConnection) -> None:
         """Its thread is at its end."""
         with self._lock:
             self._connections.discard(connection)
 
     # ---- the watcher
 
-    def _now(self) -> list[Connection]:
+    def _now(self) -> list[ReaderConnection]:
         with self._lock:
             return list(self._connections)
 
@@ -268,7 +268,7 @@ class ByteServer:
                 self._refuse(sock, address, f"{len(there)} readers are connected, and all are being served")
                 return
             min(waiting, key=lambda connection: connection.waiting_since or 0.0).shut()
-        connection = Connection(self, sock, address)
+        connection = ReaderConnection(self, sock, address)
         with self._lock:
             self._connections.add(connection)
         try:
@@ -305,7 +305,7 @@ class ByteServer:
 
 
 @dataclass(eq=False)
-class Connection:
+class ReaderConnection:
     """One reader, and the thread that serves it."""
 
     server: ByteServer
@@ -349,7 +349,7 @@ class Connection:
         try:
             with self._serving():
                 _Handler(self)
-        except (OSError, Ended, ValueError) as error:  # ValueError: closed meanwhile
+        except (OSError, FileShortened, ValueError) as error:  # ValueError: closed meanwhile
             logger.debug("reader_gone", "%s: %s", self.address, error)
         except Exception as error:
             logger.error("reader_failed", "%s", self.address, error=error)
@@ -401,7 +401,7 @@ class _Handler(BaseHTTPRequestHandler):
     error_message_format = "%(message)s\n"
     error_content_type = "text/plain; charset=utf-8"
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ReaderConnection) -> None:
         self._of = connection
         self._server = connection.server
         self._limits = connection.server.limits
@@ -476,7 +476,7 @@ class _Handler(BaseHTTPRequestHandler):
         ask = Ask.parse(self.path)
         return self._answer(ask, self._server.where(ask, self._of.peer), turn, files)
 
-    def _answer(self, ask: Ask, where: Found, turn: Turn, files: ExitStack) -> tuple[Answer, int]:
+    def _answer(self, ask: Ask, where: LocatedRange, turn: Turn, files: ExitStack) -> tuple[Answer, int]:
         try:
             check_chain(self._chain(ask, where, turn), ask)
             with ExitStack() as soon:
@@ -501,7 +501,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._server.answered(200)
         return answer, segment
 
-    def _chain(self, ask: Ask, where: Found, turn: Turn) -> int:
+    def _chain(self, ask: Ask, where: LocatedRange, turn: Turn) -> int:
         if where.at_chain is not None:
             return where.at_chain
         with ExitStack() as files:

@@ -33,7 +33,7 @@ class TooManyBorders(LimitReached):
     """A request asks for more than one node looks for."""
 
 
-class Ended(Exception):
+class SnapshotAbandoned(Exception):
     """Nobody waits for the answer any more."""
 
 
@@ -47,7 +47,7 @@ class Effort:
     def border(self) -> None:
         """One more is looked for. TooManyBorders, Ended."""
         if self.ended:
-            raise Ended
+            raise SnapshotAbandoned
         self._borders += 1
         if self._borders > BORDERS_MAX:
             raise TooManyBorders(
@@ -56,7 +56,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PinRequest:
     """What a snapshot asks of each partition beside its ends."""
 
     timestamps_ns: Sequence[int] = ()
@@ -66,7 +66,7 @@ class Wanted:
 
 
 async def pin(
-    source: LogSource, topic: Topic, partition: Partition, wanted: Wanted, files: Executor, effort: Effort
+    source: LogSource, topic: Topic, partition: Partition, wanted: PinRequest, files: Executor, effort: Effort
 ) -> Any:
     """One `PartitionSnapshot` of a partition that is led here and serves; `files` reads its commitlog. LogCorrupt,
     OSError: that can not be read. TooManyBorders, Ended."""
@@ -101,11 +101,11 @@ def _start(log: LogReader, log_start: tuple[int, int], end: Place) -> Place:
     return end
 
 
-def _read(log: LogReader, start: Place, end: Place, wanted: Wanted, answer: Any, effort: Effort) -> None:
+def _read(log: LogReader, start: Place, end: Place, wanted: PinRequest, answer: Any, effort: Effort) -> None:
     """In a thread: what the files say."""
     try:
         if effort.ended:
-            raise Ended
+            raise SnapshotAbandoned
         _set(answer.start, cut_at(log, start, end))
         _set(answer.end, cut_at(log, end, end))
         for timestamp_ns in wanted.timestamps_ns:

@@ -119,7 +119,7 @@ class PairFiles(NamedTuple):
         return (log_id - self.anchor_log_id) * ENTRY_BYTES
 
 
-class Found(NamedTuple):
+class LocatedRange(NamedTuple):
     """Where the answer is, as the loop knew it."""
 
     pair: PairFiles  # that holds `first`
@@ -130,12 +130,12 @@ class Found(NamedTuple):
 # ---- on the loop
 
 
-def found(source: LogSource, ask: Ask) -> Found:
+def found(source: LogSource, ask: Ask) -> LocatedRange:
     """Where this node has what is asked for: as leader, or as follower. Refusal (404, 409, 410)."""
     return found_in(source.log_of(ask.topic_uid, ask.partition), ask)
 
 
-def found_in(log: LogReader, ask: Ask) -> Found:
+def found_in(log: LogReader, ask: Ask) -> LocatedRange:
     """The same of this log. Refusal (409, 410)."""
     start, end = log.start.log_id, log.end.log_id
     if ask.first < start:
@@ -145,7 +145,7 @@ def found_in(log: LogReader, ask: Ask) -> Found:
         raise Refusal(409, f"this replica is behind: it ends before log id {end}, and {ask.at} is asked for")
     at = log.part_at(ask.at)
     at_chain = at.last.chain if at.last is not None and at.last.log_id == ask.at else None
-    return Found(_files(log.part_at(ask.first), ask.first), _files(at, ask.at), at_chain)
+    return LocatedRange(_files(log.part_at(ask.first), ask.first), _files(at, ask.at), at_chain)
 
 
 def _files(part: LogReader, log_id: int) -> PairFiles:
@@ -171,7 +171,7 @@ class Answer:
         return len(self.entries) + sum(size for _, size in self.pieces)
 
 
-def chain_at(found: Found, ask: Ask, pread: PreadAt) -> int:
+def chain_at(found: LocatedRange, ask: Ask, pread: PreadAt) -> int:
     """The chain of this replica's own entry `at`; `pread` is of the commitlog that has it. Refusal 409."""
     return _entry(pread(ENTRY_BYTES, found.at.slot(ask.at)), ask.at).chain
 
@@ -182,7 +182,7 @@ def check_chain(chain: int, ask: Ask) -> None:
         raise Refusal(409, f"entry {ask.at} of this replica has another chain: it is not the log of the snapshot")
 
 
-def planned(found: Found, ask: Ask, pread: PreadAt) -> Answer:
+def planned(found: LocatedRange, ask: Ask, pread: PreadAt) -> Answer:
     """What of the pair is sent; `pread` is of its commitlog. Refusal 409 if that is not what it should be."""
     pair = found.pair
     end = min(ask.end, pair.end_log_id, ask.first + ENTRIES_BYTES_MAX // ENTRY_BYTES)

@@ -32,7 +32,7 @@ Progress = Callable[[], None]
 _RUNS = re.compile(rb"\x00+|\x01+")
 
 
-class Ended(Exception):
+class FileShortened(Exception):
     """The file is shorter than it was: the log was cut. What has left of the answer can not be completed."""
 
 
@@ -92,7 +92,7 @@ class Sender:
             except BlockingIOError:
                 continue  # nothing within the socket's own time: whoever owns the connection decides
             if not n:
-                raise Ended
+                raise FileShortened
             position += n
             self._progress()
 
@@ -104,7 +104,7 @@ class Sender:
             size = min(BUFFER_BYTES, end - position + skip)
             n = read(self._buffer[: size + -size % PAGE_BYTES], position - skip) - skip
             if n <= 0:
-                raise Ended
+                raise FileShortened
             n = min(n, end - position)
             self._write(self._buffer[skip : skip + n])
             position += n

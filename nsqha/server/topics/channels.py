@@ -30,7 +30,7 @@ from nsqha.options import Options
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.topic import Topic
 from nsqha.server.routing.leaders import Administration
-from nsqha.server.runtime.metadata import Metadata
+from nsqha.server.runtime.metadata import NodeMetadata
 from nsqha.server.runtime.tasks import Changes, Unfinished
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Channels:
         *,
         node_uid: int,
         rng: random.Random,
-        metadata: Metadata,
+        metadata: NodeMetadata,
         changes: Changes,
     ) -> None:
         self.reconciler: Reconciler | None = None  # None: this node is alone, and leads everything

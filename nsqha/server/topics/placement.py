@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.log_manager import PartitionOpener
     from nsqha.server.runtime.disk import DiskRounds
     from nsqha.server.runtime.journal import JournalWriter
-    from nsqha.server.runtime.metadata import Metadata
+    from nsqha.server.runtime.metadata import NodeMetadata
     from nsqha.server.runtime.tasks import Changes
 
 
@@ -28,7 +28,7 @@ class TopicContext:
     options: Options
     node_uid: int
     rng: random.Random
-    metadata: Metadata
+    metadata: NodeMetadata
     disk: DiskRounds
     journal_writer: JournalWriter
     opener: PartitionOpener

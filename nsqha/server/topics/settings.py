@@ -27,13 +27,13 @@ from nsqha.server.runtime.metadata import CHANGE_RETRIES
 if TYPE_CHECKING:
     from nsqha.server.partition.topic import Topic
     from nsqha.server.replica.log_manager import PartitionOpener
-    from nsqha.server.runtime.metadata import Metadata
+    from nsqha.server.runtime.metadata import NodeMetadata
 
 
 class TopicChanges:
     """Writes changes of settings into records, and has what is led here follow them."""
 
-    def __init__(self, metadata: Metadata, opener: PartitionOpener) -> None:
+    def __init__(self, metadata: NodeMetadata, opener: PartitionOpener) -> None:
         self._metadata = metadata
         self._store = metadata.store
         self._opener = opener

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from nsqha.admin import access
-from nsqha.admin.access import Gate, only_single_requests
+from nsqha.admin.access import AdminGate, only_single_requests
 from nsqha.pb.v1 import admin_pb2, routing_pb2
 
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
@@ -22,7 +22,7 @@ def passed(handler: Any, method: str) -> Any:
     async def found(details: Any) -> Any:
         return handler
 
-    gate = Gate(None)
+    gate = AdminGate(None)
     return asyncio.run(gate.intercept_service(found, SimpleNamespace(method=method)))
 
 
@@ -33,7 +33,7 @@ def test_a_service_with_requests_in_streams_is_not_registered(monkeypatch: pytes
         only_single_requests(routing)
     monkeypatch.setattr(access, "_ADMIN", routing)
     with pytest.raises(TypeError, match="Routing/Forward"):
-        Gate(None)
+        AdminGate(None)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ async def test_nobody_looks_for_borders_that_nobody_waits_for(broker: Broker, mo
             try:
                 while True:
                     each()
-            except pins.Ended:
+            except pins.SnapshotAbandoned:
                 ended.set()
                 raise
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from nsqha.cli.dev.cluster import LINES_MAX, all_joined, summary
-from nsqha.cli.dev.plan import ETCD_PORT, PORTS, Plan, Ports, make_plan
+from nsqha.cli.dev.plan import ETCD_PORT, PORTS, DevPlan, PortAllocator, make_plan
 from nsqha.options import load_nsqd, load_nsqlookupd
 
 WANTED = PORTS | {"etcd": ETCD_PORT}
@@ -35,8 +35,8 @@ def binder(taken: Collection[int]) -> Callable[[int], socket.socket | None]:
     return bind
 
 
-def plan(folder: Path, *, nodes: int = 3, taken: Collection[int] = (), sync: str = "always", **wanted: int) -> Plan:
-    ports = Ports(binder(taken))
+def plan(folder: Path, *, nodes: int = 3, taken: Collection[int] = (), sync: str = "always", **wanted: int) -> DevPlan:
+    ports = PortAllocator(binder(taken))
     return make_plan(folder, nodes=nodes, wanted=WANTED | wanted, sync=sync, etcd="/bin/etcd", ports=ports)
 
 
@@ -59,7 +59,7 @@ def test_a_taken_port_is_replaced_and_named(tmp_path: Path) -> None:
 
 
 def test_the_first_screen_says_where_etcd_is_if_it_is_not_at_its_usual_port(tmp_path: Path) -> None:
-    def screen(made: Plan) -> list[str]:
+    def screen(made: DevPlan) -> list[str]:
         children = [SimpleNamespace(pid=n) for n in range(len(made.nodes))]
         return summary(SimpleNamespace(plan=made, brokers=children, args=SimpleNamespace(sync="none")))  # type: ignore
 

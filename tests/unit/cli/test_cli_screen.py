@@ -8,7 +8,7 @@ import pytest
 
 from nsqha.cli.peek import body_json, body_line
 from nsqha.cli.terminal import exits
-from nsqha.cli.terminal.screen import Progress, coloured, confirm, printable, progress_line, show_bytes, table
+from nsqha.cli.terminal.screen import ProgressLine, coloured, confirm, printable, progress_line, show_bytes, table
 
 
 class Terminal(io.StringIO):
@@ -61,7 +61,7 @@ def test_progress_says_rate_and_time_left() -> None:
 def test_progress_is_silent_where_nobody_looks() -> None:
     out, terminal = io.StringIO(), Terminal()
     for stream in (out, terminal):
-        progress = Progress("verify", stream)
+        progress = ProgressLine("verify", stream)
         progress(10, 10)
         progress.close()
     assert out.getvalue() == ""

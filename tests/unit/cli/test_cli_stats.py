@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.cli.brokers.admin import replication
-from nsqha.cli.stats import Look
+from nsqha.cli.stats import StatsSample
 from nsqha.election.health import BELOW, LEADERLESS, UNDER
 from nsqha.pb.v1 import admin_pb2 as pb
 
@@ -38,7 +38,7 @@ def test_a_node_that_is_well_still_says_which_partitions_are_not(capsys: pytest.
         "ListTopics": pb.ListTopicsResponse(topics=[topic]),
         "ListChannels": pb.ListChannelsResponse(),
     }
-    look = Look(SimpleNamespace(call=lambda rpc, **_: answers[rpc]), "")  # type: ignore[arg-type]
+    look = StatsSample(SimpleNamespace(call=lambda rpc, **_: answers[rpc]), "")  # type: ignore[arg-type]
     look.show(None, None)
     shown = capsys.readouterr().out
     assert "2 partitions below min_isr, so that nothing is acknowledged: orders/0, orders/1\n" in shown

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqha.cli.terminal.times import DAY_NS, Place, parse_duration, parse_instant, parse_place, show_duration, show_time
+from nsqha.cli.terminal.times import (
+    DAY_NS,
+    LogTarget,
+    parse_duration,
+    parse_instant,
+    parse_place,
+    show_duration,
+    show_time,
+)
 
 S = 10**9
 NOW = 1_795_262_005 * S
@@ -47,12 +55,12 @@ def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
 
 
 def test_places() -> None:
-    assert parse_place("start", NOW) == Place("start")
-    assert parse_place("end", NOW) == Place("end")
-    assert parse_place("-2h", NOW) == parse_place("@-2h", NOW) == Place("time", NOW - 7200 * S)
-    assert parse_place("12345", NOW) == Place("offset", 12345)
-    assert parse_place("00019708c0000002", NOW) == Place("id", id="00019708c0000002")
-    assert parse_place("0000000000001234", NOW) == Place("id", id="0000000000001234")
+    assert parse_place("start", NOW) == LogTarget("start")
+    assert parse_place("end", NOW) == LogTarget("end")
+    assert parse_place("-2h", NOW) == parse_place("@-2h", NOW) == LogTarget("time", NOW - 7200 * S)
+    assert parse_place("12345", NOW) == LogTarget("offset", 12345)
+    assert parse_place("00019708c0000002", NOW) == LogTarget("id", id="00019708c0000002")
+    assert parse_place("0000000000001234", NOW) == LogTarget("id", id="0000000000001234")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nsqha.cli.brokers.v2client import Connection, Publisher, Refused, Subscriber
+from nsqha.cli.brokers.v2client import RefusedByServer, Subscriber, V2Connection, V2Publisher
 from nsqha.cli.terminal import exits
 
 OK = struct.pack(">II", 6, 0) + b"OK"
@@ -75,7 +75,7 @@ def test_a_run_is_sent_at_once_and_each_ok_counted(server: Server) -> None:
         peer.sendall(OK * 3)
 
     server.follow(script)
-    publisher = Publisher(server.address, 5)
+    publisher = V2Publisher(server.address, 5)
     publisher.publish("t", [b"one", b"two", b"three"])
     assert publisher.published == 3
     server.join()
@@ -88,7 +88,7 @@ def test_a_delay_makes_it_a_dpub(server: Server) -> None:
         peer.sendall(OK)
 
     server.follow(script)
-    Publisher(server.address, 5).publish("t", [b"x"], delay_ms=1500)
+    V2Publisher(server.address, 5).publish("t", [b"x"], delay_ms=1500)
     server.join()
     assert server.received == b"DPUB t 1500\n\0\0\0\x01x"
 
@@ -99,15 +99,15 @@ def test_an_error_tells_how_many_were_stored(server: Server) -> None:
         peer.sendall(OK + frame(1, b"E_BAD_MESSAGE no"))
 
     server.follow(script)
-    publisher = Publisher(server.address, 5)
-    with pytest.raises(Refused, match="E_BAD_MESSAGE no"):
+    publisher = V2Publisher(server.address, 5)
+    with pytest.raises(RefusedByServer, match="E_BAD_MESSAGE no"):
         publisher.publish("t", [b"a", b"b", b"c"])
     assert publisher.published == 1
 
 
 def test_a_lost_connection_is_unreachable(server: Server) -> None:
     server.follow(lambda peer: server.until(peer, b"a"))
-    publisher = Publisher(server.address, 5)
+    publisher = V2Publisher(server.address, 5)
     with pytest.raises(exits.Exit) as raised:
         publisher.publish("t", [b"a"])
     assert raised.value.status == exits.UNREACHABLE
@@ -127,8 +127,8 @@ def test_what_is_too_much_names_the_bound(server: Server, error: bytes, hint: st
         peer.sendall(frame(1, error))
 
     server.follow(script)
-    with pytest.raises(Refused, match=f"{error[:20].decode()}.* .nsqd's {hint} bounds"):
-        Publisher(server.address, 5).publish("t", [b"a"])
+    with pytest.raises(RefusedByServer, match=f"{error[:20].decode()}.* .nsqd's {hint} bounds"):
+        V2Publisher(server.address, 5).publish("t", [b"a"])
 
 
 def test_silence_leaves_the_outcome_open(server: Server) -> None:
@@ -137,7 +137,7 @@ def test_silence_leaves_the_outcome_open(server: Server) -> None:
         server.until(peer, b"never")
 
     server.follow(script)
-    publisher = Publisher(server.address, 0.2)
+    publisher = V2Publisher(server.address, 0.2)
     with pytest.raises(exits.Exit, match="may or may not"):
         publisher.publish("t", [b"a"])
     publisher.close()
@@ -193,13 +193,13 @@ def test_requeue_carries_the_delay(server: Server) -> None:
 def test_what_does_not_speak_the_protocol_is_named(server: Server, answer: bytes) -> None:
     server.follow(lambda peer: peer.sendall(answer))
     with pytest.raises(exits.Exit, match="does not speak the NSQ protocol"):
-        Connection(server.address, 2).frames()
+        V2Connection(server.address, 2).frames()
 
 
 def test_an_address_must_have_a_port() -> None:
     for bad in ("localhost", "localhost:", "localhost:x", "localhost:0", "localhost:99999", ":4150"):
         with pytest.raises(exits.Exit, match="is not HOST:PORT") as raised:
-            Publisher(bad, 1)
+            V2Publisher(bad, 1)
         assert raised.value.status == exits.USAGE
 
 
@@ -209,11 +209,11 @@ def test_a_server_that_says_nothing_may_be_another_one() -> None:
         closer = threading.Thread(target=lambda: listener.accept()[0].close())
         closer.start()
         with pytest.raises(exits.Exit, match="is that the TCP port of nsqd"):
-            Publisher(address, 5)
+            V2Publisher(address, 5)
         closer.join(5)
 
 
 def test_an_address_from_the_environment_is_named_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSQHA_TCP_ADDRESS", "localhost")
     with pytest.raises(exits.Exit, match="NSQHA_TCP_ADDRESS in the environment: 'localhost' is not HOST:PORT"):
-        Publisher("localhost", 1)
+        V2Publisher("localhost", 1)

@@ -21,7 +21,7 @@ from nsqha.commitlog.recordfile import HEADER_BYTES, SECTOR, RecordFile
 from nsqha.election import embedded as embedded_module
 from nsqha.election.embedded import EmbeddedStore
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
-from nsqha.election.store import Change, State
+from nsqha.election.store import Change, StoreState
 from nsqha.errors import AppendFailed, ConfigError, LogCorrupt
 from nsqha.ids import new_uid
 from tests.sim.images import Image, crash_images, named
@@ -156,7 +156,7 @@ def test_the_journal_survives_crashes_and_notices_flipped_bits() -> None:
 Content = tuple[dict[str, Versioned[TopicRecord]], dict[int, Tombstone], int, int]
 
 
-def content(state: State) -> Content:
+def content(state: StoreState) -> Content:
     return dict(state.topics), dict(state.tombstones), state.cluster.record.salt_counter, state.revision
 
 
@@ -193,7 +193,7 @@ class Watched(EmbeddedStore):
         user.sure = user.perhaps = content(self._state)
 
     def _save(self, change: Change) -> None:
-        after = State(self._state.cluster, 0, self.topics(), self.tombstones())
+        after = StoreState(self._state.cluster, 0, self.topics(), self.tombstones())
         after.apply(change)
         self.user.perhaps = content(after)
         super()._save(change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsqha.cursor.checkpoint import digest, encode
 from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.loading import CACHE, Loaded
+from nsqha.cursor.loading import CACHE, LoadedState
 from nsqha.cursor.state import PartitionState
 from tests.unit.cursor.tiny import Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
@@ -13,7 +13,7 @@ KEY = (0xABCDEF, 3)
 MAP = 16 << 20
 
 
-def load(cache: LmdbCache, log: TinyLog) -> tuple[Loaded, CountedLog]:
+def load(cache: LmdbCache, log: TinyLog) -> tuple[LoadedState, CountedLog]:
     counted = CountedLog(log)
     return cache.load(KEY, counted, counted.read), counted
 
@@ -58,7 +58,7 @@ class CachedLog(TinyLog):
     def __init__(self, cache: LmdbCache) -> None:
         super().__init__()
         self.cache = cache
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedState | None = None
 
     def rebuild(self) -> PartitionState:
         self.loaded, _ = load(self.cache, self)

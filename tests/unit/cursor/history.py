@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from nsqha.cursor import checkpoint
 from nsqha.cursor.channel import Channel
-from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, Channels
+from nsqha.cursor.events import TARGET_END, Abandoned, ChannelEntry, ChannelsEvent
 from nsqha.cursor.loading import first_checkpoint_end, load
 from nsqha.frames import HAS_EVENTS
 from tests.unit.cursor.judged import Step
@@ -150,7 +150,7 @@ class History(Life):
     def old_record(self) -> None:
         """A leader that read the record long ago writes what it read."""
         if self.record.version > 1:
-            event = Channels(self.record.version - 1, self.rng.random() < 0.5, (ChannelEntry("a", 1 << 40),))
+            event = ChannelsEvent(self.record.version - 1, self.rng.random() < 0.5, (ChannelEntry("a", 1 << 40),))
             self.leader._write(event.encode(), HAS_EVENTS, [], 0)
 
     def pause_channel(self) -> None:

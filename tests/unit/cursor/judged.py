@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nsqha.cursor import checkpoint
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.state import ChannelState
 from tests.unit.cursor.model import PENDING, Model, check
 from tests.unit.cursor.tiny import Entry, Leader, TinyLog
 
-SMALL = Limits(
+SMALL = ChannelLimits(
     window=24,
     short_delay_s=5.0,
     waiting_max=3,

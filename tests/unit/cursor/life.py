@@ -6,7 +6,7 @@ import random
 
 from nsqha.clock import ManualClock
 from nsqha.cursor.channel import Channel
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import PartitionState
 from tests.unit.cursor.judged import SMALL, Judged, Step
@@ -25,7 +25,7 @@ class Life:
         *,
         steps: int = 60,
         ordered: bool = False,
-        limits: Limits = SMALL,
+        limits: ChannelLimits = SMALL,
         cursors: type[PartitionCursors] = PartitionCursors,
     ) -> None:
         self.rng = random.Random(seed)

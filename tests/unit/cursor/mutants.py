@@ -173,7 +173,7 @@ def nothing_is_met() -> list[Patch]:
 def old_versions_apply() -> list[Patch]:
     channels = PartitionState._channels
 
-    def wrong(self: PartitionState, event: events.Channels, effects: list[Any]) -> None:
+    def wrong(self: PartitionState, event: events.ChannelsEvent, effects: list[Any]) -> None:
         self.version = min(self.version, event.version)
         channels(self, event, effects)
 
@@ -184,7 +184,7 @@ def old_versions_apply() -> list[Patch]:
 def recreated_is_the_same() -> list[Patch]:
     channels = PartitionState._channels
 
-    def wrong(self: PartitionState, event: events.Channels, effects: list[Any]) -> None:
+    def wrong(self: PartitionState, event: events.ChannelsEvent, effects: list[Any]) -> None:
         kept = tuple(
             replace(c, uid=self.channels[c.name].uid) if c.name in self.channels else c for c in event.channels
         )

@@ -84,12 +84,12 @@ def readers_go_back() -> list[Patch]:
 
 @mutant("the kind of a channel is in the log")
 def kinds_are_not_written() -> list[Patch]:
-    encode = events.Channels.encode
+    encode = events.ChannelsEvent.encode
 
-    def wrong(self: events.Channels) -> bytes:
+    def wrong(self: events.ChannelsEvent) -> bytes:
         return encode(replace(self, channels=tuple(replace(c, reader=False) for c in self.channels)))
 
-    return [instead(events.Channels, "encode", wrong)]
+    return [instead(events.ChannelsEvent, "encode", wrong)]
 
 
 @mutant("the kind of a channel is in the checkpoint")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqha.cursor.flight import NOT_IN_FLIGHT, NOT_OWNER
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from tests.unit.cursor.tiny import Leader, Redelivery, fins
 
 
@@ -116,7 +116,7 @@ def test_who_may_answer(delay_ms):
 
 
 def test_touch_prolongs_up_to_the_maximum():
-    leader = Leader(limits=Limits(max_msg_timeout_s=100.0))
+    leader = Leader(limits=ChannelLimits(max_msg_timeout_s=100.0))
     channel = leader.create("c")
     leader.publish(1)
     leader.deliver(channel, timeout=60.0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cursor.checkpoint import encode
-from nsqha.cursor.lmdb_cache import LmdbCache, Taken
+from nsqha.cursor.lmdb_cache import CacheWrite, LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
 from nsqha.cursor.loading import CACHE, CHECKPOINT, LOG_START
 from nsqha.cursor.state import NEEDS_LOOK
@@ -27,7 +27,7 @@ class CachedHistory(History):
         self.path = path
         self.luck = random.Random(seed * 7 + 1)
         self.cache = LmdbCache.open(path, map_bytes=MAP)
-        self.taken: Taken | None = None
+        self.taken: CacheWrite | None = None
         self.copies: list[dict[str, bytes]] = []
         self.sources: list[str] = []
         super().__init__(seed, **given)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nsqha.cursor.checkpoint import digest, write
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.loading import (
     CACHE,
     CHECKPOINT,
@@ -23,7 +23,7 @@ from nsqha.frames import HAS_CHECKPOINT, LOST
 from tests.unit.cursor.tiny import Entry, Leader, TinyLog
 from tests.unit.cursor.tiny_cache import CountedLog
 
-SMALL_FRAMES = Limits(checkpoint_frame_bytes=150, checkpoint_bytes_per_batch=200, checkpoint_every_bytes=1 << 40)
+SMALL_FRAMES = ChannelLimits(checkpoint_frame_bytes=150, checkpoint_bytes_per_batch=200, checkpoint_every_bytes=1 << 40)
 
 
 def leader_with_channel() -> Leader:

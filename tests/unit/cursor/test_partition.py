@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nsqha.clock import Now
 from nsqha.cursor import checkpoint
-from nsqha.cursor.events import EpochStart, Progress, decode
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.events import EpochStart, ProgressEvent, decode
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.frames import HAS_CARRY, HAS_EVENTS, HEAD
 from tests.unit.cursor.tiny import ID_BASE, Entry, Leader, Record, fins
@@ -63,7 +63,7 @@ def test_progress_of_all_channels_is_one_frame_with_only_what_is_new():
     leader.fin(a, 0, 3)
     leader.fin(b, 1)
     (progress,) = frames_in(leader.cursors.take_events(leader.now, force=True)[0])
-    assert isinstance(progress, Progress)
+    assert isinstance(progress, ProgressEvent)
     assert [(c.floor, c.ranges) for c in progress.channels] == [(1, ((3, 4),)), (0, ((1, 2),))]
     leader.fin(a, 5)
     (progress,) = frames_in(leader.cursors.take_events(leader.now, force=True)[0])
@@ -77,7 +77,7 @@ def test_what_was_asked_for_is_urgent_and_takes_progress_with_it():
     leader.cursors.seek("c", 5)
     assert leader.cursors.urgent
     kinds = [type(frame).__name__ for frame in frames_in(leader.cursors.take_events(leader.now)[0])]
-    assert kinds == ["Progress", "Seek"]
+    assert kinds == ["ProgressEvent", "Seek"]
     assert not leader.cursors.urgent
 
 
@@ -124,7 +124,7 @@ def test_progress_of_another_leader_begins_the_channel_anew():
 
 
 def test_many_deferrals_are_spread_and_the_floor_waits_for_them():
-    leader = Leader(limits=Limits(changes_per_batch=3))
+    leader = Leader(limits=ChannelLimits(changes_per_batch=3))
     channel = leader.create("c")
     leader.publish(10)
     leader.deliver(channel)
@@ -138,7 +138,7 @@ def test_many_deferrals_are_spread_and_the_floor_waits_for_them():
 
 
 def test_many_deferrals_are_written_without_waiting():
-    leader = Leader(limits=Limits(changes_urgent=3, changes_per_batch=4))
+    leader = Leader(limits=ChannelLimits(changes_urgent=3, changes_per_batch=4))
     channel = leader.create("c")
     leader.publish(10)
     leader.deliver(channel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from tests.unit.cursor.tiny import Leader
 
 
@@ -154,7 +154,7 @@ def test_ephemeral_channels_end_with_the_epoch_and_hold_nothing():
 
 
 def test_an_ephemeral_channel_that_nobody_reads_drops_its_oldest_messages():
-    leader = Leader(limits=Limits(ephemeral_unread_max=3))
+    leader = Leader(limits=ChannelLimits(ephemeral_unread_max=3))
     leader.cursors.create_ephemeral("e#ephemeral", 9)
     leader.flush()
     channel = leader.cursors.channels["e#ephemeral"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.requeue import stays_in_memory
 from tests.unit.cursor.tiny import Leader, Redelivery
 
 
 def test_the_rule():
-    limits = Limits(short_delay_s=5.0, waiting_max=2)
+    limits = ChannelLimits(short_delay_s=5.0, waiting_max=2)
 
     def rule(delay_s: float, attempts: int, remembered: int) -> bool:
         return stays_in_memory(delay_s=delay_s, attempts=attempts, remembered=remembered, limits=limits)
@@ -33,7 +33,7 @@ def test_a_short_requeue_waits_in_memory_and_is_counted_as_deferred():
 
 
 def test_a_full_window_stops_the_reader_until_the_floor_is_committed():
-    leader = Leader(limits=Limits(window=4))
+    leader = Leader(limits=ChannelLimits(window=4))
     channel = leader.create("c")
     leader.publish(8)
     assert leader.deliver(channel) == [0, 1, 2, 3]
@@ -47,7 +47,7 @@ def test_a_full_window_stops_the_reader_until_the_floor_is_committed():
 
 
 def test_what_waits_at_the_floor_of_a_full_window_is_deferred():
-    leader = Leader(limits=Limits(window=8))
+    leader = Leader(limits=ChannelLimits(window=8))
     channel = leader.create("c")
     leader.publish(20)
     leader.deliver(channel, 8, timeout=10)
@@ -66,7 +66,7 @@ def test_what_waits_at_the_floor_of_a_full_window_is_deferred():
 
 
 def test_what_is_in_flight_at_the_floor_blocks_until_it_times_out():
-    leader = Leader(limits=Limits(window=4))
+    leader = Leader(limits=ChannelLimits(window=4))
     channel = leader.create("c")
     leader.publish(8)
     leader.deliver(channel, timeout=10)
@@ -85,7 +85,7 @@ def test_what_is_in_flight_at_the_floor_blocks_until_it_times_out():
 
 
 def test_redelivered_messages_in_flight_are_bounded():
-    leader = Leader(limits=Limits(singles_max=2))
+    leader = Leader(limits=ChannelLimits(singles_max=2))
     channel = leader.create("c")
     leader.publish(5)
     leader.deliver(channel)

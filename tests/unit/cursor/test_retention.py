@@ -7,14 +7,14 @@ import pytest
 from nsqha.cursor import checkpoint
 from nsqha.cursor.checkpoint import Gatherer, checkpoint_frames
 from nsqha.cursor.events import Abandoned, CheckpointFrame
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import Forgotten
 from nsqha.cursor.state import CheckpointComplete, CheckpointMark, PartitionState
 from nsqha.errors import LogCorrupt
 from tests.unit.cursor.tiny import Leader
 
 
-def busy_leader(limits: Limits | None = None) -> Leader:
+def busy_leader(limits: ChannelLimits | None = None) -> Leader:
     leader = Leader(limits=limits)
     a = leader.create("a")
     leader.create("b")
@@ -51,7 +51,7 @@ def test_a_checkpoint_gives_the_state_back():
 
 
 def test_a_checkpoint_spans_frames_and_batches_and_events_between_count():
-    leader = busy_leader(Limits(checkpoint_frame_bytes=64, checkpoint_bytes_per_batch=1))
+    leader = busy_leader(ChannelLimits(checkpoint_frame_bytes=64, checkpoint_bytes_per_batch=1))
     leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
     a = leader.cursors.channels["a"]
     for offset in (4, 8, 10, 11):
@@ -82,13 +82,13 @@ def test_frames_are_at_most_64_kb():
 
 
 def test_an_unfinished_checkpoint_is_no_checkpoint():
-    leader = busy_leader(Limits(checkpoint_frame_bytes=64, checkpoint_bytes_per_batch=1))
+    leader = busy_leader(ChannelLimits(checkpoint_frame_bytes=64, checkpoint_bytes_per_batch=1))
     leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
     leader.clock.advance(1)
     leader.publish(1)
     assert len(frames_of(leader)) == 1
     assert leader.cursors.state.checkpoint.as_of == 0
-    after = leader.restart(limits=Limits())
+    after = leader.restart(limits=ChannelLimits())
     write_checkpoint(after)
     assert after.cursors.state.checkpoint.as_of > 0
     assert checkpoint.encode(after.log.rebuild()) == checkpoint.encode(after.cursors.state)
@@ -126,7 +126,7 @@ def test_records_that_end_early_are_corrupt(cut):
 
 
 def test_a_checkpoint_is_due_when_the_log_grew_and_is_begun_once():
-    leader = Leader(limits=Limits(checkpoint_every_bytes=1000))
+    leader = Leader(limits=ChannelLimits(checkpoint_every_bytes=1000))
     leader.create("a")
     assert not leader.cursors.checkpoint_due
     leader.publish(40)
@@ -141,7 +141,7 @@ def test_a_checkpoint_is_due_when_the_log_grew_and_is_begun_once():
 
 
 def test_a_large_checkpoint_is_due_again_when_the_log_grew_by_four_times_that():
-    leader = Leader(limits=Limits(checkpoint_every_bytes=100))
+    leader = Leader(limits=ChannelLimits(checkpoint_every_bytes=100))
     leader.create("a")
     leader.publish(10)
     leader.cursors.state.checkpoint = mark = CheckpointMark(1, 1000, 1, leader.cursors.state.applied.end_position)

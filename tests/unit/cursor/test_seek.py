@@ -6,7 +6,7 @@ import pytest
 
 from nsqha.cursor.events import TARGET_END
 from nsqha.cursor.flight import NOT_IN_FLIGHT
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import Forgotten
 from nsqha.cursor.state import Sought
 from nsqha.errors import NotFound
@@ -59,7 +59,7 @@ def test_a_seek_forgets_what_is_in_flight_and_tells_whose_it_was():
 
 def test_all_that_was_deferred_is_written_before_a_seek_and_stays_deferred():
     """However much that is: otherwise a batch takes a part, and the rest rides with later ones."""
-    leader = Leader(limits=Limits(changes_per_batch=2))
+    leader = Leader(limits=ChannelLimits(changes_per_batch=2))
     channel = leader.create("c")
     leader.publish(6)
     for offset in leader.deliver(channel):

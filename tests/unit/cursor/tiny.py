@@ -12,7 +12,7 @@ from nsqha import hot
 from nsqha.clock import ManualClock, Now, read
 from nsqha.cursor.channel import Channel, Redelivery
 from nsqha.cursor.events import Attributes, EpochStart
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.loading import load
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import EntryLike, PartitionState
@@ -138,7 +138,7 @@ class Leader:
         log: TinyLog | None = None,
         *,
         clock: ManualClock | None = None,
-        limits: Limits | None = None,
+        limits: ChannelLimits | None = None,
         ordered: bool = False,
         record: Record | None = None,
         epoch: int = 1,

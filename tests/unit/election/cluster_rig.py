@@ -29,7 +29,7 @@ from nsqha.election.controller.events import (
     Tick,
     TopicRead,
 )
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import Controller, NodeInfo, PartitionMeta, TopicSettings
 from nsqha.election.placement import PartitionName
@@ -64,7 +64,9 @@ class Node:
 class Cluster:
     """`seconds` of simulated time go by in `run`; faults are methods."""
 
-    def __init__(self, seed: int = 1, *, nodes: int = 3, zones: int = 0, limits: Limits | None = None) -> None:
+    def __init__(
+        self, seed: int = 1, *, nodes: int = 3, zones: int = 0, limits: ControllerLimits | None = None
+    ) -> None:
         self.rng = random.Random(seed)
         self.now = 100.0
         self.store = MemoryStore(self.rng)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha.election.accepting import CHANNELS_MARGIN, Decision, Known, NodeEvidence, Plan, TopicPlan, plan
+from nsqha.election.accepting import CHANNELS_MARGIN, Decision, Known, NodeEvidence, RestorePlan, TopicPlan, plan
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import (
     ChannelInfo,
@@ -43,7 +43,7 @@ def node(uid: int, *, topics: tuple[Known, ...] = (), **changes: Any) -> NodeEvi
     return replace(NodeEvidence(uid, f"n{uid}", replicas=replicas, topics=topics), **changes)
 
 
-def planned(*nodes: NodeEvidence, topics: Mapping[str, TopicRecord] | None = None, **options: Any) -> Plan:
+def planned(*nodes: NodeEvidence, topics: Mapping[str, TopicRecord] | None = None, **options: Any) -> RestorePlan:
     stored = {"orders": ORDERS} if topics is None else topics
     options.setdefault("accepted", 0)
     options.setdefault("tombstones", ())
@@ -57,16 +57,16 @@ def planned(*nodes: NodeEvidence, topics: Mapping[str, TopicRecord] | None = Non
     )
 
 
-def topic(found: Plan, name: str = "orders") -> TopicPlan:
+def topic(found: RestorePlan, name: str = "orders") -> TopicPlan:
     return next(t for t in found.topics if t.record.name == name)
 
 
-def decided(found: Plan) -> Decision:
+def decided(found: RestorePlan) -> Decision:
     (decision,) = topic(found).decisions
     return decision
 
 
-def after(found: Plan) -> PartitionMeta:
+def after(found: RestorePlan) -> PartitionMeta:
     meta = decided(found).after
     assert meta is not None
     return meta

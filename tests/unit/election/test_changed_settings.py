@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from nsqha.election.controller.planner import PlanLimits, fewer
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import NodeInfo, PartitionMeta
 from tests.unit.election.cluster_rig import Cluster
 
-QUICK = Limits(plan=PlanLimits(settle_s=1.0, replace_after_s=20.0, emergency_after_s=10.0))
+QUICK = ControllerLimits(plan=PlanLimits(settle_s=1.0, replace_after_s=20.0, emergency_after_s=10.0))
 
 
 def cluster(*, nodes: int = 3, **settings: int) -> Cluster:

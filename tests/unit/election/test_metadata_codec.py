@@ -15,7 +15,7 @@ from nsqha.election.model import (
     ClusterRecord,
     NodeInfo,
     PartitionMeta,
-    Record,
+    StoredRecord,
     Tombstone,
     TopicRecord,
     TopicSettings,
@@ -47,7 +47,7 @@ PARTITION = st.builds(
     nothing_acked=st.booleans(),
     moved_from=st.lists(UIDS, max_size=3).map(tuple),
 )
-RECORDS: st.SearchStrategy[Record] = st.one_of(
+RECORDS: st.SearchStrategy[StoredRecord] = st.one_of(
     st.builds(
         TopicRecord,
         NAMES,
@@ -73,7 +73,7 @@ TOPIC = TopicRecord(
 
 
 @given(RECORDS)
-def test_records_survive(record: Record) -> None:
+def test_records_survive(record: StoredRecord) -> None:
     data = encode(record)
     assert b"\0" not in data
     assert decode(type(record), data) == record

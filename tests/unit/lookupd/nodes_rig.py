@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from lookupd.controller import ControllerShell, Gate
+from lookupd.controller import ControllerShell, MetadataGate
 from lookupd.standby import Gone
 from nsqha.clock import SystemClock
 from nsqha.election.controller.planner import PlanLimits
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicSettings
-from nsqha.election.session import Session
+from nsqha.election.session import ClusterSession
 from nsqha.election.store import MemoryStore, MetadataStore
 from nsqha.errors import Unavailable
 from nsqha.pb.v1.replication_pb2 import (
@@ -30,7 +30,7 @@ from nsqha.pb.v1.replication_pb2 import (
 from nsqha.pb.v1.routing_pb2 import KnownChannelsReply
 from nsqha.server.peers.api import PeerIdentity, PeerStream, StreamHandler
 
-LIMITS = Limits(plan=PlanLimits(settle_s=0.2))
+LIMITS = ControllerLimits(plan=PlanLimits(settle_s=0.2))
 
 
 class FakeNode:
@@ -43,7 +43,7 @@ class FakeNode:
         self.streams: list[FakeStream] = []
         self.statuses = 0
         self.known_channels: list[str] = []  # of any topic, what its other lookup daemons say
-        self.session: Session = store.open_session(ttl_s=3, lost=lambda: None)
+        self.session: ClusterSession = store.open_session(ttl_s=3, lost=lambda: None)
         info = NodeInfo(
             uid,
             f"n{uid}",
@@ -141,7 +141,7 @@ class World:
         self.nodes = {uid: FakeNode(stores[uid - 1] if stores else self.store, uid) for uid in range(1, nodes + 1)}
         self.peers = FakePeers(self.nodes)
 
-    def shell(self, name: str = "l1", gone: Gone | None = None, gate: Gate | None = None) -> ControllerShell:
+    def shell(self, name: str = "l1", gone: Gone | None = None, gate: MetadataGate | None = None) -> ControllerShell:
         return ControllerShell(self.store, self.peers, SystemClock(), name=name, limits=LIMITS, gone=gone, gate=gate)
 
     def meta(self, topic: str = "t", number: int = 0) -> PartitionMeta:

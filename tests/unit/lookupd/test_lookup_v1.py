@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookupd import registry as registry_module
-from lookupd.lookup_v1 import IDENTIFY_BYTES_MAX, LINE_BYTES_MAX, STEPS_AT_ONCE, Session
+from lookupd.lookup_v1 import IDENTIFY_BYTES_MAX, LINE_BYTES_MAX, STEPS_AT_ONCE, LookupSession
 from lookupd.registry import Registry
 from nsqha.clock import Now
 
@@ -29,7 +29,7 @@ class Talk:
     def __init__(self, greeting: bytes = b"  V1") -> None:
         self.registry = Registry(inactive_timeout_s=300, tombstone_lifetime_s=45)
         self.said: list[str] = []
-        self.session = Session(self.registry, "1.2.3.4:5", b"{me}", lambda event, _: self.said.append(event))
+        self.session = LookupSession(self.registry, "1.2.3.4:5", b"{me}", lambda event, _: self.said.append(event))
         self.send(greeting)
 
     def send(self, data: bytes, now: Now = T0) -> list[bytes]:

@@ -240,7 +240,7 @@ def test_a_peer_that_does_not_read_is_not_read_either() -> None:
             self.told.append("resume")
 
     async def story(world: World) -> None:
-        connection = tcp.Connection(world.daemon._tcp)
+        connection = tcp.LookupConnection(world.daemon._tcp)
         connection.connection_made(Transport())  # type: ignore[arg-type]
         connection.pause_writing()
         connection.resume_writing()
@@ -322,9 +322,9 @@ class SlowPeer:
 OK = struct.pack(">i", 2) + b"OK"
 
 
-def a_connection(clock: ManualClock) -> tuple[tcp.Connection, SlowPeer]:
+def a_connection(clock: ManualClock) -> tuple[tcp.LookupConnection, SlowPeer]:
     server = tcp.TcpServer(Registry(inactive_timeout_s=300, tombstone_lifetime_s=45), clock, Logger("t"), silence_s=60)
-    connection, peer = tcp.Connection(server), SlowPeer()
+    connection, peer = tcp.LookupConnection(server), SlowPeer()
     connection.connection_made(peer)  # type: ignore[arg-type]
     return connection, peer
 

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from nsqha.replication import acceptance, divergence
-from nsqha.replication.isr import Action, IsrKeeper, Outcome, Refused, Unknown
+from nsqha.replication.isr import Action, IsrKeeper, Outcome, ProposalRefused, Unknown
 from nsqha.replication.leader import LeaderReplica
 from tests.unit.replication.history import History
 from tests.unit.replication.tiny import Tiny
@@ -145,7 +145,7 @@ def unknown_is_refused() -> list[Patch]:
     replied = IsrKeeper.replied
 
     def forget(self: IsrKeeper, outcome: Outcome, now: float) -> list[Action]:
-        return replied(self, Refused() if isinstance(outcome, Unknown) else outcome, now)
+        return replied(self, ProposalRefused() if isinstance(outcome, Unknown) else outcome, now)
 
     return [instead(IsrKeeper, "replied", forget)]
 
@@ -195,7 +195,7 @@ def join_of_an_earlier_life() -> list[Patch]:
 
 @mutant("a batch is a duplicate only if its content is the same")
 def duplicates_by_id() -> list[Patch]:
-    def by_length(self: divergence.Divergence, leader: divergence.EpochEnd) -> Any:
+    def by_length(self: divergence.Divergence, leader: divergence.EpochEndAnswer) -> Any:
         self.outcome = divergence.InSync(self._end)
         return self.outcome
 
@@ -243,7 +243,7 @@ def _stop_unless_accepting(stop: Callable[[Tiny, Replica, str], None]) -> Callab
 
 @mutant("logs part where the chain says so, not where the shorter one ends")
 def cut_at_the_shorter() -> list[Patch]:
-    def shorter(self: divergence.Divergence, leader: divergence.EpochEnd) -> Any:
+    def shorter(self: divergence.Divergence, leader: divergence.EpochEndAnswer) -> Any:
         to = min(self._end, leader.end)
         self.outcome = divergence.InSync(to) if to == self._end else divergence.Truncate(to)
         return self.outcome

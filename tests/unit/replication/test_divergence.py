@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqha.commitlog.entry import Entry, genesis, next_entry
-from nsqha.replication.divergence import Divergence, EpochEnd, InSync, Outcome, RangeGone, Truncate
+from nsqha.replication.divergence import Divergence, EpochEndAnswer, InSync, Outcome, RangeGone, Truncate
 
 
 @dataclass
@@ -41,11 +41,11 @@ class Log:
     def end(self) -> int:
         return len(self.entries)
 
-    def epoch_end(self, epoch: int) -> EpochEnd:
+    def epoch_end(self, epoch: int) -> EpochEndAnswer:
         for entry in reversed(self.entries[self.start - 1 :]):
             if entry.epoch <= epoch:
-                return EpochEnd(entry.epoch, entry.log_id + 1, entry.chain, self.start)
-        return EpochEnd(0, self.start, 0, self.start)
+                return EpochEndAnswer(entry.epoch, entry.log_id + 1, entry.chain, self.start)
+        return EpochEndAnswer(0, self.start, 0, self.start)
 
     def chain_before(self, log_id: int) -> int:
         assert self.start <= log_id <= self.end, f"nobody has entry {log_id - 1}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nsqha.election.model import PartitionMeta
-from nsqha.replication.isr import Applied, Fence, Propose, Refused, Reread, StepDown, Unknown
+from nsqha.replication.isr import Applied, Fence, ProposalRefused, Propose, Reread, StepDown, Unknown
 from tests.unit.replication.isr_rig import A, B, C, Rig, newer, proposal, record
 
 
@@ -138,7 +138,7 @@ def test_nobody_is_named_while_all_are_unfit() -> None:
 def test_who_has_lost_its_registration_is_passed_over_for_a_while() -> None:
     rig = departing(A)
     rig.step()
-    assert Reread() in rig.keeper.replied(Refused(), rig.now)
+    assert Reread() in rig.keeper.replied(ProposalRefused(), rig.now)
     rig.keeper.refreshed(rig.keeper.meta, rig.now)
     assert proposal(rig.step()).meta.leader == C
 

@@ -14,10 +14,10 @@ from nsqha.replication.isr import (
     Fence,
     IsrKeeper,
     IsrLimits,
+    KeeperState,
+    ProposalRefused,
     Propose,
-    Refused,
     Reread,
-    State,
     StepDown,
     Unknown,
 )
@@ -32,7 +32,7 @@ def test_nothing_is_proposed_while_everybody_acknowledges() -> None:
         rig.end += 1
         rig.in_sync(B, C)
         assert rig.step(0.1) == []
-    assert rig.keeper.state is State.STEADY
+    assert rig.keeper.state is KeeperState.STEADY
 
 
 def test_an_idle_partition_proposes_nothing() -> None:
@@ -273,7 +273,7 @@ def expanding() -> tuple[Rig, PartitionMeta]:
 
 def test_one_proposal_at_a_time() -> None:
     rig, _ = expanding()
-    assert rig.keeper.state is State.WAITING
+    assert rig.keeper.state is KeeperState.WAITING
     rig.keeper.lost(B, rig.now)
     assert rig.step(5) == []
 
@@ -282,18 +282,18 @@ def test_applied_is_in_force() -> None:
     rig, asked = expanding()
     actions = rig.keeper.replied(Applied(newer(asked)), rig.now)
     assert effective(actions).recorded == {A, B, C}
-    assert rig.keeper.state is State.STEADY
+    assert rig.keeper.state is KeeperState.STEADY
 
 
 def test_refused_with_a_newer_record_goes_on_with_that() -> None:
     rig, _ = expanding()
-    actions = rig.keeper.replied(Refused(newer(rig.keeper.meta, min_isr=1)), rig.now)
+    actions = rig.keeper.replied(ProposalRefused(newer(rig.keeper.meta, min_isr=1)), rig.now)
     assert effective(actions) == Effective(frozenset({A, B}), frozenset({A, B}), 1, {B: (10, 0)})
 
 
 def test_refused_for_the_registration_is_not_tried_again_at_once() -> None:
     rig, _ = expanding()
-    assert effective(rig.keeper.replied(Refused(rig.keeper.meta), rig.now)).nodes == {A, B}
+    assert effective(rig.keeper.replied(ProposalRefused(rig.keeper.meta), rig.now)).nodes == {A, B}
     assert rig.step(0.8) == []
     rig.heard(C, 10, registration=2)
     assert proposal(rig.step()).registered == {C: 2}
@@ -301,7 +301,7 @@ def test_refused_for_the_registration_is_not_tried_again_at_once() -> None:
 
 def test_refused_without_the_record_reads_it_before_anything_else() -> None:
     rig, _ = expanding()
-    actions = rig.keeper.replied(Refused(), rig.now)
+    actions = rig.keeper.replied(ProposalRefused(), rig.now)
     assert Reread() in actions
     assert effective(actions).nodes == {A, B}
     assert rig.step(0.2) == [Reread()]
@@ -312,9 +312,9 @@ def test_refused_without_the_record_reads_it_before_anything_else() -> None:
 def test_another_leader_or_epoch_ends_it() -> None:
     for change in ({"leader": B}, {"epoch": 4}, {"isr": {B: 200}}):
         rig, _ = expanding()
-        (action,) = rig.keeper.replied(Refused(newer(rig.keeper.meta, **change)), rig.now)
+        (action,) = rig.keeper.replied(ProposalRefused(newer(rig.keeper.meta, **change)), rig.now)
         assert isinstance(action, StepDown)
-        assert rig.keeper.state is State.ENDED
+        assert rig.keeper.state is KeeperState.ENDED
         assert rig.step(5) == []
         assert rig.keeper.refreshed(newer(rig.keeper.meta), rig.now) == []
 
@@ -325,7 +325,7 @@ def test_another_leader_or_epoch_ends_it() -> None:
 def test_an_unknown_outcome_is_fenced_and_the_union_stays() -> None:
     rig, _ = expanding()
     assert rig.keeper.replied(Unknown(), rig.now) == [Fence(10)]
-    assert rig.keeper.state is State.DOUBT
+    assert rig.keeper.state is KeeperState.DOUBT
     assert rig.keeper.effective == {A, B, C}
 
 
@@ -346,7 +346,7 @@ def test_a_fence_that_was_applied_ends_it() -> None:
 def test_a_fence_that_came_too_late_finds_the_proposal_in_force() -> None:
     rig, asked = expanding()
     rig.keeper.replied(Unknown(), rig.now)
-    actions = rig.keeper.replied(Refused(newer(asked)), rig.now)
+    actions = rig.keeper.replied(ProposalRefused(newer(asked)), rig.now)
     assert effective(actions).recorded == {A, B, C}
 
 
@@ -354,7 +354,7 @@ def test_a_fence_that_was_refused_without_a_word_is_read_after() -> None:
     rig, asked = expanding()
     rig.keeper.replied(Unknown(), rig.now)
     rig.now += 0.2
-    assert rig.keeper.replied(Refused(), rig.now) == [Reread()]
+    assert rig.keeper.replied(ProposalRefused(), rig.now) == [Reread()]
     assert rig.step(0.2) == [Reread()], "a read that failed is asked for again"
     assert rig.keeper.effective == {A, B, C}
     assert effective(rig.keeper.refreshed(newer(asked), rig.now)).recorded == {A, B, C}

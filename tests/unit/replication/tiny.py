@@ -23,8 +23,8 @@ from nsqha.replication.isr import (
     Fence,
     IsrLimits,
     Outcome,
+    ProposalRefused,
     Propose,
-    Refused,
     Reread,
     StepDown,
     Unknown,
@@ -402,7 +402,7 @@ class Tiny:
             self._store(request.meta)
             request.outcome = Applied(self.meta)
         else:
-            request.outcome = Refused(self.meta)
+            request.outcome = ProposalRefused(self.meta)
             self.say("the store refuses")
         if request.told:
             self.requests.remove(request)
@@ -412,7 +412,7 @@ class Tiny:
         assert request.outcome is not None
         self.requests.remove(request)
         outcome: Outcome = request.outcome
-        self._tell(request, Refused() if bare and isinstance(outcome, Refused) else outcome)
+        self._tell(request, ProposalRefused() if bare and isinstance(outcome, ProposalRefused) else outcome)
 
     def give_up(self, request: Request) -> None:
         """The sender's deadline passes; the request may have been applied or may yet be."""

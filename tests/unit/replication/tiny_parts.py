@@ -145,6 +145,6 @@ class Replica:
     def before(self, log_id: int) -> Entry:
         return self.log[log_id - 1]
 
-    def epoch_end(self, epoch: int) -> divergence.EpochEnd:
+    def epoch_end(self, epoch: int) -> divergence.EpochEndAnswer:
         last = next(entry for entry in reversed(self.log) if entry.epoch <= epoch)
-        return divergence.EpochEnd(last.epoch, last.log_id + 1, last.chain, 1)
+        return divergence.EpochEndAnswer(last.epoch, last.log_id + 1, last.chain, 1)

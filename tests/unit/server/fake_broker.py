@@ -9,7 +9,7 @@ from typing import Any
 from nsqha.clock import ManualClock
 from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options, checked
-from nsqha.server.http.broker_api import Check, Ports
+from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.http.stats import BrokerStats, ChannelStats, ClientStats, NodeStats, TopicStats
 
 SECOND = 10**9
@@ -124,7 +124,7 @@ class FakePublishing:
 class FakeBroker:
     def __init__(self, **options: Any) -> None:
         self.options = checked(Options(broadcast_address="node.example", **options))
-        self.ports = Ports(tcp=4150, http=4151, https=4152)
+        self.ports = BoundPorts(tcp=4150, http=4151, https=4152)
         self.clock = ManualClock()
         self.start_time_ns = self.clock.wall_ns()
         self.exiting = False

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
-from nsqha.server.http.api import HttpServer
+from nsqha.server.http.api import BrokerHttp
 from tests.unit.server.fake_broker import FakeBroker
 from tests.unit.server.raw_http import Answer, Connection
 
@@ -22,7 +22,7 @@ def talk(broker: FakeBroker, conversation: Callable[[Connection], Awaitable[None
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setblocking(False)
         port = sock.getsockname()[1]
-        server = HttpServer(broker, sock, None)
+        server = BrokerHttp(broker, sock, None)
         await server.start()
         connection = await Connection.open(port)
         try:

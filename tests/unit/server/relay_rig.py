@@ -13,7 +13,7 @@ from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versioned
@@ -223,7 +223,7 @@ class RelayNode:
             number=number,
             id_base=base,
             log=log,
-            cursors=PartitionCursors(id_base=base, state=state, limits=Limits()),
+            cursors=PartitionCursors(id_base=base, state=state, limits=ChannelLimits()),
             leader=LeaderReplica(
                 node=self.number, epoch=epoch, isr=(self.number,), min_isr=1, sync_always=False, end=log.end.log_id,
                 durable=log.local_durable,

@@ -24,7 +24,7 @@ from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.retention import Retention
 from nsqha.commitlog.storage import MemStorage, Storage
-from nsqha.cursor.limits import Limits
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.partition import Forgotten, PartitionCursors
 from nsqha.cursor.state import Effect, PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList
@@ -247,7 +247,7 @@ class Rig:
         sync: str = "always",
         storage: Storage | None = None,
         limits: LogLimits | None = None,
-        cursor_limits: Limits | None = None,
+        cursor_limits: ChannelLimits | None = None,
         held_back_max: int | None = None,
         channel: bool = True,
         waiting_bytes_max: int = 1 << 20,
@@ -262,7 +262,7 @@ class Rig:
             self.storage, "topic/0", LogIdentity(5, 0), cache=BatchCache(), limits=limits or LogLimits()
         )
         self.cursors = PartitionCursors(
-            id_base=ids.id_base(0, 3), state=PartitionState(), limits=cursor_limits or Limits()
+            id_base=ids.id_base(0, 3), state=PartitionState(), limits=cursor_limits or ChannelLimits()
         )
         leader = LeaderReplica(
             node=NODE, epoch=1, isr=(NODE,), min_isr=1, sync_always=sync == "always", end=1, durable=1
@@ -359,9 +359,7 @@ class Rig:
 
     def consume(self, rdy: int, channel: str = "c", *, timeout: float = 60.0, sample_rate: int = 0) -> Consumer:
         """Attach a consumer with a `FakeWire`."""
-        consumer = Consumer(
-            FakeWire(), topic="t", channel=channel, msg_timeout=timeout, sample_rate=sample_rate
-        )
+        consumer = Consumer(FakeWire(), topic="t", channel=channel, msg_timeout=timeout, sample_rate=sample_rate)
         self.partition.deliveries[channel].attach(consumer)
         consumer.rdy = rdy
         consumer.wake()

@@ -12,12 +12,21 @@ from nsqha.frames import LOST
 from pyspark_nsqha.entries import verify
 from pyspark_nsqha.lake.commit import ManifestCommits
 from pyspark_nsqha.lake.parquet import SCHEMA
-from pyspark_nsqha.lake.rounds import Rounds, Settings
+from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
 from pyspark_nsqha.lake.store import Store
-from pyspark_nsqha.lake.task import Outcome, Tell, Verified, write_piece
-from pyspark_nsqha.model import Cut, Gone, Identity, Pin, ReadFailed, Replica, Run, Split
-from pyspark_nsqha.scan import Missing, record_batches
-from pyspark_nsqha.snapshot import Asked, Snapshot
+from pyspark_nsqha.lake.task import PieceOutcome, Tell, Verified, write_piece
+from pyspark_nsqha.model import (
+    CutPoint,
+    FetchedRun,
+    Gone,
+    PartitionLife,
+    PinnedPartition,
+    ReadFailed,
+    ReplicaAddress,
+    Split,
+)
+from pyspark_nsqha.scan import MissingRange, record_batches
+from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 
 SECOND = 10**9
 DAY = 24 * 3600 * SECOND
@@ -37,8 +46,8 @@ class Partition:
     lost: set[int] = field(default_factory=set)
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.topic, self.uid, self.number, self.number << 50 | 5 << 30)
+    def identity(self) -> PartitionLife:
+        return PartitionLife(self.topic, self.uid, self.number, self.number << 50 | 5 << 30)
 
     @property
     def last(self) -> Entry:
@@ -72,14 +81,14 @@ class Partition:
         lost = entry._replace(flags=entry.flags | flag)
         self.entries[log_id - 1] = (lost, lost.encode(), b"")
 
-    def cut(self, index: int) -> Cut:
+    def cut(self, index: int) -> CutPoint:
         entry = self.entries[index][0] if index < len(self.entries) else None
         if entry is None:
             last = self.last
-            return Cut(last.end_offset, last.log_id + 1, last.end_position, last.timestamp_ns)
-        return Cut(entry.first_offset, entry.log_id, entry.position, entry.timestamp_ns)
+            return CutPoint(last.end_offset, last.log_id + 1, last.end_position, last.timestamp_ns)
+        return CutPoint(entry.first_offset, entry.log_id, entry.position, entry.timestamp_ns)
 
-    def pin(self, *, cuts: bool = False) -> Pin:
+    def pin(self, *, cuts: bool = False) -> PinnedPartition:
         start, end = self.cut(self.start), self.cut(len(self.entries))
         found = [start]
         for index in range(self.start, len(self.entries)):
@@ -88,9 +97,11 @@ class Partition:
                 if here.log_id > found[-1].log_id:
                     found.append(here)
         found.append(end)
-        replicas = (Replica("fake:1", "", True),)
+        replicas = (ReplicaAddress("fake:1", "", True),)
         last = self.last
-        return Pin(self.identity, start, end, last.epoch, last.chain, tuple(found) if cuts else (), replicas)
+        return PinnedPartition(
+            self.identity, start, end, last.epoch, last.chain, tuple(found) if cuts else (), replicas
+        )
 
     def read(self, split: Split, tell: Tell, *, batches_a_run: int = 3) -> Iterator[Verified]:
         """As `task.read_log`."""
@@ -99,9 +110,9 @@ class Partition:
         before = None
         for first in range(split.first_log_id - 1, split.end_log_id - 1, batches_a_run):
             part = self.entries[first : min(first + batches_a_run, split.end_log_id - 1)]
-            run = Run(first + 1, b"".join(raw for _, raw, _ in part), b"".join(data for *_, data in part))
+            run = FetchedRun(first + 1, b"".join(raw for _, raw, _ in part), b"".join(data for *_, data in part))
             entries = verify(run, split.identity, before, at=(split.at_log_id, split.chain))
-            gaps: list[Missing] = []
+            gaps: list[MissingRange] = []
             batches = list(
                 record_batches(
                     run,
@@ -135,7 +146,7 @@ class FakeLog:
     def partition(self, topic: str, number: int) -> Partition:
         return next(p for p in self.partitions if (p.topic, p.number) == (topic, number))
 
-    def snapshot(self, asked: Asked, *, partial: bool = False) -> Snapshot:
+    def snapshot(self, asked: SnapshotRequest, *, partial: bool = False) -> Snapshot:
         self.calls.append("snapshot")
         found = [p for p in self.partitions if p.topic in asked.topics or asked.pattern]
         if not found:
@@ -208,9 +219,9 @@ class Lake:
     def commits(self) -> ManifestCommits:
         return ManifestCommits(self.store)
 
-    def rounds(self, write: Callable[[Sequence[Split], str], list[Outcome]] | None = None) -> Rounds:
+    def rounds(self, write: Callable[[Sequence[Split], str], list[PieceOutcome]] | None = None) -> Rounds:
         self.runs += 1
-        settings = Settings(f"run{self.runs}", self.split_bytes, self.round_bytes, self.strict)
+        settings = RoundSettings(f"run{self.runs}", self.split_bytes, self.round_bytes, self.strict)
         return Rounds(self.commits, self.store, write or self.write, settings, step=self.step)
 
     def step(self, name: str) -> None:
@@ -218,7 +229,7 @@ class Lake:
             raise Crash(name)
         self.steps.append(name)
 
-    def write(self, splits: Sequence[Split], run: str) -> list[Outcome]:
+    def write(self, splits: Sequence[Split], run: str) -> list[PieceOutcome]:
         outcomes = []
         for split in splits:
             self.step("task")

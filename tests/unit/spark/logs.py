@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from nsqha import frames, hot
 from nsqha.commitlog.entry import Entry, genesis, next_entry
-from pyspark_nsqha.model import Identity, Run
+from pyspark_nsqha.model import FetchedRun, PartitionLife
 
 TOPIC_UID = 0xABCDEF
 PARTITION = 3
 ID_BASE = (PARTITION << 50) | (5 << 30)
-IDENTITY = Identity("orders", TOPIC_UID, PARTITION, ID_BASE)
+IDENTITY = PartitionLife("orders", TOPIC_UID, PARTITION, ID_BASE)
 SECOND = 1_000_000_000
 
 
@@ -86,10 +86,10 @@ class Writer:
             self.frames.append(data)
         return entry
 
-    def run(self) -> Run:
+    def run(self) -> FetchedRun:
         """All that was written."""
         first = self.first.log_id if self.first else 1
-        return Run(first, b"".join(self.entries), b"".join(self.frames))
+        return FetchedRun(first, b"".join(self.entries), b"".join(self.frames))
 
 
 def messages(*bodies: bytes) -> list[bytes]:
@@ -103,7 +103,7 @@ _ATTRIBUTES = struct.Struct(">IqH")
 _UNREADABLE = 1 << 31 | frames.LOST
 
 
-def read_rows(run: Run, first: int = 0, end: int = 1 << 62) -> list[Row]:
+def read_rows(run: FetchedRun, first: int = 0, end: int = 1 << 62) -> list[Row]:
     """The messages of [first, end), frame by frame; nothing is checked."""
     rows: list[Row] = []
     at = 0

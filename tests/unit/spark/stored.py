@@ -18,12 +18,12 @@ from nsqha.commitlog.log import LogIdentity, LogLimits, PartitionLog
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import OsStorage
 from nsqha.frames import LOST
-from pyspark_nsqha.model import Identity, Replica, Run, Split
+from pyspark_nsqha.model import FetchedRun, PartitionLife, ReplicaAddress, Split
 
 UID = 0xABCDEF
 PARTITION = 3
 ID_BASE = (PARTITION << 50) | (5 << 30)
-IDENTITY = Identity("orders", UID, PARTITION, ID_BASE)
+IDENTITY = PartitionLife("orders", UID, PARTITION, ID_BASE)
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Stored:
             end_offset=last.end_offset,
             at_log_id=at.log_id,
             chain=at.chain,
-            replicas=tuple(Replica(address) for address in addresses),
+            replicas=tuple(ReplicaAddress(address) for address in addresses),
             **more,
         )
 
@@ -100,7 +100,7 @@ def joined(runs: Any) -> tuple[bytes, bytes]:
     """What came, all runs together. Each is looked at before the next is asked for."""
     entries, frames = bytearray(), bytearray()
     for run in runs:
-        assert isinstance(run, Run)
+        assert isinstance(run, FetchedRun)
         entries += run.entries
         frames += run.frames
     return bytes(entries), bytes(frames)

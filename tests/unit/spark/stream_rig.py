@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from pyspark_nsqha.model import Cut, Identity, NotThere, Pin, ReadFailed, Replica
-from pyspark_nsqha.snapshot import Asked, Snapshot
+from pyspark_nsqha.model import CutPoint, NotThere, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress
+from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 from pyspark_nsqha.stream import Plans, stream_options
 from pyspark_nsqha.stream_offsets import Records, from_json, to_json
 from pyspark_nsqha.stream_witnesses import Witnesses
@@ -35,17 +35,19 @@ class Log:
         for _ in range(messages):
             self.chains.append((self.chains[-1] * 31 + writer) % (1 << 64))
 
-    def cut(self, log_id: int) -> Cut:
-        return Cut(log_id - 1, log_id, (log_id - 1) * MESSAGE_BYTES, log_id)
+    def cut(self, log_id: int) -> CutPoint:
+        return CutPoint(log_id - 1, log_id, (log_id - 1) * MESSAGE_BYTES, log_id)
 
     @property
     def end(self) -> int:
         return len(self.chains) - 1
 
-    def pin(self, topic: str, partition: int, cuts: tuple[Cut, ...]) -> Pin:
+    def pin(self, topic: str, partition: int, cuts: tuple[CutPoint, ...]) -> PinnedPartition:
         start, end = self.cut(self.start + 1), self.cut(self.end + 1)
-        identity = Identity(topic, self.uid, partition, 0)
-        return Pin(identity, start, end, self.epoch, self.chains[-1], cuts, (Replica("127.0.0.1:1"),))
+        identity = PartitionLife(topic, self.uid, partition, 0)
+        return PinnedPartition(
+            identity, start, end, self.epoch, self.chains[-1], cuts, (ReplicaAddress("127.0.0.1:1"),)
+        )
 
 
 def refuse(code: grpc.StatusCode, text: str) -> NoReturn:
@@ -62,11 +64,11 @@ class Service:
         self.moves: list[tuple[str, bool, dict[int, int]]] = []
         self.holds: list[str] = []
         self.released: list[str] = []
-        self.asked: list[Asked] = []
+        self.asked: list[SnapshotRequest] = []
         self.entries_asked: list[int] = []
         self.refuses = ""
 
-    def snapshot(self, asked: Asked) -> Snapshot:
+    def snapshot(self, asked: SnapshotRequest) -> Snapshot:
         self.asked.append(asked)
         assert bool(asked.topics) != bool(asked.pattern), "INVALID_ARGUMENT"
         for name in asked.topics:
@@ -127,7 +129,7 @@ class Service:
         self.released.append(hold_id)
         return 1
 
-    def entry_at(self, pin: Pin, log_id: int) -> bytes | None:
+    def entry_at(self, pin: PinnedPartition, log_id: int) -> bytes | None:
         self.entries_asked.append(log_id)
         log = self.logs[pin.identity.topic, 0]
         if log_id <= log.start:
@@ -144,7 +146,11 @@ class Query:
         given = {"brokers": "b:1", **which, "startingOffsets": "earliest", **options}
         parsed = stream_options({name: str(value) for name, value in given.items()})
         self.plans = Plans(
-            parsed, service, Witnesses(service.entry_at), now=lambda: self.now, sleep=self._sleep  # type: ignore[arg-type]
+            parsed,
+            service,
+            Witnesses(service.entry_at),
+            now=lambda: self.now,
+            sleep=self._sleep,  # type: ignore[arg-type]
         )
         self.checkpoint = checkpoint if checkpoint is not None else []
         if not self.checkpoint:

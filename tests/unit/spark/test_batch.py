@@ -30,26 +30,26 @@ from pyspark.sql.types import StructType
 from nsqha.cursor.holds import HOLDS_MAX
 from pyspark_nsqha import DefaultSource, batch
 from pyspark_nsqha.batch import columns_of, restriction, schema
-from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed, Replica
+from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress
 from pyspark_nsqha.options import OptionError
 from pyspark_nsqha.planner import Restriction
-from pyspark_nsqha.snapshot import Asked, Snapshot
+from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 
 OPTIONS = {"brokers": "127.0.0.1:1", "subscribe": "orders"}
 TWO = StructType().add("offset", "long").add("value", "binary")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[SnapshotRequest]:
     """A broker with one partition of ten messages more each time it is asked, and what it was asked."""
-    found: list[Asked] = []
+    found: list[SnapshotRequest] = []
 
-    def snapshot(_: Any, one: Asked) -> Snapshot:
+    def snapshot(_: Any, one: SnapshotRequest) -> Snapshot:
         found.append(one)
-        end = Cut(10 * len(found), len(found) + 1, 1000 * len(found), 1)
-        cuts = (Cut(0, 1, 0, 1), end) if one.ranges is not None else ()
-        replicas = (Replica("127.0.0.1:2"),)
-        pin = Pin(Identity("orders", 7, 0, 0), Cut(0, 1, 0, 1), end, 1, 99, cuts, replicas)
+        end = CutPoint(10 * len(found), len(found) + 1, 1000 * len(found), 1)
+        cuts = (CutPoint(0, 1, 0, 1), end) if one.ranges is not None else ()
+        replicas = (ReplicaAddress("127.0.0.1:2"),)
+        pin = PinnedPartition(PartitionLife("orders", 7, 0, 0), CutPoint(0, 1, 0, 1), end, 1, 99, cuts, replicas)
         return Snapshot((pin,), hold_id="00000000000000aa")
 
     monkeypatch.setattr(batch.Segments, "snapshot", snapshot)
@@ -65,7 +65,7 @@ assert not {heavy} & {{name.split('.')[0] for name in set(sys.modules) - before}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_ends_are_pinned_once_for_all_plans_of_a_load(asked: list[Asked]) -> None:
+def test_ends_are_pinned_once_for_all_plans_of_a_load(asked: list[SnapshotRequest]) -> None:
     source = DefaultSource(OPTIONS)
     assert len(asked) == 1
     plans = [pickle.loads(pickle.dumps(source)).reader(TWO).partitions() for _ in range(2)]
@@ -74,19 +74,19 @@ def test_ends_are_pinned_once_for_all_plans_of_a_load(asked: list[Asked]) -> Non
     assert DefaultSource(OPTIONS).pinned.pins[0].end.offset == 40
 
 
-def test_the_snapshot_is_held_shortly_and_the_plan_makes_that_hold_long(asked: list[Asked]) -> None:
+def test_the_snapshot_is_held_shortly_and_the_plan_makes_that_hold_long(asked: list[SnapshotRequest]) -> None:
     tasks = DefaultSource(OPTIONS).reader(TWO).partitions()
     assert [(one.hold_ms, one.hold_id) for one in asked] == [(120_000, ""), (900_000, "00000000000000aa")]
     assert tasks[0].value[0].split.hold_id == "00000000000000aa"
     assert asked[1].ranges == (("orders", 0, 0, 10),)
 
 
-def test_what_the_user_says_about_the_hold_counts_from_the_load_on(asked: list[Asked]) -> None:
+def test_what_the_user_says_about_the_hold_counts_from_the_load_on(asked: list[SnapshotRequest]) -> None:
     DefaultSource(OPTIONS | {"holdMs": "600000"}).reader(TWO).partitions()
     assert [one.hold_ms for one in asked] == [600_000, 600_000]
 
 
-def test_loads_share_a_hold_while_it_is_young(asked: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_share_a_hold_while_it_is_young(asked: list[SnapshotRequest], monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition takes a bounded number of holds, and a hold never rises."""
     now = [1000.0]
     monkeypatch.setattr(batch, "monotonic", lambda: now[0])
@@ -97,7 +97,7 @@ def test_loads_share_a_hold_while_it_is_young(asked: list[Asked], monkeypatch: p
     assert [one.hold_id for one in asked] == ["", shared, "", shared, ""]
 
 
-def test_a_load_that_shares_a_hold_does_not_shorten_it(asked: list[Asked]) -> None:
+def test_a_load_that_shares_a_hold_does_not_shorten_it(asked: list[SnapshotRequest]) -> None:
     """A plan may have made it long since; its plan then asks under the same id."""
     DefaultSource(OPTIONS)
     second = DefaultSource(OPTIONS)
@@ -105,7 +105,9 @@ def test_a_load_that_shares_a_hold_does_not_shorten_it(asked: list[Asked]) -> No
     assert second.pinned.hold_id == "00000000000000aa"
 
 
-def test_queries_that_are_started_again_and_again_do_not_fill_a_partition_with_holds(asked: list[Asked]) -> None:
+def test_queries_that_are_started_again_and_again_do_not_fill_a_partition_with_holds(
+    asked: list[SnapshotRequest],
+) -> None:
     """Each in a process of its own, so that none is shared. One every 10 s is faster than Spark starts."""
     for _ in range(100):
         batch._holds.clear()
@@ -116,7 +118,7 @@ def test_queries_that_are_started_again_and_again_do_not_fill_a_partition_with_h
 
 @pytest.mark.parametrize("given", [{"subscribe": "or.ders,gone"}, {"assign": '{"or.ders":[0],"gone":[1]}'}])
 def test_a_topic_that_is_not_there_ends_no_load_that_may_be_of_a_stream(
-    asked: list[Asked], given: dict[str, str]
+    asked: list[SnapshotRequest], given: dict[str, str]
 ) -> None:
     options = {"brokers": "127.0.0.1:1", "failOnDataLoss": "false", **given}
     source = DefaultSource(options)
@@ -126,18 +128,18 @@ def test_a_topic_that_is_not_there_ends_no_load_that_may_be_of_a_stream(
         source.reader(TWO)
 
 
-def test_a_topic_that_is_not_there_ends_the_load_where_losses_count(asked: list[Asked]) -> None:
+def test_a_topic_that_is_not_there_ends_the_load_where_losses_count(asked: list[SnapshotRequest]) -> None:
     DefaultSource(OPTIONS)
     assert (asked[0].topics, asked[0].pattern) == (("orders",), "")
 
 
-def test_what_can_only_be_a_stream_holds_nothing(asked: list[Asked]) -> None:
+def test_what_can_only_be_a_stream_holds_nothing(asked: list[SnapshotRequest]) -> None:
     DefaultSource(OPTIONS | {"commitChannel": "lake"})
     DefaultSource(OPTIONS | {"holdMs": "0"})
     assert [one.hold_ms for one in asked] == [0, 0]
 
 
-def test_a_task_gets_its_splits_and_neither_snapshot_nor_options(asked: list[Asked]) -> None:
+def test_a_task_gets_its_splits_and_neither_snapshot_nor_options(asked: list[SnapshotRequest]) -> None:
     source = DefaultSource(OPTIONS | {"ids": ",".join(f"{n:016x}" for n in range(1000))})
     reader = source.reader(TWO)
     assert len(pickle.dumps(source)) < 500
@@ -146,7 +148,7 @@ def test_a_task_gets_its_splits_and_neither_snapshot_nor_options(asked: list[Ask
     assert b"orders" not in pickle.dumps(reader)
 
 
-def test_a_plan_without_a_message_has_no_task_and_reading_it_yields_nothing(asked: list[Asked]) -> None:
+def test_a_plan_without_a_message_has_no_task_and_reading_it_yields_nothing(asked: list[SnapshotRequest]) -> None:
     from pyspark.sql.datasource import InputPartition
 
     reader = DefaultSource(OPTIONS | {"endingOffsets": '{"orders":{"0":0}}'}).reader(TWO)
@@ -154,7 +156,7 @@ def test_a_plan_without_a_message_has_no_task_and_reading_it_yields_nothing(aske
     assert list(reader.read(InputPartition(None))) == []
 
 
-def test_only_the_reader_that_pushes_has_pushfilters(asked: list[Asked]) -> None:
+def test_only_the_reader_that_pushes_has_pushfilters(asked: list[SnapshotRequest]) -> None:
     """Spark refuses all queries of a reader that has it while the conf is off."""
     plain = DefaultSource(OPTIONS).reader(TWO)
     pushing = DefaultSource(OPTIONS | {"pushdown": "true"}).reader(TWO)
@@ -163,7 +165,7 @@ def test_only_the_reader_that_pushes_has_pushfilters(asked: list[Asked]) -> None
     assert isinstance(plain.partitions(), list)
 
 
-def test_all_filters_go_back_to_spark_and_the_ranges_are_shorter(asked: list[Asked]) -> None:
+def test_all_filters_go_back_to_spark_and_the_ranges_are_shorter(asked: list[SnapshotRequest]) -> None:
     reader = DefaultSource(OPTIONS | {"pushdown": "true"}).reader(TWO)
     filters: list[Filter] = [GreaterThan(("offset",), 7), IsNotNull(("offset",))]
     assert list(reader.pushFilters(filters)) == filters
@@ -171,7 +173,7 @@ def test_all_filters_go_back_to_spark_and_the_ranges_are_shorter(asked: list[Ask
     assert [(part.split.first, part.split.end) for part in task.value] == [(8, 10)]
 
 
-def test_a_sink_pins_nothing_and_a_read_that_names_nothing_is_refused(asked: list[Asked]) -> None:
+def test_a_sink_pins_nothing_and_a_read_that_names_nothing_is_refused(asked: list[SnapshotRequest]) -> None:
     source = DefaultSource({"nsqd": "127.0.0.1:4150", "topic": "orders"})
     assert (source.pinned, asked) == (None, [])
     with pytest.raises(OptionError, match="give exactly one of subscribe, subscribePattern and assign; there is none"):

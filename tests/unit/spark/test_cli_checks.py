@@ -15,7 +15,7 @@ from nsqha.cli.terminal import exits
 from pyspark_nsqha import jobs, snapshot
 from pyspark_nsqha.lake.manifest import Life
 from pyspark_nsqha.lake.store import Store
-from pyspark_nsqha.lake.verify import Partition, Report
+from pyspark_nsqha.lake.verify import LakePartition, LakeReport
 from pyspark_nsqha.model import ReadFailed
 
 NOBODY = "127.0.0.1:1"
@@ -90,7 +90,7 @@ class Log:
     def __init__(self, connection: object) -> None:
         pass
 
-    def snapshot(self, asked: snapshot.Asked) -> Any:
+    def snapshot(self, asked: snapshot.SnapshotRequest) -> Any:
         if missing := set(asked.topics) - {"orders"}:
             raise ReadFailed(f"there is no topic {', '.join(missing)}; `nsqha topic list` shows what there is")
         return SimpleNamespace(pins=[SimpleNamespace(identity=SimpleNamespace(topic="orders"))])
@@ -133,9 +133,9 @@ def test_only_its_lines_about_statistics_are_kept_from_pyiceberg(
 
 def test_lives_of_one_name_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     def told(*behind: int | None) -> list[str]:
-        lives = [Partition(Life("orders", uid, 0), 0, 1, 1, 1, 1, one) for uid, one in enumerate(behind, 0xA)]
+        lives = [LakePartition(Life("orders", uid, 0), 0, 1, 1, 1, 1, one) for uid, one in enumerate(behind, 0xA)]
         args: Any = SimpleNamespace(parser=SimpleNamespace(prog="p"), json=False, strict=False, full=False)
-        spark_lake._tell_report(args, Report(lives), 1.0)
+        spark_lake._tell_report(args, LakeReport(lives), 1.0)
         return [line.partition(": offsets")[0] for line in capsys.readouterr().out.splitlines()[:-1]]
 
     assert told(5) == told(None) == ["orders/0"]

@@ -16,7 +16,7 @@ from nsqha import frames
 from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, REBUILT, Entry, decode, genesis, next_chain
 from pyspark_nsqha import entries as module
 from pyspark_nsqha.entries import ENTRY, verify
-from pyspark_nsqha.model import NotVerified, ReadFailed, Run
+from pyspark_nsqha.model import FetchedRun, NotVerified, ReadFailed
 from tests.unit.spark.logs import IDENTITY, PARTITION, SECOND, TOPIC_UID, Writer, messages
 
 
@@ -32,7 +32,7 @@ def decoded(log: Writer) -> list[Entry]:
     return [decode(raw) for raw in log.entries]  # type: ignore[misc]
 
 
-def failure(run: Run, before: bytes | None = None, **how: Any) -> NotVerified:
+def failure(run: FetchedRun, before: bytes | None = None, **how: Any) -> NotVerified:
     with pytest.raises(NotVerified) as failed:
         verify(run, IDENTITY, before, **how)
     assert "\n" not in str(failed.value)
@@ -65,7 +65,7 @@ def test_runs_are_verified_one_behind_the_other(level):
     log = small_log()
     before = None
     for n, raw in enumerate(log.entries):
-        before = verify(Run(n + 1, raw, log.frames[n]), IDENTITY, before, level=level).last
+        before = verify(FetchedRun(n + 1, raw, log.frames[n]), IDENTITY, before, level=level).last
 
 
 @settings(max_examples=200, deadline=None)
@@ -80,7 +80,7 @@ def test_no_bit_may_differ(which, begin, known):
     n = len(run.entries)
     before = genesis(TOPIC_UID, PARTITION)._replace(log_id=begin, first_offset=begin, position=begin * 50).encode()
     verify(run, IDENTITY, before if known else None)
-    failure(Run(begin + 1, bytes(data[:n]), bytes(data[n:])), before if known else None)
+    failure(FetchedRun(begin + 1, bytes(data[:n]), bytes(data[n:])), before if known else None)
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,7 +122,7 @@ def test_without_crcs_structure_is_left():
     torn = bytearray(b"".join(log.frames))
     torn[40] ^= 1
     log.entries[3] = log.entries[3][:-1] + b"?"
-    run = Run(1, b"".join(log.entries), bytes(torn))
+    run = FetchedRun(1, b"".join(log.entries), bytes(torn))
     verify(run, IDENTITY, None, level="none")
     assert "[6, 7): the entry does not have its own CRC" in str(failure(run, level="crc"))
     log = small_log()
@@ -142,7 +142,7 @@ def test_the_first_batch_of_a_partition_is_chained_to_its_identity():
 
 def test_a_run_follows_the_entry_before_it():
     log = small_log()
-    tail = Run(4, b"".join(log.entries[3:]), b"".join(log.frames[3:]))
+    tail = FetchedRun(4, b"".join(log.entries[3:]), b"".join(log.frames[3:]))
     verify(tail, IDENTITY, None)
     verify(tail, IDENTITY, log.entries[2])
     assert "does not follow the entry before, whose log id is 2" in str(failure(tail, log.entries[1]))
@@ -157,15 +157,15 @@ def test_a_run_follows_the_entry_before_it():
 
 def test_a_run_of_nothing_hands_on_what_was_before_it():
     log = small_log()
-    assert verify(Run(4, b"", b""), IDENTITY, log.entries[2]).last == log.entries[2]
-    nothing = verify(Run(4, b"", b""), IDENTITY, None)
-    verify(Run(4, b"".join(log.entries[3:]), b"".join(log.frames[3:])), IDENTITY, nothing.last)
+    assert verify(FetchedRun(4, b"", b""), IDENTITY, log.entries[2]).last == log.entries[2]
+    nothing = verify(FetchedRun(4, b"", b""), IDENTITY, None)
+    verify(FetchedRun(4, b"".join(log.entries[3:]), b"".join(log.frames[3:])), IDENTITY, nothing.last)
     assert (len(nothing), nothing.end_offset) == (0, 0)
 
 
 def test_log_ids_are_those_that_were_asked_for():
     log = small_log()
-    assert "log ids are not dense" in str(failure(Run(2, b"".join(log.entries), b"".join(log.frames))))
+    assert "log ids are not dense" in str(failure(FetchedRun(2, b"".join(log.entries), b"".join(log.frames))))
     del log.entries[3], log.frames[3]
     assert failure(log.run()).planned == (6, 9)
 
@@ -191,7 +191,7 @@ def test_behind_an_entry_that_was_made_up_the_chain_is_not_expected_to_fit(flag)
     if flag == FAULTY:
         log.frames[3] = b""
     verify(log.run(), IDENTITY, None)
-    tail = Run(5, b"".join(log.entries[4:]), b"".join(log.frames[4:]))
+    tail = FetchedRun(5, b"".join(log.entries[4:]), b"".join(log.frames[4:]))
     verify(tail, IDENTITY, log.entries[3])
 
 
@@ -213,7 +213,7 @@ def test_frames_are_as_long_as_the_entries_say(change):
     whole = b"".join(log.frames)
     run = log.run()._replace(frames=whole + change if change else whole[:-1])
     assert f"the entries announce {len(whole)} bytes of frames, {len(run.frames)} came" in str(failure(run))
-    assert "bytes of frames came without an entry" in str(failure(Run(1, b"", b"x")))
+    assert "bytes of frames came without an entry" in str(failure(FetchedRun(1, b"", b"x")))
 
 
 def test_entries_are_whole():
@@ -240,7 +240,7 @@ def test_time_and_epoch_never_fall():
         assert f"log id 2, offsets [1, 2): its {field} is lower than that of the entry before" in str(
             failure(log.run(), level="crc")
         )
-        second = Run(2, log.entries[1], log.frames[1])
+        second = FetchedRun(2, log.entries[1], log.frames[1])
         assert f"its {field} is lower" in str(failure(second, log.entries[0]))
         verify(second, IDENTITY, None)
 

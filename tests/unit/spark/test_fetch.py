@@ -17,7 +17,7 @@ import pytest
 
 from nsqha.commitlog.entry import ENTRY_BYTES
 from pyspark_nsqha import fetch
-from pyspark_nsqha.model import Gone, ReadFailed, Replica, Split
+from pyspark_nsqha.model import Gone, ReadFailed, ReplicaAddress, Split
 from pyspark_nsqha.options import Tls
 from tests.certificates import Certificates
 from tests.unit.spark.scripted_broker import (
@@ -170,8 +170,11 @@ def test_a_reader_that_stops_keeps_no_half_answer(log: Stored) -> None:
 
 def test_one_on_this_host_goes_first_then_followers() -> None:
     replicas = (
-        Replica("leader:1", "h1", True), Replica("near:1", "h2"), Replica("far:1", "h3"), Replica("farther:1", "h4")
-    )  # fmt: skip
+        ReplicaAddress("leader:1", "h1", True),
+        ReplicaAddress("near:1", "h2"),
+        ReplicaAddress("far:1", "h3"),
+        ReplicaAddress("farther:1", "h4"),
+    )
     for first in range(1, 50):
         split = Split(IDENTITY, 0, 1, first, first + 1, 0, 1, 1, 1, replicas)
         order = [replica.address for replica in fetch.in_order(split, "h2")]
@@ -180,7 +183,7 @@ def test_one_on_this_host_goes_first_then_followers() -> None:
 
 
 def test_splits_are_spread_over_replicas() -> None:
-    replicas = tuple(Replica(f"n{n}:1") for n in range(3))
+    replicas = tuple(ReplicaAddress(f"n{n}:1") for n in range(3))
     firsts = [fetch.in_order(Split(IDENTITY, 0, 1, n, n + 1, 0, 1, 1, 1, replicas), "")[0].address for n in range(90)]
     assert min(firsts.count(replica.address) for replica in replicas) > 15
 
@@ -283,7 +286,7 @@ def test_what_one_lost_to_retention_and_the_others_do_not_have_is_gone(
 
 def test_what_the_leader_lost_to_retention_is_gone_although_another_does_not_answer(log: Stored) -> None:
     with ScriptedBroker(refuse(410, "gone", Nsqha_Log_Start=11)) as leader:
-        split = replace(log.split(), replicas=(Replica(dead()), Replica(leader.address, leader=True)))
+        split = replace(log.split(), replicas=(ReplicaAddress(dead()), ReplicaAddress(leader.address, leader=True)))
         with pytest.raises(Gone, match="the log starts at log id 11"):
             read(split, retries=1)
 

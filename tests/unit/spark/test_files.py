@@ -14,7 +14,7 @@ from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.frames import HAS_EVENTS, PROGRESS, control_frame
 from pyspark_nsqha import fetch
 from pyspark_nsqha.files import pins
-from pyspark_nsqha.model import Gone, NotVerified, Pin, ReadFailed
+from pyspark_nsqha.model import Gone, NotVerified, PinnedPartition, ReadFailed
 from tests.unit.spark.stored import ID_BASE, IDENTITY, Stored, joined
 
 
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Stored:
     return log
 
 
-def pin(log: Stored) -> Pin:
+def pin(log: Stored) -> PinnedPartition:
     (found,) = pins(str(log.data))
     return found
 
@@ -154,7 +154,6 @@ def test_entries_that_lie_about_their_place_do_not_verify(log: Stored) -> None:
     pair.commitlog.pwrite(entry._replace(size=(1 << 32) - 1).encode(), pair.slot(5))
     with pytest.raises(NotVerified, match="its segment ends before it"):
         joined(fetch.runs(log.split(path=str(log.path))))
-
 
     pair.commitlog.pwrite(entry.encode(), pair.slot(5))
     pair, entry = log.log.pair_of(15), log.log.entry(15)

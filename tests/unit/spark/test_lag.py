@@ -11,8 +11,8 @@ from nsqha.cli.spark import flags as spark_flags
 from nsqha.cli.spark import lag as spark_lag
 from nsqha.cli.terminal import exits
 from nsqha.pb.v1 import admin_pb2, segments_pb2
-from pyspark_nsqha.lag import Lag, Limit, Look, PartitionLag, Rates, look, rates
-from pyspark_nsqha.lake.manifest import Addition, Missing, State
+from pyspark_nsqha.lag import Lag, LagSample, Limit, PartitionLag, Rates, look, rates
+from pyspark_nsqha.lake.manifest import Addition, LakeState, Missing
 
 UID = 0xABC
 SECOND = 10**9
@@ -63,7 +63,7 @@ class Brokers:
     def look(self, **fields: Any) -> list[Lag]:
         return self.whole_look(**fields).lags
 
-    def whole_look(self, **fields: Any) -> Look:
+    def whole_look(self, **fields: Any) -> LagSample:
         return look(self.ask, self.ask, now_ns=lambda: NOW_NS, **fields)
 
 
@@ -122,16 +122,14 @@ def test_a_partition_that_nobody_leads_is_an_error_and_not_a_lag_of_nothing() ->
 
 def test_a_lake_lacks_what_is_behind_its_first_hole() -> None:
     there = [Missing("orders", UID, 0, first, end, "gone") for first, end in ((0, 40), (50, 60))]
-    lake = State().with_added(Addition(missing=tuple(there)), 1)
+    lake = LakeState().with_added(Addition(missing=tuple(there)), 1)
     [lag] = Brokers([], [partition("orders", 0, 10, 100), partition("orders", 1, 0, 7)]).look(lake=lake)
     assert [(one.lake_end, one.lake_messages) for one in lag.partitions] == [(40, 60), (0, 7)]
     assert (lag.channel, lag.lake_messages, lag.messages) == ("", 67, 0)
 
 
 def test_only_one_channel_may_be_asked_for_and_of_one_topic_only_its_channels() -> None:
-    brokers = Brokers(
-        [channel("orders", "a", 0), channel("orders", "b", 0)], [partition("orders", 0, 0, 10)]
-    )
+    brokers = Brokers([channel("orders", "a", 0), channel("orders", "b", 0)], [partition("orders", 0, 0, 10)])
     assert [lag.channel for lag in brokers.look(topics=("orders",), channel="b")] == ["b"]
     assert brokers.asked[0] == ("ListChannels", {"topic": "orders"})
     assert ("Snapshot", {"topics": ["orders"]}) in brokers.asked
@@ -140,7 +138,7 @@ def test_only_one_channel_may_be_asked_for_and_of_one_topic_only_its_channels() 
 
 
 def test_what_a_lake_lacks_is_as_old_as_the_first_message_of_it() -> None:
-    lake = State().with_added(Addition(missing=(Missing("orders", UID, 0, 0, 40, "gone"),)), 1)
+    lake = LakeState().with_added(Addition(missing=(Missing("orders", UID, 0, 0, 40, "gone"),)), 1)
     ends = [partition("orders", 0, 10, 100), partition("orders", 1, 0, 7), partition("orders", 2, 0, 0)]
     brokers = Brokers([], ends)
     brokers.times = {("orders", 0, 40): NOW_NS - 90 * SECOND, ("orders", 1, 0): NOW_NS + SECOND}
@@ -157,7 +155,7 @@ def test_what_a_lake_lacks_is_as_old_as_the_first_message_of_it() -> None:
 
 def test_nobody_is_asked_for_ages_where_channels_tell_them() -> None:
     brokers = Brokers([channel("orders", "spark", 4)], [partition("orders", 0, 0, 10)])
-    [lag] = brokers.look(lake=State())
+    [lag] = brokers.look(lake=LakeState())
     assert (lag.oldest_seconds, lag.lake_messages) == (5.0, 10)
     assert [rpc for rpc, _ in brokers.asked].count("Snapshot") == 1
 
@@ -188,7 +186,7 @@ def test_a_limit_is_exceeded_by_more_and_not_by_as_much() -> None:
 # ---- what the command says, and its status
 
 
-def told(brokers: Brokers, *words: str, before: Any = (), lake: State | None = None) -> int:
+def told(brokers: Brokers, *words: str, before: Any = (), lake: LakeState | None = None) -> int:
     args = build_parser("spark").parse_args(["spark", "lag", *words])
     found = brokers.whole_look(topics=tuple(args.topic), channel=args.channel or "", lake=lake)
     return spark_lag._tell(args, found, {}, Limit(*(args.fail_above or (None, None))), before)
@@ -223,9 +221,11 @@ def test_where_no_reader_channel_is_there_is_nothing_to_alarm_about(capsys: pyte
     assert told(brokers, "--fail-above", "10m") == exits.NOT_FOUND
     assert told(brokers) == exits.OK
     assert "no reader channel; " in capsys.readouterr().err
-    assert told(brokers, "orders", "--lake", "x", "--fail-above", "10", lake=State()) == exits.PARTLY  # no age is told
+    assert (
+        told(brokers, "orders", "--lake", "x", "--fail-above", "10", lake=LakeState()) == exits.PARTLY
+    )  # no age is told
     lacking = ("orders", "--channel", "spark", "--lake", "x")
-    assert told(brokers, *lacking, lake=State()) == exits.NOT_FOUND, "what a lake lacks is not that channel's lag"
+    assert told(brokers, *lacking, lake=LakeState()) == exits.NOT_FOUND, "what a lake lacks is not that channel's lag"
 
 
 def test_a_channel_that_is_there_is_found() -> None:
@@ -280,9 +280,7 @@ class Watch:
         return spark_lag.run_lag(args)
 
 
-def test_a_watch_goes_on_when_a_look_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_watch_goes_on_when_a_look_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     away = exits.Exit(exits.UNREACHABLE, "the broker is away")
     partly = watched()
     partly.partitions[0].error = "no leader"

@@ -17,13 +17,13 @@ import pytest
 from pyspark_nsqha.entries import FAULTY
 from pyspark_nsqha.lake import rounds, store
 from pyspark_nsqha.lake.archive import Subject, once
-from pyspark_nsqha.lake.manifest import State
+from pyspark_nsqha.lake.manifest import LakeState
 from pyspark_nsqha.lake.plan import pieces
-from pyspark_nsqha.lake.rounds import DataLoss, Totals
+from pyspark_nsqha.lake.rounds import DataLoss, RoundTotals
 from pyspark_nsqha.lake.store import Store, StoreFailed
-from pyspark_nsqha.lake.task import Outcome, write_piece
+from pyspark_nsqha.lake.task import PieceOutcome, write_piece
 from pyspark_nsqha.model import ReadFailed
-from pyspark_nsqha.snapshot import Asked, Snapshot
+from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 from tests.unit.spark.lake_rig import DAY, NOON, Crash, FakeLog, Lake, Partition
 
 SUBJECT = Subject(("orders",))
@@ -47,7 +47,7 @@ def lake(tmp_path: Path, log: FakeLog) -> Lake:
     return Lake(tmp_path / "lake", log)
 
 
-def archive(lake: Lake) -> Totals:
+def archive(lake: Lake) -> RoundTotals:
     return once(lake.log, lake.rounds(), SUBJECT)
 
 
@@ -65,7 +65,7 @@ def published(log: FakeLog) -> Rows:
     """The same of the log, as far as it can be read."""
     found: Rows = []
     for partition in log.partitions:
-        for piece in pieces(partition.pin(cuts=True), State()):
+        for piece in pieces(partition.pin(cuts=True), LakeState()):
             for verified in partition.read(piece.split, lambda *_: None):
                 for batch in verified.batches:
                     columns = [batch.column(name).to_pylist() for name in ("offset", "value")]
@@ -113,7 +113,7 @@ def test_no_file_spans_two_days(lake: Lake, log: FakeLog) -> None:
 
 def test_the_same_range_is_the_same_bytes_however_it_comes(lake: Lake, log: FakeLog, tmp_path: Path) -> None:
     partition = log.partitions[0]
-    split = pieces(partition.pin(cuts=True), State())[0].split
+    split = pieces(partition.pin(cuts=True), LakeState())[0].split
 
     def written(name: str, batches_a_run: int) -> list[bytes]:
         place = Store(str(tmp_path / name))
@@ -234,7 +234,7 @@ def test_where_no_floor_can_be_moved_it_is_an_error(lake: Lake, log: FakeLog) ->
 def test_a_partition_that_loses_its_leader_while_it_is_divided_is_left_for_later(lake: Lake, log: FakeLog) -> None:
     snapshot = log.snapshot
 
-    def loses(asked: Asked, *, partial: bool = False) -> Snapshot:
+    def loses(asked: SnapshotRequest, *, partial: bool = False) -> Snapshot:
         if asked.ranges is not None:
             log.away.add(("orders", 0))
         return snapshot(asked, partial=partial)
@@ -502,7 +502,7 @@ def test_plans_of_partitions_that_do_not_answer_stay(lake: Lake, log: FakeLog) -
 def test_a_store_that_refuses_half_way_commits_nothing_of_the_round(lake: Lake, log: FakeLog) -> None:
     def full(splits, run):  # type: ignore[no-untyped-def]
         outcomes = lake.write(splits, run)
-        return [*outcomes[:-1], Outcome(splits[-1], failed="cannot write x: no space", store_failed=True)]
+        return [*outcomes[:-1], PieceOutcome(splits[-1], failed="cannot write x: no space", store_failed=True)]
 
     with pytest.raises(StoreFailed, match=r"^cannot write x: no space; nothing of this round was committed$"):
         once(log, lake.rounds(full), SUBJECT)
@@ -515,7 +515,7 @@ def test_a_partition_that_cannot_be_read_does_not_stop_the_others(lake: Lake, lo
     def half(splits, run):  # type: ignore[no-untyped-def]
         outcomes = lake.write(splits, run)
         return [
-            Outcome(split, failed="orders/0: away") if split.identity.partition == 0 and split.first else outcome
+            PieceOutcome(split, failed="orders/0: away") if split.identity.partition == 0 and split.first else outcome
             for split, outcome in zip(splits, outcomes, strict=True)
         ]
 
@@ -542,12 +542,12 @@ def test_files_that_the_driver_does_not_see_are_not_committed(lake: Lake, log: F
 def test_borders_of_unknown_time_do_not_move_the_days_of_a_piece(log: FakeLog) -> None:
     """Where entries do not verify the time is 0: that is no day, least of all one in 1970."""
     pin = log.partitions[0].pin(cuts=True)
-    [known] = pieces(pin, State(), split_bytes=1 << 40)
+    [known] = pieces(pin, LakeState(), split_bytes=1 << 40)
     unknown = replace(
         pin,
         start=pin.start._replace(timestamp_ns=0),
         cuts=tuple(cut._replace(timestamp_ns=0) if cut.offset <= pin.start.offset else cut for cut in pin.cuts),
     )
-    [piece] = pieces(unknown, State(), split_bytes=1 << 40)
+    [piece] = pieces(unknown, LakeState(), split_bytes=1 << 40)
     assert piece.planned.last_day == known.planned.last_day
     assert piece.planned.first_day == piece.planned.last_day

@@ -8,8 +8,8 @@ import pytest
 
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.backfill import backfill
-from pyspark_nsqha.lake.manifest import Range
-from pyspark_nsqha.lake.rounds import DataLoss, Totals
+from pyspark_nsqha.lake.manifest import OffsetRange
+from pyspark_nsqha.lake.rounds import DataLoss, RoundTotals
 from pyspark_nsqha.model import ReadFailed
 from tests.unit.spark.lake_rig import NOON, SECOND, FakeLog, Lake, Partition
 
@@ -23,14 +23,14 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path / "lake", log)
 
 
-def fill(lake: Lake, since: int | None, until: int | None, **more: object) -> tuple[Totals, list[str]]:
+def fill(lake: Lake, since: int | None, until: int | None, **more: object) -> tuple[RoundTotals, list[str]]:
     said: list[str] = []
     times = [None if second is None else NOON + second * SECOND for second in (since, until)]
     asked = {"since_ns": times[0], "until_ns": times[1], "warn": said.append} | more
     return backfill(lake.log, lake.rounds(), topics=("orders",), **asked), said  # type: ignore[arg-type]
 
 
-def covered(lake: Lake) -> list[Range]:
+def covered(lake: Lake) -> list[OffsetRange]:
     state = lake.commits.state()
     return [one for life in {*state.files, *state.missing} for one in state.covered(life)]
 

@@ -17,8 +17,8 @@ from pyspark_nsqha import jobs, snapshot
 from pyspark_nsqha.jobs import CannotStart
 from pyspark_nsqha.lake import archive, task
 from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.manifest import State
-from pyspark_nsqha.lake.rounds import Totals
+from pyspark_nsqha.lake.manifest import LakeState
+from pyspark_nsqha.lake.rounds import RoundTotals
 from pyspark_nsqha.lake.store import StoreFailed
 from pyspark_nsqha.lake.task import Tell, Verified
 from pyspark_nsqha.model import Split
@@ -38,12 +38,12 @@ class Stopped(Exception):
 class Loop:
     """What one round of the archive does after the other, and how long is waited between them."""
 
-    def __init__(self, *rounds: Callable[[Callable[[str], None]], Totals]) -> None:
+    def __init__(self, *rounds: Callable[[Callable[[str], None]], RoundTotals]) -> None:
         self.rounds = list(rounds)
         self.pauses: list[float] = []
         self.running = True
 
-    def once(self, log: Any, made: Any, subject: Any, **_: Any) -> Totals:
+    def once(self, log: Any, made: Any, subject: Any, **_: Any) -> RoundTotals:
         return self.rounds.pop(0)(made.step)
 
     def sleep(self, seconds: float) -> None:
@@ -72,18 +72,18 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loop], int]:
     return run
 
 
-def nothing_new(step: Callable[[str], None]) -> Totals:
-    return Totals()
+def nothing_new(step: Callable[[str], None]) -> RoundTotals:
+    return RoundTotals()
 
 
-def fails(error: Exception) -> Callable[[Callable[[str], None]], Totals]:
-    def failing(step: Callable[[str], None]) -> Totals:
+def fails(error: Exception) -> Callable[[Callable[[str], None]], RoundTotals]:
+    def failing(step: Callable[[str], None]) -> RoundTotals:
         raise error
 
     return failing
 
 
-def commits_and_fails(step: Callable[[str], None]) -> Totals:
+def commits_and_fails(step: Callable[[str], None]) -> RoundTotals:
     step("commit")
     step("committed")
     raise StoreFailed("the store is full")
@@ -124,8 +124,8 @@ def test_the_end_of_a_range_is_no_lake(place: str, capsys: pytest.CaptureFixture
 def test_partitions_that_failed_beside_others_are_a_part(capsys: pytest.CaptureFixture[str]) -> None:
     args = SimpleNamespace(parser=SimpleNamespace(prog="p"), json=False)
     why = {("orders", 0): "away"}
-    assert spark_lake._tell(args, Totals(failed=why, partitions=2), 1.0) == exits.PARTLY  # type: ignore[arg-type]
-    assert spark_lake._tell(args, Totals(failed=why, partitions=1), 1.0) == exits.FAILED  # type: ignore[arg-type]
+    assert spark_lake._tell(args, RoundTotals(failed=why, partitions=2), 1.0) == exits.PARTLY  # type: ignore[arg-type]
+    assert spark_lake._tell(args, RoundTotals(failed=why, partitions=1), 1.0) == exits.FAILED  # type: ignore[arg-type]
 
 
 def test_a_lake_of_a_table_is_not_compacted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_verify_holds_the_log_before_it_reads_the_lake_and_lets_it_go(
     log.cluster = cluster
     state = ManifestCommits.state
 
-    def read_state(commits: ManifestCommits, *, durable: bool = False) -> State:
+    def read_state(commits: ManifestCommits, *, durable: bool = False) -> LakeState:
         log.calls.append("state")
         assert log.holds == {"hold"}
         return state(commits, durable=durable)

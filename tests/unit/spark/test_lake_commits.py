@@ -12,7 +12,7 @@ from pyspark_nsqha.lake import commit
 from pyspark_nsqha.lake import store as store_module
 from pyspark_nsqha.lake.commit import Commits, ManifestCommits, Moved
 from pyspark_nsqha.lake.iceberg import IcebergCommits
-from pyspark_nsqha.lake.manifest import Addition, BadManifest, LakeFile, Missing, Overlap, State, encode
+from pyspark_nsqha.lake.manifest import Addition, BadManifest, LakeFile, LakeState, Missing, Overlap, encode
 from pyspark_nsqha.lake.plan import pieces
 from pyspark_nsqha.lake.store import Store, StoreFailed
 from pyspark_nsqha.lake.task import write_piece
@@ -139,7 +139,7 @@ def test_what_floors_rest_on_is_durable_whoever_wrote_it(
                 raise Crash("sync")
 
         patched.setattr(store_module, "_sync_folder", dies)
-        ManifestCommits(store).append(State(), Addition(files[:1]), run="a")
+        ManifestCommits(store).append(LakeState(), Addition(files[:1]), run="a")
     monkeypatch.setattr(store_module, "_sync_folder", synced.append)
     monkeypatch.setattr(store_module, "_durable", set())
     assert ManifestCommits(store).state().sequence == 1 and synced == []

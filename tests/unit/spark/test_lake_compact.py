@@ -16,12 +16,21 @@ from pyspark_nsqha.lake import compact as compact_module
 from pyspark_nsqha.lake import names, plan
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.compact import CannotMerge, Group, Merged, MergeTask, Totals, compact, groups, remove_replaced
+from pyspark_nsqha.lake.compact import (
+    CannotMerge,
+    CompactTotals,
+    Group,
+    Merged,
+    MergeTask,
+    compact,
+    groups,
+    remove_replaced,
+)
 from pyspark_nsqha.lake.contents import checked
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, Overlap, State
+from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState, Overlap
 from pyspark_nsqha.lake.store import StoreFailed
 from pyspark_nsqha.lake.verify import verify
-from pyspark_nsqha.snapshot import Asked
+from pyspark_nsqha.snapshot import SnapshotRequest
 from tests.unit.spark.lake_rig import DAY, FakeLog, Lake, Partition
 
 HOUR_NS = 3600 * 10**9
@@ -39,7 +48,7 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def merge(lake: Lake, *, run: str = "merge", **more: object) -> Totals:
+def merge(lake: Lake, *, run: str = "merge", **more: object) -> CompactTotals:
     def tasks(found: Sequence[Group], tag: str) -> list[Merged]:
         return [MergeTask(lake.store, run, tag)(group) for group in found]
 
@@ -70,7 +79,7 @@ def check_whole(lake: Lake) -> None:
         lake.commits.state(),
         lake.store,
         ["orders"],
-        pins=lake.log.snapshot(Asked(("orders",))).pins,
+        pins=lake.log.snapshot(SnapshotRequest(("orders",))).pins,
         read=lake.log.read,
         check=lambda work: [checked(file, split, lake.store, lake.log.read) for file, split in work],
     )
@@ -187,7 +196,7 @@ def test_an_archiver_that_commits_all_the_time_does_not_make_it_merge_again(
         merges.append(len(found))
         return [MergeTask(lake.store, "merge", tag)(group) for group in found]
 
-    def overtaken(commits: ManifestCommits, state: State, addition: Addition, *, run: str) -> State:
+    def overtaken(commits: ManifestCommits, state: LakeState, addition: Addition, *, run: str) -> LakeState:
         if addition.replaced and lake.log.partitions[0].last.end_offset < 54:
             lake.log.partitions[0].publish(b"meanwhile", at_ns=20_003 * DAY)
             once(lake.log, lake.rounds(), Subject(("orders",)))

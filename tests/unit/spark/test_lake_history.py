@@ -12,8 +12,8 @@ from pyspark_nsqha.columns import DEFAULT
 from pyspark_nsqha.lake import history
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.history import divide, lengthened, part_rows, tasks
-from pyspark_nsqha.model import Gone, Pin, ReadFailed
-from pyspark_nsqha.planner import Range
+from pyspark_nsqha.model import Gone, PinnedPartition, ReadFailed
+from pyspark_nsqha.planner import PlannedRange
 from tests.unit.spark.lake_rig import NOON, SECOND, FakeLog, Lake, Partition
 
 KEY = ("orders", 0)
@@ -39,7 +39,7 @@ def uri(lake: Lake) -> str:
     return str(lake.folder)
 
 
-def pinned(lake: Lake, *seconds: int) -> tuple[Pin, dict[int, int]]:
+def pinned(lake: Lake, *seconds: int) -> tuple[PinnedPartition, dict[int, int]]:
     """The pin with the lake in front of it, and the offsets of these times."""
     partition = lake.log.partitions[0]
     pin = partition.pin()
@@ -86,7 +86,7 @@ def test_times_below_the_log_start_are_exact(lake: Lake) -> None:
 def test_every_message_comes_once_from_the_one_or_the_other(lake: Lake, first: int, end: int) -> None:
     pin, _ = pinned(lake)
     end = min(end, pin.end.offset)
-    parts, left = divide(uri(lake), [Range(pin, first, end)], [lake.log.partitions[0].pin()])
+    parts, left = divide(uri(lake), [PlannedRange(pin, first, end)], [lake.log.partitions[0].pin()])
     log = [offset for one in left for offset in range(one.first, one.end)]
     assert offsets(parts) + log == list(range(first, end))
     assert all(offset >= start(lake) for offset in log)
@@ -94,14 +94,14 @@ def test_every_message_comes_once_from_the_one_or_the_other(lake: Lake, first: i
 
 def test_rows_of_the_lake_are_the_rows_of_the_log(lake: Lake) -> None:
     pin, _ = pinned(lake)
-    parts, _ = divide(uri(lake), [Range(pin, 0, pin.end.offset)], [lake.log.partitions[0].pin()])
+    parts, _ = divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], [lake.log.partitions[0].pin()])
     lake.log.partitions[0].start = 0
-    from pyspark_nsqha.lake.manifest import State
+    from pyspark_nsqha.lake.manifest import LakeState
     from pyspark_nsqha.lake.plan import pieces
 
     log = [
         row
-        for piece in pieces(lake.log.partitions[0].pin(cuts=True), State())
+        for piece in pieces(lake.log.partitions[0].pin(cuts=True), LakeState())
         for verified in lake.log.read(piece.split, lambda *_: None)
         for batch in verified.batches
         for row in batch.to_pylist()
@@ -112,7 +112,7 @@ def test_rows_of_the_lake_are_the_rows_of_the_log(lake: Lake) -> None:
 
 def test_columns_are_those_that_are_asked_for_in_their_order(lake: Lake) -> None:
     pin, _ = pinned(lake)
-    parts, _ = divide(uri(lake), [Range(pin, 0, 5)], [lake.log.partitions[0].pin()])
+    parts, _ = divide(uri(lake), [PlannedRange(pin, 0, 5)], [lake.log.partitions[0].pin()])
     names = ("id", "_corrupt", "value")
     batch = next(iter(part_rows(parts[0], names)))
     assert batch.schema.names == list(names)
@@ -122,7 +122,9 @@ def test_columns_are_those_that_are_asked_for_in_their_order(lake: Lake) -> None
 def test_single_messages_are_looked_up_where_they_are(lake: Lake) -> None:
     pin, _ = pinned(lake)
     wanted = (2, 30, start(lake) - 1, start(lake), pin.end.offset - 1)
-    parts, left = divide(uri(lake), [Range(pin, wanted[0], wanted[-1] + 1, wanted)], [lake.log.partitions[0].pin()])
+    parts, left = divide(
+        uri(lake), [PlannedRange(pin, wanted[0], wanted[-1] + 1, wanted)], [lake.log.partitions[0].pin()]
+    )
     assert offsets(parts) == list(wanted[:3])
     assert left[0].wanted == wanted[3:]
 
@@ -130,8 +132,8 @@ def test_single_messages_are_looked_up_where_they_are(lake: Lake) -> None:
 def test_files_outside_of_a_time_are_passed_over(lake: Lake) -> None:
     pin, _ = pinned(lake)
     now = [lake.log.partitions[0].pin()]
-    whole, _ = divide(uri(lake), [Range(pin, 0, pin.end.offset)], now)
-    late, _ = divide(uri(lake), [Range(pin, 0, pin.end.offset)], now, since_ns=NOON + 30 * SECOND)
+    whole, _ = divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], now)
+    late, _ = divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], now, since_ns=NOON + 30 * SECOND)
     assert 0 < len(late) < len(whole) and late == whole[-len(late) :]
 
 
@@ -143,8 +145,8 @@ def test_what_is_in_neither_is_gone_or_left_out(lake: Lake) -> None:
     end = state.end(next(iter(state.files)))
     now = [partition.pin()]
     with pytest.raises(Gone, match=rf"orders/0: offsets \[{end}, {now[0].start.offset}\) are neither in the lake nor"):
-        divide(uri(lake), [Range(pin, 0, pin.end.offset)], now)
-    parts, left = divide(uri(lake), [Range(pin, 0, pin.end.offset)], now, fail_on_data_loss=False)
+        divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], now)
+    parts, left = divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], now, fail_on_data_loss=False)
     assert offsets(parts) == list(range(end or 0))
     assert left[0].first == now[0].start.offset
 
@@ -158,7 +160,7 @@ def test_another_life_of_the_topic_is_not_read(lake: Lake) -> None:
 
 def test_tasks_are_some_files_of_one_partition(lake: Lake) -> None:
     pin, _ = pinned(lake)
-    parts, _ = divide(uri(lake), [Range(pin, 0, pin.end.offset)], [lake.log.partitions[0].pin()])
+    parts, _ = divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], [lake.log.partitions[0].pin()])
     size = parts[0].file.bytes + parts[1].file.bytes
     found = tasks(parts, size)
     assert [part for task in found for part in task] == parts
@@ -168,7 +170,7 @@ def test_tasks_are_some_files_of_one_partition(lake: Lake) -> None:
 
 def test_a_damaged_file_is_an_error_that_names_it(lake: Lake) -> None:
     pin, _ = pinned(lake)
-    parts, _ = divide(uri(lake), [Range(pin, 0, pin.end.offset)], [lake.log.partitions[0].pin()])
+    parts, _ = divide(uri(lake), [PlannedRange(pin, 0, pin.end.offset)], [lake.log.partitions[0].pin()])
     path = lake.folder / parts[0].file.path
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 3] ^= 1

@@ -16,11 +16,11 @@ from pyspark_nsqha.lake.manifest import (
     Addition,
     BadManifest,
     LakeFile,
+    LakeState,
     Life,
     Missing,
+    OffsetRange,
     Overlap,
-    Range,
-    State,
     decode,
     encode,
     joined,
@@ -131,28 +131,30 @@ def test_a_manifest_with_a_file_that_cannot_be_is_refused(change: dict[str, obje
 
 
 def test_messages_are_told_of_once() -> None:
-    state = State().with_added(Addition((file(10, 20),)), 1)
+    state = LakeState().with_added(Addition((file(10, 20),)), 1)
     for added in (Addition((file(19, 25),)), Addition((), (Missing(*LIFE, 5, 11, "lost"),)), Addition((file(10, 20),))):
         with pytest.raises(Overlap, match=r"^orders/3: \["):
             state.with_added(added, 2)
     with pytest.raises(Overlap):
-        State().with_added(Addition((file(1, 3), file(2, 4))), 1)
+        LakeState().with_added(Addition((file(1, 3), file(2, 4))), 1)
 
 
 def test_what_is_covered_is_files_and_gaps_together() -> None:
-    state = State().with_added(Addition((file(10, 20), file(30, 40)), (Missing(*LIFE, 20, 25, "lost"),)), 1)
+    state = LakeState().with_added(Addition((file(10, 20), file(30, 40)), (Missing(*LIFE, 20, 25, "lost"),)), 1)
     assert state.covered(LIFE) == [(10, 25), (30, 40)]
     assert [state.covered_from(LIFE, offset) for offset in (9, 10, 24, 25, 30)] == [9, 25, 25, 25, 40]
     assert state.end(LIFE) == 40 and state.end(Life("orders", 1, 3)) is None
 
 
-ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda r: Range(r[0], r[0] + r[1])), max_size=8)
+ranges = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda r: OffsetRange(r[0], r[0] + r[1])), max_size=8
+)
 
 
 @given(ranges, st.tuples(st.integers(0, 30), st.integers(0, 30)))
-def test_what_is_left_is_the_set_difference(taken: list[Range], whole: tuple[int, int]) -> None:
+def test_what_is_left_is_the_set_difference(taken: list[OffsetRange], whole: tuple[int, int]) -> None:
     first, end = min(whole), max(whole)
-    found = list(without(Range(first, end), joined(taken)))
+    found = list(without(OffsetRange(first, end), joined(taken)))
     assert {n for r in found for n in range(*r)} == set(range(first, end)) - {n for r in taken for n in range(*r)}
     assert all(a.end < b.first for a, b in pairwise(found)) and all(r.first < r.end for r in found)
 
@@ -168,7 +170,7 @@ def partition(batches: int, seed: int = 1) -> Partition:
     return made
 
 
-def covered_by(found: list[plan.Piece]) -> list[tuple[int, int]]:
+def covered_by(found: list[plan.LakePiece]) -> list[tuple[int, int]]:
     return [(piece.split.first, piece.split.end) for piece in found]
 
 
@@ -184,7 +186,7 @@ def test_pieces_are_what_is_not_covered_and_meet_at_borders_of_batches(split_byt
         FILE, topic="orders", partition=0, first=a, end=b, rows=b - a,
         first_log_id=by_offset[a].log_id, end_log_id=by_offset[b].log_id,
     )  # fmt: skip
-    state = State().with_added(Addition((lake_file,)), 1)
+    state = LakeState().with_added(Addition((lake_file,)), 1)
     found = plan.pieces(made.pin(cuts=True), state, split_bytes=split_bytes)
     taken = [n for first, last in covered_by(found) for n in range(first, last)]
     assert taken == [*range(a), *range(b, end)]
@@ -202,7 +204,7 @@ def test_pieces_are_what_is_not_covered_and_meet_at_borders_of_batches(split_byt
 
 def test_a_range_inside_of_batches_is_read_from_the_borders_around_it() -> None:
     made = partition(40)
-    found = plan.pieces(made.pin(cuts=True), State(), wanted=Range(7, 31), split_bytes=1)
+    found = plan.pieces(made.pin(cuts=True), LakeState(), wanted=OffsetRange(7, 31), split_bytes=1)
     assert [n for first, last in covered_by(found) for n in range(first, last)] == list(range(7, 31))
     assert all(piece.split.first_offset <= piece.split.first for piece in found)
     assert all(piece.split.end_offset >= piece.split.end for piece in found)
@@ -210,16 +212,16 @@ def test_a_range_inside_of_batches_is_read_from_the_borders_around_it() -> None:
 
 def test_borders_of_an_earlier_plan_are_kept() -> None:
     made = partition(60)
-    earlier = [piece.planned for piece in plan.pieces(made.pin(cuts=True), State(), split_bytes=700)]
+    earlier = [piece.planned for piece in plan.pieces(made.pin(cuts=True), LakeState(), split_bytes=700)]
     for n in range(30):
         made.publish(b"later %d" % n)
-    found = plan.pieces(made.pin(cuts=True), State(), earlier=earlier, split_bytes=1 << 30)
+    found = plan.pieces(made.pin(cuts=True), LakeState(), earlier=earlier, split_bytes=1 << 30)
     assert covered_by(found)[: len(earlier)] == [tuple(one.range) for one in earlier]
     assert found[-1].split.end == made.last.end_offset
 
 
 def test_a_plan_is_read_as_it_was_written_and_rubbish_is_none() -> None:
-    earlier = [piece.planned for piece in plan.pieces(partition(60).pin(cuts=True), State(), split_bytes=700)]
+    earlier = [piece.planned for piece in plan.pieces(partition(60).pin(cuts=True), LakeState(), split_bytes=700)]
     assert plan.decode(plan.encode(earlier)) == earlier
     assert plan.decode(plan.encode(earlier)[:-9]) == [] == plan.decode(b"")
 
@@ -228,7 +230,7 @@ def test_rounds_take_partitions_in_turn_and_each_in_order() -> None:
     found = [
         piece
         for number in (0, 1)
-        for piece in plan.pieces(replace_number(partition(60), number).pin(cuts=True), State(), split_bytes=700)
+        for piece in plan.pieces(replace_number(partition(60), number).pin(cuts=True), LakeState(), split_bytes=700)
     ]
     parts = list(plan.rounds(found, 2000))
     assert len(parts) > 2 and sorted(covered_by([p for part in parts for p in part])) == sorted(covered_by(found))
@@ -245,7 +247,7 @@ def replace_number(made: Partition, number: int) -> Partition:
 
 def test_files_that_overlap_what_is_committed_are_dead_and_no_others() -> None:
     planned = plan.Planned(LIFE, 10, 40, 1, 9, "2026-11-23", "2026-11-23")
-    state = State().with_added(Addition((file(10, 25),)), 1)
+    state = LakeState().with_added(Addition((file(10, 25),)), 1)
     mine, pending, other = file(10, 30).path, file(30, 40).path, replace(file(10, 30), topic_uid=1).path
     assert plan.dead_files(planned, [mine, pending, other, file(10, 25).path, "data/x"], state) == [mine]
     assert plan.still_open([planned], state) == [planned]

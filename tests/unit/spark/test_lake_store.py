@@ -13,7 +13,7 @@ from pyarrow import fs
 from pyspark_nsqha.lake import store as module
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.rounds import Rounds, Settings
+from pyspark_nsqha.lake.rounds import Rounds, RoundSettings
 from pyspark_nsqha.lake.store import Exists, Store, StoreFailed
 from pyspark_nsqha.lake.task import write_piece
 from tests.unit.spark.lake_rig import FakeLog, Partition
@@ -227,7 +227,7 @@ def archive(
     def write(splits: Any, run: str) -> Any:
         return [write_piece(split, store, made.read, run=run) for split in splits]
 
-    settings = Settings(run, split_bytes=split_bytes, round_bytes=rounds * split_bytes)
+    settings = RoundSettings(run, split_bytes=split_bytes, round_bytes=rounds * split_bytes)
     return once(made, Rounds(ManifestCommits(store), store, write, settings), Subject((topic,))).rows
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from pyspark_nsqha.lake.archive import Subject, once
 from pyspark_nsqha.lake.commit import ManifestCommits
-from pyspark_nsqha.lake.contents import Checked, Problem, checked
-from pyspark_nsqha.lake.manifest import Addition, LakeFile, State
+from pyspark_nsqha.lake.contents import CheckedRows, Problem, checked
+from pyspark_nsqha.lake.manifest import Addition, LakeFile, LakeState
 from pyspark_nsqha.lake.task import Tell, Verified, write_piece
-from pyspark_nsqha.lake.verify import Report, anchors, verify
+from pyspark_nsqha.lake.verify import LakeReport, anchors, verify
 from pyspark_nsqha.model import Split
-from pyspark_nsqha.snapshot import Asked
+from pyspark_nsqha.snapshot import SnapshotRequest
 from tests.unit.spark.lake_rig import DAY, FakeLog, Lake, Partition
 
 NOT_FULL, FULL = False, True
@@ -37,15 +37,15 @@ def report(
     lake: Lake,
     *,
     full: bool = False,
-    state: State | None = None,
+    state: LakeState | None = None,
     topics: Sequence[str] = ("orders",),
     meanwhile: Callable[[], None] = lambda: None,
-) -> Report:
-    def check(work: list[tuple[LakeFile, Split | None]]) -> list[Checked]:
+) -> LakeReport:
+    def check(work: list[tuple[LakeFile, Split | None]]) -> list[CheckedRows]:
         meanwhile()
         return [checked(file, split, lake.store, lake.log.read) for file, split in work]
 
-    pins = lake.log.snapshot(Asked(("orders",))).pins
+    pins = lake.log.snapshot(SnapshotRequest(("orders",))).pins
     return verify(
         state or lake.commits.state(),
         lake.store,
@@ -53,7 +53,7 @@ def report(
         pins=pins,
         read=lake.log.read,
         check=check if full else None,
-        now_again=lambda: lake.log.snapshot(Asked(("orders",))).pins,
+        now_again=lambda: lake.log.snapshot(SnapshotRequest(("orders",))).pins,
     )
 
 
@@ -268,15 +268,15 @@ def test_what_retention_takes_while_everything_is_read_is_compared_no_more(lake:
 def test_splits_name_the_hold(lake: Lake) -> None:
     seen: list[str] = []
 
-    def check(work: list[tuple[LakeFile, Split | None]]) -> list[Checked]:
+    def check(work: list[tuple[LakeFile, Split | None]]) -> list[CheckedRows]:
         seen.extend(split.hold_id for _, split in work if split)
-        return [Checked() for _ in work]
+        return [CheckedRows() for _ in work]
 
     def read(split: Split, tell: Tell) -> Iterator[Verified]:
         seen.append(split.hold_id)
         return lake.log.read(split, tell)
 
-    pins = lake.log.snapshot(Asked(("orders",))).pins
+    pins = lake.log.snapshot(SnapshotRequest(("orders",))).pins
     verify(lake.commits.state(), lake.store, ["orders"], pins=pins, read=read, check=check, hold_id="h7")
     assert len(seen) > 4 and set(seen) == {"h7"}
 
@@ -341,7 +341,7 @@ def test_what_was_written_by_a_task_is_what_is_checked(lake: Lake) -> None:
         from pyspark_nsqha.lake.plan import pieces
 
         hints = [(file.first, file.end) for file in files(lake, partition.number)]
-        for piece in pieces(partition.pin(cuts=True), State(), split_bytes=lake.split_bytes):
+        for piece in pieces(partition.pin(cuts=True), LakeState(), split_bytes=lake.split_bytes):
             if (piece.split.first, piece.split.end) in hints:
                 write_piece(piece.split, lake.store, lake.log.read, run="again")
     assert before == {path: lake.store.read(path) for path in lake.named()}

@@ -154,15 +154,15 @@ REFUSED = [
     ),
     (
         {"startingOffsets": "newest"},
-        "startingOffsets: 'newest' is none of earliest, latest and JSON such as {\"orders\":{\"0\":23,\"1\":-2}}",
+        'startingOffsets: \'newest\' is none of earliest, latest and JSON such as {"orders":{"0":23,"1":-2}}',
     ),
     (
         {"startingOffsets": '{"orders":{"0":5}'},
-        "startingOffsets: '{\"orders\":{\"0\":5}' is no JSON such as {\"orders\":{\"0\":23,\"1\":-2}}",
+        'startingOffsets: \'{"orders":{"0":5}\' is no JSON such as {"orders":{"0":23,"1":-2}}',
     ),
     (
         {"startingOffsets": '{"orders":[5]}'},
-        "startingOffsets: 'orders' needs partitions, as in {\"orders\":{\"0\":23,\"1\":-2}}",
+        'startingOffsets: \'orders\' needs partitions, as in {"orders":{"0":23,"1":-2}}',
     ),
     ({"startingOffsets": '{"orders":{"0":5,"0":6}}'}, "startingOffsets: '0' is there twice"),
     (

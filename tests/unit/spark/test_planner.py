@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_nsqha import planner
-from pyspark_nsqha.model import Cut, Gone, Identity, Pin, ReadFailed, Replica, Split
+from pyspark_nsqha.model import CutPoint, Gone, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress, Split
 from pyspark_nsqha.options import MIB, batch_options
-from pyspark_nsqha.planner import Range, Restriction, Task, plan, resolve, with_borders
+from pyspark_nsqha.planner import PlannedRange, Restriction, Task, plan, resolve, with_borders
 
 SECOND = 10**9
 ID_BASE = 7 << 30
-REPLICAS = (Replica("127.0.0.1:4156", "n1", True),)
+REPLICAS = (ReplicaAddress("127.0.0.1:4156", "n1", True),)
 
 
 def pin(
@@ -26,15 +26,15 @@ def pin(
     topic: str = "orders",
     partition: int = 0,
     uid: int = 1,
-) -> Pin:
+) -> PinnedPartition:
     """Borders are (offset, log id, position); each batch is a second later than the border before."""
-    borders = tuple(Cut(*cut, (at + 1) * SECOND) for at, cut in enumerate(cuts))
-    identity = Identity(topic, uid, partition, ID_BASE + (partition << 50))
-    return Pin(identity, borders[0], borders[-1], epoch=3, chain=0xABC, cuts=borders, replicas=REPLICAS)
+    borders = tuple(CutPoint(*cut, (at + 1) * SECOND) for at, cut in enumerate(cuts))
+    identity = PartitionLife(topic, uid, partition, ID_BASE + (partition << 50))
+    return PinnedPartition(identity, borders[0], borders[-1], epoch=3, chain=0xABC, cuts=borders, replicas=REPLICAS)
 
 
 def resolved(
-    *pins: Pin,
+    *pins: PinnedPartition,
     times: Mapping[tuple[str, int], Mapping[int, int]] | None = None,
     floors: Mapping[tuple[str, int], int] | None = None,
     **options: str,
@@ -98,9 +98,7 @@ def test_offsets_name_all_partitions_that_are_read_and_no_other() -> None:
     )
     with pytest.raises(ReadFailed) as unknown:
         resolved(pin(), endingOffsets='{"orders":{"0":5,"7":5}}')
-    assert str(unknown.value) == (
-        "endingOffsets: orders/7 is not among the partitions that are read; leave it out"
-    )
+    assert str(unknown.value) == ("endingOffsets: orders/7 is not among the partitions that are read; leave it out")
 
 
 @pytest.mark.parametrize(
@@ -199,18 +197,18 @@ def logs(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> list[Range]:
+def asked(draw: st.DrawFn) -> list[PlannedRange]:
     found = []
     for partition in range(draw(st.integers(1, 3))):
         one = pin(draw(logs()), partition=partition)
         first = draw(st.integers(one.start.offset, one.end.offset))
-        found.append(Range(one, first, draw(st.integers(first, one.end.offset))))
+        found.append(PlannedRange(one, first, draw(st.integers(first, one.end.offset))))
     return found
 
 
 @settings(deadline=None)
 @given(asked(), st.integers(1, 40), st.integers(0, 30))
-def test_splits_cover_each_range_exactly_in_order_at_borders(ranges: list[Range], mib: int, least: int) -> None:
+def test_splits_cover_each_range_exactly_in_order_at_borders(ranges: list[PlannedRange], mib: int, least: int) -> None:
     tasks = plan(ranges, split_bytes=mib * MIB, min_partitions=least)
     wanted = [(*one.key, offset) for one in ranges for offset in range(one.first, one.end)]
     assert messages(tasks) == wanted
@@ -231,7 +229,7 @@ def test_a_split_is_as_large_as_asked_for_or_as_borders_allow(cuts: list[tuple[i
     one = pin(cuts)
     target = mib * MIB
     widest = max(right.position - left.position for left, right in pairwise(one.cuts))
-    whole = Range(one, one.start.offset, one.end.offset)
+    whole = PlannedRange(one, one.start.offset, one.end.offset)
     positions = {cut.log_id: cut.position for cut in one.cuts}
     for split in splits(plan([whole], split_bytes=target)):
         own = positions[split.end_log_id] - positions[split.first_log_id]
@@ -239,18 +237,18 @@ def test_a_split_is_as_large_as_asked_for_or_as_borders_allow(cuts: list[tuple[i
         assert own <= target + widest + empty
 
 
-def even(count: int, step: int = MIB) -> Pin:
+def even(count: int, step: int = MIB) -> PinnedPartition:
     return pin([(10 * n, n + 1, n * step) for n in range(count + 1)])
 
 
 def test_equal_steps_make_equal_splits() -> None:
     one = even(12)
-    sizes = [split.end - split.first for split in splits(plan([Range(one, 0, 120)], split_bytes=3 * MIB))]
+    sizes = [split.end - split.first for split in splits(plan([PlannedRange(one, 0, 120)], split_bytes=3 * MIB))]
     assert sizes == [30, 30, 30, 30]
 
 
 def test_min_partitions_makes_splits_finer_as_far_as_there_are_borders() -> None:
-    ranges = [Range(even(12), 0, 120)]
+    ranges = [PlannedRange(even(12), 0, 120)]
     assert len(plan(ranges, split_bytes=64 * MIB)) == 1
     assert [len(plan(ranges, split_bytes=64 * MIB, min_partitions=least)) for least in (2, 5, 6, 7)] == [2, 5, 6, 7]
     assert len(plan(ranges, split_bytes=64 * MIB, min_partitions=100)) == 12
@@ -259,24 +257,24 @@ def test_min_partitions_makes_splits_finer_as_far_as_there_are_borders() -> None
 
 def test_nothing_to_read_is_no_task() -> None:
     assert plan([], split_bytes=MIB) == []
-    assert plan([Range(pin(), 50, 50), Range(pin(((7, 3, 5), (7, 3, 5))), 7, 7)], split_bytes=MIB) == []
+    assert plan([PlannedRange(pin(), 50, 50), PlannedRange(pin(((7, 3, 5), (7, 3, 5))), 7, 7)], split_bytes=MIB) == []
 
 
 def test_tasks_are_by_topic_partition_and_offset() -> None:
-    ranges = [Range(even(4), 0, 40), Range(pin(partition=1), 0, 230)]
+    ranges = [PlannedRange(even(4), 0, 40), PlannedRange(pin(partition=1), 0, 230)]
     assert messages(plan(ranges, split_bytes=MIB)) == sorted(messages(plan(ranges, split_bytes=MIB)))
 
 
 def test_batches_before_the_first_message_are_not_fetched() -> None:
     one = pin(((0, 1, 0), (10, 2, 100), (10, 3, 200), (10, 4, 300), (20, 5, 400)))
-    [split] = splits(plan([Range(one, 10, 15)], split_bytes=MIB))
+    [split] = splits(plan([PlannedRange(one, 10, 15)], split_bytes=MIB))
     assert (split.first_log_id, split.end_log_id) == (4, 5)
 
 
 def test_a_split_names_the_entry_that_vouches_for_it_and_never_goes_behind_it() -> None:
     pinned = pin()
     later = pin(((0, 1, 0), (100, 11, 8 * MIB), (230, 35, 19 * MIB), (400, 50, 30 * MIB)))
-    [merged] = with_borders([Range(pinned, 150, 230)], [later], True)
+    [merged] = with_borders([PlannedRange(pinned, 150, 230)], [later], True)
     [split] = splits(plan([merged], split_bytes=64 * MIB, hold_id="h1"))
     assert (split.end_log_id, split.at_log_id, split.chain) == (pinned.end.log_id, pinned.end.log_id - 1, 0xABC)
     assert (split.first_log_id, split.first, split.end, split.hold_id) == (11, 150, 230, "h1")
@@ -285,16 +283,16 @@ def test_a_split_names_the_entry_that_vouches_for_it_and_never_goes_behind_it() 
 
 def test_a_broker_that_names_no_borders_is_refused() -> None:
     with pytest.raises(ReadFailed, match=r"orders/0: the broker named no borders around \[0, 230\); try again"):
-        plan([Range(without_cuts(pin()), 0, 230)], split_bytes=MIB)
+        plan([PlannedRange(without_cuts(pin()), 0, 230)], split_bytes=MIB)
 
 
-def without_cuts(one: Pin) -> Pin:
-    return Pin(one.identity, one.start, one.end, one.epoch, one.chain)
+def without_cuts(one: PinnedPartition) -> PinnedPartition:
+    return PinnedPartition(one.identity, one.start, one.end, one.epoch, one.chain)
 
 
 def test_more_tasks_than_a_driver_plans_are_refused() -> None:
     with pytest.raises(ReadFailed, match="18m bytes in splits of 1 are more than 200000 tasks; raise splitBytes"):
-        plan([Range(pin(), 0, 230)], split_bytes=1)
+        plan([PlannedRange(pin(), 0, 230)], split_bytes=1)
 
 
 # ---- between load() and the plan
@@ -303,25 +301,25 @@ def test_more_tasks_than_a_driver_plans_are_refused() -> None:
 def test_a_topic_that_was_made_anew_since_load_is_gone() -> None:
     for now in ([pin(uid=2)], []):
         with pytest.raises(Gone) as gone:
-            with_borders([Range(pin(), 0, 230)], now, False)
+            with_borders([PlannedRange(pin(), 0, 230)], now, False)
         assert str(gone.value) == "orders/0: the topic was deleted or made anew since load(); load it again"
 
 
 def test_a_log_that_ends_before_what_was_pinned_is_refused() -> None:
     with pytest.raises(ReadFailed, match=r"the log ends before what was pinned at load.*: 100 now, 230 then"):
-        with_borders([Range(pin(), 0, 230)], [pin(((0, 1, 0), (100, 11, 8 * MIB)))], False)
+        with_borders([PlannedRange(pin(), 0, 230)], [pin(((0, 1, 0), (100, 11, 8 * MIB)))], False)
 
 
 def test_what_retention_took_since_load_is_left_out_or_an_error() -> None:
     now = pin(((100, 11, 8 * MIB), (230, 31, 18 * MIB)))
     with pytest.raises(Gone, match=r"asked for \[0, 230\), there is \[100, 230\): retention took 100 messages"):
-        with_borders([Range(pin(), 0, 230)], [now], True)
-    [left] = with_borders([Range(pin(), 0, 230)], [now], False)
+        with_borders([PlannedRange(pin(), 0, 230)], [now], True)
+    [left] = with_borders([PlannedRange(pin(), 0, 230)], [now], False)
     assert (left.first, left.end) == (100, 230)
 
 
 def test_what_is_left_of_a_split_begins_at_a_border_of_now() -> None:
-    [split] = splits(plan([Range(pin(), 10, 230)], split_bytes=64 * MIB))
+    [split] = splits(plan([PlannedRange(pin(), 10, 230)], split_bytes=64 * MIB))
     now = pin(((100, 11, 8 * MIB), (200, 21, 16 * MIB), (230, 31, 18 * MIB), (300, 40, 20 * MIB)))
     left = planner.left_of(split, now, 120)
     assert left is not None
@@ -337,7 +335,7 @@ def ids(*offsets: int, partition: int = 0) -> list[str]:
 
 
 def test_ids_are_read_where_they_are_and_nothing_else_is_a_row() -> None:
-    ranges = [Range(pin(), 0, 230), Range(pin(partition=1), 0, 230)]
+    ranges = [PlannedRange(pin(), 0, 230), PlannedRange(pin(partition=1), 0, 230)]
     wanted = [*ids(150, 3, 4), *ids(229, partition=1)]
     tasks = plan(planner.narrow_to_ids(ranges, wanted, True), split_bytes=64 * MIB)
     assert messages(tasks) == [("orders", 0, 3), ("orders", 0, 4), ("orders", 0, 150), ("orders", 1, 229)]
@@ -347,7 +345,7 @@ def test_ids_are_read_where_they_are_and_nothing_else_is_a_row() -> None:
 
 @settings(deadline=None)
 @given(asked(), st.data())
-def test_any_messages_can_be_picked(ranges: list[Range], data: st.DataObject) -> None:
+def test_any_messages_can_be_picked(ranges: list[PlannedRange], data: st.DataObject) -> None:
     every = [(*one.key, offset) for one in ranges for offset in range(one.first, one.end)]
     picked = data.draw(st.sets(st.sampled_from(every))) if every else set()
     wanted = [f"{ID_BASE + (partition << 50) + offset:016x}" for _, partition, offset in picked]
@@ -356,7 +354,7 @@ def test_any_messages_can_be_picked(ranges: list[Range], data: st.DataObject) ->
 
 
 def test_ids_that_are_nowhere_are_named_or_counted(caplog: pytest.LogCaptureFixture) -> None:
-    ranges = [Range(pin(), 0, 230)]
+    ranges = [PlannedRange(pin(), 0, 230)]
     with pytest.raises(ReadFailed) as missing:
         planner.narrow_to_ids(ranges, ids(5, 230), True)
     assert str(missing.value) == (
@@ -371,13 +369,13 @@ def test_ids_that_are_nowhere_are_named_or_counted(caplog: pytest.LogCaptureFixt
 # ---- filters
 
 
-def restricted(restriction: Restriction, *ranges: Range) -> list[tuple[str, int, int]]:
+def restricted(restriction: Restriction, *ranges: PlannedRange) -> list[tuple[str, int, int]]:
     kept = [restriction.by_time(one) for one in restriction.apply(ranges)]
     return messages(plan(kept, split_bytes=64 * MIB))
 
 
 def test_restrictions_leave_topics_partitions_offsets_and_ids() -> None:
-    both = Range(pin(), 0, 230), Range(pin(partition=1), 0, 230)
+    both = PlannedRange(pin(), 0, 230), PlannedRange(pin(partition=1), 0, 230)
     assert len(restricted(Restriction(), *both)) == 460
     assert restricted(Restriction(topics=frozenset({"else"})), *both) == []
     assert {key[1] for key in restricted(Restriction(partitions=frozenset({1, 9})), *both)} == {1}
@@ -399,7 +397,7 @@ def test_times_leave_out_only_what_is_older_or_newer(
 ) -> None:
     one = pin(cuts)
     first = data.draw(st.integers(one.start.offset, one.end.offset))
-    whole = Range(one, first, data.draw(st.integers(first, one.end.offset)))
+    whole = PlannedRange(one, first, data.draw(st.integers(first, one.end.offset)))
     restriction = Restriction(since_ns=since * SECOND, until_ns=until * SECOND)
     kept = {key[2] for key in restricted(restriction, whole)}
     assert kept <= set(range(whole.first, whole.end))
@@ -412,10 +410,12 @@ def test_times_leave_out_only_what_is_older_or_newer(
 
 def test_a_border_whose_time_nobody_knows_leaves_out_nothing() -> None:
     one = pin(((0, 1, 0), (10, 2, 100)))
-    unknown = Pin(one.identity, one.start, one.end, 3, 1, tuple(cut._replace(timestamp_ns=0) for cut in one.cuts))
-    assert len(restricted(Restriction(since_ns=SECOND), Range(unknown, 0, 10))) == 10
+    unknown = PinnedPartition(
+        one.identity, one.start, one.end, 3, 1, tuple(cut._replace(timestamp_ns=0) for cut in one.cuts)
+    )
+    assert len(restricted(Restriction(since_ns=SECOND), PlannedRange(unknown, 0, 10))) == 10
     for until_ns in (SECOND, 0):
-        assert len(restricted(Restriction(until_ns=until_ns), Range(unknown, 0, 10))) == 10
+        assert len(restricted(Restriction(until_ns=until_ns), PlannedRange(unknown, 0, 10))) == 10
 
 
 @pytest.mark.parametrize("unknown", [(1,), (1, 2), (0, 1, 2), (3,), (0, 1, 2, 3)])
@@ -426,9 +426,9 @@ def test_borders_whose_times_are_known_do_for_the_others(unknown: tuple[int, ...
     one = pin(((0, 1, 0), (10, 2, 100), (20, 3, 200), (30, 4, 300)))
     times = [cut.timestamp_ns for cut in one.cuts]
     cuts = tuple(cut._replace(timestamp_ns=0) if at in unknown else cut for at, cut in enumerate(one.cuts))
-    hidden = Pin(one.identity, one.start, one.end, 3, 1, cuts)
+    hidden = PinnedPartition(one.identity, one.start, one.end, 3, 1, cuts)
     restriction = Restriction(since_ns=since * SECOND, until_ns=until * SECOND)
-    kept = {key[2] for key in restricted(restriction, Range(hidden, 0, 30))}
+    kept = {key[2] for key in restricted(restriction, PlannedRange(hidden, 0, 30))}
     for at, (low, high) in enumerate(pairwise(one.cuts)):
         if restriction.since_ns <= times[at] < restriction.until_ns:
             assert set(range(low.offset, high.offset)) <= kept

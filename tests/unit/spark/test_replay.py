@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed, Split
-from pyspark_nsqha.planner import Part
+from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition, ReadFailed, Split
+from pyspark_nsqha.planner import SplitPart
 from pyspark_nsqha.replay import grouped, log_bytes, named, planned_ids, planned_range
-from pyspark_nsqha.replay_state import Span
+from pyspark_nsqha.replay_state import ReplaySpan
 from pyspark_nsqha.replay_task import BURST_SECONDS, Destination, Pace, ReadAndPublish, batches_of, spans_of, until
 from pyspark_nsqha.sink import SinkOptions
 from pyspark_nsqha.snapshot import Snapshot
@@ -93,7 +93,7 @@ def test_a_paced_task_sends_small_commands_and_waits_for_all_of_them() -> None:
     clock = Clock()
     pace = Pace(100, now=clock.now, sleep=clock.sleep)
     with ScriptedNsqd() as nsqd:
-        outcome = destination(nsqd.address).publish([batch(0, 0, 60)], [Span(0, 0, 60)], pace=pace)
+        outcome = destination(nsqd.address).publish([batch(0, 0, 60)], [ReplaySpan(0, 0, 60)], pace=pace)
         assert clock.at - 100 == pytest.approx(0.6)
         assert outcome.sent == 60
         assert [count for _, count in nsqd.commands] == [20, 20, 20]
@@ -104,7 +104,7 @@ def test_a_paced_task_sends_small_commands_and_waits_for_all_of_them() -> None:
 
 def test_a_task_publishes_everything_in_order_and_tells_so() -> None:
     with ScriptedNsqd() as nsqd:
-        spans = [Span(0, 0, 300), Span(1, 7, 9)]
+        spans = [ReplaySpan(0, 0, 300), ReplaySpan(1, 7, 9)]
         outcome = destination(nsqd.address).publish([batch(0, 0, 100), batch(0, 100, 300), batch(1, 7, 9)], spans)
         assert nsqd.bodies == bodies(0, 0, 300) + bodies(1, 7, 9)
     assert outcome.done == tuple(spans)
@@ -113,17 +113,17 @@ def test_a_task_publishes_everything_in_order_and_tells_so() -> None:
 
 def test_each_message_is_deferred() -> None:
     with ScriptedNsqd() as nsqd:
-        destination(nsqd.address, defer_ms=5000).publish([batch(0, 0, 3)], [Span(0, 0, 3)])
+        destination(nsqd.address, defer_ms=5000).publish([batch(0, 0, 3)], [ReplaySpan(0, 0, 3)])
         assert [(topic, defer) for topic, defer, _ in nsqd.log] == [("again", 5000)] * 3
 
 
 def test_a_task_that_is_refused_tells_what_is_stored_and_what_perhaps_is() -> None:
     with ScriptedNsqd(["ok", "ok", "refuse"]) as nsqd:
-        outcome = destination(nsqd.address).publish([batch(0, 0, 1000)], [Span(0, 0, 1000), Span(1, 0, 5)])
+        outcome = destination(nsqd.address).publish([batch(0, 0, 1000)], [ReplaySpan(0, 0, 1000), ReplaySpan(1, 0, 5)])
         stored = len(nsqd.bodies)
         assert 0 < stored < 1000
         assert nsqd.bodies == bodies(0, 0, stored)
-    assert outcome.done == (Span(0, 0, stored),)
+    assert outcome.done == (ReplaySpan(0, 0, stored),)
     assert outcome.sent == stored
     assert outcome.possible_duplicates > 0
     assert "E_BAD_MESSAGE" in outcome.failed
@@ -135,16 +135,16 @@ def test_what_was_read_before_a_failure_is_published_and_not_sent_again() -> Non
         raise ReadFailed("orders/0: gone")
 
     with ScriptedNsqd() as nsqd:
-        outcome = destination(nsqd.address).publish(rows(), [Span(0, 0, 20)])
+        outcome = destination(nsqd.address).publish(rows(), [ReplaySpan(0, 0, 20)])
         assert nsqd.bodies == bodies(0, 0, 10)
-    assert outcome.done == (Span(0, 0, 10),)
+    assert outcome.done == (ReplaySpan(0, 0, 10),)
     assert outcome.failed == "orders/0: gone"
     assert outcome.possible_duplicates == 0
 
 
 def test_a_lost_connection_is_gone_on_from_and_counted() -> None:
     with ScriptedNsqd(["lose"]) as nsqd:
-        outcome = destination(nsqd.address).publish([batch(0, 0, 10)], [Span(0, 0, 10)])
+        outcome = destination(nsqd.address).publish([batch(0, 0, 10)], [ReplaySpan(0, 0, 10)])
         assert nsqd.bodies == bodies(0, 0, 10) * 2
     assert (outcome.sent, outcome.possible_duplicates, outcome.failed) == (10, 10, "")
 
@@ -154,7 +154,7 @@ def test_a_bug_in_a_task_is_one_line_and_everything_is_perhaps_stored(capfd: pyt
         raise AssertionError("never")
 
     task = ReadAndPublish(SimpleNamespace(read=read), destination("127.0.0.1:1"))  # type: ignore[arg-type]
-    outcome = task((task_of(Span(0, 3, 8)),))
+    outcome = task((task_of(ReplaySpan(0, 3, 8)),))
     assert outcome.failed.startswith("AssertionError: never")
     assert outcome.possible_duplicates == 5
     assert outcome.done == ()
@@ -162,11 +162,11 @@ def test_a_bug_in_a_task_is_one_line_and_everything_is_perhaps_stored(capfd: pyt
 
 
 def test_spans_are_done_up_to_the_last_stored_message() -> None:
-    spans = [Span(0, 0, 10), Span(0, 20, 30), Span(1, 0, 5)]
+    spans = [ReplaySpan(0, 0, 10), ReplaySpan(0, 20, 30), ReplaySpan(1, 0, 5)]
     assert list(until(spans, None)) == []
-    assert list(until(spans, (0, 4))) == [Span(0, 0, 5)]
+    assert list(until(spans, (0, 4))) == [ReplaySpan(0, 0, 5)]
     assert list(until(spans, (0, 29))) == spans[:2]
-    assert list(until(spans, (1, 0))) == [*spans[:2], Span(1, 0, 1)]
+    assert list(until(spans, (1, 0))) == [*spans[:2], ReplaySpan(1, 0, 1)]
 
 
 def test_rows_one_by_one_become_batches_that_are_neither_long_nor_large() -> None:
@@ -182,24 +182,26 @@ def test_rows_one_by_one_become_batches_that_are_neither_long_nor_large() -> Non
 # ---- tasks
 
 
-def task_of(*spans: Span) -> InputPartition:
-    empty = Split(Identity("orders", 1, 0, 0), 0, 0, 1, 1, 0, 0, 0, 0)
+def task_of(*spans: ReplaySpan) -> InputPartition:
+    empty = Split(PartitionLife("orders", 1, 0, 0), 0, 0, 1, 1, 0, 0, 0, 0)
     return InputPartition(
         tuple(
-            Part(replace(empty, identity=Identity("orders", 1, one.partition, 0), first=one.first, end=one.end))
+            SplitPart(
+                replace(empty, identity=PartitionLife("orders", 1, one.partition, 0), first=one.first, end=one.end)
+            )
             for one in spans
         )
     )
 
 
 def test_groups_are_neighbours_of_about_the_same_size_and_not_more_than_cores() -> None:
-    parts = [task_of(Span(0, at, at + 10)) for at in range(0, 100, 10)]
+    parts = [task_of(ReplaySpan(0, at, at + 10)) for at in range(0, 100, 10)]
     groups = grouped(parts, 3)
     assert [span.first for group in groups for span in spans_of(group)] == list(range(0, 100, 10))
     assert sorted(len(group) for group in groups) == [3, 3, 4]
     assert len(grouped(parts[:2], 8)) == 2
     assert grouped([], 8) == []
-    empty = [task_of(Span(0, 5, 5))]
+    empty = [task_of(ReplaySpan(0, 5, 5))]
     assert len(grouped([*parts, *empty], 3)) == 3
 
 
@@ -212,43 +214,45 @@ def test_only_columns_that_a_query_may_name_are_read() -> None:
 # ---- what is planned
 
 PINS = (
-    Pin(Identity("orders", 7, 0, 0x5000), Cut(10, 2, 1000, 0), Cut(110, 9, 11_000, 0), 1, 2),
-    Pin(Identity("orders", 7, 1, 0x4000000005000), Cut(0, 1, 0, 0), Cut(50, 9, 5000, 0), 1, 2),
+    PinnedPartition(PartitionLife("orders", 7, 0, 0x5000), CutPoint(10, 2, 1000, 0), CutPoint(110, 9, 11_000, 0), 1, 2),
+    PinnedPartition(
+        PartitionLife("orders", 7, 1, 0x4000000005000), CutPoint(0, 1, 0, 0), CutPoint(50, 9, 5000, 0), 1, 2
+    ),
 )
 
 
 def test_a_range_of_time_is_what_the_snapshot_says_of_each_partition() -> None:
     found = Snapshot(PINS, {("orders", 0): {5: 40, 9: 60}, ("orders", 1): {5: 50, 9: 50}})
-    assert planned_range(found) == [Span(0, 10, 110), Span(1, 0, 50)]
-    assert planned_range(found, since_ns=5) == [Span(0, 40, 110)]
-    assert planned_range(found, since_ns=5, until_ns=9) == [Span(0, 40, 60)]
-    assert planned_range(found, until_ns=9) == [Span(0, 10, 60), Span(1, 0, 50)]
+    assert planned_range(found) == [ReplaySpan(0, 10, 110), ReplaySpan(1, 0, 50)]
+    assert planned_range(found, since_ns=5) == [ReplaySpan(0, 40, 110)]
+    assert planned_range(found, since_ns=5, until_ns=9) == [ReplaySpan(0, 40, 60)]
+    assert planned_range(found, until_ns=9) == [ReplaySpan(0, 10, 60), ReplaySpan(1, 0, 50)]
 
 
 def test_offsets_that_are_not_there_are_refused_and_say_what_is() -> None:
     found = Snapshot(PINS)
-    assert planned_range(found, offsets=[Span(0, 10, 110), Span(1, 3, 3)]) == [Span(0, 10, 110)]
+    assert planned_range(found, offsets=[ReplaySpan(0, 10, 110), ReplaySpan(1, 3, 3)]) == [ReplaySpan(0, 10, 110)]
     with pytest.raises(ReadFailed, match=r"partition 0: asked for \[10, 111\), there is \[10, 110\)"):
-        planned_range(found, offsets=[Span(0, 10, 111)])
+        planned_range(found, offsets=[ReplaySpan(0, 10, 111)])
     with pytest.raises(ReadFailed, match=r"partition 0: asked for \[9, 20\), there is \[10, 110\)"):
-        planned_range(found, offsets=[Span(0, 9, 20)])
+        planned_range(found, offsets=[ReplaySpan(0, 9, 20)])
     with pytest.raises(ReadFailed, match=r"there is no partition 2"):
-        planned_range(found, offsets=[Span(2, 0, 1)])
+        planned_range(found, offsets=[ReplaySpan(2, 0, 1)])
 
 
 def test_ids_are_found_in_their_partitions_and_missing_ones_are_named() -> None:
     found = Snapshot(PINS)
     ids = [f"{0x5000 + 10:016x}", f"{0x4000000005000 + 49:016x}"]
-    assert planned_ids(found, ids) == ([Span(0, 10, 11), Span(1, 49, 50)], 0)
+    assert planned_ids(found, ids) == ([ReplaySpan(0, 10, 11), ReplaySpan(1, 49, 50)], 0)
     trimmed = f"{0x5000 + 9:016x}"
     with pytest.raises(ReadFailed, match=rf"1 of the ids, {trimmed} for one, are not in the log"):
         planned_ids(found, [*ids, trimmed])
-    assert planned_ids(found, [*ids, trimmed], skip_missing=True) == ([Span(0, 10, 11), Span(1, 49, 50)], 1)
+    assert planned_ids(found, [*ids, trimmed], skip_missing=True) == ([ReplaySpan(0, 10, 11), ReplaySpan(1, 49, 50)], 1)
 
 
 def test_bytes_are_those_between_borders_in_proportion() -> None:
-    pin = replace(PINS[0], cuts=(Cut(10, 2, 1000, 0), Cut(60, 5, 2000, 0), Cut(110, 9, 11_000, 0)))
-    assert log_bytes(pin, Span(0, 10, 110)) == 10_000
-    assert log_bytes(pin, Span(0, 10, 35)) == 500
-    assert log_bytes(pin, Span(0, 59, 61)) == 20 + 180
-    assert log_bytes(pin, Span(0, 0, 10)) == 1000  # of a lake, as the whole log on average
+    pin = replace(PINS[0], cuts=(CutPoint(10, 2, 1000, 0), CutPoint(60, 5, 2000, 0), CutPoint(110, 9, 11_000, 0)))
+    assert log_bytes(pin, ReplaySpan(0, 10, 110)) == 10_000
+    assert log_bytes(pin, ReplaySpan(0, 10, 35)) == 500
+    assert log_bytes(pin, ReplaySpan(0, 59, 61)) == 20 + 180
+    assert log_bytes(pin, ReplaySpan(0, 0, 10)) == 1000  # of a lake, as the whole log on average

@@ -12,7 +12,7 @@ from nsqha.cli.spark.flags import Within, place, say_range, time_range
 from nsqha.cli.spark.lag import limit
 from nsqha.cli.spark.replay import progress_line, words_of
 from nsqha.cli.terminal import exits
-from pyspark_nsqha.replay_state import Order, Span, State
+from pyspark_nsqha.replay_state import Order, ReplaySpan, ReplayState
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -131,15 +131,17 @@ def test_a_limit_is_a_number_of_messages_or_a_time(capsys: pytest.CaptureFixture
 
 
 def test_what_earlier_runs_sent_is_told_apart(tmp_path: Path) -> None:
-    def ended() -> State:
-        return State.load(tmp_path / "state") or State(Order("orders", 1, "again"), [Span(0, 0, 9)], tmp_path / "state")
+    def ended() -> ReplayState:
+        return ReplayState.load(tmp_path / "state") or ReplayState(
+            Order("orders", 1, "again"), [ReplaySpan(0, 0, 9)], tmp_path / "state"
+        )
 
     first = ended()
-    first.end([Span(0, 0, 7)], sent=7, possible_duplicates=0)
+    first.end([ReplaySpan(0, 0, 7)], sent=7, possible_duplicates=0)
     assert words_of(first, 1.0) == "7 messages sent in 1s"
     assert words_of(ended(), 0.0) == "0 messages sent in 0ms, 7 by earlier runs"
     second = ended()
-    second.end([Span(0, 7, 9)], sent=2, possible_duplicates=0)
+    second.end([ReplaySpan(0, 7, 9)], sent=2, possible_duplicates=0)
     assert words_of(second, 2.0) == "2 messages sent in 2s, 7 by earlier runs"
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_nsqha.model import Cut, Identity, Pin
-from pyspark_nsqha.options import Connection
+from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition
+from pyspark_nsqha.options import ConnectOptions
 from pyspark_nsqha.replay import WAVE_BYTES, WAVE_GROWTH_MAX, WAVE_READ_MAX, WAVE_SECONDS, Replay
-from pyspark_nsqha.replay_state import Order, Span, State
-from pyspark_nsqha.replay_task import Destination, Outcome, spans_of
+from pyspark_nsqha.replay_state import Order, ReplaySpan, ReplayState
+from pyspark_nsqha.replay_task import Destination, ReplayOutcome, spans_of
 from pyspark_nsqha.sink import SinkOptions
 from pyspark_nsqha.snapshot import Snapshot
 from tests.unit.spark.test_replay import task_of
@@ -33,31 +33,34 @@ class Scripted(Replay):
         self.waves: list[int] = []
         self.rates: list[list[float | None]] = []
         self.notes: list[dict[str, Any]] = []
-        self.outcome = lambda spans: Outcome(tuple(spans), total(spans), total(spans))
+        self.outcome = lambda spans: ReplayOutcome(tuple(spans), total(spans), total(spans))
 
-    def tasks_of(self, wave: Sequence[Span]) -> Any:
+    def tasks_of(self, wave: Sequence[ReplaySpan]) -> Any:
         self.waves.append(total(wave))
         return None, [task_of(span) for span in wave]
 
-    def send(self, reader: Any, groups: Sequence[tuple[InputPartition, ...]], to: Destination) -> list[Outcome]:
+    def send(self, reader: Any, groups: Sequence[tuple[InputPartition, ...]], to: Destination) -> list[ReplayOutcome]:
         self.rates.append([to.rate] * len(groups))
         if self.state.path is not None:
             self.notes.append(json.loads(self.state.path.read_text()))
         return [self.outcome(spans_of(group)) for group in groups]
 
 
-def total(spans: Sequence[Span]) -> int:
+def total(spans: Sequence[ReplaySpan]) -> int:
     return sum(span.messages for span in spans)
 
 
-def scripted(*spans: Span, path: Path | None = None, **more: Any) -> Scripted:
+def scripted(*spans: ReplaySpan, path: Path | None = None, **more: Any) -> Scripted:
     pins = [
-        Pin(Identity("orders", 7, n, 0), Cut(0, 1, 0, 0), Cut(10**9, 9, BYTES_EACH * 10**9, 0), 1, 2) for n in range(2)
+        PinnedPartition(
+            PartitionLife("orders", 7, n, 0), CutPoint(0, 1, 0, 0), CutPoint(10**9, 9, BYTES_EACH * 10**9, 0), 1, 2
+        )
+        for n in range(2)
     ]
     return Scripted(
-        Connection(("127.0.0.1:1",)),
+        ConnectOptions(("127.0.0.1:1",)),
         Snapshot(tuple(pins)),
-        State(Order("orders", 7, "again"), spans, path),
+        ReplayState(Order("orders", 7, "again"), spans, path),
         session=SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=CORES)),
         to=Destination(SinkOptions(("127.0.0.1:1",), "again")),
         **more,
@@ -65,7 +68,7 @@ def scripted(*spans: Span, path: Path | None = None, **more: Any) -> Scripted:
 
 
 def test_tasks_of_a_wave_share_the_rate_and_no_wave_is_longer_than_its_seconds() -> None:
-    replay = scripted(Span(0, 0, 3000), Span(1, 0, 3000), rate=90)
+    replay = scripted(ReplaySpan(0, 0, 3000), ReplaySpan(1, 0, 3000), rate=90)
     assert replay.run() == []
     assert sum(replay.waves) == 6000
     assert max(replay.waves) <= 90 * WAVE_SECONDS + 2 * 2
@@ -74,15 +77,15 @@ def test_tasks_of_a_wave_share_the_rate_and_no_wave_is_longer_than_its_seconds()
 
 
 def test_without_a_rate_a_wave_is_some_log_for_each_core() -> None:
-    replay = scripted(Span(0, 0, 10_000_000))
+    replay = scripted(ReplaySpan(0, 0, 10_000_000))
     replay.run()
     assert replay.waves[0] == CORES * WAVE_BYTES // BYTES_EACH
     assert replay.rates[0] == [None]
 
 
 def test_a_query_that_selects_little_looks_at_more_from_wave_to_wave_and_not_at_all_of_it() -> None:
-    replay = scripted(Span(0, 0, 5_000_000), rate=10, where="false")
-    replay.outcome = lambda spans: Outcome(tuple(spans))
+    replay = scripted(ReplaySpan(0, 0, 5_000_000), rate=10, where="false")
+    replay.outcome = lambda spans: ReplayOutcome(tuple(spans))
     replay.run()
     assert replay.waves[0] <= 10 * WAVE_SECONDS + 1
     assert all(now <= before * WAVE_GROWTH_MAX for before, now in pairwise(replay.waves))
@@ -91,7 +94,7 @@ def test_a_query_that_selects_little_looks_at_more_from_wave_to_wave_and_not_at_
 
 
 def test_a_wave_is_noted_before_it_runs_and_when_it_has_ended(tmp_path: Path) -> None:
-    replay = scripted(Span(0, 0, 2000), rate=100, path=tmp_path / "state")
+    replay = scripted(ReplaySpan(0, 0, 2000), rate=100, path=tmp_path / "state")
     replay.run()
     assert [note["running"] for note in replay.notes] == [[[0, 0, 1001]], [[0, 1001, 2000]]]
     assert [note["partitions"]["0"]["done"] for note in replay.notes] == [[], [[0, 1001]]]
@@ -99,28 +102,28 @@ def test_a_wave_is_noted_before_it_runs_and_when_it_has_ended(tmp_path: Path) ->
 
 
 def test_the_first_failure_ends_it_and_what_was_done_beside_it_is_not_sent_again() -> None:
-    replay = scripted(Span(0, 0, 100), Span(1, 0, 100))
+    replay = scripted(ReplaySpan(0, 0, 100), ReplaySpan(1, 0, 100))
 
-    def outcome(spans: Sequence[Span]) -> Outcome:
+    def outcome(spans: Sequence[ReplaySpan]) -> ReplayOutcome:
         if spans[0].partition == 0:
-            return Outcome((Span(0, 0, 30),), rows=40, sent=30, possible_duplicates=10, failed="no broker")
-        return Outcome(tuple(spans), 100, 100)
+            return ReplayOutcome((ReplaySpan(0, 0, 30),), rows=40, sent=30, possible_duplicates=10, failed="no broker")
+        return ReplayOutcome(tuple(spans), 100, 100)
 
     replay.outcome = outcome
     assert replay.run() == ["no broker"]
-    assert replay.state.remaining() == [Span(0, 30, 100)]
+    assert replay.state.remaining() == [ReplaySpan(0, 30, 100)]
     state = replay.state
     assert (state.sent, state.possible_duplicates, state.missing) == (130, 10, 0)
 
 
 def test_what_is_planned_and_not_read_is_counted_as_missing() -> None:
-    replay = scripted(Span(0, 0, 100), skip_missing=True)
-    replay.outcome = lambda spans: Outcome(tuple(spans), rows=93, sent=93)
+    replay = scripted(ReplaySpan(0, 0, 100), skip_missing=True)
+    replay.outcome = lambda spans: ReplayOutcome(tuple(spans), rows=93, sent=93)
     replay.run()
     assert (replay.state.sent, replay.state.missing, replay.state.left) == (93, 7, 0)
 
 
 def test_how_far_it_is_is_told_wave_by_wave() -> None:
     told: list[tuple[int, int]] = []
-    scripted(Span(0, 0, 2500), rate=100).run(lambda done, total: told.append((done, total)))
+    scripted(ReplaySpan(0, 0, 2500), rate=100).run(lambda done, total: told.append((done, total)))
     assert told == [(1001, 2500), (2002, 2500), (2500, 2500)]

@@ -11,16 +11,26 @@ import pytest
 from pyspark_nsqha import rows
 from pyspark_nsqha.columns import CORRUPT
 from pyspark_nsqha.entries import LOST
-from pyspark_nsqha.model import ENTRY_BYTES, Cut, Gone, NotVerified, Pin, ReadFailed, Run, Split, Unreadable
-from pyspark_nsqha.options import Connection, Reading
-from pyspark_nsqha.planner import Part
+from pyspark_nsqha.model import (
+    ENTRY_BYTES,
+    CutPoint,
+    FetchedRun,
+    Gone,
+    NotVerified,
+    PinnedPartition,
+    ReadFailed,
+    Split,
+    Unreadable,
+)
+from pyspark_nsqha.options import ConnectOptions, Reading
+from pyspark_nsqha.planner import SplitPart
 from pyspark_nsqha.rows import Recipe, part_batches
-from pyspark_nsqha.snapshot import Asked, Snapshot
+from pyspark_nsqha.snapshot import Snapshot, SnapshotRequest
 from tests.unit.spark.logs import IDENTITY, Writer, messages
 
 BATCHES = 4
 EACH = 3  # messages of a batch
-Step = Run | Exception
+Step = FetchedRun | Exception
 
 
 def written(lost: int | None = None) -> Writer:
@@ -40,14 +50,14 @@ def in_runs(writer: Writer) -> list[Step]:
     runs: list[Step] = []
     for at, entry in enumerate(writer.entries):
         is_lost = int.from_bytes(entry[52:56]) & LOST
-        runs.append(Run(at + 1, entry, b"" if is_lost else next(data)))
+        runs.append(FetchedRun(at + 1, entry, b"" if is_lost else next(data)))
     return runs
 
 
 def damaged(runs: list[Step], at: int) -> list[Step]:
     """One byte of one run's frames is another."""
     run = runs[at]
-    assert isinstance(run, Run)
+    assert isinstance(run, FetchedRun)
     broken = bytearray(run.frames)
     broken[-1] ^= 1
     return [*runs[:at], run._replace(frames=bytes(broken)), *runs[at + 1 :]]
@@ -69,10 +79,10 @@ class Replicas:
         self.at = split.first_log_id - 1
         return self
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[FetchedRun]:
         return self
 
-    def __next__(self) -> Run:
+    def __next__(self) -> FetchedRun:
         if self.at >= len(self.steps[self.turn]):
             raise StopIteration
         step = self.steps[self.turn][self.at]
@@ -98,7 +108,7 @@ def split_of(writer: Writer, first: int = 0, end: int = BATCHES * EACH) -> Split
     return Split(IDENTITY, first, end, 1, last.log_id + 1, 0, last.end_offset, last.log_id, last.chain)
 
 
-def recipe(*columns: str, connection: Connection | None = None, **reading: Any) -> Recipe:
+def recipe(*columns: str, connection: ConnectOptions | None = None, **reading: Any) -> Recipe:
     return Recipe(columns or ("offset", "value"), Reading(**reading), connection)
 
 
@@ -111,7 +121,7 @@ def replicas(monkeypatch: pytest.MonkeyPatch) -> Replicas:
 
 
 def read(split: Split, how: Recipe, wanted: tuple[int, ...] | None = None) -> list[dict[str, Any]]:
-    return [row for batch in part_batches(Part(split, wanted), how) for row in batch.to_pylist()]
+    return [row for batch in part_batches(SplitPart(split, wanted), how) for row in batch.to_pylist()]
 
 
 def offsets(found: list[dict[str, Any]]) -> list[int]:
@@ -135,7 +145,7 @@ def test_what_is_wanted_of_a_split_needs_no_column_of_its_own(replicas: Replicas
 
 
 def test_a_reader_that_stops_in_the_middle_lets_go_of_its_source(replicas: Replicas) -> None:
-    batches = part_batches(Part(split_of(written())), recipe())
+    batches = part_batches(SplitPart(split_of(written())), recipe())
     assert next(batches).num_rows == EACH
     batches.close()  # type: ignore[attr-defined]
     assert replicas.closed == 1
@@ -230,7 +240,7 @@ def test_arrow_batches_are_as_large_as_asked_for(replicas: Replicas) -> None:
     writer = Writer()
     entry = writer.batch(messages(*[b"x" * 1000] * 500))
     replicas.steps = [in_runs(writer)]
-    sizes = [batch.nbytes for batch in part_batches(Part(split_of(writer, 0, 500)), recipe(batch_bytes=64 << 10))]
+    sizes = [batch.nbytes for batch in part_batches(SplitPart(split_of(writer, 0, 500)), recipe(batch_bytes=64 << 10))]
     assert entry.size > 500_000
     assert len(sizes) == 8
     assert max(sizes) < 70_000
@@ -245,17 +255,17 @@ def test_the_chain_of_the_snapshot_is_compared(replicas: Replicas) -> None:
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+def now(monkeypatch: pytest.MonkeyPatch) -> list[SnapshotRequest]:
     """The log starts with its third batch now; what was asked for is in the list."""
-    asked: list[Asked] = []
-    borders = tuple(Cut(EACH * n, n + 1, 100 * n, 1) for n in range(2, BATCHES + 1))
-    pin = Pin(IDENTITY, borders[0], borders[-1], 1, 1, borders)
+    asked: list[SnapshotRequest] = []
+    borders = tuple(CutPoint(EACH * n, n + 1, 100 * n, 1) for n in range(2, BATCHES + 1))
+    pin = PinnedPartition(IDENTITY, borders[0], borders[-1], 1, 1, borders)
 
     class Service:
-        def __init__(self, connection: Connection) -> None:
+        def __init__(self, connection: ConnectOptions) -> None:
             pass
 
-        def snapshot(self, one: Asked) -> Snapshot:
+        def snapshot(self, one: SnapshotRequest) -> Snapshot:
             asked.append(one)
             return Snapshot((pin,))
 
@@ -263,10 +273,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     return asked
 
 
-CONNECTION = Connection(("127.0.0.1:1",))
+CONNECTION = ConnectOptions(("127.0.0.1:1",))
 
 
-def test_what_retention_takes_meanwhile_fails_the_task(replicas: Replicas, now: list[Asked]) -> None:
+def test_what_retention_takes_meanwhile_fails_the_task(replicas: Replicas, now: list[SnapshotRequest]) -> None:
     replicas.steps = [[Gone("gone")] * BATCHES]
     with pytest.raises(Gone):
         read(split_of(written()), recipe(connection=CONNECTION))
@@ -274,7 +284,7 @@ def test_what_retention_takes_meanwhile_fails_the_task(replicas: Replicas, now: 
 
 
 def test_or_what_is_left_is_read_and_the_rest_counted(
-    replicas: Replicas, now: list[Asked], caplog: pytest.LogCaptureFixture
+    replicas: Replicas, now: list[SnapshotRequest], caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = in_runs(written())
     replicas.steps = [[whole[0], Gone("gone"), *whole[2:]]]
@@ -285,20 +295,24 @@ def test_or_what_is_left_is_read_and_the_rest_counted(
     assert warnings(caplog) == ["orders/3: of offsets [1, 11) 3 messages are left out: 3 gone by retention"]
 
 
-def test_nothing_outside_of_a_split_is_read_when_all_of_it_is_gone(replicas: Replicas, now: list[Asked]) -> None:
+def test_nothing_outside_of_a_split_is_read_when_all_of_it_is_gone(
+    replicas: Replicas, now: list[SnapshotRequest]
+) -> None:
     replicas.steps = [[Gone("gone")] * BATCHES]
     assert read(split_of(written(), 0, 5), recipe(connection=CONNECTION, fail_on_data_loss=False)) == []
     assert len(replicas.asked) == 1
 
 
-def test_a_log_that_is_there_by_the_brokers_word_is_not_asked_for_again(replicas: Replicas, now: list[Asked]) -> None:
+def test_a_log_that_is_there_by_the_brokers_word_is_not_asked_for_again(
+    replicas: Replicas, now: list[SnapshotRequest]
+) -> None:
     replicas.steps = [[Gone("gone")] * BATCHES]
     with pytest.raises(Gone):
         read(split_of(written(), 7, 9), recipe(connection=CONNECTION, fail_on_data_loss=False))
     assert len(now) == 1
 
 
-def test_a_topic_that_was_made_anew_is_no_retention(replicas: Replicas, now: list[Asked]) -> None:
+def test_a_topic_that_was_made_anew_is_no_retention(replicas: Replicas, now: list[SnapshotRequest]) -> None:
     replicas.steps = [[Gone("gone")] * BATCHES]
     other = replace(split_of(written()), identity=IDENTITY._replace(topic_uid=1))
     with pytest.raises(Gone):
@@ -306,4 +320,4 @@ def test_a_topic_that_was_made_anew_is_no_retention(replicas: Replicas, now: lis
 
 
 def test_the_runs_of_this_test_are_whole_entries() -> None:
-    assert all(isinstance(run, Run) and len(run.entries) == ENTRY_BYTES for run in in_runs(written()))
+    assert all(isinstance(run, FetchedRun) and len(run.entries) == ENTRY_BYTES for run in in_runs(written()))

@@ -20,15 +20,17 @@ from nsqha.cursor import events
 from pyspark_nsqha import lanes
 from pyspark_nsqha.columns import DEFAULT, arrow_schema
 from pyspark_nsqha.entries import verify
-from pyspark_nsqha.model import NotVerified, ReadFailed, Run, Unreadable
-from pyspark_nsqha.scan import Missing, record_batches
+from pyspark_nsqha.model import FetchedRun, NotVerified, ReadFailed, Unreadable
+from pyspark_nsqha.scan import MissingRange, record_batches
 from tests.unit.spark.logs import ID_BASE, IDENTITY, SECOND, Row, Writer, messages, read_rows
 
 EVERYTHING = 1 << 62
 EMPTY = hot.frame(b"")
 
 
-def scan(run: Run, first: int = 0, end: int = EVERYTHING, columns: Any = DEFAULT, **how: Any) -> list[pa.RecordBatch]:
+def scan(
+    run: FetchedRun, first: int = 0, end: int = EVERYTHING, columns: Any = DEFAULT, **how: Any
+) -> list[pa.RecordBatch]:
     """Verified, and scanned."""
     entries = verify(run, IDENTITY, None)
     return list(record_batches(run, entries, IDENTITY, columns=columns, first=first, end=end, **how))
@@ -80,7 +82,7 @@ batches = st.lists(
 )
 
 
-def written(batches: list[tuple[list[bytes], int]], begin: int = 0) -> Run:
+def written(batches: list[tuple[list[bytes], int]], begin: int = 0) -> FetchedRun:
     """A log of these batches, in which message and control frames stand as given, some times over."""
     log = Writer(genesis(0, 0)._replace(log_id=begin, first_offset=begin, position=begin << 8))
     for parts, times in batches:
@@ -139,14 +141,14 @@ def test_a_batch_of_events_has_no_rows():
     log.batch(messages(b"two"))
     run = log.run()
     assert [(row.offset, row.value) for row in rows(scan(run))] == [(0, b"one"), (1, b"two")]
-    assert scan(Run(2, log.entries[1], log.frames[1])) == []
+    assert scan(FetchedRun(2, log.entries[1], log.frames[1])) == []
 
 
 def test_nothing_is_made_of_a_range_that_the_run_does_not_have():
     log = Writer()
     log.batch(messages(b"one", b"two"))
     assert scan(log.run(), 2, 9) == scan(log.run(), 1, 1) == []
-    assert scan(Run(1, b"", b"")) == []
+    assert scan(FetchedRun(1, b"", b"")) == []
 
 
 @pytest.mark.parametrize("bound", [{"rows_max": 1}, {"bytes_max": 1}])
@@ -179,7 +181,7 @@ def test_runs_beyond_31_bits():
         log = Writer()
         entry = log.raw(b"", count=2, timestamp_ns=2 * SECOND + 1)._replace(size=frames_bytes)
         with memoryview(data) as view:
-            run = Run(1, entry.encode(), view)
+            run = FetchedRun(1, entry.encode(), view)
             entries = verify(run, IDENTITY, None, level="none")
             for bytes_max in (1 << 20, 1 << 40):
                 got = list(
@@ -278,10 +280,10 @@ def test_lost_messages_are_unreadable_or_told(flags, why):
         scan(run, 2, 9)
     assert failed.value.planned == (2, 3)
     assert str(failed.value).startswith("orders/3: offsets [2, 3) are lost: ")
-    told: list[Missing] = []
+    told: list[MissingRange] = []
     got = rows(scan(run, 0, 9, skip_unreadable=True, missing=told.append))
     assert [(row.offset, row.value) for row in got] == [(0, b"0"), (3, b"3"), (4, b"4")]
-    assert told == [Missing(1, 3, why)]
+    assert told == [MissingRange(1, 3, why)]
 
 
 def test_lost_messages_that_nobody_wants_do_not_matter():
@@ -293,15 +295,15 @@ def test_lost_messages_that_nobody_wants_do_not_matter():
 def test_a_run_of_nothing_but_lost_messages_has_no_rows():
     log = Writer()
     log.batch(messages(b"1", b"2"), flags=frames.LOST, with_frames=False)
-    told: list[Missing] = []
+    told: list[MissingRange] = []
     assert scan(log.run(), skip_unreadable=True, missing=told.append) == []
-    assert told == [Missing(0, 2, "lost")]
+    assert told == [MissingRange(0, 2, "lost")]
 
 
 # ---- entries and frames that lie
 
 
-def good_then(*data: bytes, count: int, behind: bool = True) -> Run:
+def good_then(*data: bytes, count: int, behind: bool = True) -> FetchedRun:
     """A good batch of 40 messages, a batch of these bytes that has their CRC, and another good one."""
     log = Writer()
     log.batch(messages(*(b"good %d" % n for n in range(40))))
@@ -372,11 +374,11 @@ def test_a_run_of_nothing_but_lies_does_not_verify(lie):
 def test_batches_that_do_not_verify_are_left_out_whole_where_that_is_allowed(lie, behind):
     parts, count = LIES[lie]
     run = good_then(*parts, count=count, behind=behind)
-    told: list[Missing] = []
+    told: list[MissingRange] = []
     got = rows(scan(run, on_bad="drop", missing=told.append))
     assert [row.offset for row in got] == [*range(40), *([40 + count] if behind else [])]
     assert got == read_rows(without_second(run))
-    assert told == ([Missing(40, 40 + count, "corrupt")] if count else [])
+    assert told == ([MissingRange(40, 40 + count, "corrupt")] if count else [])
 
 
 @settings(max_examples=200, deadline=None)
@@ -401,7 +403,7 @@ def test_whatever_bytes_come_unverified_become_rows_or_one_line(batches, damage,
         data[at : at + len(span)] = span[: len(data) - at]
     run = run._replace(frames=bytes(data))
     entries = verify(run, IDENTITY, None, level="none")
-    told: list[Missing] = []
+    told: list[MissingRange] = []
     try:
         got = list(
             record_batches(
@@ -418,23 +420,23 @@ def test_whatever_bytes_come_unverified_become_rows_or_one_line(batches, damage,
     assert len(good) + sum(gap.end - gap.first for gap in told) == entries.end_offset
 
 
-def without_second(run: Run) -> Run:
+def without_second(run: FetchedRun) -> FetchedRun:
     first, second = (struct.unpack_from(">I", run.entries, 80 * n + 44)[0] for n in range(2))
-    return Run(1, run.entries[:80] + run.entries[160:], run.frames[:first] + run.frames[first + second :])
+    return FetchedRun(1, run.entries[:80] + run.entries[160:], run.frames[:first] + run.frames[first + second :])
 
 
-def torn_run() -> Run:
+def torn_run() -> FetchedRun:
     """Of three batches with two messages each, a byte of the second one's frames is wrong."""
     log = Writer()
     for n in range(3):
         log.batch(messages(b"a%d" % n, b"b%d" % n))
     data = bytearray(b"".join(log.frames))
     data[len(log.frames[0]) + 40] ^= 1
-    return Run(1, b"".join(log.entries), bytes(data))
+    return FetchedRun(1, b"".join(log.entries), bytes(data))
 
 
-def permissive(run: Run, first: int, end: int, on_bad: Any) -> tuple[list[dict[str, Any]], list[Missing]]:
-    told: list[Missing] = []
+def permissive(run: FetchedRun, first: int, end: int, on_bad: Any) -> tuple[list[dict[str, Any]], list[MissingRange]]:
+    told: list[MissingRange] = []
     entries = verify(run, IDENTITY, None, mark_bad=True)
     names = [*DEFAULT, "_corrupt"]
     got = record_batches(
@@ -451,7 +453,7 @@ def test_a_batch_that_does_not_verify_is_one_row_with_its_bytes():
     assert [(row["offset"], row["value"]) for row in got] == [(1, b"b0"), (2, None), (4, b"a2")]
     size = len(run.frames) // 3
     assert [row["_corrupt"] for row in got] == [None, run.frames[size : 2 * size], None]
-    assert told == [Missing(2, 4, "corrupt")]
+    assert told == [MissingRange(2, 4, "corrupt")]
     bad = got[1]
     assert (bad["topic"], bad["partition"], bad["id"], bad["leader_epoch"]) == ("orders", 3, None, 1)
     assert bad["timestamp_ns"] == 2 * SECOND + 2
@@ -460,7 +462,7 @@ def test_a_batch_that_does_not_verify_is_one_row_with_its_bytes():
 def test_the_row_of_a_corrupt_batch_is_within_the_range():
     got, told = permissive(torn_run(), 3, 4, "corrupt")
     assert [(row["offset"], row["value"]) for row in got] == [(3, None)]
-    assert told == [Missing(3, 4, "corrupt")]
+    assert told == [MissingRange(3, 4, "corrupt")]
     assert permissive(torn_run(), 0, 2, "corrupt")[1] == []
 
 
@@ -476,7 +478,7 @@ def test_nothing_is_believed_of_a_batch_that_does_not_verify():
 def test_corrupt_batches_may_be_dropped():
     got, told = permissive(torn_run(), 0, 6, "drop")
     assert [row["offset"] for row in got] == [0, 1, 4, 5]
-    assert told == [Missing(2, 4, "corrupt")]
+    assert told == [MissingRange(2, 4, "corrupt")]
 
 
 def test_deferred_messages_behind_a_corrupt_batch_keep_their_time():
@@ -506,7 +508,7 @@ def test_bytes_may_come_in_any_buffer(kind):
     log = Writer()
     log.batch(messages(*(b"%d" % n * 20 for n in range(200))))
     run = log.run()
-    there = Run(run.first_log_id, kind(run.entries), kind(run.frames))
+    there = FetchedRun(run.first_log_id, kind(run.entries), kind(run.frames))
     assert rows(scan(there)) == read_rows(run)
 
 
@@ -516,7 +518,7 @@ def test_lanes_find_their_guesses_in_any_buffer(kind):
     log = Writer()
     log.batch(messages(*(b"%d" % n * 20 for n in range(200))))
     run = log.run()
-    there = Run(1, run.entries, kind(run.frames))
+    there = FetchedRun(1, run.entries, kind(run.frames))
     entries = verify(there, IDENTITY, None)
     batch_of, begins = lanes._lanes(
         there.frames, entries.starts, entries.counts, entries.timestamps, np.arange(len(entries))
@@ -548,7 +550,7 @@ def test_the_buffer_may_be_used_again_for_the_next_run():
     log.batch(messages(*(b"%d" % n for n in range(100))))
     run = log.run()
     buffer, slots = bytearray(run.frames), bytearray(run.entries)
-    got = scan(Run(1, slots, memoryview(buffer)))
+    got = scan(FetchedRun(1, slots, memoryview(buffer)))
     buffer[:] = bytes(len(buffer))
     slots[:] = bytes(len(slots))
     buffer += b"it may be resized, too"

@@ -14,12 +14,12 @@ from nsqha.commitlog.storage import MemStorage
 from nsqha.cursor import events
 from pyspark_nsqha.columns import DEFAULT
 from pyspark_nsqha.entries import verify
-from pyspark_nsqha.model import Identity, NotVerified, Run, Unreadable
-from pyspark_nsqha.scan import Missing, record_batches
+from pyspark_nsqha.model import FetchedRun, NotVerified, PartitionLife, Unreadable
+from pyspark_nsqha.scan import MissingRange, record_batches
 from tests.unit.commitlog.damaged_logs import SEGMENT, Built
 from tests.unit.commitlog.logs import ID_BASE, IDENTITY, SECOND, event, messages, new_log, roll
 
-OURS = Identity("orders", IDENTITY.topic_uid, IDENTITY.partition, ID_BASE)
+OURS = PartitionLife("orders", IDENTITY.topic_uid, IDENTITY.partition, ID_BASE)
 
 
 def big_log(seed: int) -> PartitionLog:
@@ -45,7 +45,7 @@ def big_log(seed: int) -> PartitionLog:
     return log
 
 
-def runs(log: PartitionLog, batches: int) -> Iterator[tuple[Run, bytes]]:
+def runs(log: PartitionLog, batches: int) -> Iterator[tuple[FetchedRun, bytes]]:
     """The files cut into runs, with the entry before each: as a replica serves them, at most one file at a time."""
     first = log.start.log_id
     while first < log.end.log_id:
@@ -59,7 +59,7 @@ def runs(log: PartitionLog, batches: int) -> Iterator[tuple[Run, bytes]]:
             for entry in kept
             if not entry.flags & UNREADABLE
         )
-        yield Run(first, slots[: 80 * len(kept)], data), pair.commitlog.pread(80, pair.slot(first) - 80)
+        yield FetchedRun(first, slots[: 80 * len(kept)], data), pair.commitlog.pread(80, pair.slot(first) - 80)
         first += len(kept)
 
 
@@ -115,9 +115,9 @@ def test_messages_that_an_operator_gave_up_are_missing_and_nothing_else():
     with pytest.raises(Unreadable) as failed:
         scan(log, 0, log.end.offset)
     assert failed.value.planned == (victim.first_offset, victim.end_offset)
-    told: list[Missing] = []
+    told: list[MissingRange] = []
     assert scan(log, 0, log.end.offset, skip_unreadable=True, missing=told.append) == as_brokers_read(log)
-    assert told == [Missing(victim.first_offset, victim.end_offset, "lost")]
+    assert told == [MissingRange(victim.first_offset, victim.end_offset, "lost")]
 
 
 def test_what_recovery_wrote_anew_is_read_and_what_it_marked_is_missing():
@@ -135,9 +135,9 @@ def test_what_recovery_wrote_anew_is_read_and_what_it_marked_is_missing():
     with pytest.raises(Unreadable, match=r"offsets \[4, 8\) are lost: recovery could not read them"):
         scan(built.log, 0, 20)
     for batches in (1, 3, 99):
-        told: list[Missing] = []
+        told: list[MissingRange] = []
         assert scan(built.log, 0, 20, batches, skip_unreadable=True, missing=told.append) == whole[:4] + whole[8:]
-        assert told == [Missing(4, 8, "faulty")]
+        assert told == [MissingRange(4, 8, "faulty")]
 
 
 def test_entries_that_were_made_of_frames_are_read_though_the_chain_breaks_behind_them():

@@ -16,12 +16,12 @@ from nsqha.admin import segments as service
 from nsqha.pb.v1 import segments_pb2 as pb
 from nsqha.pb.v1 import segments_pb2_grpc
 from pyspark_nsqha import snapshot
-from pyspark_nsqha.model import Cut, Identity, NoBroker, NotThere, ReadFailed, Replica
-from pyspark_nsqha.options import Connection, Subscription, Tls
-from pyspark_nsqha.snapshot import Asked, Segments, checked, of_subscription
+from pyspark_nsqha.model import CutPoint, NoBroker, NotThere, PartitionLife, ReadFailed, ReplicaAddress
+from pyspark_nsqha.options import ConnectOptions, Subscription, Tls
+from pyspark_nsqha.snapshot import Segments, SnapshotRequest, checked, of_subscription
 from tests.certificates import Certificates
 
-ASKED = Asked(topics=("orders",))
+ASKED = SnapshotRequest(topics=("orders",))
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def serving(*script: Any, credentials: Any = None) -> Iterator[tuple[str, Script
 
 
 def segments(*brokers: str, retries: int = 2, timeout_ms: int = 5000) -> Segments:
-    return Segments(Connection(brokers, None, timeout_ms, retries))
+    return Segments(ConnectOptions(brokers, None, timeout_ms, retries))
 
 
 def nobody() -> str:
@@ -100,9 +100,9 @@ def test_a_snapshot_is_plain_values() -> None:
     with serving(answer(said, hold_id="h1")) as (address, scripted):
         found = segments(address).snapshot(asked)
     [pin] = found.pins
-    assert pin.identity == Identity("orders", 77, 0, 5 << 30)
-    assert (pin.start, pin.end) == (Cut(0, 1, 0, 10**18), Cut(230, 31, 18_000, 10**18))
-    assert (pin.epoch, pin.chain, pin.replicas) == (3, 9, (Replica("h:1", "rack", True),))
+    assert pin.identity == PartitionLife("orders", 77, 0, 5 << 30)
+    assert (pin.start, pin.end) == (CutPoint(0, 1, 0, 10**18), CutPoint(230, 31, 18_000, 10**18))
+    assert (pin.epoch, pin.chain, pin.replicas) == (3, 9, (ReplicaAddress("h:1", "rack", True),))
     assert (found.times, found.floors) == ({("orders", 0): {5: 0, 6: 17}}, {("orders", 0): 0})
     assert found.hold_id == "h1"
     [request] = scripted.requests
@@ -127,7 +127,7 @@ def test_many_times_are_asked_for_in_parts_and_none_is_behind_the_first_end() ->
     first, second = partition(), partition(end=(900, 90, 99_000))
     first.offsets_for_times.extend(range(16))
     second.offsets_for_times.extend([16, 700])
-    asked = Asked(topics=("orders",), times_ns=tuple(range(100, 118)), hold_ms=9)
+    asked = SnapshotRequest(topics=("orders",), times_ns=tuple(range(100, 118)), hold_ms=9)
     with serving(answer(first), answer(second)) as (address, scripted):
         found = segments(address).snapshot(asked)
     assert found.times["orders", 0] == {100 + n: n for n in range(17)} | {117: 230}
@@ -136,7 +136,7 @@ def test_many_times_are_asked_for_in_parts_and_none_is_behind_the_first_end() ->
 
 def test_borders_are_asked_for_in_ranges() -> None:
     with serving(answer(partition())) as (address, scripted):
-        segments(address).snapshot(Asked(topics=("orders",), ranges=(("orders", 0, 5, 9),)))
+        segments(address).snapshot(SnapshotRequest(topics=("orders",), ranges=(("orders", 0, 5, 9),)))
     [request] = scripted.requests
     assert request.cut_points
     assert [(one.topic, one.partition, one.first, one.end) for one in request.ranges] == [("orders", 0, 5, 9)]
@@ -232,7 +232,7 @@ def test_partitions_without_a_leader_are_waited_for_under_the_same_hold() -> Non
     failed = answer(partition(0), partition(1, error="no leader"))
     away = (grpc.StatusCode.UNAVAILABLE, "32 snapshots are being made here")
     with serving(away, failed, answer(partition(0), partition(1), hold_id="h1")) as (address, scripted):
-        found = segments(address).snapshot(Asked(topics=("orders",), hold_ms=1000))
+        found = segments(address).snapshot(SnapshotRequest(topics=("orders",), hold_ms=1000))
     assert (len(found.pins), found.hold_id) == (2, "h1")
     [drawn] = {request.hold_id for request in scripted.requests}
     assert len(scripted.requests) == 3 and len(drawn) == 16 and int(drawn, 16), "known before it is asked for"
@@ -241,7 +241,7 @@ def test_partitions_without_a_leader_are_waited_for_under_the_same_hold() -> Non
 def test_a_hold_that_nobody_hears_of_is_released() -> None:
     failed = answer(partition(0, error="no leader"))
     with serving(failed, failed, pb.ReleaseHoldResponse(partitions=1)) as (address, scripted):
-        asked = Asked(topics=("orders",), hold_ms=1000)
+        asked = SnapshotRequest(topics=("orders",), hold_ms=1000)
         assert "no snapshot of orders/0" in refusal(lambda: segments(address, retries=1).snapshot(asked))
     *held, released = scripted.requests
     assert [type(one) for one in (*held, released)] == [pb.SnapshotRequest] * 2 + [pb.ReleaseHoldRequest]
@@ -324,20 +324,20 @@ def test_an_empty_log_has_its_border_twice() -> None:
 
 
 def test_a_topic_that_did_not_come_is_missing() -> None:
-    asked = Asked(topics=("orders", "payments"))
+    asked = SnapshotRequest(topics=("orders", "payments"))
     text = "there is no topic payments; `nsqha topic list` shows what there is"
     assert refusal(lambda: checked(answer(partition()), asked)) == text
 
 
 def test_ephemeral_topics_that_a_pattern_matches_are_passed_over() -> None:
-    found = checked(answer(partition(topic="a#ephemeral"), partition()), Asked(pattern=".*"))
+    found = checked(answer(partition(topic="a#ephemeral"), partition()), SnapshotRequest(pattern=".*"))
     assert [pin.identity.topic for pin in found.pins] == ["orders"]
 
 
 def test_times_are_within_the_log() -> None:
     said = partition(start=(40, 5, 0))
     said.offsets_for_times.extend([0, 999])
-    found = checked(answer(said), Asked(topics=("orders",), times_ns=(1, 2)))
+    found = checked(answer(said), SnapshotRequest(topics=("orders",), times_ns=(1, 2)))
     assert found.times == {("orders", 0): {1: 40, 2: 230}}
 
 
@@ -370,16 +370,16 @@ def test_a_reader_shows_its_certificate_and_one_without_is_told_which_options_to
     authority = Path(certificates.cert("ca")).read_bytes()
     credentials = grpc.ssl_server_credentials(own, authority, require_client_auth=True)
     with serving(answer(partition()), credentials=credentials) as (address, _):
-        assert len(Segments(Connection((address,), tls)).snapshot(ASKED).pins) == 1
+        assert len(Segments(ConnectOptions((address,), tls)).snapshot(ASKED).pins) == 1
         said = refusal(lambda: segments(address, retries=0).snapshot(ASKED))
         by_name = address.replace("127.0.0.1", "localhost")
-        other = refusal(lambda: Segments(Connection((by_name,), tls, retries=0)).snapshot(ASKED))
+        other = refusal(lambda: Segments(ConnectOptions((by_name,), tls, retries=0)).snapshot(ASKED))
     assert said.startswith(f"no broker answers: {address} closed the connection (if it wants a certificate: nsqha.tls.")
     assert other.startswith(f"no broker answers: {by_name} has a certificate that does not name it so; write it in ")
 
 
 def test_a_certificate_that_is_not_on_this_machine_is_named_by_its_option() -> None:
-    connection = Connection(("127.0.0.1:1",), Tls("/nowhere/cert", "/nowhere/key", "/nowhere/ca"))
+    connection = ConnectOptions(("127.0.0.1:1",), Tls("/nowhere/cert", "/nowhere/key", "/nowhere/ca"))
     said = refusal(lambda: Segments(connection).snapshot(ASKED))
     assert said == "nsqha.tls.ca: its file cannot be read on this machine: No such file or directory"
 
@@ -407,7 +407,7 @@ class Brokers:
         self.now += seconds
 
     @contextmanager
-    def stub(self, _: Connection, broker: str) -> Iterator[Any]:
+    def stub(self, _: ConnectOptions, broker: str) -> Iterator[Any]:
         class Stub:
             def ReleaseHold(stub, request: Any, timeout: float) -> Any:
                 self.asked.append(broker)
@@ -464,7 +464,7 @@ def test_a_call_whose_time_is_up_does_not_wait_for_rounds_that_ask_nobody(monkey
 
 def test_what_is_not_there_is_told_from_what_fails() -> None:
     """By which a stream tells what is not there any more."""
-    for asked in (ASKED, Asked(topics=("orders",), hold_ms=9)):
+    for asked in (ASKED, SnapshotRequest(topics=("orders",), hold_ms=9)):
         refused = (grpc.StatusCode.NOT_FOUND, "no topic 'orders'")
         with serving(refused) as (address, _), pytest.raises(ReadFailed) as failed:
             segments(address).snapshot(asked)
@@ -481,4 +481,4 @@ def test_what_is_not_there_is_told_from_what_fails() -> None:
 
 def test_a_broker_that_waits_for_another_one_answers_before_it_is_called_silent() -> None:
     """The error of the partition arrives, and the broker stays among the first to be asked."""
-    assert Connection(("h:1",)).timeout_ms - 5000 > service.CALL_SECONDS * 1000
+    assert ConnectOptions(("h:1",)).timeout_ms - 5000 > service.CALL_SECONDS * 1000

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_nsqha.model import Cut, Gone, Pin, ReadFailed
+from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed
 from pyspark_nsqha.options import OptionError
 from pyspark_nsqha.stream import Plans, StreamReader, stream_options, stream_reader
-from pyspark_nsqha.stream_offsets import Record
+from pyspark_nsqha.stream_offsets import PartitionOffset
 from pyspark_nsqha.stream_witnesses import Witnesses
 from tests.unit.spark.stream_rig import MESSAGE_BYTES, Query, Service, log
 
@@ -49,7 +49,7 @@ def test_entries_without_messages_make_no_micro_batch():
     grown = service.logs["a", 0]
     pin_before = grown.pin
 
-    def with_events(topic: str, partition: int, cuts: tuple[Cut, ...]) -> Pin:
+    def with_events(topic: str, partition: int, cuts: tuple[CutPoint, ...]) -> PinnedPartition:
         from dataclasses import replace
 
         pin = pin_before(topic, partition, cuts)
@@ -484,4 +484,4 @@ def test_a_witness_is_an_entry_that_was_committed_when_the_offset_was_chosen():
     service = Service(a=log(10))
     query = Query(service, maxOffsetsPerTrigger=4)
     query.batch()
-    assert query.at["a", 0] == Record(4, 7, 10, 1, service.logs["a", 0].chains[10], first=0)
+    assert query.at["a", 0] == PartitionOffset(4, 7, 10, 1, service.logs["a", 0].chains[10], first=0)

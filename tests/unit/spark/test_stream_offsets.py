@@ -8,30 +8,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_nsqha.model import Cut, Identity, Pin, ReadFailed
-from pyspark_nsqha.stream_offsets import Limits, Record, end_within, from_json, position_at, shares, to_json
+from pyspark_nsqha.model import CutPoint, PartitionLife, PinnedPartition, ReadFailed
+from pyspark_nsqha.stream_offsets import (
+    BatchLimits,
+    PartitionOffset,
+    end_within,
+    from_json,
+    position_at,
+    shares,
+    to_json,
+)
 
 U64 = st.integers(0, (1 << 64) - 1)
 RECORDS = st.dictionaries(
     st.tuples(st.from_regex(r"[.a-zA-Z0-9_-]{1,20}", fullmatch=True), st.integers(0, 8191)),
-    st.builds(Record, U64, U64, U64, U64, U64, st.none() | U64),
+    st.builds(PartitionOffset, U64, U64, U64, U64, U64, st.none() | U64),
 )
 
 
-def pin(end: int = 10, uid: int = 7, log_id: int = 5) -> Pin:
-    return Pin(Identity("t", uid, 0, 0), Cut(0, 1, 0, 0), Cut(end, log_id + 1, end * 100, 0), epoch=3, chain=0xABC)
+def pin(end: int = 10, uid: int = 7, log_id: int = 5) -> PinnedPartition:
+    return PinnedPartition(
+        PartitionLife("t", uid, 0, 0),
+        CutPoint(0, 1, 0, 0),
+        CutPoint(end, log_id + 1, end * 100, 0),
+        epoch=3,
+        chain=0xABC,
+    )
 
 
 # ---- checkpoints
 
 
 @given(RECORDS)
-def test_what_is_written_is_read_back_through_text(records: dict[tuple[str, int], Record]):
+def test_what_is_written_is_read_back_through_text(records: dict[tuple[str, int], PartitionOffset]):
     assert from_json(json.loads(json.dumps(to_json(records)))) == records
 
 
 def test_the_text_is_the_documented_one():
-    records = {("orders", 0): Record(offset=1200, uid=0xC0FFEE, log_id=57, epoch=3, chain=0x123456789ABCDEF)}
+    records = {("orders", 0): PartitionOffset(offset=1200, uid=0xC0FFEE, log_id=57, epoch=3, chain=0x123456789ABCDEF)}
     assert json.dumps(to_json(records)) == (
         '{"orders/0": {"offset": 1200, "uid": "0000000000c0ffee", "log_id": 57, "epoch": 3, '
         '"chain": "0123456789abcdef"}}'
@@ -39,15 +53,15 @@ def test_the_text_is_the_documented_one():
 
 
 def test_the_same_records_are_the_same_text_in_whatever_order():
-    one, two = Record(1, 2, 3, 4, 5), Record(6, 7, 8, 9, 10)
+    one, two = PartitionOffset(1, 2, 3, 4, 5), PartitionOffset(6, 7, 8, 9, 10)
     there = json.dumps(to_json({("a", 0): one, ("b", 1): two}))
     assert there == json.dumps(to_json({("b", 1): two, ("a", 0): one}))
 
 
 def test_a_record_that_does_not_move_is_itself_although_the_log_grows():
-    record = Record.at(pin(end=10, log_id=5), 10)
+    record = PartitionOffset.at(pin(end=10, log_id=5), 10)
     assert record.moved(pin(end=10, log_id=9), 10) is record
-    assert record.moved(pin(end=12, log_id=9), 12) == Record(12, 7, 9, 3, 0xABC)
+    assert record.moved(pin(end=12, log_id=9), 12) == PartitionOffset(12, 7, 9, 3, 0xABC)
 
 
 GOOD = {"offset": 1, "uid": "0" * 16, "log_id": 1, "epoch": 1, "chain": "f" * 16}
@@ -115,7 +129,12 @@ def test_a_small_partition_beside_a_large_one_is_read_to_its_end():
 # ---- bytes
 
 
-CUTS = [Cut(0, 1, 0, 0), Cut(10, 2, 1000, 0), Cut(10, 3, 1100, 0), Cut(30, 4, 1500, 0)]  # one batch without messages
+CUTS = [
+    CutPoint(0, 1, 0, 0),
+    CutPoint(10, 2, 1000, 0),
+    CutPoint(10, 3, 1100, 0),
+    CutPoint(30, 4, 1500, 0),
+]  # one batch without messages
 
 
 @pytest.mark.parametrize(
@@ -145,9 +164,9 @@ def test_bytes_end_a_micro_batch_behind_one_message_at_least(first: int, end: in
 @given(st.data())
 def test_an_end_by_bytes_always_goes_on_and_never_too_far(data: st.DataObject):
     steps = data.draw(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10**6)), min_size=1, max_size=20))
-    cuts = [Cut(0, 1, 0, 0)]
+    cuts = [CutPoint(0, 1, 0, 0)]
     for messages, size in steps:
-        cuts.append(Cut(cuts[-1].offset + messages, cuts[-1].log_id + 1, cuts[-1].position + size, 0))
+        cuts.append(CutPoint(cuts[-1].offset + messages, cuts[-1].log_id + 1, cuts[-1].position + size, 0))
     if cuts[-1].offset == 0:
         return
     first = data.draw(st.integers(0, cuts[-1].offset - 1))
@@ -166,8 +185,8 @@ def test_an_end_by_bytes_always_goes_on_and_never_too_far(data: st.DataObject):
     ("waiting", "since_s", "too_few"), [(9, 0, True), (10, 0, False), (9, 59, True), (9, 60, False), (0, 61, False)]
 )
 def test_a_micro_batch_waits_for_enough_messages_but_not_for_ever(waiting: int, since_s: float, too_few: bool):
-    assert Limits(min_offsets=10, max_delay_s=60).too_few(waiting, since_s) is too_few
+    assert BatchLimits(min_offsets=10, max_delay_s=60).too_few(waiting, since_s) is too_few
 
 
 def test_without_a_least_number_nothing_waits():
-    assert not Limits().too_few(0, 0)
+    assert not BatchLimits().too_few(0, 0)

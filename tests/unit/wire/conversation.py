@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nsqha import hot
 from nsqha.wire.encoder import error
-from nsqha.wire.identify import Request
-from nsqha.wire.limits import Limits
+from nsqha.wire.identify import AgreedIdentify
+from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.session import MAGIC, Session
 
 Call = tuple[object, ...]
@@ -115,23 +115,23 @@ class Recorder:
     def cls(self) -> None:
         self._call("cls")
 
-    def identify(self, request: Request) -> None:
+    def identify(self, request: AgreedIdentify) -> None:
         self._call("identify", request)
 
     def auth(self, secret: bytes) -> None:
         self._call("auth", secret)
 
 
-def start(limits: Limits | None = None) -> tuple[Session, Recorder]:
+def start(limits: ProtocolLimits | None = None) -> tuple[Session, Recorder]:
     """A session that has seen the magic."""
     handler = Recorder()
-    session = Session(limits or Limits(), handler)
+    session = Session(limits or ProtocolLimits(), handler)
     handler.session = session
     session.receive(MAGIC)
     return session, handler
 
 
-def calls(*data: bytes, limits: Limits | None = None, eof: bool = False) -> list[Call]:
+def calls(*data: bytes, limits: ProtocolLimits | None = None, eof: bool = False) -> list[Call]:
     """What a session makes of these reads."""
     session, handler = start(limits)
     for piece in data:

@@ -11,29 +11,29 @@ from hypothesis import strategies as st
 
 from nsqha import NSQ_VERSION
 from nsqha.wire import encoder
-from nsqha.wire.identify import Agreed, Request, initial, negotiate
-from nsqha.wire.limits import Limits
+from nsqha.wire.identify import Agreed, AgreedIdentify, initial, negotiate
+from nsqha.wire.limits import ProtocolLimits
 
-DEFAULTS = Limits()
+DEFAULTS = ProtocolLimits()
 BAD_JSON = b"E_BAD_BODY IDENTIFY failed to decode JSON body"
 
 
-def refusal(body: bytes | dict[str, object], limits: Limits = DEFAULTS) -> bytes | None:
+def refusal(body: bytes | dict[str, object], limits: ProtocolLimits = DEFAULTS) -> bytes | None:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     result = negotiate(raw, limits, initial(limits))
     return result if isinstance(result, bytes) else None
 
 
-def agree(body: bytes | dict[str, object], limits: Limits = DEFAULTS, before: Agreed | None = None) -> Agreed:
+def agree(body: bytes | dict[str, object], limits: ProtocolLimits = DEFAULTS, before: Agreed | None = None) -> Agreed:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     result = negotiate(raw, limits, before or initial(limits))
-    assert isinstance(result, Request), result
+    assert isinstance(result, AgreedIdentify), result
     return result.agreed
 
 
-def reply(limits: Limits = DEFAULTS, **wishes: object) -> Any:
+def reply(limits: ProtocolLimits = DEFAULTS, **wishes: object) -> Any:
     result = negotiate(json.dumps({"feature_negotiation": True, **wishes}).encode(), limits, initial(limits))
-    assert isinstance(result, Request)
+    assert isinstance(result, AgreedIdentify)
     return json.loads(result.reply[8:])
 
 
@@ -59,7 +59,7 @@ def test_bounds(key: str) -> None:
 
 
 def test_the_options_move_the_bounds() -> None:
-    limits = Limits(
+    limits = ProtocolLimits(
         heartbeat_interval_ms_max=2000,
         output_buffer_bytes_max=1000,
         output_buffer_timeout_ms_min=10,
@@ -197,7 +197,7 @@ KEYS = [*FIELDS, "client_id", "tls_v1", "snappy", "deflate", "deflate_level", "f
     )
 )
 def test_whatever_the_body_there_is_an_answer(body: bytes) -> None:
-    result = negotiate(body, Limits(tls=True), initial(DEFAULTS))
+    result = negotiate(body, ProtocolLimits(tls=True), initial(DEFAULTS))
     if isinstance(result, bytes):
         assert result.startswith((b"E_BAD_BODY IDENTIFY ", b"E_IDENTIFY_FAILED "))
     else:
@@ -208,8 +208,8 @@ def test_whatever_the_body_there_is_an_answer(body: bytes) -> None:
 
 
 def test_without_negotiation_the_reply_is_ok_and_nothing_is_upgraded() -> None:
-    result = negotiate(b'{"tls_v1":true,"snappy":true,"deflate":true}', Limits(tls=True), initial(DEFAULTS))
-    assert isinstance(result, Request)
+    result = negotiate(b'{"tls_v1":true,"snappy":true,"deflate":true}', ProtocolLimits(tls=True), initial(DEFAULTS))
+    assert isinstance(result, AgreedIdentify)
     assert result.reply == encoder.OK
     assert not result.agreed.tls
     assert result.agreed.codec == ""
@@ -217,7 +217,7 @@ def test_without_negotiation_the_reply_is_ok_and_nothing_is_upgraded() -> None:
 
 def test_the_reply_byte_for_byte() -> None:
     result = negotiate(b'{"feature_negotiation":true}', DEFAULTS, initial(DEFAULTS))
-    assert isinstance(result, Request)
+    assert isinstance(result, AgreedIdentify)
     assert result.reply[8:].decode() == (
         '{"max_rdy_count":2500,"version":"' + NSQ_VERSION + '","max_msg_timeout":900000,"msg_timeout":60000,'
         '"tls_v1":false,"deflate":false,"deflate_level":6,"max_deflate_level":6,"snappy":false,"sample_rate":0,'
@@ -235,7 +235,7 @@ def test_the_reply_says_what_is_in_force() -> None:
 
 
 def test_the_reply_shows_the_servers_options_and_topology() -> None:
-    limits = Limits(
+    limits = ProtocolLimits(
         rdy_count_max=77,
         msg_timeout_ms_max=120_000,
         msg_timeout_default_ms=7000,
@@ -251,7 +251,7 @@ def test_the_reply_shows_the_servers_options_and_topology() -> None:
     assert (said["deflate_level"], said["max_deflate_level"]) == (3, 3)
     assert (said["topology_region"], said["topology_zone"], said["auth_required"]) == ("reg", "<z>", True)
     raw = negotiate(b'{"feature_negotiation":true}', limits, initial(limits))
-    assert isinstance(raw, Request)
+    assert isinstance(raw, AgreedIdentify)
     assert b'"\\u003cz\\u003e"' in raw.reply
 
 
@@ -260,22 +260,22 @@ def test_the_reply_shows_the_servers_options_and_topology() -> None:
     [(1, 6, 1), (5, 6, 5), (9, 6, 6), (0, 6, 6), (-3, 6, 6), (9, 9, 9), (0, 9, 6), (0, 3, 3)],
 )
 def test_deflate_levels(wanted: int, most: int, granted: int) -> None:
-    said = reply(Limits(deflate_level_max=most), deflate=True, deflate_level=wanted)
+    said = reply(ProtocolLimits(deflate_level_max=most), deflate=True, deflate_level=wanted)
     assert (said["deflate"], said["deflate_level"], said["max_deflate_level"]) == (True, granted, most)
 
 
 def test_a_level_without_deflate_is_not_echoed() -> None:
     assert reply(deflate_level=2)["deflate_level"] == 6
-    assert reply(Limits(deflate=False), deflate=True, deflate_level=3)["deflate_level"] == 6
+    assert reply(ProtocolLimits(deflate=False), deflate=True, deflate_level=3)["deflate_level"] == 6
 
 
 def test_only_what_the_server_offers_is_granted() -> None:
     assert reply(tls_v1=True)["tls_v1"] is False
-    assert reply(Limits(tls=True), tls_v1=True)["tls_v1"] is True
-    assert reply(Limits(tls=True))["tls_v1"] is False
+    assert reply(ProtocolLimits(tls=True), tls_v1=True)["tls_v1"] is True
+    assert reply(ProtocolLimits(tls=True))["tls_v1"] is False
     assert reply(snappy=True)["snappy"] is True
-    assert reply(Limits(snappy=False), snappy=True)["snappy"] is False
-    assert reply(Limits(deflate=False), snappy=True, deflate=True)["snappy"] is True
+    assert reply(ProtocolLimits(snappy=False), snappy=True)["snappy"] is False
+    assert reply(ProtocolLimits(deflate=False), snappy=True, deflate=True)["snappy"] is True
 
 
 def test_one_compression_at_most() -> None:
@@ -284,7 +284,9 @@ def test_one_compression_at_most() -> None:
 
 
 def test_tls_and_a_compression_go_together() -> None:
-    agreed = agree({"feature_negotiation": True, "tls_v1": True, "deflate": True, "deflate_level": 2}, Limits(tls=True))
+    agreed = agree(
+        {"feature_negotiation": True, "tls_v1": True, "deflate": True, "deflate_level": 2}, ProtocolLimits(tls=True)
+    )
     assert (agreed.tls, agreed.codec, agreed.deflate, agreed.snappy, agreed.deflate_level) == (
         True, "deflate", True, False, 2,
     )  # fmt: skip

@@ -6,13 +6,13 @@ import pytest
 
 from nsqha.wire import identify
 from nsqha.wire.encoder import OK
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.session import CLOSING, INIT, MAGIC, SUBSCRIBED, Session
 from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 
 ID = b"0123456789abcdef"
 SUB: tuple[bytes, Call] = b"SUB t ch\n", ("sub", "t", "ch")
-SMALL = Limits(msg_bytes_max=100, body_bytes_max=1000)
+SMALL = ProtocolLimits(msg_bytes_max=100, body_bytes_max=1000)
 
 
 def fatal(text: bytes) -> Call:
@@ -61,7 +61,7 @@ def test_commands(sent: bytes, expected: list[Call]) -> None:
 def test_identify_hands_over_what_was_agreed_and_the_reply() -> None:
     (call,) = calls(b"IDENTIFY with words\n" + sized(b'{"client_id":"c","msg_timeout":1500}'))
     request = call[1]
-    assert isinstance(request, identify.Request)
+    assert isinstance(request, identify.AgreedIdentify)
     assert request.agreed.client_id == "c"
     assert request.agreed.msg_timeout_ms == 1500
     assert request.reply == OK
@@ -270,7 +270,7 @@ def test_a_run_to_one_topic_is_one_call_and_topics_alternate() -> None:
         def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
             runs.append((topic, count))
 
-    session = Session(Limits(), Counter())
+    session = Session(ProtocolLimits(), Counter())
     a, b = b"PUB a\n" + sized(b"1"), b"PUB b\n" + sized(b"2")
     session.receive(MAGIC + a + b)  # the first of each topic is by itself
     session.receive(a * 5 + b * 3 + a)

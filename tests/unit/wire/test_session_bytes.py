@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.session import LINE_BYTES_MAX, MAGIC, Session
 from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
 
-SMALL = Limits(msg_bytes_max=40, body_bytes_max=200, rdy_count_max=100, req_timeout_ms_max=5000)
+SMALL = ProtocolLimits(msg_bytes_max=40, body_bytes_max=200, rdy_count_max=100, req_timeout_ms_max=5000)
 
 
 def fatal(text: bytes) -> Call:
@@ -110,7 +110,7 @@ def test_the_magic_may_come_with_the_first_command_or_byte_by_byte() -> None:
     sent = MAGIC + b"PUB t\n" + sized(b"x")
     for pieces in ([sent], [sent[n : n + 1] for n in range(len(sent))], [sent[:2], sent[2:]]):
         handler = Recorder()
-        session = Session(Limits(), handler)
+        session = Session(ProtocolLimits(), handler)
         for piece in pieces:
             session.receive(piece)
         assert handler.calls == [("pub", "t", b"x")]
@@ -119,7 +119,7 @@ def test_the_magic_may_come_with_the_first_command_or_byte_by_byte() -> None:
 @pytest.mark.parametrize("magic", [b"GET ", b"  v2", b"  V1", b"  V3", b"\x16\x03\x01\x00"])
 def test_another_magic_is_refused(magic: bytes) -> None:
     handler = Recorder()
-    session = Session(Limits(), handler)
+    session = Session(ProtocolLimits(), handler)
     session.receive(magic + b"/ HTTP/1.1\r\n")
     session.receive(MAGIC)
     assert handler.calls == [fatal(b"E_BAD_PROTOCOL")]
@@ -128,7 +128,7 @@ def test_another_magic_is_refused(magic: bytes) -> None:
 @pytest.mark.parametrize("sent", [b"", b"  V", MAGIC])
 def test_a_client_that_leaves_at_once_gets_nothing(sent: bytes) -> None:
     handler = Recorder()
-    session = Session(Limits(), handler)
+    session = Session(ProtocolLimits(), handler)
     session.receive(sent)
     session.eof()
     assert handler.calls == []
@@ -216,7 +216,7 @@ def test_garbage_is_never_an_exception(pieces: list[bytes], ends: bool) -> None:
     assert [call[0] in ("fatal", "hang_up") for call in found[:-1]] == [False] * (len(found) - 1)
 
 
-def peak_of_sending(sent: bytes, step: int, limits: Limits) -> tuple[int, list[Call]]:
+def peak_of_sending(sent: bytes, step: int, limits: ProtocolLimits) -> tuple[int, list[Call]]:
     """Bytes held at most while `sent` comes in pieces of `step`."""
     session, handler = start(limits)
     tracemalloc.start()
@@ -228,13 +228,13 @@ def peak_of_sending(sent: bytes, step: int, limits: Limits) -> tuple[int, list[C
 
 
 def test_a_size_is_refused_before_anything_is_kept() -> None:
-    peak, found = peak_of_sending(b"PUB t\n" + i32(1 << 30) + bytes(1 << 20), 1 << 14, Limits())
+    peak, found = peak_of_sending(b"PUB t\n" + i32(1 << 30) + bytes(1 << 20), 1 << 14, ProtocolLimits())
     assert found == [fatal(b"E_BAD_MESSAGE PUB message too big 1073741824 > 1048576")]
     assert peak < 1 << 17
 
 
 def test_messages_of_an_mpub_add_up_to_the_body_limit_at_most() -> None:
-    limits = Limits(msg_bytes_max=1 << 18, body_bytes_max=1 << 20)
+    limits = ProtocolLimits(msg_bytes_max=1 << 18, body_bytes_max=1 << 20)
     body = i32(1000) + sized(bytes(1 << 18)) * 40
     peak, found = peak_of_sending(b"MPUB t\n" + i32(1 << 20) + body, 1 << 14, limits)
     assert found[-1] == fatal(b"E_BAD_BODY MPUB body too big 1048596 > 1048576")
@@ -260,7 +260,7 @@ def test_a_large_body_costs_one_copy() -> None:
             return data
 
     handler = Recorder()
-    session = Counting(Limits(msg_bytes_max=1 << 21), handler)
+    session = Counting(ProtocolLimits(msg_bytes_max=1 << 21), handler)
     sent = MAGIC + b"PUB t\n" + sized(bytes(1 << 21))
     for n in range(0, len(sent), 1 << 12):
         session.receive(sent[n : n + (1 << 12)])

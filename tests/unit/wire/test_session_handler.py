@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from nsqha.wire.identify import Request
-from nsqha.wire.limits import Limits
+from nsqha.wire.identify import AgreedIdentify
+from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.session import INIT, MAGIC, Session
 from tests.unit.wire.conversation import Call, Recorder, calls, i32, sized, start
 
-TLS = Limits(tls=True)
+TLS = ProtocolLimits(tls=True)
 ASK_TLS = b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"tls_v1":true}')
 ASK_SNAPPY = b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"snappy":true}')
 PUB = b"PUB t\n" + sized(b"x")
@@ -57,7 +57,7 @@ def test_nothing_follows_a_call_that_blocks_or_ends(name: str, ending: bool) -> 
                 self.session.kill()
 
     handler = Ending()
-    handler.session = session = Session(Limits(), handler)
+    handler.session = session = Session(ProtocolLimits(), handler)
     session.receive(MAGIC + b"SUB t c\n" + PUB)
     del handler.calls[:]
     handler.block_on = {name}
@@ -159,7 +159,7 @@ def test_a_handler_that_ends_the_connection_hears_no_more() -> None:
             self.session.kill()
 
     handler = Ending()
-    handler.session = session = Session(Limits(), handler)
+    handler.session = session = Session(ProtocolLimits(), handler)
     session.receive(MAGIC + b"SUB t c\n" + PUB)
     session.receive(PUB)
     session.eof()
@@ -210,7 +210,7 @@ class Upgrading(Recorder):
 
     taken = b""
 
-    def identify(self, request: Request) -> None:
+    def identify(self, request: AgreedIdentify) -> None:
         super().identify(request)
         assert self.session is not None
         self.taken = self.session.take_unread()
@@ -220,7 +220,7 @@ class Upgrading(Recorder):
 def test_what_came_before_an_upgrade_can_be_taken_at_once_and_fed_again() -> None:
     for rest, after in ((PUB + b"NO", [("pub", "t", b"x")]), (b"", []), (PUB[:-1], [])):
         handler = Upgrading()
-        handler.session = session = Session(Limits(), handler)
+        handler.session = session = Session(ProtocolLimits(), handler)
         session.receive(MAGIC + ASK_SNAPPY + rest)
         assert handler.taken == rest
         assert handler.calls[1:] == after
@@ -232,8 +232,8 @@ def test_identify_may_be_repeated_and_keeps_what_is_not_said_again() -> None:
     first = b"IDENTIFY\n" + sized(b'{"msg_timeout":2000,"client_id":"a","heartbeat_interval":-1}')
     second = b"IDENTIFY\n" + sized(b'{"hostname":"h","heartbeat_interval":1000}')
     (_, one), (_, two), sub = calls(first + second + b"SUB t c\n")
-    assert isinstance(one, Request)
-    assert isinstance(two, Request)
+    assert isinstance(one, AgreedIdentify)
+    assert isinstance(two, AgreedIdentify)
     assert (one.agreed.msg_timeout_ms, two.agreed.msg_timeout_ms) == (2000, 2000)
     assert (one.agreed.heartbeat_interval_ms, two.agreed.heartbeat_interval_ms) == (0, 1000)
     assert (two.agreed.client_id, two.agreed.hostname) == ("", "h")

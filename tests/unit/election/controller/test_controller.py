@@ -23,14 +23,14 @@ from nsqha.election.controller.events import (
     TopicRead,
 )
 from nsqha.election.controller.planner import PlanLimits
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.model import PartitionMeta
 from nsqha.election.moves import BALANCE, decommission_name, read_intents
 from nsqha.election.placement import PartitionName
 from tests.unit.election.cluster_rig import Cluster
 
-QUICK = Limits(plan=PlanLimits(settle_s=1.0, replace_after_s=20.0, emergency_after_s=10.0))
+QUICK = ControllerLimits(plan=PlanLimits(settle_s=1.0, replace_after_s=20.0, emergency_after_s=10.0))
 
 
 def cluster(seed: int = 1, *, nodes: int = 3, **settings: int) -> Cluster:

@@ -9,11 +9,11 @@ import pytest
 
 from nsqha.election.controller.events import Blamed, Suspect
 from nsqha.election.controller.planner import PlanLimits
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.moves import decommission_name
 from tests.unit.election.cluster_rig import Cluster
 
-LIMITS = Limits(plan=PlanLimits(settle_s=2.0, replace_after_s=30.0, emergency_after_s=15.0))
+LIMITS = ControllerLimits(plan=PlanLimits(settle_s=2.0, replace_after_s=30.0, emergency_after_s=15.0))
 SEEDS = range(25)
 
 

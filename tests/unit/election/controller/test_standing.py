@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nsqha.election.controller.questions import Questions
-from nsqha.election.controller.rounds import Limits
+from nsqha.election.controller.rounds import ControllerLimits
 from nsqha.election.controller.standing import Standing
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.election.placement import PartitionName
@@ -77,7 +77,7 @@ def test_who_shuts_down_and_since_when() -> None:
 
 
 def test_one_question_at_a_time_to_each_node_and_one_that_is_urgent() -> None:
-    questions = Questions(limits := Limits())
+    questions = Questions(limits := ControllerLimits())
     first = questions.ask(A, [(1, 0)], 0.0)
     assert first is not None and questions.ask(A, [(1, 1)], 0.0) is None
     urgent, other = questions.ask(A, [(1, 0)], 0.0, urgent=True), questions.ask(B, [(1, 0)], 0.0)

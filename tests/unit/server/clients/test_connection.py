@@ -18,7 +18,7 @@ from nsqha.server.clients.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BY
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.wire import session as session_module
 from nsqha.wire.compression import new_codec
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 from nsqha.wire.session import LINE_BYTES_MAX
 from tests.unit.server.shell_rig import ManualLoop, Rig
 
@@ -126,7 +126,7 @@ class Bench:
 
         fields: dict[str, Any] = {
             "options": SimpleNamespace(tls_required=TlsRequired.NO, publish_wait_ns=5_000_000_000),
-            "limits": Limits(),
+            "limits": ProtocolLimits(),
             "loop": self.loop,
             "clock": self.clock,
             "now": lambda: read(self.clock),
@@ -496,7 +496,7 @@ def test_a_client_that_is_gone_when_its_sub_is_granted_leaves_its_place():
 
 
 def test_a_handshake_that_fails_leaves_no_connection_behind():
-    bench = Bench(limits=Limits(tls=True), tls_context=object())
+    bench = Bench(limits=ProtocolLimits(tls=True), tls_context=object())
 
     async def start_tls(*args: Any, **kwargs: Any) -> None:
         raise ConnectionAbortedError("no client hello")

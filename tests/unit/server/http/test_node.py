@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from nsqha.server.http.api import HttpServer
+from nsqha.server.http.api import BrokerHttp
 from nsqha.server.http.broker_api import Check
 from nsqha.server.runtime.tls import server_context
 from tests.unit.server.fake_broker import FakeBroker, FakeChannel, FakeTopic, client
@@ -235,7 +235,7 @@ def test_https_serves_what_plain_http_refuses(certificate: tuple[str, str]) -> N
     async def run() -> None:
         sock = socket.create_server(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-        server = HttpServer(broker, None, sock, server_context(broker.options))
+        server = BrokerHttp(broker, None, sock, server_context(broker.options))
         await server.start()
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False

@@ -14,7 +14,7 @@ import uvloop
 
 from nsqha.nsqlog import Logger
 from nsqha.server.http import server as http_envelope
-from nsqha.server.http.server import ApiError, Gate, HttpApi, HttpServer, Query, Reply, Request
+from nsqha.server.http.server import ApiError, Gate, HttpApi, HttpReply, HttpRequest, HttpServer, Query
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.listen import listen
 
@@ -23,39 +23,39 @@ LARGE_BODY_MAX = 4 * http_envelope.SMALL_BODY_BYTES
 
 
 def api() -> HttpApi:
-    async def ping(_: Request) -> object:
+    async def ping(_: HttpRequest) -> object:
         return "OK"
 
-    async def info(request: Request) -> object:
+    async def info(request: HttpRequest) -> object:
         return {"version": "1.3.0", "a": request.query.get("a"), "remote": request.remote}
 
-    async def create(request: Request) -> object:
+    async def create(request: HttpRequest) -> object:
         request.query.require_name("topic")
         return None
 
-    async def publish(request: Request) -> object:
+    async def publish(request: HttpRequest) -> object:
         body = await request.body(BODY_MAX)
         if body is None:
             raise ApiError(413, "MSG_TOO_BIG")
         return body
 
-    async def upload(request: Request) -> object:
+    async def upload(request: HttpRequest) -> object:
         body = await request.body(LARGE_BODY_MAX)
         return None if body is None else str(len(body))
 
-    async def download(request: Request) -> object:
+    async def download(request: HttpRequest) -> object:
         return b"a" * int(request.query.require("bytes"))
 
-    async def option(request: Request) -> object:
+    async def option(request: HttpRequest) -> object:
         return request.param
 
-    async def broken(_: Request) -> object:
+    async def broken(_: HttpRequest) -> object:
         raise RuntimeError("a bug")
 
-    async def metrics(_: Request) -> object:
-        return Reply(b"up 1\n", "text/plain; version=0.0.4")
+    async def metrics(_: HttpRequest) -> object:
+        return HttpReply(b"up 1\n", "text/plain; version=0.0.4")
 
-    async def required(_: Request) -> object:
+    async def required(_: HttpRequest) -> object:
         raise ApiError(403, "TLS_REQUIRED", https_port=4152)
 
     routes = HttpApi()
@@ -408,7 +408,7 @@ def test_a_peer_that_leaves_in_the_middle_hurts_nobody(caplog: pytest.LogCapture
 
 
 def test_the_gate_comes_first() -> None:
-    def closed(request: Request) -> None:
+    def closed(request: HttpRequest) -> None:
         raise ApiError(403, "TLS_REQUIRED", https_port=1)
 
     async def story(peer: Peer) -> None:
@@ -434,7 +434,7 @@ def test_closing_lets_a_request_end() -> None:
     async def main() -> None:
         started, release = asyncio.Event(), asyncio.Event()
 
-        async def slow(_: Request) -> object:
+        async def slow(_: HttpRequest) -> object:
             started.set()
             await release.wait()
             return "done"

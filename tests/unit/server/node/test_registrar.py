@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from nsqha.server.node import registrar as module
-from nsqha.server.node.registrar import Identity, LookupdLost, Registrar
+from nsqha.server.node.registrar import LookupdLost, ProducerIdentity, Registrar
 
-IDENTITY = Identity("node.example", "host", 4150, 4151, "z", "r")
+IDENTITY = ProducerIdentity("node.example", "host", 4150, 4151, "z", "r")
 
 
 class FakeLookupd:

@@ -10,7 +10,7 @@ import pytest
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.pairs import Pair
-from nsqha.commitlog.verdict import Damage
+from nsqha.commitlog.verdict import CorruptRange
 from nsqha.commitlog.verify import verify
 from nsqha.server.partition import local_repair as own_damage
 from nsqha.server.partition.local_repair import LocalRepair
@@ -25,7 +25,7 @@ class Alone(Rig):
         if storage is not None:
             storage.make_dirs("topic")
         super().__init__(storage=storage, limits=LogLimits(segment_bytes=150))
-        self.told: list[Damage] = []
+        self.told: list[CorruptRange] = []
         self.mended: list[tuple[int, int]] = []
         self.partition.own_damage = LocalRepair(
             self.partition, self.told.append, lambda log, first, end: self.mended.append((first, end))

@@ -20,7 +20,14 @@ from nsqha.commitlog.lookup import LogIdentity
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.storage import File
 from nsqha.errors import Poisoned
-from nsqha.server.partition.scrub import BATCH_BYTES_MIN, LINES_MAX, PIECE_BYTES, START_SECONDS, Replica, Scrubber
+from nsqha.server.partition.scrub import (
+    BATCH_BYTES_MIN,
+    LINES_MAX,
+    PIECE_BYTES,
+    START_SECONDS,
+    ScrubbedReplica,
+    Scrubber,
+)
 from nsqha.server.runtime.measures import Measures
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import add, drop_pairs, roll
@@ -89,7 +96,7 @@ class Rig:
         self.thread = AtOnce()
         self.scrubber = Scrubber(
             lambda: [
-                Replica("t", p.number, p.log, lambda p=p: p.leader.committed, lambda p=p: p.closed)  # type: ignore[misc]
+                ScrubbedReplica("t", p.number, p.log, lambda p=p: p.leader.committed, lambda p=p: p.closed)  # type: ignore[misc]
                 for p in self.partitions
             ],
             bytes_per_second=rate,

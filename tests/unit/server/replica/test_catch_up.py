@@ -14,7 +14,7 @@ from nsqha.cursor.checkpoint import write
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_CHECKPOINT, HAS_EVENTS
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.replica.catch_up import BURST_SECONDS, SLICE_COST, Pace
+from nsqha.server.replica.catch_up import BURST_SECONDS, SLICE_COST, SharedRate
 from tests.sim.storage import Crashed, SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import KEY, A, B, ReplicaRig, add, copy_of, followed, log_of, pause, run, serving
@@ -81,14 +81,12 @@ def test_a_leader_that_committed_nothing_yet_hears_from_a_replica_that_begins_an
 
 def checkpoint(log: PartitionLog, as_of: int = 6) -> None:
     """A complete one; as of the last batch that is gone: for that nothing would have been taken away."""
-    from nsqha.cursor.state import Applied, PartitionState
+    from nsqha.cursor.state import AppliedEntry, PartitionState
 
     last, applied = log.last, log.entry_before(as_of + 1)
     assert last is not None
     state = PartitionState()
-    state.applied = Applied(
-        applied.log_id, applied.epoch, applied.chain, applied.end_offset, applied.end_position
-    )
+    state.applied = AppliedEntry(applied.log_id, applied.epoch, applied.chain, applied.end_offset, applied.end_position)
     data = b"".join(write(state))
     log.append(
         bytearray(data), count=0, flags=HAS_CHECKPOINT | HAS_EVENTS, timestamp_ns=last.timestamp_ns, epoch=1, durable=0
@@ -548,24 +546,24 @@ def test_a_short_answer_that_is_not_all_there_is_does_not_end_it() -> None:
 
 
 def test_long_work_keeps_to_the_rate_after_a_burst() -> None:
-    pace, now = Pace(100), 1000.0
+    pace, now = SharedRate(100), 1000.0
     for _ in range(50):
         now += pace.done(40, now)
     assert now - 1000.0 == pytest.approx(50 * 40 / 100 - BURST_SECONDS)
 
 
 def test_jobs_share_the_rate() -> None:
-    pace = Pace(100)
+    pace = SharedRate(100)
     assert pace.done(100, 0.0) == 0.0
     assert [pace.done(50, 0.0), pace.done(50, 0.0)] == [0.5, 1.0]
 
 
 def test_who_rested_long_has_no_more_than_a_burst() -> None:
-    pace = Pace(100)
+    pace = SharedRate(100)
     pace.done(100, 0.0)
     assert pace.done(100, 1e6) == 0.0
     assert pace.done(100, 1e6) == 1.0
 
 
 def test_without_a_rate_nobody_rests() -> None:
-    assert Pace(0).done(1 << 60, 0.0) == 0.0
+    assert SharedRate(0).done(1 << 60, 0.0) == 0.0

@@ -315,7 +315,7 @@ def test_what_is_shared_fits_the_window_of_each(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         add(leader.log, 1, b"x" * 20)  # 54 bytes each
     other = FollowerProgress(cast(Any, leader), rig.link)
-    other.state, other.next = push.State.PUSHING, 1
+    other.state, other.next = push.PushState.PUSHING, 1
     assert other.take(push.MESSAGE_BYTES) is leader.piece and leader.piece.end == 3
     piece = pushed.take(60)
     assert piece is not None and piece.end == 2

@@ -45,9 +45,7 @@ async def leads(rig: ReplicaRig) -> Any:
 
 
 def fetch(rig: ReplicaRig, first: int, *, epoch: int = 2, end: int = 0) -> Any:
-    request = pb.FetchRequest(
-        cluster_id=CLUSTER, key=WIRE_KEY, epoch=epoch, first=first, end=end, max_bytes=1 << 20
-    )
+    request = pb.FetchRequest(cluster_id=CLUSTER, key=WIRE_KEY, epoch=epoch, first=first, end=end, max_bytes=1 << 20)
     return asyncio.ensure_future(rig.replicas.answers.fetch(PEER, request))
 
 

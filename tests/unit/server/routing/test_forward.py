@@ -318,7 +318,7 @@ def test_a_node_that_sends_more_than_the_window_loses_its_stream(monkeypatch: An
         first = [publish(nodes[1], b"x" * 3000, n) for n in range(3)]
         await asyncio.sleep(0.1)
         monkeypatch.setattr(forwarding, "WINDOW_BYTES", 10_000)
-        monkeypatch.setattr(forwarding.Link, "_send", unbounded(forwarding.Link._send))
+        monkeypatch.setattr(forwarding.ForwardLink, "_send", unbounded(forwarding.ForwardLink._send))
         late = publish(nodes[1], b"y" * 3000, 9)
         await answered(*first, late)
         assert all("outcome unknown" in outcome.answers[0] for outcome in [*first, late])

@@ -29,7 +29,7 @@ from nsqha.server.runtime.listen import (
     reason,
     split_host_port,
 )
-from nsqha.wire.limits import Limits
+from nsqha.wire.limits import ProtocolLimits
 
 
 def connects(family: int, address: object) -> bool:
@@ -156,7 +156,7 @@ def test_clients_do_not_get_the_last_descriptors(
     context: Any = SimpleNamespace(
         **dict.fromkeys(("auth", "budget")),
         clock=SystemClock(),
-        limits=Limits(),
+        limits=ProtocolLimits(),
         options=SimpleNamespace(tls_required=TlsRequired.NO),
         connections=SimpleNamespace(
             next_connection_number=lambda: 1, connection_opened=opened.append, connection_closed=opened.remove

@@ -15,8 +15,8 @@ from nsqha.clock import ManualClock
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
-from nsqha.election.accepting import Accepted, Hold, Known, WaitingNode
-from nsqha.election.etcd.accepting import Look
+from nsqha.election.accepting import AcceptedMetadata, Hold, Known, WaitingNode
+from nsqha.election.etcd.accepting import EtcdSnapshot
 from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
 from nsqha.errors import ConfigError
@@ -238,8 +238,8 @@ def test_the_answer_carries_it_to_whoever_asks() -> None:
 CLUSTER, ETCD = 0xC, 0xE
 
 
-def look(**changes: object) -> Look:
-    base = Look(ETCD, 100, CLUSTER, {}, None, Versioned(Accepted(), 0))
+def look(**changes: object) -> EtcdSnapshot:
+    base = EtcdSnapshot(ETCD, 100, CLUSTER, {}, None, Versioned(AcceptedMetadata(), 0))
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -251,8 +251,8 @@ def journal(folder: Folder) -> NodeJournal:
     return folder.journal
 
 
-def accepted(journal: NodeJournal, generation: int, *others: int) -> Versioned[Accepted]:
-    return Versioned(Accepted(generation, (journal.identity.node_uid, *others)), 50)
+def accepted(journal: NodeJournal, generation: int, *others: int) -> Versioned[AcceptedMetadata]:
+    return Versioned(AcceptedMetadata(generation, (journal.identity.node_uid, *others)), 50)
 
 
 def test_a_node_starts_where_nothing_is_against_it(journal: NodeJournal) -> None:
@@ -278,10 +278,10 @@ def test_an_acceptance_counts_once_and_only_for_whom_it_names(journal: NodeJourn
     held.remember_doubt(journal)
     assert held.may_start(look(revision=40, accepted=accepted(journal, 2)), journal)
     assert not held.may_start(look(revision=40, accepted=accepted(journal, 1)), journal), "followed already"
-    assert not held.may_start(look(revision=40, accepted=Versioned(Accepted(2, (77,)), 50)), journal)
-    assert not held.may_start(
-        look(revision=40, accepted=accepted(journal, 2), hold=Versioned(Hold(), 60)), journal
-    ), "it is being decided once more"
+    assert not held.may_start(look(revision=40, accepted=Versioned(AcceptedMetadata(2, (77,)), 50)), journal)
+    assert not held.may_start(look(revision=40, accepted=accepted(journal, 2), hold=Versioned(Hold(), 60)), journal), (
+        "it is being decided once more"
+    )
 
 
 def test_following_an_acceptance_is_remembered_and_what_was_seen_is_not(folder: Folder, journal: NodeJournal) -> None:

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 from nsqha.server.peers.api import PeerIdentity
 from nsqha.server.runtime import listen
 from nsqha.server.segments import ranges
-from nsqha.server.segments.byte_server import ByteServer, Limits
-from nsqha.server.segments.ranges import Ask, Found
+from nsqha.server.segments.byte_server import ByteServer, ReaderLimits
+from nsqha.server.segments.ranges import Ask, LocatedRange
 from tests.unit.spark.stored import PARTITION, UID, Stored
 
 SECONDS = 10.0  # for whatever has to happen
@@ -27,7 +27,7 @@ class Rig:
         self,
         log: Stored,
         *,
-        limits: Limits | None = None,
+        limits: ReaderLimits | None = None,
         certificates: Any = None,
         check: Callable[[Ask, PeerIdentity], None] = lambda ask, peer: None,
         admit: Callable[[PeerIdentity], None] = lambda peer: None,
@@ -42,7 +42,7 @@ class Rig:
         self.server = ByteServer(sock, self._look_up, self.loop, admit=admit, limits=limits, certificates=certificates)
         self.server.start()
 
-    def _look_up(self, ask: Ask, peer: PeerIdentity) -> Found:
+    def _look_up(self, ask: Ask, peer: PeerIdentity) -> LocatedRange:
         self.asked.append(ask)
         self._check(ask, peer)
         return ranges.found_in(self.stored.log, ask)

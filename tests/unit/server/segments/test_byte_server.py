@@ -16,7 +16,7 @@ from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.server.runtime import listen
 from nsqha.server.segments import byte_server, ranges
 from nsqha.server.segments import turns as turns_module
-from nsqha.server.segments.byte_server import Limits
+from nsqha.server.segments.byte_server import ReaderLimits
 from nsqha.server.segments.ranges import Refusal
 from nsqha.server.segments.turns import Turns
 from tests.unit.server.segments.byte_rig import Response, Rig, running
@@ -270,7 +270,7 @@ def test_what_is_no_request_is_refused_and_ends_the_connection(rig: Rig, head: b
 
 
 def test_half_a_request_ends_after_its_time(log: Stored) -> None:
-    with running(log, limits=Limits(head_seconds=0.2)) as rig:
+    with running(log, limits=ReaderLimits(head_seconds=0.2)) as rig:
         for head in b"", b"GET /", b"GET / HTTP/1.1\r\nHost: x\r\n":
             with rig.connect() as reader:
                 reader.send(head)
@@ -278,7 +278,7 @@ def test_half_a_request_ends_after_its_time(log: Stored) -> None:
 
 
 def test_an_idle_connection_ends_after_its_time(log: Stored) -> None:
-    with running(log, limits=Limits(idle_seconds=0.2)) as rig, rig.connect() as reader:
+    with running(log, limits=ReaderLimits(idle_seconds=0.2)) as rig, rig.connect() as reader:
         assert reader.get(rig.target(1, 2)).status == 200
         assert reader.ended()
 
@@ -286,7 +286,7 @@ def test_an_idle_connection_ends_after_its_time(log: Stored) -> None:
 def test_a_reader_that_takes_nothing_is_cut_off(tmp_path: Path) -> None:
     log = Stored(tmp_path, body_bytes=1 << 20)
     log.write(12, messages=1)
-    with running(log, limits=Limits(stalled_seconds=0.5)) as rig, rig.connect(receive_bytes=4096) as reader:
+    with running(log, limits=ReaderLimits(stalled_seconds=0.5)) as rig, rig.connect(receive_bytes=4096) as reader:
         reader.send(f"GET {rig.target(1, 13)} HTTP/1.1\r\n\r\n".encode())
         assert reader.file.readline().startswith(b"HTTP/1.1 200")
         wait_until(lambda: rig.server.figures.connections == 0)
@@ -297,14 +297,14 @@ def test_a_reader_that_takes_nothing_is_cut_off(tmp_path: Path) -> None:
 def test_a_reader_that_does_not_end_with_an_answer_is_cut_off(tmp_path: Path) -> None:
     log = Stored(tmp_path, body_bytes=1 << 20)
     log.write(12, messages=1)
-    with running(log, limits=Limits(answer_seconds=0.5)) as rig, rig.connect(receive_bytes=4096) as reader:
+    with running(log, limits=ReaderLimits(answer_seconds=0.5)) as rig, rig.connect(receive_bytes=4096) as reader:
         reader.send(f"GET {rig.target(1, 13)} HTTP/1.1\r\n\r\n".encode())
         assert reader.file.readline().startswith(b"HTTP/1.1 200")
         wait_until(lambda: rig.server.figures.connections == 0)
 
 
 def test_a_connection_too_many_takes_the_place_of_the_one_that_waits_longest(log: Stored) -> None:
-    with running(log, limits=Limits(connections=2)) as rig, rig.connect() as first, rig.connect() as second:
+    with running(log, limits=ReaderLimits(connections=2)) as rig, rig.connect() as first, rig.connect() as second:
         assert first.get(rig.target(1, 2)).status == second.get(rig.target(1, 2)).status == 200
         with rig.connect() as third:
             assert third.get(rig.target(1, 2)).status == 200
@@ -315,7 +315,7 @@ def test_a_connection_too_many_takes_the_place_of_the_one_that_waits_longest(log
 def test_where_all_are_being_served_one_more_is_told_to_come_later(tmp_path: Path) -> None:
     log = Stored(tmp_path, body_bytes=1 << 20)
     log.write(20, messages=1)
-    with running(log, limits=Limits(connections=1)) as rig, rig.connect(receive_bytes=4096) as slow:
+    with running(log, limits=ReaderLimits(connections=1)) as rig, rig.connect(receive_bytes=4096) as slow:
         slow.send(f"GET {rig.target(1, 21)} HTTP/1.1\r\n\r\n".encode())
         assert slow.file.readline().startswith(b"HTTP/1.1 200")
         with rig.connect() as reader:

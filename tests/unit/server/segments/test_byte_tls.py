@@ -16,7 +16,7 @@ from nsqha.options import Options
 from nsqha.server.peers.api import PeerIdentity
 from nsqha.server.peers.identity import may_read
 from nsqha.server.runtime.certificates import CertificateFiles
-from nsqha.server.segments.byte_server import Limits
+from nsqha.server.segments.byte_server import ReaderLimits
 from nsqha.server.segments.ranges import Ask, Refusal
 from pyspark_nsqha import fetch
 from pyspark_nsqha.model import ReadFailed
@@ -126,7 +126,7 @@ def test_a_reader_without_tls_is_told_what_it_needs(rig: Rig) -> None:
 
 
 def test_a_handshake_that_does_not_come_ends_after_its_time(log: Stored, certificates: Certificates) -> None:
-    limits = Limits(head_seconds=0.2)
+    limits = ReaderLimits(head_seconds=0.2)
     with running(log, certificates=files_of(certificates), limits=limits) as rig, rig.connect() as reader:
         assert reader.ended()
 
@@ -156,7 +156,7 @@ def test_a_renewed_certificate_counts_for_the_next_connection(
 
 
 def test_a_connection_too_many_is_not_answered_in_clear(log: Stored, certificates: Certificates) -> None:
-    limits = Limits(connections=0)
+    limits = ReaderLimits(connections=0)
     with running(log, certificates=files_of(certificates), limits=limits) as rig, rig.connect() as reader:
         assert reader.sock.recv(100) == b""
 

@@ -13,7 +13,7 @@ import pytest
 
 from nsqha.commitlog.readonce import PAGE_BYTES, cached_pages
 from nsqha.server.segments import sending
-from nsqha.server.segments.sending import Ended, Sender, opened, read_once
+from nsqha.server.segments.sending import FileShortened, Sender, opened, read_once
 
 PAGES = 600
 CONTENT = os.urandom(PAGES * PAGE_BYTES - 100)
@@ -128,7 +128,7 @@ def test_a_file_that_became_shorter_ends_it(file: int, warm: bool) -> None:
         os.pread(file, 10 * PAGE_BYTES, 0)
     taken = Taken()
     try:
-        with pytest.raises(Ended):
+        with pytest.raises(FileShortened):
             Sender(taken.sock, tls=False, progress=lambda: None).send(file, ((0, 20 * PAGE_BYTES),))
     finally:
         assert taken.all() == CONTENT[: 10 * PAGE_BYTES]

@@ -15,13 +15,13 @@ from nsqha.election.store import MemoryStore
 from nsqha.errors import NotFound, Unavailable
 from nsqha.options import Options
 from nsqha.server.routing.leaders import Administration
-from nsqha.server.runtime.metadata import Metadata as RealMetadata
+from nsqha.server.runtime.metadata import NodeMetadata as RealMetadata
 from nsqha.server.runtime.tasks import Changes
 from nsqha.server.topics.channels import Channels
 from tests.unit.server.replica_rig import run
 
 
-class Metadata:
+class NodeMetadata:
     """One record, and who is alive."""
 
     def __init__(self, record: TopicRecord, nodes: dict[int, NodeInfo]) -> None:
@@ -42,7 +42,7 @@ def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
             Options(),
             node_uid=1,
             rng=random.Random(1),
-            metadata=cast(Any, Metadata(TopicRecord("t", 7, 3, partitions=metas), nodes)),
+            metadata=cast(Any, NodeMetadata(TopicRecord("t", 7, 3, partitions=metas), nodes)),
             changes=Changes(asyncio.get_running_loop()),
         )
         assert await channels.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
