@@ -40,7 +40,7 @@ from pyspark_nsqha.options import (
     Bounds,
     Given,
     OptionError,
-    Subscription,
+    TopicSelection,
     batch_options,
     is_id,
     parse_bounds,
@@ -105,7 +105,7 @@ def pin(options: Mapping[str, str]) -> Snapshot:
     return replace(found, pins=tuple(replace(one, replicas=()) for one in found.pins))
 
 
-_Holder = tuple[tuple[str, ...], Subscription, int]
+_Holder = tuple[tuple[str, ...], TopicSelection, int]
 _holds: dict[_Holder, tuple[str, float]] = {}
 """Of this process: hold id, and when it was made. Spark uses one process for many calls of load()."""
 
@@ -118,7 +118,7 @@ def _young_hold(holder: _Holder) -> str:
     return _holds.get(holder, ("", 0.0))[0]
 
 
-def of_those_there(subscription: Subscription, **more: Any) -> SnapshotRequest:
+def of_those_there(subscription: TopicSelection, **more: Any) -> SnapshotRequest:
     """Everything that is subscribed to, as `of_subscription`, but without an error for a topic that is not there: with
     a pattern there is none. With more than NAMED_MAX names all others come, too."""
     if subscription.pattern:
@@ -134,7 +134,7 @@ def _is_stream(given: Given) -> bool:
     return any(given.has(name) for name in only)
 
 
-def _pinned_files(path: str, subscription: Subscription, bounds: Bounds) -> Snapshot:
+def _pinned_files(path: str, subscription: TopicSelection, bounds: Bounds) -> Snapshot:
     """A snapshot of files: they lie still, so borders are taken at once."""
     from pyspark_nsqha import files
 
@@ -150,7 +150,7 @@ def _pinned_files(path: str, subscription: Subscription, bounds: Bounds) -> Snap
     return Snapshot(pins, times)
 
 
-def _matcher(subscription: Subscription) -> Callable[[str], bool]:
+def _matcher(subscription: TopicSelection) -> Callable[[str], bool]:
     """Whether a topic is subscribed to, its partitions aside."""
     if not subscription.pattern:
         return lambda topic: topic in subscription.names

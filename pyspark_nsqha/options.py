@@ -126,7 +126,7 @@ class ConnectOptions:
 
 
 @dataclass(frozen=True)
-class Subscription:
+class TopicSelection:
     """Which partitions: of topics by name, of those that match a pattern, or exactly these. One of the three is set."""
 
     topics: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ class BatchOptions:
     """Everything that `spark.read.format("nsqha")` was told."""
 
     connection: ConnectOptions | None  # None: files
-    subscription: Subscription
+    subscription: TopicSelection
     bounds: Bounds
     reading: Reading
     ids: tuple[str, ...] = ()
@@ -329,7 +329,7 @@ def parse_connection(given: Given) -> ConnectOptions:
     )
 
 
-def parse_subscription(given: Given) -> Subscription:
+def parse_subscription(given: Given) -> TopicSelection:
     """subscribe, subscribePattern or assign."""
     asked = [name for name in ("subscribe", "subscribePattern", "assign") if given.has(name)]
     if len(asked) != 1:
@@ -339,12 +339,12 @@ def parse_subscription(given: Given) -> Subscription:
         pattern = given.text("subscribePattern")
         if not pattern:
             raise OptionError("subscribePattern is empty; it matches whole names: orders.* or .*")
-        return Subscription(pattern=pattern)
+        return TopicSelection(pattern=pattern)
     if asked == ["subscribe"]:
         topics = given.words("subscribe")
         if not topics:
             raise OptionError("subscribe is empty; it takes names of topics with commas between them")
-        return Subscription(topics=tuple(sorted(_topic("subscribe", topic) for topic in topics)))
+        return TopicSelection(topics=tuple(sorted(_topic("subscribe", topic) for topic in topics)))
     numbers: dict[str, tuple[int, ...]] = {}
     for topic, listed in _json_object("assign", given.text("assign"), ASSIGN_EXAMPLE).items():
         if not isinstance(listed, list) or not listed:
@@ -352,7 +352,7 @@ def parse_subscription(given: Given) -> Subscription:
         numbers[_topic("assign", topic)] = tuple(sorted({_partition("assign", topic, number) for number in listed}))
     if not numbers:
         raise OptionError(f"assign is empty; it names partitions, as in {ASSIGN_EXAMPLE}")
-    return Subscription(assigned=tuple(sorted(numbers.items())))
+    return TopicSelection(assigned=tuple(sorted(numbers.items())))
 
 
 def parse_bounds(given: Given, *, start: int = EARLIEST) -> Bounds:

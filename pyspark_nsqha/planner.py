@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from nsqha.ids import partition_of
 from pyspark_nsqha.model import CutPoint, Gone, PinnedPartition, ReadFailed, Split
-from pyspark_nsqha.options import EARLIEST, LATEST, Bound, Bounds, Subscription, show_size
+from pyspark_nsqha.options import EARLIEST, LATEST, Bound, Bounds, TopicSelection, show_size
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ Task = tuple[SplitPart, ...]
 
 def resolve(
     pins: Sequence[PinnedPartition],
-    subscription: Subscription,
+    subscription: TopicSelection,
     bounds: Bounds,
     *,
     times: Mapping[Key, Mapping[int, int]],
@@ -128,7 +128,7 @@ def available(
     return PlannedRange(pin, left, end, wanted)
 
 
-def _chosen(pins: Sequence[PinnedPartition], subscription: Subscription) -> Sequence[PinnedPartition]:
+def _chosen(pins: Sequence[PinnedPartition], subscription: TopicSelection) -> Sequence[PinnedPartition]:
     """The partitions that are subscribed to. ReadFailed: one is not there."""
     if not subscription.assigned:
         return pins

@@ -32,7 +32,7 @@ from pyspark_nsqha.batch import BatchReader
 from pyspark_nsqha.lake import history
 from pyspark_nsqha.lake.history import LakePart
 from pyspark_nsqha.model import PinnedPartition, ReadFailed
-from pyspark_nsqha.options import MIB, BatchOptions, Bound, Bounds, ConnectOptions, Reading, Subscription
+from pyspark_nsqha.options import MIB, BatchOptions, Bound, Bounds, ConnectOptions, Reading, TopicSelection
 from pyspark_nsqha.planner import SplitPart
 from pyspark_nsqha.replay_state import Order, ReplaySpan, ReplayState
 from pyspark_nsqha.replay_task import (
@@ -162,7 +162,7 @@ class Replay:
         )
         options = BatchOptions(
             connection=self.connection,
-            subscription=Subscription(assigned=((topic, tuple(one.partition for one in hulls)),)),
+            subscription=TopicSelection(assigned=((topic, tuple(one.partition for one in hulls)),)),
             bounds=bounds,
             reading=Reading(
                 fail_on_data_loss=not self.skip_missing,

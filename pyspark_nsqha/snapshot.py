@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from nsqha.ids import PARTITIONS_MAX, is_ephemeral, valid_name
 from pyspark_nsqha.model import CutPoint, NoBroker, NotThere, PartitionLife, PinnedPartition, ReadFailed, ReplicaAddress
-from pyspark_nsqha.options import ConnectOptions, Subscription
+from pyspark_nsqha.options import ConnectOptions, TopicSelection
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 TIMES_MAX: Final = 16  # in one request
@@ -342,7 +342,7 @@ def _with_times(first: Snapshot, later: Snapshot) -> Snapshot:
     return replace(first, times=times)
 
 
-def of_subscription(subscription: Subscription, **more: Any) -> SnapshotRequest:
+def of_subscription(subscription: TopicSelection, **more: Any) -> SnapshotRequest:
     """Everything that is subscribed to."""
     return SnapshotRequest(topics=subscription.names, pattern=subscription.pattern, **more)
 

@@ -47,7 +47,7 @@ from pyspark_nsqha.options import (
     Given,
     OptionError,
     Reading,
-    Subscription,
+    TopicSelection,
     parse_bounds,
     parse_connection,
     parse_reading,
@@ -99,7 +99,7 @@ class StreamOptions:
     """Everything that `spark.readStream.format("nsqha")` was told."""
 
     connection: ConnectOptions
-    subscription: Subscription
+    subscription: TopicSelection
     bounds: Bounds
     reading: Reading
     limits: BatchLimits
@@ -495,7 +495,7 @@ class Plans:
             if not asked.topics:
                 raise
             refusal = error
-        there = self._segments.snapshot(of_those_there(Subscription(topics=asked.topics)))
+        there = self._segments.snapshot(of_those_there(TopicSelection(topics=asked.topics)))
         there = replace(there, pins=tuple(pin for pin in there.pins if pin.identity.topic in asked.topics))
         if asked.ranges is None or self._strict:
             return there, refusal
@@ -531,7 +531,7 @@ class Plans:
         subscription = self._options.subscription
         if subscription.names:
             return key[0] in subscription.names and subscription.wants(*key)
-        there = self._segments.snapshot(of_those_there(Subscription(topics=(key[0],)))).pins
+        there = self._segments.snapshot(of_those_there(TopicSelection(topics=(key[0],)))).pins
         return not any(_key(pin) == key and same_topic(record, pin) for pin in there)
 
     def _left_out(self, key: Key) -> None:

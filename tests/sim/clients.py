@@ -191,7 +191,7 @@ class Reader:
         elif consumer is not None and node is not None and loop is not None:
             if loop.frozen:
                 return
-            served = self.number is None or self.number in consumer.legs
+            served = self.number is None or self.number in consumer.subscriptions
             if consumer.wire.writable and served and self._rng.random() > 0.01:
                 return
             loop.call_soon(self._leave, node, consumer)
@@ -250,8 +250,8 @@ class Reader:
             message_id, body = data[at + 18 : at + 34], data[at + 34 : at + 4 + size]
             at += 4 + size
             self._history.came(self.topic, self.channel, body, loop.time())
-            leg = consumer.legs.get(ids.partition_of(int(message_id, 16)))
-            epoch = 0 if leg is None else leg.delivery.partition.leader.epoch
+            subscription = consumer.subscriptions.get(ids.partition_of(int(message_id, 16)))
+            epoch = 0 if subscription is None else subscription.delivery.partition.leader.epoch
             self._on_delivery(node, self.topic, self.channel, message_id, body, epoch)
             dice = 0.0 if self.diligent else self._rng.random()
             if dice < 0.93:

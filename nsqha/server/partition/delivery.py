@@ -1,7 +1,7 @@
 """Handing committed messages of one channel of one partition to its consumers.
 
-A consumer is one connection. Its RDY window (`rdy - in_flight`) covers all partitions of the topic; a `Leg` is its
-place at one of them. First deliveries are slices of committed batches, as many messages as the window allows at a
+A consumer is one connection. Its RDY window (`rdy - in_flight`) covers all partitions of the topic; a `Subscription` is
+its place at one of them. First deliveries are slices of committed batches, as many messages as the window allows at a
 time; only redeliveries are rendered one by one.
 
 Fairness: a pump deals the backlog out evenly over the consumers that are ready. Where messages come by the hundred, the
@@ -105,7 +105,7 @@ class Consumer:
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0
-        self.legs: dict[int, Leg] = {}
+        self.subscriptions: dict[int, Subscription] = {}
         self.lent = 0  # of the window, to leaders on other nodes
         self.remote: Remote | None = None  # its places at partitions that others lead; None: this node is alone
         self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
@@ -140,12 +140,12 @@ class Consumer:
 
     def wake(self) -> None:
         """The window opened: look for messages at the end of this tick, each time at another partition first."""
-        legs = self.legs
-        if len(legs) == 1:
-            for leg in legs.values():
-                leg.delivery.wake()
+        subscriptions = self.subscriptions
+        if len(subscriptions) == 1:
+            for subscription in subscriptions.values():
+                subscription.delivery.wake()
             return
-        order = list(legs.values())
+        order = list(subscriptions.values())
         self._turn += 1
         for n in range(len(order)):
             order[(self._turn + n) % len(order)].delivery.wake()
@@ -177,7 +177,7 @@ class Remote(Protocol):
         """As `req`."""
 
 
-class Leg:
+class Subscription:
     """A consumer's place at one partition of its channel."""
 
     __slots__ = ("channel", "consumer", "delivery", "id_base", "owner")
@@ -202,8 +202,8 @@ class Delivery:
         self.stuck: str | None = None  # why nothing more can be read; shown in /stats
         self.damage: tuple[int, int] | None = None  # the offsets that can not be read, if that is why
         self._rng = rng
-        self._legs: dict[int, Leg] = {}
-        self._order: list[Leg] = []
+        self._subscriptions: dict[int, Subscription] = {}
+        self._order: list[Subscription] = []
         self._turn = 0
         self.woken = False  # it is pumped at the end of the tick
         self.delayed = False  # files could not be opened: it is pumped later
@@ -214,27 +214,27 @@ class Delivery:
 
     # ---- consumers
 
-    def attach(self, consumer: Consumer) -> Leg:
-        owner = next(n for n in range(1, OWNER_MAX + 1) if n not in self._legs)
-        leg = Leg(consumer, self, owner)
-        self._legs[owner] = leg
-        self._order.append(leg)
-        consumer.legs[self.partition.number] = leg
+    def attach(self, consumer: Consumer) -> Subscription:
+        owner = next(n for n in range(1, OWNER_MAX + 1) if n not in self._subscriptions)
+        subscription = Subscription(consumer, self, owner)
+        self._subscriptions[owner] = subscription
+        self._order.append(subscription)
+        consumer.subscriptions[self.partition.number] = subscription
         consumer.attached()
-        return leg
+        return subscription
 
-    def detach(self, leg: Leg, now: Now) -> None:
+    def detach(self, subscription: Subscription, now: Now) -> None:
         """The consumer is gone; what it had in flight waits for the next one."""
-        if self._legs.pop(leg.owner, None) is None:
+        if self._subscriptions.pop(subscription.owner, None) is None:
             return
-        self._order.remove(leg)
-        leg.consumer.legs.pop(self.partition.number, None)
-        leg.consumer.in_flight -= self.channel.detach(leg.owner, now)
+        self._order.remove(subscription)
+        subscription.consumer.subscriptions.pop(self.partition.number, None)
+        subscription.consumer.in_flight -= self.channel.detach(subscription.owner, now)
         self.wake()
 
     @property
     def consumers(self) -> list[Consumer]:
-        return [leg.consumer for leg in self._order]
+        return [subscription.consumer for subscription in self._order]
 
     def finished(self, offset: int, count: int, now: Now) -> None:
         """`count` messages up to `offset` were finished: remember their age. Called only if `latency` is wanted."""
@@ -249,9 +249,9 @@ class Delivery:
     def forgotten(self, counts: dict[int, int]) -> None:
         """A seek or an empty: these deliveries are no longer in flight."""
         for owner, count in counts.items():
-            leg = self._legs.get(owner)
-            if leg is not None:
-                leg.consumer.in_flight -= count
+            subscription = self._subscriptions.get(owner)
+            if subscription is not None:
+                subscription.consumer.in_flight -= count
         self._batch = None
         self.wake()
 
@@ -260,10 +260,10 @@ class Delivery:
     def due(self, now: Now) -> None:
         """Time out what is overdue and hand out what has become due."""
         for owner, count in self.channel.expire(now):
-            leg = self._legs.get(owner)
-            if leg is not None:
-                leg.consumer.in_flight -= count
-                leg.consumer.wake()
+            subscription = self._subscriptions.get(owner)
+            if subscription is not None:
+                subscription.consumer.in_flight -= count
+                subscription.consumer.wake()
         self.pump(now)
 
     # ---- handing out
@@ -282,10 +282,10 @@ class Delivery:
         try:
             if channel.next_read >= self.partition.cursors.pump and channel.redelivery(now) is None:
                 return
-            ready = [leg for leg in self._order if leg.consumer.room > 0]
+            ready = [subscription for subscription in self._order if subscription.consumer.room > 0]
             if not ready:
-                for leg in self._order:
-                    leg.consumer.starved()
+                for subscription in self._order:
+                    subscription.consumer.starved()
                 return
             self._redeliver(ready, now)
             if ready:
@@ -331,29 +331,29 @@ class Delivery:
         self.wake()
         return first, end, lost
 
-    def _redeliver(self, ready: list[Leg], now: Now) -> None:
+    def _redeliver(self, ready: list[Subscription], now: Now) -> None:
         channel = self.channel
         while ready and (redelivery := channel.redelivery(now)) is not None:
-            leg = ready[self._turn % len(ready)]
+            subscription = ready[self._turn % len(ready)]
             self._turn += 1
             frame = self.partition.log.message(redelivery.offset, redelivery.position)
-            consumer = leg.consumer
-            channel.redelivered(redelivery, leg.owner, now.mono + consumer.msg_timeout)
+            consumer = subscription.consumer
+            channel.redelivered(redelivery, subscription.owner, now.mono + consumer.msg_timeout)
             consumer.in_flight += 1
             consumer.message_count += 1
             consumer.wire.send_messages(hot.patch_attempts(frame, redelivery.attempts))
             if consumer.room <= 0:
-                ready.remove(leg)
+                ready.remove(subscription)
 
-    def _deliver(self, ready: list[Leg], now: Now) -> None:
+    def _deliver(self, ready: list[Subscription], now: Now) -> None:
         channel = self.channel
         end = self.partition.cursors.pump
         while ready:
-            leg = ready[self._turn % len(ready)]
-            consumer = leg.consumer
+            subscription = ready[self._turn % len(ready)]
+            consumer = subscription.consumer
             room = consumer.room
             if room <= 0:
-                ready.remove(leg)
+                ready.remove(subscription)
                 continue
             if len(ready) > 1:
                 self._turn += 1
@@ -371,9 +371,9 @@ class Delivery:
             if count == 0:
                 raise LogCorrupt(f"no message frame at offset {first}")
             if consumer.sample_rate:
-                self._deliver_sample(leg, first, count, batch, position, now)
+                self._deliver_sample(subscription, first, count, batch, position, now)
             else:
-                channel.delivered(first, first + count, leg.owner, now.mono + consumer.msg_timeout)
+                channel.delivered(first, first + count, subscription.owner, now.mono + consumer.msg_timeout)
                 consumer.in_flight += count
                 consumer.message_count += count
                 consumer.wire.send_messages(memoryview(batch.data)[position:position_end])
@@ -395,15 +395,17 @@ class Delivery:
             self.channel.meet(offset, self._dues[offset], now)
         return offset
 
-    def _deliver_sample(self, leg: Leg, first: int, count: int, batch: Batch, position: int, now: Now) -> None:
+    def _deliver_sample(
+        self, subscription: Subscription, first: int, count: int, batch: Batch, position: int, now: Now
+    ) -> None:
         """As nsqd: a message passes if a number drawn from 0..99 is at most the sample rate; others are dropped."""
-        channel, consumer = leg.channel, leg.consumer
+        channel, consumer = subscription.channel, subscription.consumer
         for offset in range(first, first + count):
             end, _ = hot.walk(batch.data, position, len(batch.data), 1)
             if self._rng.randrange(100) > consumer.sample_rate:
                 channel.drop(offset, offset + 1)
             else:
-                channel.delivered(offset, offset + 1, leg.owner, now.mono + consumer.msg_timeout)
+                channel.delivered(offset, offset + 1, subscription.owner, now.mono + consumer.msg_timeout)
                 consumer.in_flight += 1
                 consumer.message_count += 1
                 consumer.wire.send_messages(memoryview(batch.data)[position:end])

@@ -5,8 +5,9 @@ read. A change of the channel list goes: compare-and-set in the store (`Metadata
 `channels` event in the log of each partition led here (`reconcile`) -> applied when it is committed -> deliveries.
 
 Owner of which partitions this node leads (`led`): publishes, consumers, statistics and administration ask nowhere else.
-Invariants: each led partition has one delivery for each of its channels; a consumer has a leg at every led partition
-that serves its channel. Clients of other nodes (`relayed`) stand by while clients connected here read the channel.
+Invariants: each led partition has one delivery for each of its channels; a consumer has a subscription at every led
+partition that serves its channel. Clients of other nodes (`relayed`) stand by while clients connected here read the
+channel.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Topic:
             for consumer in delivery.consumers:
                 try:
                     try:
-                        delivery.detach(consumer.legs[partition.number], now)
+                        delivery.detach(consumer.subscriptions[partition.number], now)
                     finally:
                         consumer.moved(why)
                 except Exception as error:  # the others would wait here, with what they have in flight, for ever
@@ -209,8 +210,8 @@ class Topic:
 
     def detach(self, consumer: Consumer, now: Now) -> bool:
         """The consumer is gone. True if it was the last of its channel."""
-        for leg in list(consumer.legs.values()):
-            leg.delivery.detach(leg, now)
+        for subscription in list(consumer.subscriptions.values()):
+            subscription.delivery.detach(subscription, now)
         group = self._group(consumer)
         remaining = group.get(consumer.channel, [])
         if consumer not in remaining:
@@ -234,13 +235,19 @@ class Topic:
         stays = consumer.channel not in self.leaving
         if delivery is not None and delivery.channel.committed.reader:
             return
-        if mine and stays and delivery is not None and partition.serving and partition.number not in consumer.legs:
+        if (
+            mine
+            and stays
+            and delivery is not None
+            and partition.serving
+            and partition.number not in consumer.subscriptions
+        ):
             delivery.attach(consumer)
             delivery.wake()
 
     def places_missing(self, consumer: Consumer) -> list[int]:
         """Partitions led here that do not serve this consumer yet."""
-        return [partition.number for partition in self.led if partition.number not in consumer.legs]
+        return [partition.number for partition in self.led if partition.number not in consumer.subscriptions]
 
     def _set_standby(self, channel: str) -> None:
         for consumer in self.relayed.get(channel, ()):

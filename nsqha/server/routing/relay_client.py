@@ -1,12 +1,13 @@
 """Consumers of this node that read partitions which other nodes lead.
 
-    client's socket -- Consumer --+-- Leg ---------------> Delivery          partitions led here
-                                  +-- Places -- RemoteLeg -- RelayLink --Relay stream--> RelayService of the leader
+    socket -- Consumer --+-- Subscription --> Delivery                                     partitions led here
+                         +-- RemoteSubscriptions -- RemoteSubscription -- RelayLink --Relay stream--> RelayService
 
-Each partition of the topic that is not led here gets a `RemoteLeg`: a subscription at its leader, which has the client
+Each partition of the topic that is not led here gets a `RemoteSubscription` at its leader, which has the client
 as a consumer of its channel like any other. Messages come as whole frames and are written to the socket as they are;
 runs of FIN lines go back as they came. The leader owns time-outs, and takes back what is in flight when the stream or
-the subscription ends. When the leader changes, the leg is opened at the next one; a late FIN then fails as with nsqd.
+the subscription ends. When the leader changes, the subscription is opened at the next one; a late FIN then fails as
+with nsqd.
 
 A leader that has consumers of its own for the channel serves only those (`standby`), and says when that changes.
 
@@ -34,7 +35,7 @@ from nsqha.server.routing.rdy_credit import Loan, shares
 
 if TYPE_CHECKING:
     from nsqha.clock import Now
-    from nsqha.server.partition.delivery import Consumer, Leg
+    from nsqha.server.partition.delivery import Consumer, Subscription
     from nsqha.server.partition.topic import Topic
     from nsqha.server.peers.api import Peers, PeerStream
 
@@ -57,7 +58,7 @@ class RelayLink:
         self.node = leader.node
         self.address = leader.address
         self.ended = False
-        self.legs: dict[int, RemoteLeg] = {}
+        self.subscriptions: dict[int, RemoteSubscription] = {}
         self._relaying = relaying
         self._loop = relaying.loop
         self._greeted = False
@@ -67,18 +68,18 @@ class RelayLink:
         self._stream.send(routing_pb2.RelayRequest(greeting=greeting))
         self._patience = self._loop.call_later(GREETING_SECONDS, self._waited)
 
-    def add(self, leg: RemoteLeg, subscribe: routing_pb2.RelaySubscribe) -> int:
+    def add(self, subscription: RemoteSubscription, subscribe: routing_pb2.RelaySubscribe) -> int:
         """Begin a subscription; its number."""
         number = self._relaying.next_number()
-        self.legs[number] = leg
+        self.subscriptions[number] = subscription
         self.send(routing_pb2.RelayCommand(number=number, subscribe=subscribe))
         return number
 
     def remove(self, number: int) -> None:
         """End a subscription: what it has in flight waits for another consumer."""
-        if self.legs.pop(number, None) is not None:
+        if self.subscriptions.pop(number, None) is not None:
             self.send(routing_pb2.RelayCommand(number=number, unsubscribe=True))
-        if not self.legs:
+        if not self.subscriptions:
             self._loop.call_soon(self._close_if_unused)
 
     def send(self, command: routing_pb2.RelayCommand) -> None:
@@ -105,19 +106,19 @@ class RelayLink:
             self._patience.cancel()
             self._schedule()
         for event in message.events:
-            leg = self.legs.get(event.number)
-            if leg is None:
+            subscription = self.subscriptions.get(event.number)
+            if subscription is None:
                 continue  # it was unsubscribed meanwhile
             match event.WhichOneof("event"):
                 case "messages":
-                    leg.messages(event.messages)
+                    subscription.messages(event.messages)
                 case "error":
-                    leg.error(event.error)
+                    subscription.error(event.error)
                 case "status":
-                    leg.status(event.status)
+                    subscription.status(event.status)
                 case "closed":
-                    del self.legs[event.number]
-                    leg.closed(event.closed)
+                    del self.subscriptions[event.number]
+                    subscription.closed(event.closed)
 
     def on_closed(self, why: str) -> None:
         self._end(why)
@@ -126,7 +127,7 @@ class RelayLink:
         self.close("no answer")
 
     def _close_if_unused(self) -> None:
-        if not self.legs:
+        if not self.subscriptions:
             self._send()
             self.close("nobody is served over it any more")
 
@@ -140,17 +141,17 @@ class RelayLink:
         self.ended = True
         self._patience.cancel()
         self._relaying.link_ended(self)
-        legs, self.legs = self.legs, {}
-        if legs:
-            logger.info("relay_ended", "%d subscriptions at %s: %s", len(legs), self.address, why)
-        for leg in legs.values():
-            leg.lost()
+        subscriptions, self.subscriptions = self.subscriptions, {}
+        if subscriptions:
+            logger.info("relay_ended", "%d subscriptions at %s: %s", len(subscriptions), self.address, why)
+        for subscription in subscriptions.values():
+            subscription.lost()
 
 
-class RemoteLeg:
+class RemoteSubscription:
     """A consumer's place at one partition that another node leads."""
 
-    def __init__(self, places: Places, number: int) -> None:
+    def __init__(self, places: RemoteSubscriptions, number: int) -> None:
         self.partition = number
         self.loan = Loan()
         self.accepted = False  # the leader has the consumer
@@ -290,13 +291,13 @@ class RemoteLeg:
         return True
 
 
-class Places:
+class RemoteSubscriptions:
     """A consumer's places at partitions led elsewhere, and its window's parts: what `Consumer.remote` is."""
 
     def __init__(self, relaying: Relaying, consumer: Consumer) -> None:
         self.relaying = relaying
         self.consumer = consumer
-        self.legs: dict[int, RemoteLeg] = {}
+        self.subscriptions: dict[int, RemoteSubscription] = {}
         self._turn = 0
         self._hungry_here = 0.0  # until
         self._timer: asyncio.TimerHandle | None = None
@@ -316,21 +317,25 @@ class Places:
         """Read all partitions that are not led here from their leaders."""
         if self._ended:
             return
-        for number in [n for n in self.legs if n in led or n >= partitions]:
-            self.legs.pop(number).end()
+        for number in [n for n in self.subscriptions if n in led or n >= partitions]:
+            self.subscriptions.pop(number).end()
         for number in range(partitions):
             if number not in led:
-                leg = self.legs.get(number)
-                if leg is None:
-                    leg = self.legs[number] = RemoteLeg(self, number)
-                leg.seek()
+                subscription = self.subscriptions.get(number)
+                if subscription is None:
+                    subscription = self.subscriptions[number] = RemoteSubscription(self, number)
+                subscription.seek()
         self.balance()
 
     @property
     def missing(self) -> list[int]:
         """Partitions whose leader is known and does not have this consumer yet."""
         topic, relaying = self.consumer.topic, self.relaying
-        return [n for n, leg in self.legs.items() if not leg.accepted and relaying.leader(topic, n) is not None]
+        return [
+            n
+            for n, subscription in self.subscriptions.items()
+            if not subscription.accepted and relaying.leader(topic, n) is not None
+        ]
 
     def not_led(self, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> None:
         """As `Leaders.not_led`; looks again in a moment if others are asked."""
@@ -347,51 +352,60 @@ class Places:
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
-        legs, self.legs = self.legs, {}
-        for leg in legs.values():
-            leg.end()
+        subscriptions, self.subscriptions = self.subscriptions, {}
+        for subscription in subscriptions.values():
+            subscription.end()
         self.consumer.lent = 0
 
     # ---- the window
 
     @property
     def in_flight(self) -> int:
-        return sum(leg.in_flight for leg in self.legs.values())
+        return sum(subscription.in_flight for subscription in self.subscriptions.values())
 
     def starved(self) -> None:
         """A partition here has messages perhaps, and no room."""
         now = self.relaying.loop.time()
-        if now >= self._hungry_here and any(leg.delivery.has_backlog(self.relaying.now()) for leg in self._here()):
+        if now >= self._hungry_here and any(
+            subscription.delivery.has_backlog(self.relaying.now()) for subscription in self._here()
+        ):
             self._hungry_here = now + HUNGRY_SECONDS
             self.relaying.loop.call_soon(self.balance)
 
-    def _here(self) -> list[Leg]:
-        return list(self.consumer.legs.values())
+    def _here(self) -> list[Subscription]:
+        return list(self.consumer.subscriptions.values())
 
     def balance(self) -> None:
         """Lend what should be lent, take back what should not."""
         if self._ended:
             return
         now, consumer = self.relaying.loop.time(), self.consumer
-        legs = [leg for leg in self.legs.values() if leg.accepted and not leg.standby]
-        here = bool(consumer.legs)
-        hungry = [leg.hungry_until > now for leg in legs]
+        subscriptions = [
+            subscription
+            for subscription in self.subscriptions.values()
+            if subscription.accepted and not subscription.standby
+        ]
+        here = bool(consumer.subscriptions)
+        hungry = [subscription.hungry_until > now for subscription in subscriptions]
         parts = shares(consumer.rdy, [*hungry, self._hungry_here > now] if here else hungry, self._turn)
         mine = parts.pop() if here else 0
-        wanted = dict(zip(legs, parts, strict=True))
-        for leg in self.legs.values():
-            size = wanted.get(leg, 0)
-            if leg.accepted and size < leg.loan.size:
-                leg.lend(size)
-        lent = sum(leg.loan.held for leg in self.legs.values())
+        wanted = dict(zip(subscriptions, parts, strict=True))
+        for subscription in self.subscriptions.values():
+            size = wanted.get(subscription, 0)
+            if subscription.accepted and size < subscription.loan.size:
+                subscription.lend(size)
+        lent = sum(subscription.loan.held for subscription in self.subscriptions.values())
         free = consumer.rdy - lent - max(consumer.in_flight, mine)
-        for leg, size in wanted.items():
-            more = min(size, leg.loan.held + max(free, 0))
-            if more > leg.loan.size:
-                held = leg.loan.held
-                leg.lend(more)
-                free -= leg.loan.held - held
-        before, consumer.lent = consumer.lent, sum(leg.loan.held for leg in self.legs.values())
+        for subscription, size in wanted.items():
+            more = min(size, subscription.loan.held + max(free, 0))
+            if more > subscription.loan.size:
+                held = subscription.loan.held
+                subscription.lend(more)
+                free -= subscription.loan.held - held
+        before, consumer.lent = (
+            consumer.lent,
+            sum(subscription.loan.held for subscription in self.subscriptions.values()),
+        )
         if consumer.lent < before and here:
             consumer.wake()
         if self._timer is None and (any(hungry) or self._hungry_here > now) and len(parts) + here > 1:
@@ -405,24 +419,24 @@ class Places:
     # ---- for the connection
 
     def resumed(self) -> None:
-        for leg in self.legs.values():
-            leg.resumed()
+        for subscription in self.subscriptions.values():
+            subscription.resumed()
 
     def fin_run(self, data: bytes, pos: int, end: int) -> int:
-        leg = self._leg_of(data[pos + 4 : pos + 20])
-        return pos if leg is None else leg.fin_run(data, pos, end)
+        subscription = self._subscription_of(data[pos + 4 : pos + 20])
+        return pos if subscription is None else subscription.fin_run(data, pos, end)
 
     def req(self, message_id: bytes, delay_ms: int) -> bool:
-        leg = self._leg_of(message_id)
-        return leg is not None and leg.req(message_id, delay_ms)
+        subscription = self._subscription_of(message_id)
+        return subscription is not None and subscription.req(message_id, delay_ms)
 
     def touch(self, message_id: bytes) -> bool:
-        leg = self._leg_of(message_id)
-        return leg is not None and leg.touch(message_id)
+        subscription = self._subscription_of(message_id)
+        return subscription is not None and subscription.touch(message_id)
 
-    def _leg_of(self, message_id: bytes) -> RemoteLeg | None:
+    def _subscription_of(self, message_id: bytes) -> RemoteSubscription | None:
         number = ids.parse_message_id(message_id)
-        return None if number is None else self.legs.get(ids.partition_of(number))
+        return None if number is None else self.subscriptions.get(ids.partition_of(number))
 
 
 class Relaying:
@@ -443,7 +457,7 @@ class Relaying:
         self.leaders = leaders
         self._peers = peers
         self._links: dict[int, RelayLink] = {}
-        self._places: dict[str, dict[Places, None]] = {}  # by topic, in the order in which they came
+        self._places: dict[str, dict[RemoteSubscriptions, None]] = {}  # by topic, in the order in which they came
         self._looking: set[str] = set()  # topics to look at again in a moment
         self._numbers = 0
         self._closed = False
@@ -451,9 +465,9 @@ class Relaying:
 
     # ---- consumers
 
-    def attach(self, consumer: Consumer) -> Places:
+    def attach(self, consumer: Consumer) -> RemoteSubscriptions:
         """Have this consumer read the partitions that others lead."""
-        places = Places(self, consumer)
+        places = RemoteSubscriptions(self, consumer)
         consumer.remote = places
         self._places.setdefault(consumer.topic, {})[places] = None
         self._follow(places)
@@ -462,7 +476,7 @@ class Relaying:
     def detach(self, consumer: Consumer) -> None:
         """The client is gone."""
         places = consumer.remote
-        if isinstance(places, Places):
+        if isinstance(places, RemoteSubscriptions):
             consumer.remote = None
             places.end()
             found = self._places.get(consumer.topic, {})
@@ -470,7 +484,7 @@ class Relaying:
             if not found:
                 self._places.pop(consumer.topic, None)
 
-    def _follow(self, places: Places) -> None:
+    def _follow(self, places: RemoteSubscriptions) -> None:
         topic = self._topics.get(places.consumer.topic)
         led = {partition.number for partition in topic.led} if topic is not None else set()
         places.follow(self.leaders.partitions(places.consumer.topic), led)

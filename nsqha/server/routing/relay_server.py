@@ -130,11 +130,11 @@ class RelayedConsumer(Consumer):
 
     def status(self, now: Now, *, figures: bool) -> routing_pb2.RelayStatus | None:
         """What its node should know; None if it does. `figures`: also if only a figure changed."""
-        if not self.legs:
+        if not self.subscriptions:
             return None
         held = max(self.window, self.in_flight)
         full = self.in_flight >= self.rdy and not self.standby and self.wire.writable
-        hungry = full and any(leg.delivery.has_backlog(now) for leg in self.legs.values())
+        hungry = full and any(subscription.delivery.has_backlog(now) for subscription in self.subscriptions.values())
         said = (self.serial, held, hungry, self.standby)
         # A window that is used up again and again is said again: its node forgets after a while.
         if said == self._told and not (figures and (hungry or self.in_flight != self._told_in_flight)):
@@ -212,7 +212,7 @@ class RelayStream:
             self.close_subscription(number, gone=False, why=why)
             return
         topic.attach(consumer)
-        if not consumer.legs:
+        if not consumer.subscriptions:
             self.service.find_place(topic, consumer, self)
 
     def _remove(self, number: int) -> None:
@@ -345,7 +345,7 @@ class RelayService:
     async def _find_place(self, topic: Topic, consumer: RelayedConsumer, stream: RelayStream) -> None:
         deadline = self.loop.time() + PLACE_SECONDS
         why = "the leader has only just been elected"
-        while not consumer.legs and not consumer.wire.closed:
+        while not consumer.subscriptions and not consumer.wire.closed:
             try:
                 await self._channels.ensure_here(topic, consumer.channel)
             except (NotFound, WrongKind) as error:
@@ -353,7 +353,7 @@ class RelayService:
                 return
             except NsqhaError as error:
                 why = str(error)
-            if consumer.legs or consumer.wire.closed:
+            if consumer.subscriptions or consumer.wire.closed:
                 return
             if self.loop.time() > deadline:
                 stream.close_subscription(consumer.number, gone=False, why=why)

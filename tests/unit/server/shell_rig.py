@@ -373,8 +373,8 @@ class Rig:
     def fin(self, consumer: Consumer, *ids_: bytes) -> int:
         """FIN as the connection does it; how many it finished."""
         data = b"".join(b"FIN %b\n" % message_id for message_id in ids_)
-        leg = consumer.legs[0]
-        _, count = leg.channel.fin_run(data, 0, len(data), leg.owner)
+        subscription = consumer.subscriptions[0]
+        _, count = subscription.channel.fin_run(data, 0, len(data), subscription.owner)
         consumer.in_flight -= count
         consumer.wake()
         self.turn()

@@ -15,8 +15,8 @@ from pyspark_nsqha.options import (
     Given,
     OptionError,
     Reading,
-    Subscription,
     Tls,
+    TopicSelection,
     batch_options,
     show_size,
 )
@@ -35,7 +35,7 @@ def test_a_read_needs_brokers_and_topics_only() -> None:
     assert options.connection is not None
     assert options.connection.brokers == ("127.0.0.1:4155",)
     assert (options.connection.timeout_ms, options.connection.retries) == (30_000, 3)
-    assert options.subscription == Subscription(topics=("orders",))
+    assert options.subscription == TopicSelection(topics=("orders",))
     assert options.bounds.start == Bound("startingOffsets", EARLIEST)
     assert options.bounds.end == Bound("endingOffsets", LATEST)
     assert options.reading == Reading()

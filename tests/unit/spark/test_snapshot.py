@@ -17,7 +17,7 @@ from nsqha.pb.v1 import segments_pb2 as pb
 from nsqha.pb.v1 import segments_pb2_grpc
 from pyspark_nsqha import snapshot
 from pyspark_nsqha.model import CutPoint, NoBroker, NotThere, PartitionLife, ReadFailed, ReplicaAddress
-from pyspark_nsqha.options import ConnectOptions, Subscription, Tls
+from pyspark_nsqha.options import ConnectOptions, Tls, TopicSelection
 from pyspark_nsqha.snapshot import Segments, SnapshotRequest, checked, of_subscription
 from tests.certificates import Certificates
 
@@ -96,7 +96,9 @@ def test_a_snapshot_is_plain_values() -> None:
     said = partition(replicas=[pb.SegmentReplica(address="h:1", host="rack", leader=True), pb.SegmentReplica(node=2)])
     said.offsets_for_times.extend([0, 17])
     said.channel_floor = 0
-    asked = of_subscription(Subscription(topics=("orders",)), times_ns=(5, 6), channel="audit", hold_ms=9, hold_id="h0")
+    asked = of_subscription(
+        TopicSelection(topics=("orders",)), times_ns=(5, 6), channel="audit", hold_ms=9, hold_id="h0"
+    )
     with serving(answer(said, hold_id="h1")) as (address, scripted):
         found = segments(address).snapshot(asked)
     [pin] = found.pins

@@ -55,10 +55,10 @@ async def test_below_its_watermark_a_disk_takes_no_publishes_until_it_has_room_a
     assert [check.ok for check in broker.checks() if check.name == "disk_space"] == [False]
     ((message_id, _, _),) = reader.wire.messages  # type: ignore[attr-defined]
     line = b"FIN %b\n" % message_id
-    leg = reader.legs[0]
-    leg.channel.fin_run(line, 0, len(line), leg.owner)
+    subscription = reader.subscriptions[0]
+    subscription.channel.fin_run(line, 0, len(line), subscription.owner)
     await partition.commit_events()
-    assert leg.channel.committed.floor == 1 and partition.log.end.offset == before
+    assert subscription.channel.committed.floor == 1 and partition.log.end.offset == before
     broker.options = replace(broker.options, disk_low_bytes=0)
     broker._watch_disk()
     await broker.publishing.publish("t", ONE)
@@ -436,7 +436,7 @@ async def test_a_consumer_that_can_not_be_detached_keeps_no_other_at_a_partition
     topic = broker.topics.topic("t")
     (partition,) = topic.led
     channel = partition.deliveries["c"].channel
-    owner, detach = readers[0].legs[0].owner, channel.detach
+    owner, detach = readers[0].subscriptions[0].owner, channel.detach
 
     def broken(gone: int, now: Any) -> int:
         if gone == owner:
@@ -445,7 +445,7 @@ async def test_a_consumer_that_can_not_be_detached_keeps_no_other_at_a_partition
 
     channel.detach = broken  # type: ignore[method-assign]
     topic.remove_led(partition, "another node leads it")
-    assert not topic.led and not any(reader.legs for reader in readers)
+    assert not topic.led and not any(reader.subscriptions for reader in readers)
     assert [(reader.direct, reader.wire.closed) for reader in readers] == [(True, True)] * 3
 
 

@@ -20,8 +20,10 @@ def stored(rig: Rig, *bodies: bytes) -> None:
 
 def req(rig: Rig, consumer: Consumer, message_id: bytes, delay_ms: int) -> str | None:
     """REQ as the connection does it."""
-    leg = consumer.legs[0]
-    why = leg.channel.req(int(message_id, 16) - leg.id_base, leg.owner, delay_ms, rig.partition.now())
+    subscription = consumer.subscriptions[0]
+    why = subscription.channel.req(
+        int(message_id, 16) - subscription.id_base, subscription.owner, delay_ms, rig.partition.now()
+    )
     if why is None:
         consumer.in_flight -= 1
         consumer.wake()
@@ -30,8 +32,10 @@ def req(rig: Rig, consumer: Consumer, message_id: bytes, delay_ms: int) -> str |
 
 
 def touch(rig: Rig, consumer: Consumer, message_id: bytes) -> str | None:
-    leg = consumer.legs[0]
-    return leg.channel.touch(int(message_id, 16) - leg.id_base, leg.owner, rig.partition.now(), consumer.msg_timeout)
+    subscription = consumer.subscriptions[0]
+    return subscription.channel.touch(
+        int(message_id, 16) - subscription.id_base, subscription.owner, rig.partition.now(), consumer.msg_timeout
+    )
 
 
 # ---- windows
@@ -102,8 +106,8 @@ def test_what_a_lost_consumer_had_goes_to_the_next():
     rig = Rig()
     stored(rig, b"one")
     first, second = rig.consume(1), rig.consume(1)
-    leg = first.legs[0]
-    leg.delivery.detach(leg, rig.partition.now())
+    subscription = first.subscriptions[0]
+    subscription.delivery.detach(subscription, rig.partition.now())
     rig.turn()
     assert [(attempts, body) for _, attempts, body in second.wire.messages] == [(2, b"one")]
     assert first.in_flight == 0
@@ -313,17 +317,20 @@ def test_in_flight_counts_never_drift(seed: int):
             timeout, sample_rate = rng.choice((1.0, 3.0)), rng.choice((0, 0, 50))
             consumers.append(rig.consume(rng.randrange(5), timeout=timeout, sample_rate=sample_rate))
         elif step == 1 and consumers:
-            leg = consumers.pop(rng.randrange(len(consumers))).legs[0]
-            delivery.detach(leg, rig.partition.now())
+            subscription = consumers.pop(rng.randrange(len(consumers))).subscriptions[0]
+            delivery.detach(subscription, rig.partition.now())
         elif step in (2, 3):
             rig.publish(*[b"m"] * rng.randrange(1, 6), defer_ms=rng.choice((None, None, None, 700)))
         elif step in (4, 5, 6) and consumers:
             consumer = rng.choice(consumers)
             ids = sorted({i for i in (some_id(rng.choice(consumers)) for _ in range(3)) if i})
-            leg = consumer.legs[0]
+            subscription = consumer.subscriptions[0]
             for message_id in ids:
                 if rig.fin(consumer, message_id) == 0:
-                    assert leg.channel.fin(int(message_id, 16) - leg.id_base, leg.owner) is not None
+                    assert (
+                        subscription.channel.fin(int(message_id, 16) - subscription.id_base, subscription.owner)
+                        is not None
+                    )
         elif step == 7 and consumers and (message_id := some_id(consumer := rng.choice(consumers))):
             req(rig, consumer, message_id, rng.choice((0, 300, 20_000)))
         elif step == 8 and consumers and (message_id := some_id(consumer := rng.choice(consumers))):

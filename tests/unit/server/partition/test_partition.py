@@ -224,10 +224,15 @@ def test_what_a_full_disk_refuses_does_not_grow_for_as_long_as_it_is_full():
     rig.store(*[b"m"] * 20)
     consumer = rig.consume(20)
     storage = full_disk(rig)
-    leg = consumer.legs[0]
+    subscription = consumer.subscriptions[0]
     for _ in range(100):
         for message_id, _, _ in consumer.wire.messages:
-            assert leg.channel.req(int(message_id, 16) - leg.id_base, leg.owner, 6_000, rig.partition.now()) is None
+            assert (
+                subscription.channel.req(
+                    int(message_id, 16) - subscription.id_base, subscription.owner, 6_000, rig.partition.now()
+                )
+                is None
+            )
             consumer.in_flight -= 1
         consumer.wire.sent.clear()
         consumer.wake()

@@ -151,7 +151,7 @@ def test_leadership_that_arrives_is_attached_and_one_that_leaves_is_relayed():
         await until(lambda: client.bodies == [b"a"])
         await asyncio.sleep(2)
         nodes.elect(1)
-        await until(lambda: client.consumer.legs)
+        await until(lambda: client.consumer.subscriptions)
         assert client.consumer.lent == 0
         nodes[1].publish(b"b")
         await until(lambda: client.bodies == [b"a", b"b"])
@@ -169,10 +169,10 @@ def test_who_was_served_directly_is_closed_when_the_partition_leaves():
     async def story(nodes: Any) -> None:
         nodes.elect(1)
         client = nodes[1].subscribe(rdy=10)
-        await until(lambda: client.consumer.legs)
+        await until(lambda: client.consumer.subscriptions)
         nodes.elect(2)
         assert client.closed
-        assert client.consumer.legs == {}
+        assert client.consumer.subscriptions == {}
 
     RelayNodes().run(story)
 

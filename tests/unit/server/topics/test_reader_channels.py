@@ -145,7 +145,7 @@ async def test_consumers_get_no_place_at_a_readers_channel(broker: Broker) -> No
             await asked
     late = consumer("t", "spark")
     broker.topics.topic("t").attach(late)  # it was let in before that was known
-    assert not late.legs and not led(broker).deliveries["spark"].consumers
+    assert not late.subscriptions and not led(broker).deliveries["spark"].consumers
 
 
 @on_a_broker
