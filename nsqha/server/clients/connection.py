@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
         self._budget = context.budget
         self._transport: asyncio.Transport | None = None
         self._replies = hot.Replies(self, _nowhere)
-        self._verdicts: ConsumerAcks | None = None  # of `consumer`
+        self._acks: ConsumerAcks | None = None  # of `consumer`
         self._when_answered: Callable[[], None] | None = None
         self._targets: dict[str, tuple[Partition | PartitionPublisher, hot.Publisher | None]] = {}
         self._publisher: hot.Publisher | None = None  # for where this client published last
@@ -507,7 +507,7 @@ class Connection(asyncio.Protocol):
             self.context.subscriptions.unsubscribe(consumer)
             return None
         self.consumer = consumer
-        self._verdicts = ConsumerAcks(consumer, self.reply, self.context.now)
+        self._acks = ConsumerAcks(consumer, self.reply, self.context.now)
         return lambda: self.reply(encoder.OK)
 
     def ready(self, count: int) -> None:
@@ -516,16 +516,16 @@ class Connection(asyncio.Protocol):
             consumer.ready(count)
 
     def fin_run(self, data: bytes, pos: int, end: int) -> None:
-        assert self._verdicts is not None
-        self._verdicts.fin_run(data, pos, end)
+        assert self._acks is not None
+        self._acks.fin_run(data, pos, end)
 
     def req(self, message_id: bytes, delay_ms: int) -> None:
-        assert self._verdicts is not None
-        self._verdicts.req(message_id, delay_ms)
+        assert self._acks is not None
+        self._acks.req(message_id, delay_ms)
 
     def touch(self, message_id: bytes) -> None:
-        assert self._verdicts is not None
-        self._verdicts.touch(message_id)
+        assert self._acks is not None
+        self._acks.touch(message_id)
 
     def cls(self) -> None:
         if self.consumer is not None:

@@ -66,7 +66,7 @@ class Publishing:
     def target_for(self, topic: str, publisher: int) -> Partition | PartitionPublisher | None:
         """Where this publisher publishes to the topic; None if the topic has to be made first."""
         if self.forwarder is not None:
-            return self.forwarder.lane(topic, publisher)
+            return self.forwarder.publisher(topic, publisher)
         found = self._topics.get(topic)
         return found.partition_for(publisher) if found is not None and not found.deleting else None
 

@@ -190,8 +190,8 @@ class CorruptRanges:
     def leads(self, key: PartitionKey, partition: Partition) -> None:
         """It is led here: what is found of it is mended by others, or, as long as there are none, by itself."""
         partition.on_damage = lambda first, end: self.found(key, first, end)
-        if partition.own_damage is not None:
-            partition.own_damage.alone = lambda: self._only_here(key)
+        if partition.local_repair is not None:
+            partition.local_repair.alone = lambda: self._only_here(key)
 
     def known(self, key: PartitionKey) -> list[tuple[int, int]]:
         """The log ids that are known not to verify."""
@@ -331,7 +331,7 @@ class CorruptRanges:
     def _own(self, key: PartitionKey) -> LocalRepair | None:
         """Who sees to a partition that is led here and that nobody else has."""
         leadership = self._replicas.leading.get(key)
-        return leadership.partition.own_damage if leadership is not None and self._only_here(key) else None
+        return leadership.partition.local_repair if leadership is not None and self._only_here(key) else None
 
     def _others(self, key: PartitionKey) -> list[str]:
         """Where the other replicas of a partition are, members of the ISR first."""

@@ -91,13 +91,13 @@ class Partition:
         log: PartitionLog,
         cursors: PartitionCursors,
         leader: LeaderReplica,
-        trimmer: RetentionRunner,
+        retention: RetentionRunner,
         sync: str,
         held_back_max: int | None,
     ) -> None:
         """`held_back_max`: messages kept while no channel takes them; None: all."""
         self.held_back_max = held_back_max
-        self.trimmer = trimmer
+        self.retention = retention
         self.number = number
         self.id_base = id_base
         self.log = log
@@ -112,7 +112,7 @@ class Partition:
         self.serving = False  # the epoch start is applied: deliveries and channel events may go on
         self.on_effects: Callable[[Sequence[Effect | Forgotten]], None] = lambda effects: None
         self.on_damage: Callable[[int, int], object] = lambda first, end: None  # log ids that do not verify
-        self.own_damage: LocalRepair | None = None  # of a log that nobody else has
+        self.local_repair: LocalRepair | None = None  # of a log that nobody else has
         self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
         self.on_committed: Callable[[], None] | None = None  # the commit point moved
         self._runtime = runtime
@@ -481,9 +481,9 @@ class Partition:
                 self._refuse(waiters, 0, f"{OUTCOME_UNKNOWN}{self.leader.waits_for or 'not confirmed in time'}")
         self.deliveries.watch_clock(now)
         if self.serving:
-            self.trimmer.step(self, now)
-        if self.own_damage is not None:
-            self.own_damage.step()
+            self.retention.step(self, now)
+        if self.local_repair is not None:
+            self.local_repair.step()
 
     def write_events(self) -> None:
         """Channel events were queued, or a checkpoint was begun; nobody waits for them."""

@@ -124,7 +124,7 @@ class Leadership:
         self._nodes = nodes
         self._spawn = spawn
         self._step_down = step_down
-        self._pushed: dict[int, FollowerProgress] = {}
+        self._followers: dict[int, FollowerProgress] = {}
         self._keeper = IsrKeeper(
             node,
             meta,
@@ -144,9 +144,9 @@ class Leadership:
         """This node does not lead any more, or ends."""
         self.ended = True
         self.partition.on_appended = self.partition.on_committed = None
-        for pushed in self._pushed.values():
-            pushed.stop()
-        self._pushed.clear()
+        for progress in self._followers.values():
+            progress.stop()
+        self._followers.clear()
 
     @property
     def meta(self) -> PartitionMeta:
@@ -161,7 +161,7 @@ class Leadership:
         """(node, commitlog entries, bytes) that each follower has not acknowledged."""
         log = self.partition.log
         end = log.end
-        for node in self._pushed:
+        for node in self._followers:
             acked = max(self._keeper.end_of(node), log.start.log_id)
             try:
                 position = log.entry(acked).position if acked < end.log_id else end.position
@@ -172,8 +172,8 @@ class Leadership:
     # ---- the partition
 
     def _appended(self) -> None:
-        for pushed in self._pushed.values():
-            pushed.wake()
+        for progress in self._followers.values():
+            progress.wake()
 
     def _committed(self) -> None:
         self.piece = None
@@ -246,13 +246,13 @@ class Leadership:
             return
         wanted = set(meta.replicas) | set(meta.isr)
         wanted.discard(self._node)
-        for node in set(self._pushed) - wanted:
-            self._pushed.pop(node).stop()
+        for node in set(self._followers) - wanted:
+            self._followers.pop(node).stop()
         nodes = self._nodes()
-        for node in sorted(wanted - set(self._pushed)):
+        for node in sorted(wanted - set(self._followers)):
             info = nodes.get(node)
             if info is not None and info.grpc_address:
-                self._pushed[node] = self._links.add(self, node, info.grpc_address)
+                self._followers[node] = self._links.add(self, node, info.grpc_address)
 
     def nodes_changed(self) -> None:
         """A node came, went, moved or shuts down."""

@@ -366,18 +366,18 @@ class PartitionOpener:
             log=log,
             cursors=cursors,
             leader=leader,
-            trimmer=RetentionRunner(self.retention_of(record), abandoned_of(record)),
+            retention=RetentionRunner(self.retention_of(record), abandoned_of(record)),
             sync=sync,
             held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,
         )
         alone = {node, *meta.replicas, *meta.isr} == {node}
-        partition.own_damage = LocalRepair(
+        partition.local_repair = LocalRepair(
             partition,
             told=lambda damage: self._tell_damage(f"{record.name}/{number}", damage),
             mended=lambda *mended: self.on_mended(*mended),
             alone=lambda: alone,  # for as long as nobody has a newer record: `Damage.leads`
         )
-        partition.on_damage = partition.own_damage.found
+        partition.on_damage = partition.local_repair.found
         return partition
 
     def retention_of(self, record: TopicRecord) -> Retention:

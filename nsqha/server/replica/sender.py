@@ -283,7 +283,7 @@ class FollowerStream:
         self._loop = loop
         self._peers = peers
         self._hello = hello
-        self._pushed: dict[tuple[int, int], FollowerProgress] = {}
+        self._followers: dict[tuple[int, int], FollowerProgress] = {}
         self._dirty: dict[FollowerProgress, None] = {}  # may have something to send
         self._untold: dict[LeadingPartition, None] = {}  # their committed points moved, and perhaps no append says so
         self._stream: PeerStream | None = None
@@ -295,52 +295,52 @@ class FollowerStream:
 
     def add(self, leader: LeadingPartition) -> FollowerProgress:
         """Push a partition to this node from now on."""
-        pushed = FollowerProgress(leader, self)
-        before = self._pushed.get(leader.key)
+        progress = FollowerProgress(leader, self)
+        before = self._followers.get(leader.key)
         if before is not None:
             self.remove(before)
-        self._pushed[leader.key] = pushed
+        self._followers[leader.key] = progress
         if self._stream is None:
             self.connect()
         elif self._greeted:
-            self._open([pushed])
-        return pushed
+            self._open([progress])
+        return progress
 
-    def remove(self, pushed: FollowerProgress) -> None:
-        if self._pushed.get(pushed.leader.key) is pushed:
-            del self._pushed[pushed.leader.key]
-        pushed.state = PushState.IDLE
-        self._dirty.pop(pushed, None)
-        if pushed.retry is not None:
-            pushed.retry.cancel()
+    def remove(self, progress: FollowerProgress) -> None:
+        if self._followers.get(progress.leader.key) is progress:
+            del self._followers[progress.leader.key]
+        progress.state = PushState.IDLE
+        self._dirty.pop(progress, None)
+        if progress.retry is not None:
+            progress.retry.cancel()
 
-    def retry(self, pushed: FollowerProgress) -> None:
+    def retry(self, progress: FollowerProgress) -> None:
         """Ask again in a moment."""
-        if pushed.retry is not None:
-            pushed.retry.cancel()
-        pushed.retry = self._loop.call_later(pushed.next_retry(), self._retry, pushed)
+        if progress.retry is not None:
+            progress.retry.cancel()
+        progress.retry = self._loop.call_later(progress.next_retry(), self._retry, progress)
 
-    def _retry(self, pushed: FollowerProgress) -> None:
-        pushed.retry = None
-        if pushed in self._pushed.values() and self._greeted:
-            self._open([pushed])
+    def _retry(self, progress: FollowerProgress) -> None:
+        progress.retry = None
+        if progress in self._followers.values() and self._greeted:
+            self._open([progress])
 
-    def _open(self, pushed: list[FollowerProgress]) -> None:
+    def _open(self, progress: list[FollowerProgress]) -> None:
         assert self._stream is not None
         message = pb.PushMessage()
-        for one in pushed:
+        for one in progress:
             self._guarded(one, one.open, message)
         self._stream.send(message)
 
-    def _guarded(self, pushed: FollowerProgress, step: Callable[..., T], *args: Any) -> T | None:
+    def _guarded(self, progress: FollowerProgress, step: Callable[..., T], *args: Any) -> T | None:
         """One partition's trouble is not that of the others on the stream."""
         try:
             return step(*args)
         except Exception as error:
-            logger.error("push_stopped", "%s to node %016x", pushed.leader.topic, self.node, error=error)
+            logger.error("push_stopped", "%s to node %016x", progress.leader.topic, self.node, error=error)
             if isinstance(error, BatchCorrupt):
-                pushed.leader.partition.on_damage(error.first.log_id, error.end.log_id)
-            pushed.failed()
+                progress.leader.partition.on_damage(error.first.log_id, error.end.log_id)
+            progress.failed()
             return None
 
     # ---- the stream
@@ -350,7 +350,7 @@ class FollowerStream:
         if self._reconnect is not None:
             self._reconnect.cancel()
             self._reconnect = None
-        if self._closed or not (self._pushed or self.wanted) or self._stream is not None:
+        if self._closed or not (self._followers or self.wanted) or self._stream is not None:
             return
         self._stream = self._peers.stream(self.address, "Push", self)
         self._stream.send(pb.PushMessage(hello=self._hello))
@@ -361,27 +361,27 @@ class FollowerStream:
             self._greeted = True
             self.registration = message.hello.registration
             self._backoff.reset()
-            if self._pushed:
-                self._open(list(self._pushed.values()))
+            if self._followers:
+                self._open(list(self._followers.values()))
         # Most messages have one ack and nothing else, and to walk through nothing costs as much as to read that.
         if message.opened:
             for opened in message.opened:
-                if (pushed := self._of((opened.key.topic_uid, opened.key.partition), opened.epoch)) is not None:
-                    self._guarded(pushed, pushed.opened, opened, self.registration)
+                if (progress := self._of((opened.key.topic_uid, opened.key.partition), opened.epoch)) is not None:
+                    self._guarded(progress, progress.opened, opened, self.registration)
         for ack in message.acks:
-            if (pushed := self._of((ack.topic_uid, ack.partition), ack.epoch)) is not None:
-                self._guarded(pushed, pushed.acked, ack, self.registration)
+            if (progress := self._of((ack.topic_uid, ack.partition), ack.epoch)) is not None:
+                self._guarded(progress, progress.acked, ack, self.registration)
         if message.refused:
             for refused in message.refused:
-                if (pushed := self._of((refused.key.topic_uid, refused.key.partition), refused.epoch)) is not None:
+                if (progress := self._of((refused.key.topic_uid, refused.key.partition), refused.epoch)) is not None:
                     logger.debug(
-                        "push_refused", "node %016x refuses %s: %s", self.node, pushed.leader.topic, refused.why
+                        "push_refused", "node %016x refuses %s: %s", self.node, progress.leader.topic, refused.why
                     )
-                    self._guarded(pushed, pushed.refused, refused)
+                    self._guarded(progress, progress.refused, refused)
 
     def _of(self, key: tuple[int, int], epoch: int) -> FollowerProgress | None:
-        pushed = self._pushed.get(key)
-        return pushed if pushed is not None and pushed.leader.epoch == epoch else None
+        progress = self._followers.get(key)
+        return progress if progress is not None and progress.leader.epoch == epoch else None
 
     def on_closed(self, why: str) -> None:
         self._stream = None
@@ -391,17 +391,17 @@ class FollowerStream:
             logger.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
         self._greeted = False
         self.registration = 0
-        for pushed in list(self._pushed.values()):
-            pushed.state = PushState.IDLE
-            pushed.leader.lost(self.node)
+        for progress in list(self._followers.values()):
+            progress.state = PushState.IDLE
+            progress.leader.lost(self.node)
         if not self._closed and self._reconnect is None:
             self._reconnect = self._loop.call_later(self._backoff.next_pause(), self.connect)
 
     # ---- batches
 
-    def wake(self, pushed: FollowerProgress) -> None:
+    def wake(self, progress: FollowerProgress) -> None:
         """Send what is new when the stream asks."""
-        self._dirty[pushed] = None
+        self._dirty[progress] = None
         if self._stream is not None:
             self._stream.pull(self._next)
 
@@ -413,10 +413,10 @@ class FollowerStream:
             return told
         pieces: list[pb.PushMessage] = []
         room = MESSAGE_BYTES
-        for pushed in list(self._dirty):
-            piece = self._guarded(pushed, pushed.take, room)
-            if piece is None or piece.end == pushed.leader.log.end.log_id:
-                self._dirty.pop(pushed, None)
+        for progress in list(self._dirty):
+            piece = self._guarded(progress, progress.take, room)
+            if piece is None or piece.end == progress.leader.log.end.log_id:
+                self._dirty.pop(progress, None)
             if piece is not None:
                 if pieces and piece.size > room and self._stream is not None:
                     self._stream.send(piece.message)  # one large batch, which may fill a whole message
@@ -444,11 +444,11 @@ class FollowerStream:
         message = pb.PushMessage()
         untold, self._untold = self._untold, {}
         for leader in untold:
-            pushed, committed = self._pushed.get(leader.key), leader.committed
-            if pushed is None or pushed.leader is not leader or pushed.state is not PushState.PUSHING:
+            progress, committed = self._followers.get(leader.key), leader.committed
+            if progress is None or progress.leader is not leader or progress.state is not PushState.PUSHING:
                 continue
-            if committed > pushed.committed_sent:
-                pushed.committed_sent = committed
+            if committed > progress.committed_sent:
+                progress.committed_sent = committed
                 topic_uid, partition = leader.key
                 message.committed.add(topic_uid=topic_uid, partition=partition, epoch=leader.epoch, committed=committed)
         return message if message.committed else None

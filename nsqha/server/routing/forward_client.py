@@ -1,4 +1,4 @@
-"""Publishes on their way to the node that leads: lanes of this node's publishers, links to other nodes.
+"""Publishes on their way to the node that leads: publishers of this node's publishers, links to other nodes.
 
     Connection, HTTP, gRPC -> PartitionPublisher (order, retry) -> Partition here | Link -> Forward stream -> its leader
 
@@ -153,7 +153,7 @@ class ForwardLink:
                 message.publishes.add(
                     sequence=self._sequence,
                     key=key,
-                    topic=publish.lane.topic,
+                    topic=publish.publisher.topic,
                     frames=publish.frames,
                     defer_ms=publish.delay_ms,
                     waited_ms=max(0, round((now - publish.at) * 1000)),
@@ -175,7 +175,7 @@ class ForwardLink:
             if (taken := self._take_back(failure.sequence)) is not None:
                 key, publish = taken
                 if failure.outcome == routing_pb2.FORWARD_OUTCOME_NOT_LEADER:
-                    not_led[key.topic_uid, key.partition] = publish.lane.topic
+                    not_led[key.topic_uid, key.partition] = publish.publisher.topic
                 self._failed(publish, failure)
         hints = {(hint.key.topic_uid, hint.key.partition): from_wire(hint) for hint in message.leaders}
         for where, topic in not_led.items():
@@ -216,7 +216,7 @@ class ForwardLink:
             publish.failed(f"{OUTCOME_UNKNOWN}the connection to {self.address} was lost: {why}")
         for _, publish in queue:
             publish.refused(f"no connection to {self.address}: {why}")
-        for topic, number in {(publish.lane.topic, publish.lane.number): None for _, publish in queue}:
+        for topic, number in {(publish.publisher.topic, publish.publisher.number): None for _, publish in queue}:
             self._leaders.not_led(topic, number, by=self.node)
 
     # ---- time
@@ -246,7 +246,7 @@ class ForwardLink:
 
 
 class Forwarder:
-    """The lanes of one node, and its links to others: a `Router`."""
+    """The publishers of one node, and its links to others: a `Router`."""
 
     def __init__(
         self,
@@ -270,33 +270,33 @@ class Forwarder:
         self._refusal = refusal
         self._wait_seconds = wait_seconds
         self._answer_seconds = wait_seconds + outcome_seconds + ANSWER_SLACK_SECONDS
-        # A lane lives as long as a publisher remembers it or something of it is under way: asked for again meanwhile,
-        # it must be the same one, or its publishes could overtake each other.
-        self._lanes: WeakValueDictionary[tuple[str, int], PartitionPublisher] = WeakValueDictionary()
+        # A publisher lives as long as a publisher remembers it or something of it is under way: asked for again
+        # meanwhile, it must be the same one, or its publishes could overtake each other.
+        self._publishers: WeakValueDictionary[tuple[str, int], PartitionPublisher] = WeakValueDictionary()
         self._by_topic: dict[str, WeakKeyDictionary[PartitionPublisher, None]] = {}  # in the order in which they came
         self._links: dict[int, ForwardLink] = {}
         self._closed = False
         self._forget = leaders.when_changed(self._changed)
         self._housekeeping = loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
 
-    def lane(self, topic: str, publisher: int) -> PartitionPublisher | None:
-        """Where this publisher publishes to the topic; None: there is no such topic."""
+    def publisher(self, topic: str, source: int) -> PartitionPublisher | None:
+        """Where this source publishes to the topic; None: there is no such topic."""
         found = self._topics.get(topic)
         led = found.led if found is not None and not found.deleting else ()
         partitions = self._leaders.partitions(topic)
         if not partitions and not led:
             return None
-        lane = self._lanes.get((topic, publisher))
-        if lane is None or lane.number >= max(partitions, 1 + max((p.number for p in led), default=0)):
-            number = led[publisher % len(led)].number if led else publisher % partitions
-            lane = PartitionPublisher(
+        publisher = self._publishers.get((topic, source))
+        if publisher is None or publisher.number >= max(partitions, 1 + max((p.number for p in led), default=0)):
+            number = led[source % len(led)].number if led else source % partitions
+            publisher = PartitionPublisher(
                 topic, number, self, loop=self._loop, budget=self._budget, wait_seconds=self._wait_seconds
             )
-            self._lanes[topic, publisher] = lane
-            self._by_topic.setdefault(topic, WeakKeyDictionary())[lane] = None
-        return lane
+            self._publishers[topic, source] = publisher
+            self._by_topic.setdefault(topic, WeakKeyDictionary())[publisher] = None
+        return publisher
 
-    # ---- for lanes
+    # ---- for publishers
 
     def target(self, topic: str, number: int) -> Target | None:
         found = self._topics.get(topic)
@@ -320,14 +320,14 @@ class Forwarder:
         for link in list(self._links.values()):
             if not self._leaders.alive(link.node):
                 link.close("its lease has ended")
-        lanes = self._by_topic.get(topic)
-        if lanes is None:
+        publishers = self._by_topic.get(topic)
+        if publishers is None:
             return
-        if not lanes:
+        if not publishers:
             del self._by_topic[topic]
             return
-        for lane in list(lanes):
-            lane.leaders_changed()
+        for publisher in list(publishers):
+            publisher.leaders_changed()
 
     # ---- links
 
@@ -359,7 +359,7 @@ class Forwarder:
         self._housekeeping = self._loop.call_later(HOUSEKEEPING_SECONDS, self._keep_house)
         for link in list(self._links.values()):
             link.keep_house()
-        for topic in [topic for topic, lanes in self._by_topic.items() if not lanes]:
+        for topic in [topic for topic, publishers in self._by_topic.items() if not publishers]:
             del self._by_topic[topic]
 
     @property

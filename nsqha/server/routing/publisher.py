@@ -1,12 +1,14 @@
 """What one connection publishes to one partition, in order, whoever leads it meanwhile.
 
-A lane hands publishes to a target (the partition on this node, or a link to the node that leads it) and remembers each
-until its outcome is known. A client never hears "not leader": what was definitely not stored goes to the next leader.
+A publisher hands publishes to a target (the partition on this node, or a link to the node that leads it) and remembers
+each until its outcome is known. A client never hears "not leader": what was definitely not stored goes to the next
+leader.
 
-The rule that keeps the order: a refused publish goes out again only when nothing of this lane is on its way any more,
-and only if nothing that came after it was stored, or may have been; else it fails. So what is stored of a lane is in
-the order of its publishes, and the client is told of each that is not. Once one has failed, all later ones that are
-not under way fail too: they would be stored behind a gap, and the connection ends with the first failure anyway.
+The rule that keeps the order: a refused publish goes out again only when nothing of this publisher is on its way any
+more, and only if nothing that came after it was stored, or may have been; else it fails. So what is stored of a
+publisher is in the order of its publishes, and the client is told of each that is not. Once one has failed, all later
+ones that are not under way fail too: they would be stored behind a gap, and the connection ends with the first failure
+anyway.
 
                +--------------------- refused, nothing later stored ---------------------+
                v                                                                         |
@@ -32,7 +34,7 @@ RETRY_SECONDS_MAX = 0.2
 
 
 class Target(Protocol):
-    """Where a lane's publishes go for the time being."""
+    """Where a publisher's publishes go for the time being."""
 
     @property
     def counts(self) -> bool:
@@ -54,37 +56,37 @@ class Router(Protocol):
 
 
 class Publish:
-    """One publish of a lane, and what came of it."""
+    """One publish of a publisher, and what came of it."""
 
-    __slots__ = ("at", "counted", "delay_ms", "frames", "lane", "number", "reply", "target")
+    __slots__ = ("at", "counted", "delay_ms", "frames", "number", "publisher", "reply", "target")
 
     def __init__(
-        self, lane: PartitionPublisher, number: int, frames: bytes, reply: Reply, delay_ms: int | None, at: float
+        self, publisher: PartitionPublisher, number: int, frames: bytes, reply: Reply, delay_ms: int | None, at: float
     ) -> None:
-        self.lane = lane
-        self.number = number  # in the lane
+        self.publisher = publisher
+        self.number = number  # in the publisher
         self.frames = frames
         self.reply = reply
         self.delay_ms = delay_ms
         self.at = at  # when the client sent it; loop time
         self.target: Target | None = None  # who has it, or had it last
-        self.counted = False  # its bytes are in the budget on the lane's account
+        self.counted = False  # its bytes are in the budget on the publisher's account
 
     def stored(self) -> None:
         """Committed."""
-        self.lane.ended(self, stored=True)
+        self.publisher.ended(self, stored=True)
 
     def refused(self, why: str) -> None:
         """Definitely not stored; another leader may do."""
-        self.lane.came_back(self, why)
+        self.publisher.came_back(self, why)
 
     def failed(self, why: str) -> None:
         """As `Reply.failed`."""
         definite = why.startswith(NOT_STORED)
         if definite and self.target is not None and self.target.gone:
-            self.lane.came_back(self, why.removeprefix(NOT_STORED))
+            self.publisher.came_back(self, why.removeprefix(NOT_STORED))
         else:
-            self.lane.ended(self, stored=not definite, why=why)
+            self.publisher.ended(self, stored=not definite, why=why)
 
 
 class PartitionPublisher:

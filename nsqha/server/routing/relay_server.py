@@ -100,7 +100,7 @@ class RelayedConsumer(Consumer):
         self.standby = False
         self.window = 0
         self.serial = 0
-        self.verdicts = ConsumerAcks(self, self.wire.reply, stream.service.now)
+        self.acks = ConsumerAcks(self, self.wire.reply, stream.service.now)
         self._stream = stream
         self._told: tuple[int, int, bool, bool] | None = None  # None: not accepted yet
         self._told_in_flight = 0
@@ -187,11 +187,11 @@ class RelayStream:
                 consumer.set_window(command.window.size, command.window.serial)
             case "finish":
                 lines = command.finish
-                consumer.verdicts.fin_run(lines, 0, len(lines))
+                consumer.acks.fin_run(lines, 0, len(lines))
             case "requeue":
-                consumer.verdicts.req(command.requeue.message_id, command.requeue.delay_ms)
+                consumer.acks.req(command.requeue.message_id, command.requeue.delay_ms)
             case "touch":
-                consumer.verdicts.touch(command.touch)
+                consumer.acks.touch(command.touch)
             case "taken":
                 consumer.wire.taken(command.taken)
                 consumer.wake()

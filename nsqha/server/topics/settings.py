@@ -59,7 +59,7 @@ class TopicChanges:
         record = topic.record
         for partition in topic.led:
             partition.set_sync(self._opener.sync_of(record))
-            partition.trimmer.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
+            partition.retention.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
 
 
 def remarks_alone(settings: TopicSettings) -> list[str]:

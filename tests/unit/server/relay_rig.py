@@ -228,7 +228,7 @@ class RelayNode:
                 node=self.number, epoch=epoch, isr=(self.number,), min_isr=1, sync_always=False, end=log.end.log_id,
                 durable=log.local_durable,
             ),
-            trimmer=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
             sync="none",
             held_back_max=None,
         )  # fmt: skip

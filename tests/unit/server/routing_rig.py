@@ -246,13 +246,13 @@ class Nodes:
             runner.run(main())
 
 
-def publish(node: Any, body: bytes, publisher: int = 1, **how: Any) -> Outcome:
+def publish(node: Any, body: bytes, source: int = 1, **how: Any) -> Outcome:
     """A client of `node` publishes to topic t."""
     outcome = Outcome()
-    lane = node.forwarder.lane("t", publisher)
-    assert lane is not None
-    lane.publish(hot.frame(body), outcome, **how)
-    node.kept = [*getattr(node, "kept", []), lane]  # as a connection does
+    publisher = node.forwarder.publisher("t", source)
+    assert publisher is not None
+    publisher.publish(hot.frame(body), outcome, **how)
+    node.kept = [*getattr(node, "kept", []), publisher]  # as a connection does
     return outcome
 
 

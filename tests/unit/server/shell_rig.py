@@ -282,7 +282,7 @@ class Rig:
             log=self.log,
             cursors=self.cursors,
             leader=leader,
-            trimmer=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
             sync=sync,
             held_back_max=held_back_max,
         )

@@ -85,7 +85,7 @@ def test_a_hold_that_comes_too_late_says_from_where_on_it_holds() -> None:
 def test_an_abandoned_channel_keeps_what_a_hold_keeps() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=300))
     fill(rig, pairs=6)
-    rig.partition.trimmer.abandoned = AbandonedPolicy(over_bytes=1)
+    rig.partition.retention.abandoned = AbandonedPolicy(over_bytes=1)
     answer(rig, hold(rig.partition, 1, 2, MINUTE_MS))
     keep_house(rig, 8)
     channel = rig.cursors.channels["c"].committed

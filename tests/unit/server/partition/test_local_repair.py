@@ -12,7 +12,7 @@ from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.pairs import Pair
 from nsqha.commitlog.verdict import CorruptRange
 from nsqha.commitlog.verify import verify
-from nsqha.server.partition import local_repair as own_damage
+from nsqha.server.partition import local_repair as local_repair
 from nsqha.server.partition.local_repair import LocalRepair
 from tests.sim.storage import SimStorage
 from tests.unit.server.shell_rig import Rig
@@ -27,10 +27,10 @@ class Alone(Rig):
         super().__init__(storage=storage, limits=LogLimits(segment_bytes=150))
         self.told: list[CorruptRange] = []
         self.mended: list[tuple[int, int]] = []
-        self.partition.own_damage = LocalRepair(
+        self.partition.local_repair = LocalRepair(
             self.partition, self.told.append, lambda log, first, end: self.mended.append((first, end))
         )
-        self.partition.on_damage = self.partition.own_damage.found
+        self.partition.on_damage = self.partition.local_repair.found
         for n in range(8):
             self.pass_time(1.0)
             self.publish(b"%d" % n * 20)
@@ -195,7 +195,7 @@ def test_whoever_can_not_take_in_what_was_mended_stops_nothing():
     def refuses(log: PartitionLog, first: int, end: int) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    rig.partition.own_damage._mended = refuses
+    rig.partition.local_repair._mended = refuses
     pair = rig.log._pairs[1]
     rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
     consumer = rig.consume(100)
@@ -237,9 +237,9 @@ def test_with_another_replica_nothing_is_made_up():
     pair = rig.log._pairs[1]
     rig.rot(pair, pair.first.log_id, pair.first.log_id + 1)
     rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
-    rig.partition.own_damage.alone = lambda: False
+    rig.partition.local_repair.alone = lambda: False
     rig.keep_house()
-    rig.partition.own_damage.alone = lambda: True
+    rig.partition.local_repair.alone = lambda: True
     rig.keep_house()
     assert rig.told == [] and len(verify(rig.log).problems) == 1
 
@@ -281,7 +281,7 @@ def test_what_can_be_read_again_is_damaged_no_more():
 
 def test_a_long_range_is_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch):
     """Publishes wait while files are read."""
-    monkeypatch.setattr(own_damage, "LOOK_BYTES", 60)
+    monkeypatch.setattr(local_repair, "LOOK_BYTES", 60)
     rig = Alone()
     first, end = rig.log.start.log_id, rig.log.end.log_id
     pair = rig.log._pairs[1]

@@ -201,7 +201,7 @@ def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.Monkey
 
 def test_what_nobody_reads_is_given_up_when_it_is_too_old() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=300))
-    rig.partition.trimmer.abandoned = AbandonedPolicy(after_ns=60 * 10**9)
+    rig.partition.retention.abandoned = AbandonedPolicy(after_ns=60 * 10**9)
     fill(rig)
     for wait, start in ((59, 0), (2, 2)):
         rig.pass_time(wait)
@@ -214,7 +214,7 @@ def test_a_log_start_that_a_channel_held_back_is_asked_for_again() -> None:
     """One channel is given up, another one reads on: what it still needed then goes when it has read it."""
     rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
     rig.channels("abandoned", "slow")
-    rig.partition.trimmer.abandoned = AbandonedPolicy(over_bytes=1)
+    rig.partition.retention.abandoned = AbandonedPolicy(over_bytes=1)
     consumer = rig.consume(1, "slow")
     fill(rig)
 

@@ -11,7 +11,7 @@ from nsqha import hot
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.routing import forward_client as forwarding
 from nsqha.server.routing import forward_server as forward_service
-from nsqha.server.routing import publisher as lanes
+from nsqha.server.routing import publisher as publishers
 from tests.unit.server.peer_rig import Recorder
 from tests.unit.server.routing_rig import CLUSTER, Nodes, answered, publish
 from tests.unit.server.shell_rig import Outcome
@@ -41,11 +41,11 @@ def test_partitions_led_here_come_first_and_a_publisher_keeps_to_one():
         nodes[2].lead("t", 0, nodes[2].log)
         await answered(*[publish(nodes[1], b"x", publisher) for publisher in range(4)])
         assert (len(nodes[1].log), len(nodes[2].log)) == (4, 0)
-        lane = nodes[1].forwarder.lane("t", 9)
+        publisher = nodes[1].forwarder.publisher("t", 9)
         nodes[1].step_down("t")
         nodes[2].lead("t", 1, nodes[2].log)
         nodes.appoint("t", 1, 2, 2)
-        assert nodes[1].forwarder.lane("t", 9) is lane
+        assert nodes[1].forwarder.publisher("t", 9) is publisher
         await answered(publish(nodes[1], b"y", 9))
         assert nodes[2].log == [b"y"]
 
@@ -54,7 +54,7 @@ def test_partitions_led_here_come_first_and_a_publisher_keeps_to_one():
 
 def test_an_unknown_topic_has_no_lane():
     async def story(nodes: Any) -> None:
-        assert nodes[1].forwarder.lane("t", 1) is None
+        assert nodes[1].forwarder.publisher("t", 1) is None
 
     Nodes().run(story)
 
@@ -97,8 +97,8 @@ def test_a_leader_that_steps_down_has_its_publishes_sent_to_the_next_one_in_orde
 
 def test_what_comes_to_a_leader_before_its_epoch_has_begun_waits_there_in_order(monkeypatch: Any):
     refused: list[str] = []
-    was = lanes.Publish.refused
-    monkeypatch.setattr(lanes.Publish, "refused", lambda self, why: (refused.append(why), was(self, why)))
+    was = publishers.Publish.refused
+    monkeypatch.setattr(publishers.Publish, "refused", lambda self, why: (refused.append(why), was(self, why)))
 
     async def story(nodes: Any) -> None:
         nodes[1].leaders.appoint("t", 0, 2)
@@ -201,14 +201,14 @@ def test_a_machine_that_went_silent_holds_nobody_up_longer_than_its_lease():
         nodes.appoint("t", 0, 2)
         sent = publish(nodes[1], b"sent")
         await asyncio.sleep(0.1)
-        later = publish(nodes[1], b"later", publisher=2)
+        later = publish(nodes[1], b"later", source=2)
         await asyncio.sleep(0.1)
         assert not sent.answers and not later.answers
         nodes[1].leaders.dead.add(2)
         nodes[3].lead("t", 0, nodes[3].log)
         nodes[1].leaders.appoint("t", 0, 3, 2)
         assert ["unknown" in answer for answer in sent.answers + later.answers] == [True, True]
-        await answered(new := publish(nodes[1], b"new", publisher=3))
+        await answered(new := publish(nodes[1], b"new", source=3))
         assert new.answers == ["OK"] and nodes[3].log == [b"new"]
 
     Nodes(3).run(story)
@@ -237,7 +237,7 @@ def test_what_was_sent_when_the_connection_broke_is_of_unknown_outcome():
         nodes.net.cut("n1", "n2")
         await answered(first)
         assert first.answers[0].startswith("outcome unknown: the connection to n2 was lost")
-        other = publish(nodes[1], b"2", publisher=2)
+        other = publish(nodes[1], b"2", source=2)
         await asyncio.sleep(0.1)
         nodes[2].topics["t"].led[0].store()
         await answered(other)
@@ -411,8 +411,8 @@ def test_bytes_that_are_no_frames_are_not_stored():
         nodes[2].lead("t", 0, nodes[2].log)
         nodes.appoint("t", 0, 2)
         outcome = Outcome()
-        lane = nodes[1].forwarder.lane("t", 1)
-        lane.publish(hot.frame(b"x") + b"junk", outcome)
+        publisher = nodes[1].forwarder.publisher("t", 1)
+        publisher.publish(hot.frame(b"x") + b"junk", outcome)
         await answered(outcome)
         assert outcome.answers[0].startswith("outcome unknown")
         assert nodes[2].log == []

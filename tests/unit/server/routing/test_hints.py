@@ -126,7 +126,7 @@ def test_a_hint_whose_node_dies_is_given_up_for_the_next():
         await asyncio.sleep(0.1)
         elect(nodes, 4, 3, unknown_to=1)
         nodes[2].leaders.appoint("t", 0, None, 3)  # knows of no leader that is alive
-        outcome = publish(nodes[1], b"1", publisher=2)
+        outcome = publish(nodes[1], b"1", source=2)
         await answered(outcome)
         assert outcome.answers == ["OK"] and nodes[4].log == [b"1"]
 
@@ -144,7 +144,7 @@ def test_a_hint_of_an_epoch_that_its_node_knows_nothing_of_is_dropped():
         for number in (2, 3):
             nodes[number].leaders.appoint("t", 0, 2, 6)
         nodes[2].lead("t", 0, nodes[2].log)
-        outcome = publish(nodes[1], b"1", publisher=2)
+        outcome = publish(nodes[1], b"1", source=2)
         await answered(outcome)
         assert outcome.answers == ["OK"] and nodes[2].log == [b"1"]
 
@@ -162,7 +162,7 @@ def test_a_hint_whose_node_is_dead_is_dropped_for_the_record():
         await asyncio.sleep(0.1)
         nodes[2].leaders.appoint("t", 0, 2, 6)
         nodes[2].lead("t", 0, nodes[2].log)
-        outcome = publish(nodes[1], b"1", publisher=2)
+        outcome = publish(nodes[1], b"1", source=2)
         await answered(outcome)
         assert outcome.answers == ["OK"] and nodes[2].log == [b"1"]
 

@@ -1,4 +1,4 @@
-"""A lane keeps the order of one publisher through refusals, changes of leader and lost connections."""
+"""A publisher keeps the order of its publishes through refusals, changes of leader and lost connections."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FakeLeader:
 
 
 class World:
-    """One lane, one log, one leader at a time; a Router."""
+    """One publisher, one log, one leader at a time; a Router."""
 
     def __init__(self) -> None:
         self.loop = ManualLoop(ManualClock())
@@ -52,7 +52,7 @@ class World:
         self.old: list[FakeLeader] = []
         self.deleted = False
         self.outcomes: list[Outcome] = []
-        self.lane = PartitionPublisher("t", 0, self, loop=self.loop, budget=self.budget, wait_seconds=WAIT)  # type: ignore[arg-type]
+        self.publisher = PartitionPublisher("t", 0, self, loop=self.loop, budget=self.budget, wait_seconds=WAIT)  # type: ignore[arg-type]
 
     def target(self, topic: str, number: int) -> Any:
         if self.deleted:
@@ -62,7 +62,7 @@ class World:
     def publish(self) -> Outcome:
         outcome = Outcome()
         self.outcomes.append(outcome)
-        self.lane.publish(b"%d" % len(self.outcomes), outcome)
+        self.publisher.publish(b"%d" % len(self.outcomes), outcome)
         self.loop.turn()
         return outcome
 
@@ -71,7 +71,7 @@ class World:
             self.old.append(self.leader)
         self.leader = FakeLeader(self.log) if there else None
         if tell:
-            self.lane.leaders_changed()
+            self.publisher.leaders_changed()
 
     @property
     def answers(self) -> list[list[str]]:

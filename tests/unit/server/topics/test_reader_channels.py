@@ -266,7 +266,7 @@ def test_a_reader_is_never_abandoned_and_others_keep_what_it_keeps() -> None:
     rig.cursors.reconcile(record)
     rig.partition.commit_events()
     rig.disk.sync()
-    rig.partition.trimmer.abandoned = AbandonedPolicy(over_bytes=1)
+    rig.partition.retention.abandoned = AbandonedPolicy(over_bytes=1)
     fill(rig, pairs=6)
     rig.cursors.advance("r", 2)
     rig.partition.commit_events()
