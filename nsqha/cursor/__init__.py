@@ -23,12 +23,12 @@ Reading order: `events`, `deferred`, `state`, `cursor`, `channel`, `progress`, `
     progress        live -> events: what changed since it was last written
     flight          live: who has what in flight, and until when
     waiting         live: what comes again and stays in memory
-    postponed       live: deferred messages, committed and not yet committed, by due time
+    deferred_overlay  live: deferred messages, committed and not yet committed, by due time
     loading         where the committed state comes from at start: cache, checkpoint, start of the log
     checkpoint      committed state <-> frames in the log, and rebuilding it from the files
     state           the committed state of one partition's channels, changed by applying batches only
     holds           leases on a partition's log start
-    layered         a deferred set in layers
+    deferred_store  a deferred set in layers
     layer           the layers, and what a base below them must offer
     deferred        messages that wait for a due time: the set, and the protocol that its storage fulfils
     events          the channel events: what is written into the log, and how

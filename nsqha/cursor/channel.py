@@ -67,7 +67,7 @@ class Channel(ChannelCursor):
     def deferred_count(self) -> int:
         """Messages that wait for a time: deferred ones that are not in flight, and requeued ones in memory."""
         in_flight = sum(single.deferred for single in self._flight.singles.values())
-        return max(len(self.postponed) - in_flight, 0) + len(self._waiting.delays)
+        return max(len(self.deferred_overlay) - in_flight, 0) + len(self._waiting.delays)
 
     @property
     def message_count(self) -> int:
@@ -111,8 +111,10 @@ class Channel(ChannelCursor):
             self._waiting.give_up(offset)
             ring.set(offset, FINISHED)
         # A carried copy can still be read, and what is in flight was read.
-        held = [ref.offset for ref in self.postponed.committed.items(first) if ref.offset < end and not ref.position]
-        gone = [offset for offset in held if offset in self.postponed and offset not in self._flight.singles]
+        held = [
+            ref.offset for ref in self.deferred_overlay.committed.items(first) if ref.offset < end and not ref.position
+        ]
+        gone = [offset for offset in held if offset in self.deferred_overlay and offset not in self._flight.singles]
         for offset in gone:
             self._finish_deferred(offset)
         count = len(lost) + len(gone)
@@ -131,7 +133,7 @@ class Channel(ChannelCursor):
         if due_ns <= now.wall_ns or offset != self._ring.next:
             return False
         self._ring.settle(offset, offset + 1, DEFERRED)
-        self.postponed.put(Deferred(offset, due_ns, 0))
+        self.deferred_overlay.put(Deferred(offset, due_ns, 0))
         self._touch()
         return True
 
@@ -155,7 +157,7 @@ class Channel(ChannelCursor):
         return self._due(now)
 
     def _due(self, now: Now) -> Redelivery | None:
-        ref = self.postponed.due(now.wall_ns, self._flight.singles)
+        ref = self.deferred_overlay.due(now.wall_ns, self._flight.singles)
         return self._redelivery_of(ref.offset, ref.attempts, ref.position) if ref is not None else None
 
     def _handed_out_before(self) -> Redelivery | None:
@@ -228,7 +230,7 @@ class Channel(ChannelCursor):
         self._finish_deferred(offset)
 
     def _finish_deferred(self, offset: int) -> None:
-        self.postponed.finish(offset)
+        self.deferred_overlay.finish(offset)
         if offset >= self._ring.next:  # the reader was moved back behind it
             self._passed.add(offset, offset + 1)
             self._look()
@@ -273,7 +275,7 @@ class Channel(ChannelCursor):
             self._waiting.add(offset, attempts)
 
     def _defer(self, ref: Deferred) -> None:
-        self.postponed.put(ref)
+        self.deferred_overlay.put(ref)
         self._touch()
 
     # ---- time, owners
@@ -285,7 +287,7 @@ class Channel(ChannelCursor):
         for owner, offsets, singles in self._flight.expire(now.mono):
             back.append((owner, self._came_back(offsets, singles, now)))
         self._waiting.wake(now.mono)
-        self.postponed.gather(now.wall_ns)
+        self.deferred_overlay.gather(now.wall_ns)
         if self._blocked:
             self._spill(now)  # what was at the floor may have timed out just now
         return back
@@ -318,7 +320,7 @@ class Channel(ChannelCursor):
             delay = self._waiting.next_deadline()
             if delay is not None and (deadline is None or delay < deadline):
                 deadline = delay
-        due_ns = self.postponed.next_due()
+        due_ns = self.deferred_overlay.next_due()
         if due_ns is not None:
             due = due_ns / 1e9 - self._wall_ahead_s
             if deadline is None or due < deadline:
@@ -348,5 +350,5 @@ class Channel(ChannelCursor):
     def __repr__(self) -> str:
         return (
             f"Channel({self.name}: floor {self.floor}, next {self.next_read}, {self.in_flight} in flight, "
-            f"{self._waiting.count} waiting, {len(self.postponed)} deferred)"
+            f"{self._waiting.count} waiting, {len(self.deferred_overlay)} deferred)"
         )

@@ -22,10 +22,10 @@ messages, a seek, an emptied topic, messages that a policy gave up.
 from __future__ import annotations
 
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
+from nsqha.cursor.deferred_overlay import DeferredChange, DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
 from nsqha.cursor.flight import Flight, runs
 from nsqha.cursor.limits import ChannelLimits
-from nsqha.cursor.postponed import DeferredChange, Postponed
 from nsqha.cursor.progress import Written, deliveries
 from nsqha.cursor.state import ChannelState, PartitionState
 from nsqha.cursor.waiting import Waiting
@@ -71,7 +71,7 @@ class ChannelCursor:
         self._waiting = Waiting(self._ring)
         # An ephemeral channel commits nothing: its deferred set is its own.
         own = MemoryDeferred() if self.ephemeral else committed.deferred
-        self.postponed = Postponed(own, direct=self.ephemeral)
+        self.deferred_overlay = DeferredOverlay(own, direct=self.ephemeral)
         self._passed = committed.ranges.copy()  # finished at or above next_read
         self._again = list(committed.attempts)  # handed out before a clean stop: (first, end, deliveries)
         self.written = Written(committed.floor, committed.ranges)
@@ -107,19 +107,19 @@ class ChannelCursor:
     def depth(self, end: int) -> int:
         """Messages below `end` that wait for nothing but a consumer."""
         place = self._ring.next
-        unread = end - place - self._passed.count_below(end) - self.postponed.committed.count_from(place)
+        unread = end - place - self._passed.count_below(end) - self.deferred_overlay.committed.count_from(place)
         return max(unread, 0) + self._waiting.count
 
     def oldest_unfinished(self, end: int) -> int | None:
         """The lowest offset that this channel still has to do with; None if it is done up to `end`."""
-        deferred = self.postponed.lowest()
+        deferred = self.deferred_overlay.lowest()
         if self._ring.low >= end:
             return deferred
         return self._ring.low if deferred is None else min(self._ring.low, deferred)
 
     def holds_below(self, offset: int) -> bool:
         """Whether this channel still has to do with a message below `offset`."""
-        lowest = self.postponed.lowest()
+        lowest = self.deferred_overlay.lowest()
         return self._ring.low < offset or (lowest is not None and lowest < offset)
 
     # ---- the reader
@@ -147,7 +147,7 @@ class ChannelCursor:
 
     def _end_of_deferred(self, place: int, limit: int) -> int:
         """`place`, or the end of the run of deferred messages that begins there."""
-        deferred = self.postponed.committed
+        deferred = self.deferred_overlay.committed
         if deferred.next_offset(place) != place:
             return place
         passed = self._passed.next_held(place)
@@ -166,7 +166,7 @@ class ChannelCursor:
             del self._again[0]
         special = (
             self._passed.next_held(place),
-            self.postponed.committed.next_offset(place),
+            self.deferred_overlay.committed.next_offset(place),
             max(self._again[0][0], place) if self._again else None,
         )
         self._stop = min([at for at in special if at is not None], default=_NEVER)
@@ -187,15 +187,15 @@ class ChannelCursor:
 
     def settled(self, sent: dict[int, DeferredChange]) -> None:
         """The batch with this progress was applied."""
-        self.postponed.settled(sent)
+        self.deferred_overlay.settled(sent)
 
     def deliver_at(self, refs: tuple[Deferred, ...]) -> None:
         """The pump passed messages that wait for a time."""
         for ref in refs:
             if self.ephemeral:
-                self.postponed.put(ref)
+                self.deferred_overlay.put(ref)
             else:
-                self.postponed.arrived(ref)
+                self.deferred_overlay.arrived(ref)
         self._look()
         if refs[0].offset == self._ring.next:
             self._skip()  # an idle channel of messages for later does not leave them for the first consumer
@@ -212,14 +212,14 @@ class ChannelCursor:
         committed = self.committed
         if dropped:
             if self.ephemeral:
-                self.postponed.committed.clear()
-            self.postponed.reload()
+                self.deferred_overlay.committed.clear()
+            self.deferred_overlay.reload()
         else:
-            self.postponed.keep_committed()
+            self.deferred_overlay.keep_committed()
         counts = self._flight.forget(committed.floor, keep=self._deferred_in_flight())
         self._waiting = Waiting(self._ring)
         self._passed = committed.ranges.copy()
-        for offset in self.postponed.finished(committed.floor):
+        for offset in self.deferred_overlay.finished(committed.floor):
             self._passed.add(offset, offset + 1)
         self._again = []
         self.written = Written(committed.floor, committed.ranges)
@@ -228,7 +228,7 @@ class ChannelCursor:
 
     def gone(self, end: int) -> dict[int, int]:
         """By policy everything below `end` goes unread; owner -> deliveries that were dropped."""
-        self.postponed.keep_committed(below=end)
+        self.deferred_overlay.keep_committed(below=end)
         counts = self._flight.forget_below(end, keep=self._deferred_in_flight())
         self._ring.settle(self._ring.low, end, FINISHED)
         self._waiting.drop_below(end)
@@ -237,7 +237,7 @@ class ChannelCursor:
         return counts
 
     def _deferred_in_flight(self) -> list[int]:
-        return [o for o, single in self._flight.singles.items() if single.deferred and o in self.postponed]
+        return [o for o, single in self._flight.singles.items() if single.deferred and o in self.deferred_overlay]
 
     def count_from(self, offset: int) -> None:
         """`message_count` begins here: what was handed over before this leader began is not counted again."""
@@ -252,7 +252,7 @@ class ChannelCursor:
             self._board.dirty.append(self)
             if self._board.ordered:
                 self._board.urgent = True  # the next message waits for this to be committed
-        if self.postponed.unsent >= self._limits.changes_urgent:
+        if self.deferred_overlay.unsent >= self._limits.changes_urgent:
             self._board.urgent = True  # memory holds them one by one
 
     @property
@@ -272,13 +272,15 @@ class ChannelCursor:
         self.is_dirty = False
         if final:
             for offset, single in self._flight.singles.items():
-                ref = self.postponed.get(offset) if single.deferred else None
+                ref = self.deferred_overlay.get(offset) if single.deferred else None
                 if ref is not None:
-                    self.postponed.put(ref._replace(attempts=single.attempts))
+                    self.deferred_overlay.put(ref._replace(attempts=single.attempts))
         everything = final or whole
-        sent = self.postponed.take_unsent(self.postponed.unsent if everything else self._limits.changes_per_batch)
+        sent = self.deferred_overlay.take_unsent(
+            self.deferred_overlay.unsent if everything else self._limits.changes_per_batch
+        )
         ranges: list[tuple[int, int]] = []
-        if self.postponed.unsent:
+        if self.deferred_overlay.unsent:
             self._touch()
         else:
             ring = self._ring
@@ -308,7 +310,7 @@ class ChannelCursor:
                 known[offset] = single.attempts
         settled = [
             *ring.finished_ranges(ring.low, ring.next),
-            *runs(self.postponed.offsets(ring.low, ring.next)),
+            *runs(self.deferred_overlay.offsets(ring.low, ring.next)),
         ]
         found = deliveries(ring.low, ring.next, settled, known)
         return found + [(max(first, ring.next), end, n) for first, end, n in self._again]

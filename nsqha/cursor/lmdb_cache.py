@@ -37,8 +37,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nsqha.cursor.deferred_store import DeferredStore
 from nsqha.cursor.layer import BaseLost, Layer
-from nsqha.cursor.layered import DeferredStore
 from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, encode_head
 from nsqha.cursor.lmdb_proof import remove, unproven
 from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, ReadPin, Tables, TablesError

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from nsqha.cursor import checkpoint
 from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
+from nsqha.cursor.deferred_store import DeferredStore
 from nsqha.cursor.layer import Base, BaseLost, MemoryBase
-from nsqha.cursor.layered import DeferredStore
 from nsqha.cursor.lmdb_tables import ReadPin, Tables, TablesError
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt

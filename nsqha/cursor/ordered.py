@@ -19,7 +19,7 @@ class OrderedChannel(Channel):
         run = super().next_run(end, min(count_max, 1))
         if run is None or not self._all_committed():
             return None
-        lowest = self.postponed.lowest()
+        lowest = self.deferred_overlay.lowest()
         return run if lowest is None or lowest > run[0] else None
 
     def redelivery(self, now: Now) -> Redelivery | None:
@@ -27,15 +27,15 @@ class OrderedChannel(Channel):
 
     def _due(self, now: Now) -> Redelivery | None:
         """The lowest deferred message, once everything before it is finished and it is due."""
-        offset = self.postponed.lowest()
+        offset = self.deferred_overlay.lowest()
         if offset is None or self.floor != self.next_read or offset > self._skip():
             return None
-        ref = self.postponed.get(offset)
+        ref = self.deferred_overlay.get(offset)
         if ref is None or ref.due_ns > now.wall_ns or not (ref.attempts or self._all_committed()):
             return None
         return self._redelivery_of(ref.offset, ref.attempts, ref.position)
 
     def _all_committed(self) -> bool:
-        if self.in_flight or self.floor != self.next_read or self.postponed.uncommitted:
+        if self.in_flight or self.floor != self.next_read or self.deferred_overlay.uncommitted:
             return False
         return self.ephemeral or self.floor == self.committed.floor

@@ -29,10 +29,10 @@ from nsqha.cursor import seek as seeks
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.cursor import Board
 from nsqha.cursor.deferred import Deferred
+from nsqha.cursor.deferred_overlay import DeferredChange
 from nsqha.cursor.holds import HOLDS_MAX, RELEASED, LiveHold
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.ordered import OrderedChannel
-from nsqha.cursor.postponed import DeferredChange
 from nsqha.cursor.state import ChannelState, Effect, EntryLike, PartitionState
 from nsqha.errors import LimitReached, NotFound
 

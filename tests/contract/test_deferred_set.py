@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
-from nsqha.cursor.layered import DeferredStore
+from nsqha.cursor.deferred_store import DeferredStore
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import Tables
 from nsqha.cursor.state import ChannelState

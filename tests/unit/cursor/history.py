@@ -216,7 +216,7 @@ class History(Life):
             committed = channel.committed
             held = leader.deferred[name]
             if model.ephemeral:
-                held = {ref.offset for ref in channel.postponed.committed.items()}
+                held = {ref.offset for ref in channel.deferred_overlay.committed.items()}
             went_back = model.undo if undo else None
             if undo and went_back is None:
                 return
@@ -470,7 +470,10 @@ class History(Life):
         committed = channel.committed
         check(committed.floor == channel.floor == channel.next_read == end, f"{channel} is not at the end {end}")
         check(not committed.ranges, f"{channel} has ranges left: {committed.ranges}")
-        check(len(committed.deferred) == 0 == len(channel.postponed), f"{channel} has deferred messages left")
+        check(len(committed.deferred) == 0 == len(channel.deferred_overlay), f"{channel} has deferred messages left")
         check(channel.in_flight == 0 == channel.depth(end), f"{channel} counts what is not there")
         check(channel.deferred_count == 0, f"{channel} counts deferred messages that are not there")
-        check(channel.uncommitted_progress == 0 == channel.postponed.uncommitted, f"{channel} has news after a flush")
+        check(
+            channel.uncommitted_progress == 0 == channel.deferred_overlay.uncommitted,
+            f"{channel} has news after a flush",
+        )

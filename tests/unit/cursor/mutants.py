@@ -21,11 +21,11 @@ from nsqha.cursor import checkpoint, events, loading
 from nsqha.cursor.channel import Channel
 from nsqha.cursor.checkpoint import Gatherer
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
+from nsqha.cursor.deferred_overlay import DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
 from nsqha.cursor.flight import Flight
 from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.postponed import Postponed
 from nsqha.cursor.progress import Written
 from nsqha.cursor.state import ChannelState, PartitionState
 from nsqha.errors import LogCorrupt
@@ -76,12 +76,12 @@ def stale_progress_is_dropped() -> list[Patch]:
 
 @mutant("a floor never passes a message whose deferral is not in the log yet")
 def floor_before_its_deferrals() -> list[Patch]:
-    return [patch.object(Postponed, "unsent", property(lambda self: 0)), _takes_some()]
+    return [patch.object(DeferredOverlay, "unsent", property(lambda self: 0)), _takes_some()]
 
 
 def _takes_some() -> Patch:
-    take = Postponed.take_unsent
-    return instead(Postponed, "take_unsent", lambda self, limit: take(self, limit or 5))
+    take = DeferredOverlay.take_unsent
+    return instead(DeferredOverlay, "take_unsent", lambda self, limit: take(self, limit or 5))
 
 
 @mutant("the reader stops a window behind the committed floor")
@@ -324,10 +324,10 @@ def delivery_takes_it_out() -> list[Patch]:
     redelivered = Channel.redelivered
 
     def wrong(self: Channel, redelivery: Any, owner: int, deadline: float) -> None:
-        if self._ring.get(redelivery.offset) != WAITING and redelivery.offset in self.postponed:
+        if self._ring.get(redelivery.offset) != WAITING and redelivery.offset in self.deferred_overlay:
             self._defer(Deferred(redelivery.offset, 1 << 62, redelivery.attempts))
             redelivered(self, redelivery, owner, deadline)
-            self.postponed.finish(redelivery.offset)
+            self.deferred_overlay.finish(redelivery.offset)
         else:
             redelivered(self, redelivery, owner, deadline)
 
@@ -343,7 +343,7 @@ def requeues_stay_in_memory() -> list[Patch]:
 
 @mutant("a deferral that is committed behind what was read by due time is found again")
 def no_hint() -> list[Patch]:
-    return [instead(Postponed, "_hint", lambda self, key: None)]
+    return [instead(DeferredOverlay, "_hint", lambda self, key: None)]
 
 
 @mutant("a clean stop writes attempts")
@@ -494,7 +494,10 @@ def ordered_does_not_wait_for_commit() -> list[Patch]:
 
 @mutant("the reader of an ordered channel waits at a deferred message", ordered=True)
 def ordered_passes_deferred() -> list[Patch]:
-    return [instead(Postponed, "lowest", lambda self, first=0: None), instead(OrderedChannel, "_due", Channel._due)]
+    return [
+        instead(DeferredOverlay, "lowest", lambda self, first=0: None),
+        instead(OrderedChannel, "_due", Channel._due),
+    ]
 
 
 @mutant("one message of an ordered channel is in flight", ordered=True)

@@ -10,7 +10,7 @@ import pytest
 from nsqha.cursor import lmdb_cache, lmdb_proof, lmdb_tables
 from nsqha.cursor.checkpoint import digest, encode
 from nsqha.cursor.deferred import Deferred
-from nsqha.cursor.layered import DeferredStore
+from nsqha.cursor.deferred_store import DeferredStore
 from nsqha.cursor.lmdb_cache import LmdbCache
 from nsqha.cursor.lmdb_tables import TablesError
 from nsqha.cursor.loading import CACHE, LOG_START

@@ -98,7 +98,7 @@ def test_events_of_a_batch_that_was_not_stored_go_before_the_next():
     later, _ = leader.cursors.take_events(leader.now, force=True)
     leader._write(lost + later, flags, [], 0)
     assert channel.committed.floor == 3
-    assert channel.postponed.uncommitted == 0
+    assert channel.deferred_overlay.uncommitted == 0
     assert not leader.cursors._taken
 
 

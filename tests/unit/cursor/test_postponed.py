@@ -7,10 +7,10 @@ import random
 import pytest
 
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
-from nsqha.cursor.postponed import Postponed
+from nsqha.cursor.deferred_overlay import DeferredOverlay
 
 
-def commit(held: Postponed, sent: dict) -> None:
+def commit(held: DeferredOverlay, sent: dict) -> None:
     """What applying the progress does to the committed set."""
     for offset, change in sent.items():
         if change.ref is None:
@@ -23,7 +23,7 @@ def commit(held: Postponed, sent: dict) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_overlay_is_a_dict_and_hands_out_everything_when_due(seed):
     rng = random.Random(seed)
-    held, plain, sent = Postponed(MemoryDeferred()), {}, []
+    held, plain, sent = DeferredOverlay(MemoryDeferred()), {}, []
     now, in_flight = 0, {}
     for _ in range(400):
         offset = rng.randrange(30)
@@ -73,7 +73,7 @@ def test_the_overlay_is_a_dict_and_hands_out_everything_when_due(seed):
 def test_a_carried_position_is_seen_through_the_overlay():
     committed = MemoryDeferred()
     committed.put(Deferred(1, 5, 0))
-    held = Postponed(committed)
+    held = DeferredOverlay(committed)
     held.put(Deferred(1, 9, 1))
     committed.put(Deferred(1, 5, 0, 777))
     assert held.get(1) == Deferred(1, 9, 1, 777)
@@ -83,7 +83,7 @@ def test_after_a_seek_only_changes_of_committed_messages_stay():
     committed = MemoryDeferred()
     committed.put(Deferred(1, 5, 0))
     committed.put(Deferred(2, 5, 0))
-    held = Postponed(committed)
+    held = DeferredOverlay(committed)
     held.put(Deferred(1, 9, 1))
     held.finish(2)
     held.put(Deferred(3, 9, 1))
@@ -94,7 +94,7 @@ def test_after_a_seek_only_changes_of_committed_messages_stay():
 
 
 def test_the_heap_of_due_times_is_bounded_by_what_is_uncommitted():
-    held = Postponed(MemoryDeferred())
+    held = DeferredOverlay(MemoryDeferred())
     for n in range(5000):
         held.put(Deferred(n % 10, 1_000_000 + n, 1))
     assert len(held._heap) < 1000

@@ -66,7 +66,7 @@ def test_all_that_was_deferred_is_written_before_a_seek_and_stays_deferred():
         assert channel.req(offset, 1, 60_000, leader.now) is None
     leader.cursors.seek("c", TARGET_END)
     leader.flush()
-    assert len(channel.postponed) == len(channel.committed.deferred) == 6
+    assert len(channel.deferred_overlay) == len(channel.committed.deferred) == 6
     leader.clock.advance(61)
     assert [found.offset for found in leader.redeliver(channel)] == [0, 1, 2, 3, 4, 5]
 

@@ -1,13 +1,13 @@
 """A deferred set in layers: what changed lately in memory, over rows that lie somewhere else and are written slowly.
 
-    live      changes since the last `freeze`                    always answers first
-    frozen    the layer that is being written below just now     or None
+    memtable      changes since the last `freeze`                    always answers first
+    immutable    the layer that is being written below just now     or None
     base      rows at rest (a database)                          or None
 
-Each layer shadows those below it: it holds a row, or says that there is none any more. A write of the frozen layer may
-be half done at any time, because nobody looks below it; `thaw` drops it when the base has all of it. The number of rows
-and the lowest and highest offset that the base may hold are known in memory, so a set that is empty, and a message that
-was published after the base was written, cost no access to the base.
+Each layer shadows those below it: it holds a row, or says that there is none any more. A write of the immutable layer
+may be half done at any time, because nobody looks below it; `thaw` drops it when the base has all of it. The number of
+rows and the lowest and highest offset that the base may hold are known in memory, so a set that is empty, and a message
+that was published after the base was written, cost no access to the base.
 
 If the base fails, `Home` hands in its rows once more (the log has them), and the set goes on in memory.
 
@@ -35,7 +35,7 @@ class Home(Protocol):
     """Who looks after a set's base."""
 
     def full(self, held: DeferredStore) -> None:
-        """The live layer has reached its room: freeze it soon."""
+        """The memtable layer has reached its room: freeze it soon."""
 
     def cleared(self, held: DeferredStore, base: Base) -> None:
         """Nobody needs the rows of this base any more."""
@@ -48,8 +48,18 @@ class DeferredStore:
     """A DeferredSet over a base that is written now and then."""
 
     __slots__ = (
-        "_carried_from", "_frozen", "_high", "_home", "_live", "_low", "_marks", "_own_from",
-        "base", "carried", "count", "room",
+        "_carried_from",
+        "_high",
+        "_home",
+        "_immutable",
+        "_low",
+        "_marks",
+        "_memtable",
+        "_own_from",
+        "base",
+        "carried",
+        "count",
+        "room",
     )  # fmt: skip
 
     def __init__(
@@ -68,8 +78,8 @@ class DeferredStore:
         self.carried = carried
         self.room = room
         self._home = home
-        self._live = Layer()
-        self._frozen: Layer | None = None
+        self._memtable = Layer()
+        self._immutable: Layer | None = None
         self._low, self._high = bounds if bounds is not None else (1, 0)
         self._marks = Marks(count)
         # No row without a position has a lower offset, and no row with one has a lower position: what `below` found.
@@ -91,9 +101,9 @@ class DeferredStore:
                 self._carried_from = ref.position
         elif offset < self._own_from:
             self._own_from = offset
-        live = self._live
-        live.put(ref)
-        if len(live.rows) == self.room:
+        memtable = self._memtable
+        memtable.put(ref)
+        if len(memtable.rows) == self.room:
             self._home.full(self)
 
     def remove(self, offset: int) -> bool:
@@ -104,7 +114,7 @@ class DeferredStore:
         self._marks.change(offset, -1)
         if old.position:
             self.carried -= 1
-        rows = self._live.rows
+        rows = self._memtable.rows
         if self._below_live(offset):
             rows[offset] = None
             if len(rows) == self.room:
@@ -115,8 +125,8 @@ class DeferredStore:
 
     def _below_live(self, offset: int) -> bool:
         """Whether a layer below may hold the offset."""
-        frozen = self._frozen
-        return self._low <= offset <= self._high or (frozen is not None and offset in frozen.rows)
+        immutable = self._immutable
+        return self._low <= offset <= self._high or (immutable is not None and offset in immutable.rows)
 
     def clear(self) -> None:
         base = self.base
@@ -130,11 +140,11 @@ class DeferredStore:
         return self.count
 
     def get(self, offset: int) -> Deferred | None:
-        ref = self._live.rows.get(offset, _UNHELD)
+        ref = self._memtable.rows.get(offset, _UNHELD)
         if ref is not _UNHELD:
             return ref
-        if self._frozen is not None:
-            ref = self._frozen.rows.get(offset, _UNHELD)
+        if self._immutable is not None:
+            ref = self._immutable.rows.get(offset, _UNHELD)
             if ref is not _UNHELD:
                 return ref
         if self._low <= offset <= self._high and self.base is not None:
@@ -210,11 +220,11 @@ class DeferredStore:
 
     def snapshot(self) -> DeferredStore:
         copy = DeferredStore(self._home, count=self.count, carried=self.carried)
-        copy._live = Layer({**(self._frozen.rows if self._frozen is not None else {}), **self._live.rows})
+        copy._memtable = Layer({**(self._immutable.rows if self._immutable is not None else {}), **self._memtable.rows})
         if self._low <= self._high:
             copy.base = self._from_base(lambda base: base.pinned(), lambda: None)
-            if copy.base is None:  # the base was lost: its rows are in the live layer by now
-                copy._live = Layer(dict(self._live.rows))
+            if copy.base is None:  # the base was lost: its rows are in the memtable layer by now
+                copy._memtable = Layer(dict(self._memtable.rows))
             else:
                 copy._low, copy._high = self._low, self._high
         return copy
@@ -222,27 +232,27 @@ class DeferredStore:
     # ---- the layers as one
 
     def _refs(self, first: int) -> Iterator[Deferred]:
-        live, frozen = self._live, self._frozen
+        memtable, immutable = self._memtable, self._immutable
         sources: list[Iterable[Deferred]] = []
-        if live.rows and first <= live.high:
-            sources.append(live.refs(first))
-        if frozen is not None:
-            sources.append(ref for ref in frozen.refs(first) if ref.offset not in live.rows)
+        if memtable.rows and first <= memtable.high:
+            sources.append(memtable.refs(first))
+        if immutable is not None:
+            sources.append(ref for ref in immutable.refs(first) if ref.offset not in memtable.rows)
         if first <= self._high:
-            sources.append(self._base_refs(first, live, frozen))
+            sources.append(self._base_refs(first, memtable, immutable))
         return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
 
-    def _base_refs(self, first: int, live: Layer, frozen: Layer | None) -> Iterator[Deferred]:
+    def _base_refs(self, first: int, memtable: Layer, immutable: Layer | None) -> Iterator[Deferred]:
         limit = _FIRST_PAGE
         while True:
-            # Lost meanwhile: its rows were put into a new live layer; those from here on are taken from there.
+            # Lost meanwhile: its rows were put into a new memtable layer; those from here on are taken from there.
             page = self._from_base(
                 lambda base: base.by_offset(first, limit),  # noqa: B023
-                lambda: list(islice(self._live.refs(first), limit)),  # noqa: B023
+                lambda: list(islice(self._memtable.refs(first), limit)),  # noqa: B023
             )
-            if live.rows or frozen is not None:
+            if memtable.rows or immutable is not None:
                 for ref in page:
-                    if ref.offset not in live.rows and (frozen is None or ref.offset not in frozen.rows):
+                    if ref.offset not in memtable.rows and (immutable is None or ref.offset not in immutable.rows):
                         yield ref
             else:
                 yield from page
@@ -251,25 +261,25 @@ class DeferredStore:
             first, limit = page[-1].offset + 1, min(4 * limit, _PAGE)
 
     def _dues(self, after: DueKey) -> Iterator[DueRow]:
-        live, frozen = self._live, self._frozen
+        memtable, immutable = self._memtable, self._immutable
         sources: list[Iterable[DueRow]] = []
-        if live.rows:
-            sources.append(live.dues(after))
-        if frozen is not None:
-            sources.append(row for row in frozen.dues(after) if row[1] not in live.rows)
+        if memtable.rows:
+            sources.append(memtable.dues(after))
+        if immutable is not None:
+            sources.append(row for row in immutable.dues(after) if row[1] not in memtable.rows)
         if self._low <= self._high:
-            sources.append(self._base_dues(after, live, frozen))
+            sources.append(self._base_dues(after, memtable, immutable))
         return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
 
-    def _base_dues(self, after: DueKey, live: Layer, frozen: Layer | None) -> Iterator[DueRow]:
+    def _base_dues(self, after: DueKey, memtable: Layer, immutable: Layer | None) -> Iterator[DueRow]:
         limit = _FIRST_PAGE
         while True:
             page = self._from_base(
                 lambda base: base.by_due(after, limit),  # noqa: B023
-                lambda: [ref for _, _, ref in islice(self._live.dues(after), limit)],  # noqa: B023
+                lambda: [ref for _, _, ref in islice(self._memtable.dues(after), limit)],  # noqa: B023
             )
             for ref in page:
-                if ref.offset not in live.rows and (frozen is None or ref.offset not in frozen.rows):
+                if ref.offset not in memtable.rows and (immutable is None or ref.offset not in immutable.rows):
                     yield (ref.due_ns, ref.offset, ref)
             if len(page) < limit:
                 return
@@ -291,24 +301,24 @@ class DeferredStore:
     @property
     def overlaid(self) -> int:
         """Changes that are in memory only."""
-        return len(self._live.rows) + (len(self._frozen.rows) if self._frozen is not None else 0)
+        return len(self._memtable.rows) + (len(self._immutable.rows) if self._immutable is not None else 0)
 
     def freeze(self) -> Layer | None:
         """What changed since the last time, to be written; None if nothing did. The base must be set by then."""
-        assert self._frozen is None, "frozen twice"
-        if not self._live.rows:
+        assert self._immutable is None, "immutable twice"
+        if not self._memtable.rows:
             return None
-        self._frozen, self._live = self._live, Layer()
-        return self._frozen
+        self._immutable, self._memtable = self._memtable, Layer()
+        return self._immutable
 
     def thaw(self, layer: Layer, count: int) -> None:
         """The base has all of `layer` now, and `count` rows.
 
         A set that was cleared meanwhile has nothing to do with it any more.
         """
-        if self._frozen is not layer:
+        if self._immutable is not layer:
             return
-        self._frozen = None
+        self._immutable = None
         if count == 0:
             self._low, self._high = 1, 0
         elif layer.low <= layer.high:
@@ -317,20 +327,20 @@ class DeferredStore:
             self._high = layer.high if empty else max(self._high, layer.high)
 
     def unfreeze(self) -> None:
-        """The frozen layer was not written and nothing changed since: it is the live one again."""
-        assert self._frozen is not None and not self._live.rows, "unfroze a layer that has another above it"
-        self._live, self._frozen = self._frozen, None
+        """The immutable layer was not written and nothing changed since: it is the memtable one again."""
+        assert self._immutable is not None and not self._memtable.rows, "unfroze a layer that has another above it"
+        self._memtable, self._immutable = self._immutable, None
 
     def settle_in_memory(self, rows: Iterable[Deferred]) -> None:
         """The base is gone; these were its rows. From now on everything is in memory."""
         merged: dict[int, Deferred | None] = {ref.offset: ref for ref in rows}
-        if self._frozen is not None:
-            merged.update(self._frozen.rows)
-        merged.update(self._live.rows)
-        self._live = Layer({offset: ref for offset, ref in merged.items() if ref is not None})
-        self._frozen, self.base = None, None
+        if self._immutable is not None:
+            merged.update(self._immutable.rows)
+        merged.update(self._memtable.rows)
+        self._memtable = Layer({offset: ref for offset, ref in merged.items() if ref is not None})
+        self._immutable, self.base = None, None
         self._low, self._high = 1, 0
-        assert len(self._live.rows) == self.count, "the rows that were recalled are not those that were lost"
+        assert len(self._memtable.rows) == self.count, "the rows that were recalled are not those that were lost"
 
     def __repr__(self) -> str:
         return f"DeferredStore({self.count}, {self.overlaid} of them overlaid)"

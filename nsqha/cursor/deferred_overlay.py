@@ -42,7 +42,7 @@ class DeferredChange:
         return int(self.fresh) if self.ref is not None else int(self.fresh) - 1
 
 
-class Postponed:
+class DeferredOverlay:
     """Deferred messages, committed or about to be."""
 
     __slots__ = ("_changes", "_direct", "_extra", "_heap", "_mark", "_next", "_ready", "_unsent", "committed")
