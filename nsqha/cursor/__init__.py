@@ -10,7 +10,7 @@ Two kinds of state, kept apart by everything in this package:
 
 Reading order: `events`, `deferred`, `state`, `cursor`, `channel`, `progress`, `checkpoint`, `partition`. Downwards:
 
-    lmdb_cache      the cache of committed state: `layered` sets over `lmdb_tables`, proven by `lmdb_proof`
+    lmdb_cache      the cache of committed state: deferred sets over `lmdb_tables`, proven by `lmdb_proof`
     lmdb_partition  one partition in the cache
     lmdb_tables     the database, and the only user of lmdb
     lmdb_proof      whether the database is what was last written

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nsqha.clock import Now
-from nsqha.cursor.cursor import Board, ChannelCursor
+from nsqha.cursor.cursor import ChannelContext, ChannelCursor
 from nsqha.cursor.deferred import Deferred
 from nsqha.cursor.flight import NOT_IN_FLIGHT, Single
 from nsqha.cursor.requeue import ATTEMPTS_MAX, stays_in_memory
@@ -47,14 +47,14 @@ class Redelivery(NamedTuple):
 class Channel(ChannelCursor):
     """A cursor, and what was handed out from it. One owner: the partition's leader."""
 
-    def __init__(self, committed: ChannelState, board: Board) -> None:
-        super().__init__(committed, board)
+    def __init__(self, committed: ChannelState, context: ChannelContext) -> None:
+        super().__init__(committed, context)
         self.paused = committed.silent  # for good, if it is a reader's
         self.requeue_count = 0
         self.timeout_count = 0
         self.finished_count = 0
         self._blocked = False  # the reader stands at the end of the window
-        self._id_base = board.id_base
+        self._id_base = context.id_base
         self._wall_ahead_s = 0.0  # wall clock minus monotonic clock, when they were last seen
 
     # ---- counters
@@ -308,7 +308,7 @@ class Channel(ChannelCursor):
         return count
 
     def _see(self, now: Now) -> None:
-        self._board.mono = now.mono
+        self._context.mono = now.mono
         self._wall_ahead_s = now.wall_ns / 1e9 - now.mono
         if self._blocked:
             self._spill(now)
@@ -345,7 +345,7 @@ class Channel(ChannelCursor):
             ring.set(offset, DEFERRED)
         self._blocked = ring.next >= self._window_end()
         if self.is_dirty:
-            self._board.urgent = True  # only a committed floor makes room
+            self._context.urgent = True  # only a committed floor makes room
 
     def __repr__(self) -> str:
         return (

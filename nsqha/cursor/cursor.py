@@ -34,7 +34,7 @@ from nsqha.hot import DEFERRED, FINISHED, Ring
 _NEVER = 1 << 63
 
 
-class Board:
+class ChannelContext:
     """What the channels of a partition share: bounds, the committed state, and who has something to write."""
 
     __slots__ = ("dirty", "id_base", "limits", "mono", "ordered", "state", "urgent")
@@ -52,14 +52,14 @@ class Board:
 class ChannelCursor:
     """The cursor of a channel; `Channel` hands out and takes answers on top of it."""
 
-    def __init__(self, committed: ChannelState, board: Board) -> None:
+    def __init__(self, committed: ChannelState, context: ChannelContext) -> None:
         self.name = committed.name
         self.uid = committed.uid
         self.ephemeral = committed.ephemeral
         self.committed = committed
         self.is_dirty = False
-        self._board = board
-        self._limits = board.limits
+        self._context = context
+        self._limits = context.limits
         self._counted_from = committed.floor  # where message_count begins
         self.reload()
 
@@ -87,7 +87,7 @@ class ChannelCursor:
     @property
     def end(self) -> int:
         """The end of what it may read: the pump, or a reader's log end."""
-        return self._board.state.end_for(self.committed)
+        return self._context.state.end_for(self.committed)
 
     @property
     def next_read(self) -> int:
@@ -136,7 +136,7 @@ class ChannelCursor:
             past = min(self._passed.end_of_range(place), limit)
             if past > place:
                 ring.settle(place, past, FINISHED)
-            elif not self._board.ordered and (past := self._end_of_deferred(place, limit)) > place:
+            elif not self._context.ordered and (past := self._end_of_deferred(place, limit)) > place:
                 ring.settle(place, past, DEFERRED)
             else:
                 break
@@ -249,11 +249,11 @@ class ChannelCursor:
         """There is something to write."""
         if not self.is_dirty and not self.ephemeral:
             self.is_dirty = True
-            self._board.dirty.append(self)
-            if self._board.ordered:
-                self._board.urgent = True  # the next message waits for this to be committed
+            self._context.dirty.append(self)
+            if self._context.ordered:
+                self._context.urgent = True  # the next message waits for this to be committed
         if self.deferred_overlay.unsent >= self._limits.changes_urgent:
-            self._board.urgent = True  # memory holds them one by one
+            self._context.urgent = True  # memory holds them one by one
 
     @property
     def has_final_news(self) -> bool:

@@ -2,14 +2,14 @@
 
     memtable      changes since the last `freeze`                    always answers first
     immutable    the layer that is being written below just now     or None
-    base      rows at rest (a database)                          or None
+    table      rows at rest (a database)                          or None
 
 Each layer shadows those below it: it holds a row, or says that there is none any more. A write of the immutable layer
-may be half done at any time, because nobody looks below it; `thaw` drops it when the base has all of it. The number of
-rows and the lowest and highest offset that the base may hold are known in memory, so a set that is empty, and a message
-that was published after the base was written, cost no access to the base.
+may be half done at any time, because nobody looks below it; `thaw` drops it when the table has all of it. The number of
+rows and the lowest and highest offset that the table may hold are known in memory, so a set that is empty, and a
+message that was published after the table was written, cost no access to the table.
 
-If the base fails, `Home` hands in its rows once more (the log has them), and the set goes on in memory.
+If the table fails, `Home` hands in its rows once more (the log has them), and the set goes on in memory.
 
     freeze -> [written elsewhere] -> thaw            the same set all the time
 """
@@ -22,7 +22,7 @@ from itertools import islice, takewhile
 from typing import Protocol, TypeVar
 
 from nsqha.cursor.deferred import Deferred, DueKey
-from nsqha.cursor.layer import UNBOUNDED, Base, BaseLost, DueRow, Layer, Marks
+from nsqha.cursor.layer import UNBOUNDED, DueRow, Layer, Marks, Table, TableLost
 
 T = TypeVar("T")
 
@@ -32,20 +32,20 @@ _UNHELD = Deferred(-1, 0, 0)  # a layer says nothing of an offset
 
 
 class Home(Protocol):
-    """Who looks after a set's base."""
+    """Who looks after a set's table."""
 
     def full(self, held: DeferredStore) -> None:
         """The memtable layer has reached its room: freeze it soon."""
 
-    def cleared(self, held: DeferredStore, base: Base) -> None:
-        """Nobody needs the rows of this base any more."""
+    def cleared(self, held: DeferredStore, table: Table) -> None:
+        """Nobody needs the rows of this table any more."""
 
-    def lost(self, held: DeferredStore, error: BaseLost) -> None:
-        """The base failed: call `settle_in_memory` with its rows before returning."""
+    def lost(self, held: DeferredStore, error: TableLost) -> None:
+        """The table failed: call `settle_in_memory` with its rows before returning."""
 
 
 class DeferredStore:
-    """A DeferredSet over a base that is written now and then."""
+    """A DeferredSet over a table that is written now and then."""
 
     __slots__ = (
         "_carried_from",
@@ -56,24 +56,24 @@ class DeferredStore:
         "_marks",
         "_memtable",
         "_own_from",
-        "base",
         "carried",
         "count",
         "room",
+        "table",
     )  # fmt: skip
 
     def __init__(
         self,
         home: Home,
-        base: Base | None = None,
+        table: Table | None = None,
         *,
         count: int = 0,
         carried: int = 0,
         bounds: tuple[int, int] | None = None,
         room: int = UNBOUNDED,
     ) -> None:
-        """The base has `count` rows, `carried` of them with a position; `bounds` are its lowest and highest offset."""
-        self.base = base
+        """The table has `count` rows, `carried` of them with a position; `bounds` are its lowest and highest offset."""
+        self.table = table
         self.count = count
         self.carried = carried
         self.room = room
@@ -129,10 +129,10 @@ class DeferredStore:
         return self._low <= offset <= self._high or (immutable is not None and offset in immutable.rows)
 
     def clear(self) -> None:
-        base = self.base
+        table = self.table
         self.__init__(self._home, room=self.room)  # type: ignore[misc]
-        if base is not None:
-            self._home.cleared(self, base)
+        if table is not None:
+            self._home.cleared(self, table)
 
     # ---- asking
 
@@ -147,10 +147,10 @@ class DeferredStore:
             ref = self._immutable.rows.get(offset, _UNHELD)
             if ref is not _UNHELD:
                 return ref
-        if self._low <= offset <= self._high and self.base is not None:
+        if self._low <= offset <= self._high and self.table is not None:
             try:
-                return self.base.get(offset)
-            except BaseLost as error:
+                return self.table.get(offset)
+            except TableLost as error:
                 self._home.lost(self, error)
                 return self.get(offset)
         return None
@@ -222,8 +222,8 @@ class DeferredStore:
         copy = DeferredStore(self._home, count=self.count, carried=self.carried)
         copy._memtable = Layer({**(self._immutable.rows if self._immutable is not None else {}), **self._memtable.rows})
         if self._low <= self._high:
-            copy.base = self._from_base(lambda base: base.pinned(), lambda: None)
-            if copy.base is None:  # the base was lost: its rows are in the memtable layer by now
+            copy.table = self._from_table(lambda table: table.pinned(), lambda: None)
+            if copy.table is None:  # the table was lost: its rows are in the memtable layer by now
                 copy._memtable = Layer(dict(self._memtable.rows))
             else:
                 copy._low, copy._high = self._low, self._high
@@ -239,15 +239,15 @@ class DeferredStore:
         if immutable is not None:
             sources.append(ref for ref in immutable.refs(first) if ref.offset not in memtable.rows)
         if first <= self._high:
-            sources.append(self._base_refs(first, memtable, immutable))
+            sources.append(self._table_refs(first, memtable, immutable))
         return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
 
-    def _base_refs(self, first: int, memtable: Layer, immutable: Layer | None) -> Iterator[Deferred]:
+    def _table_refs(self, first: int, memtable: Layer, immutable: Layer | None) -> Iterator[Deferred]:
         limit = _FIRST_PAGE
         while True:
             # Lost meanwhile: its rows were put into a new memtable layer; those from here on are taken from there.
-            page = self._from_base(
-                lambda base: base.by_offset(first, limit),  # noqa: B023
+            page = self._from_table(
+                lambda table: table.by_offset(first, limit),  # noqa: B023
                 lambda: list(islice(self._memtable.refs(first), limit)),  # noqa: B023
             )
             if memtable.rows or immutable is not None:
@@ -268,14 +268,14 @@ class DeferredStore:
         if immutable is not None:
             sources.append(row for row in immutable.dues(after) if row[1] not in memtable.rows)
         if self._low <= self._high:
-            sources.append(self._base_dues(after, memtable, immutable))
+            sources.append(self._table_dues(after, memtable, immutable))
         return heapq.merge(*sources) if len(sources) > 1 else iter(sources[0] if sources else ())
 
-    def _base_dues(self, after: DueKey, memtable: Layer, immutable: Layer | None) -> Iterator[DueRow]:
+    def _table_dues(self, after: DueKey, memtable: Layer, immutable: Layer | None) -> Iterator[DueRow]:
         limit = _FIRST_PAGE
         while True:
-            page = self._from_base(
-                lambda base: base.by_due(after, limit),  # noqa: B023
+            page = self._from_table(
+                lambda table: table.by_due(after, limit),  # noqa: B023
                 lambda: [ref for _, _, ref in islice(self._memtable.dues(after), limit)],  # noqa: B023
             )
             for ref in page:
@@ -285,18 +285,18 @@ class DeferredStore:
                 return
             after, limit = (page[-1].due_ns, page[-1].offset), min(4 * limit, _PAGE)
 
-    def _from_base(self, ask: Callable[[Base], T], otherwise: Callable[[], T]) -> T:
-        """Ask the base; if it is lost, `otherwise` answers from memory, where all rows are then."""
-        base = self.base
-        if base is not None:
+    def _from_table(self, ask: Callable[[Table], T], otherwise: Callable[[], T]) -> T:
+        """Ask the table; if it is lost, `otherwise` answers from memory, where all rows are then."""
+        table = self.table
+        if table is not None:
             try:
-                return ask(base)
-            except BaseLost as error:
+                return ask(table)
+            except TableLost as error:
                 self._home.lost(self, error)
-        assert self.base is None, "a set whose base is lost was not settled in memory"
+        assert self.table is None, "a set whose table is lost was not settled in memory"
         return otherwise()
 
-    # ---- between the layers and the base
+    # ---- between the layers and the table
 
     @property
     def overlaid(self) -> int:
@@ -304,7 +304,7 @@ class DeferredStore:
         return len(self._memtable.rows) + (len(self._immutable.rows) if self._immutable is not None else 0)
 
     def freeze(self) -> Layer | None:
-        """What changed since the last time, to be written; None if nothing did. The base must be set by then."""
+        """What changed since the last time, to be written; None if nothing did. The table must be set by then."""
         assert self._immutable is None, "immutable twice"
         if not self._memtable.rows:
             return None
@@ -312,7 +312,7 @@ class DeferredStore:
         return self._immutable
 
     def thaw(self, layer: Layer, count: int) -> None:
-        """The base has all of `layer` now, and `count` rows.
+        """The table has all of `layer` now, and `count` rows.
 
         A set that was cleared meanwhile has nothing to do with it any more.
         """
@@ -332,13 +332,13 @@ class DeferredStore:
         self._memtable, self._immutable = self._immutable, None
 
     def settle_in_memory(self, rows: Iterable[Deferred]) -> None:
-        """The base is gone; these were its rows. From now on everything is in memory."""
+        """The table is gone; these were its rows. From now on everything is in memory."""
         merged: dict[int, Deferred | None] = {ref.offset: ref for ref in rows}
         if self._immutable is not None:
             merged.update(self._immutable.rows)
         merged.update(self._memtable.rows)
         self._memtable = Layer({offset: ref for offset, ref in merged.items() if ref is not None})
-        self._immutable, self.base = None, None
+        self._immutable, self.table = None, None
         self._low, self._high = 1, 0
         assert len(self._memtable.rows) == self.count, "the rows that were recalled are not those that were lost"
 

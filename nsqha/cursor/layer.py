@@ -1,4 +1,4 @@
-"""The parts that a layered deferred set is made of: a layer of changes, and what a base below it must offer."""
+"""The parts that a layered deferred set is made of: a layer of changes, and what a table below it must offer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MARKS = 4
 _LEAST: DueKey = (-(1 << 63), -1)
 
 
-class BaseLost(Exception):
-    """The base can not be read."""
+class TableLost(Exception):
+    """The table can not be read."""
 
 
-class Base(Protocol):
-    """Rows at rest. Each call stands for itself; BaseLost if they can not be read."""
+class Table(Protocol):
+    """Rows at rest. Each call stands for itself; TableLost if they can not be read."""
 
     def get(self, offset: int) -> Deferred | None: ...
 
@@ -34,8 +34,8 @@ class Base(Protocol):
     def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         """Up to `limit` rows behind `after`, in order of (due_ns, offset)."""
 
-    def pinned(self) -> Base:
-        """The rows as they are now, whatever is written later. BaseLost if that can not be had."""
+    def pinned(self) -> Table:
+        """The rows as they are now, whatever is written later. TableLost if that can not be had."""
 
 
 class Layer:
@@ -136,8 +136,8 @@ class Marks:
         return count
 
 
-class MemoryBase:
-    """A base that is a layer in memory."""
+class MemoryTable:
+    """A table that is a layer in memory."""
 
     def __init__(self, rows: Iterable[Deferred]) -> None:
         self._layer = Layer({ref.offset: ref for ref in rows})
@@ -151,5 +151,5 @@ class MemoryBase:
     def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         return [ref for _, _, ref in islice(self._layer.dues(after), limit)]
 
-    def pinned(self) -> MemoryBase:
+    def pinned(self) -> MemoryTable:
         return self

@@ -11,7 +11,7 @@ What it has of one partition is in `lmdb_partition`.
 
 **Writing**, about once a second:
 
-    take         on the loop: what changed is set aside. Until the end the sets answer from memory (`layered`), so
+    take         on the loop: what changed is set aside. Until the end the sets answer from memory, so
                  everything that follows may fail half done, and be repeated
     write_rows   on the loop, some rows at a time, until all are: to the page cache, as the log is written
     write        on the disk thread: the heads; then all is synced, and proven
@@ -38,7 +38,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nsqha.cursor.deferred_store import DeferredStore
-from nsqha.cursor.layer import BaseLost, Layer
+from nsqha.cursor.layer import Layer, TableLost
 from nsqha.cursor.lmdb_partition import CachedPartition, LmdbRows, encode_head
 from nsqha.cursor.lmdb_proof import remove, unproven
 from nsqha.cursor.lmdb_tables import MAP_BYTES, ROWS_PER_TXN, MapFull, ReadPin, Tables, TablesError
@@ -199,7 +199,7 @@ class LmdbCache:
         try:
             try:
                 return self._load(key, log, read, committed, later, must_read)
-            except BaseLost:
+            except TableLost:
                 return self._load(key, log, read, committed, later, must_read)  # in memory
         finally:
             self._loads -= 1
@@ -224,8 +224,8 @@ class LmdbCache:
         partition.base_log_id = loaded.state.applied.log_id
         partition.state = loaded.state
         for uid, set_ in partition.sets():
-            if isinstance(set_.base, LmdbRows):
-                set_.base.uid = uid  # one that was drained did not know
+            if isinstance(set_.table, LmdbRows):
+                set_.table.uid = uid  # one that was drained did not know
         self._partitions[key] = partition
         return loaded
 
@@ -234,7 +234,7 @@ class LmdbCache:
         partition = self._partitions.pop(key, None)
         if partition is not None:
             self._forgotten.append(key)
-            self._dead += [set_.base.number for _, set_ in partition.sets() if isinstance(set_.base, LmdbRows)]
+            self._dead += [set_.table.number for _, set_ in partition.sets() if isinstance(set_.table, LmdbRows)]
 
     def give_back(self, key: PartitionKey, state: PartitionState) -> None:
         """A state that was loaded and is of no use; nothing, if another one has its place."""
@@ -247,7 +247,7 @@ class LmdbCache:
         if self.tables is None or self.failure is not None:
             return
         sets = [set_ for partition in self._partitions.values() for _, set_ in partition.sets()]
-        mine = {set_.base.number for set_ in sets if isinstance(set_.base, LmdbRows)}
+        mine = {set_.table.number for set_ in sets if isinstance(set_.table, LmdbRows)}
         try:
             self._dead = [number for number in self.tables.numbers() if number not in mine]
             self._forgotten = [key for key in self.tables.partitions() if key not in self._partitions]
@@ -348,18 +348,18 @@ class LmdbCache:
             if change is not None:
                 changes.append(change)
             if held.count:
-                assert isinstance(held.base, LmdbRows)
-                sets.append((channel.uid, held.base.number, held.count, held.carried))
+                assert isinstance(held.table, LmdbRows)
+                sets.append((channel.uid, held.table.number, held.count, held.carried))
         return _PartitionWrite(partition, state.outline(), sets, changes)
 
     def _freeze(self, partition: CachedPartition, uid: int, held: DeferredStore) -> _Change | None:
         layer = held.freeze()
         if layer is None or self.tables is None:
             return None
-        if held.base is None:
-            held.base = LmdbRows(self.tables, partition, uid, next(self._numbers))
-        assert isinstance(held.base, LmdbRows)
-        return _Change(held, held.base, layer, held.count)
+        if held.table is None:
+            held.table = LmdbRows(self.tables, partition, uid, next(self._numbers))
+        assert isinstance(held.table, LmdbRows)
+        return _Change(held, held.table, layer, held.count)
 
     def write_rows(self, taken: CacheWrite, limit: int = 0) -> bool:
         """Write some rows (`limit` 0: as many as seems right). Whether there are none left, or it failed."""

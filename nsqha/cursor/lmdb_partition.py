@@ -16,7 +16,7 @@ from typing import Protocol
 from nsqha.cursor import checkpoint
 from nsqha.cursor.deferred import Deferred, DeferredSet, DueKey, MemoryDeferred
 from nsqha.cursor.deferred_store import DeferredStore
-from nsqha.cursor.layer import Base, BaseLost, MemoryBase
+from nsqha.cursor.layer import MemoryTable, Table, TableLost
 from nsqha.cursor.lmdb_tables import ReadPin, Tables, TablesError
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
@@ -78,29 +78,29 @@ class LmdbRows:
         try:
             return self.tables.get(self.number, offset, self._pin)
         except TablesError as error:
-            raise BaseLost(str(error)) from error
+            raise TableLost(str(error)) from error
 
     def by_offset(self, first: int, limit: int) -> list[Deferred]:
         try:
             return self.tables.by_offset(self.number, first, limit, self._pin)
         except TablesError as error:
-            raise BaseLost(str(error)) from error
+            raise TableLost(str(error)) from error
 
     def by_due(self, after: DueKey, limit: int) -> list[Deferred]:
         try:
             return self.tables.by_due(self.number, after, limit, self._pin)
         except TablesError as error:
-            raise BaseLost(str(error)) from error
+            raise TableLost(str(error)) from error
 
-    def pinned(self) -> Base:
+    def pinned(self) -> Table:
         if self._pin is not None:
             return self
         try:
             pin = self.owner.cache.pin()
         except TablesError as error:
-            raise BaseLost(str(error)) from error
+            raise TableLost(str(error)) from error
         if pin is None:
-            return MemoryBase(self.by_offset(0, 1 << 62))
+            return MemoryTable(self.by_offset(0, 1 << 62))
         rows = LmdbRows(self.tables, self.owner, self.uid, self.number)
         rows._pin, rows._as_of = pin, self.as_of
         return rows
@@ -172,15 +172,15 @@ class CachedPartition:
         else:
             self.cache.drain(self, held)
 
-    def cleared(self, held: DeferredStore, base: Base) -> None:
-        if isinstance(base, LmdbRows):
-            self.cache.bury(base.number)
+    def cleared(self, held: DeferredStore, table: Table) -> None:
+        if isinstance(table, LmdbRows):
+            self.cache.bury(table.number)
 
-    def lost(self, held: DeferredStore, error: BaseLost) -> None:
+    def lost(self, held: DeferredStore, error: TableLost) -> None:
         self.cache.lost(error)
         if self.state is None:
             raise error  # while loading: the log is read again
-        rows = held.base
+        rows = held.table
         if rows is not None:  # of a snapshot, or of a channel that is gone
             assert isinstance(rows, LmdbRows)
             held.settle_in_memory(rows_of(self._recall(rows.as_of), rows.uid))
@@ -194,7 +194,7 @@ class CachedPartition:
 
     def settle_in_memory(self) -> None:
         """The cache is lost: read from the log what it held."""
-        held = [(uid, set_) for uid, set_ in self.sets() if set_.base is not None]
+        held = [(uid, set_) for uid, set_ in self.sets() if set_.table is not None]
         if held:
             state = self._recall(self.base_log_id)
             for uid, set_ in held:

@@ -27,7 +27,7 @@ from nsqha.clock import Now
 from nsqha.cursor import checkpoint, events, progress, state
 from nsqha.cursor import seek as seeks
 from nsqha.cursor.channel import Channel
-from nsqha.cursor.cursor import Board
+from nsqha.cursor.cursor import ChannelContext
 from nsqha.cursor.deferred import Deferred
 from nsqha.cursor.deferred_overlay import DeferredChange
 from nsqha.cursor.holds import HOLDS_MAX, RELEASED, LiveHold
@@ -104,7 +104,7 @@ class PartitionCursors:
         self.state = state if state is not None else PartitionState()
         self.limits = limits if limits is not None else ChannelLimits()
         self.channels: dict[str, Channel] = {}
-        self._board = Board(self.state, id_base=id_base, limits=self.limits, ordered=ordered)
+        self._context = ChannelContext(self.state, id_base=id_base, limits=self.limits, ordered=ordered)
         self._queue: list[_Queued] = []
         self._taken: deque[tuple[bytes, list[tuple[Channel, dict[int, DeferredChange]]]]] = deque()
         self._ephemerals: list[Channel] = []
@@ -135,16 +135,16 @@ class PartitionCursors:
     @property
     def urgent(self) -> bool:
         """Whether events wait that should be written now."""
-        return bool(self._queue) or (self._board.urgent and bool(self._board.dirty))
+        return bool(self._queue) or (self._context.urgent and bool(self._context.dirty))
 
     def event_deadline(self) -> float | None:
         """When events must be written even if no message comes."""
-        if not (self._board.dirty or self._checkpoint):
+        if not (self._context.dirty or self._checkpoint):
             return None
-        if self._board.urgent:
-            return self._board.mono
+        if self._context.urgent:
+            return self._context.mono
         if self._dirty_since is None:
-            self._dirty_since = self._board.mono
+            self._dirty_since = self._context.mono
         return max(self._dirty_since, self._last_progress) + self.limits.progress_idle_s
 
     def _channel(self, name: str) -> Channel:
@@ -218,12 +218,12 @@ class PartitionCursors:
 
     def take_events(self, now: Now, force: bool = False) -> tuple[bytes, int]:
         """Frames for the front of the next batch, and its flags."""
-        board = self._board
-        if not (self._queue or board.dirty or self._checkpoint or self._final or self.checkpoint_due):
+        context = self._context
+        if not (self._queue or context.dirty or self._checkpoint or self._final or self.checkpoint_due):
             return b"", 0
-        board.mono = now.mono
+        context.mono = now.mono
         due = now.mono - self._last_progress >= self._interval_s
-        if not (force or due or self._queue or board.urgent or self._final):
+        if not (force or due or self._queue or context.urgent or self._final):
             return b"", 0
         parts: list[bytes] = []
         flags = 0
@@ -241,8 +241,8 @@ class PartitionCursors:
         return data, flags
 
     def _take_progress(self, parts: list[bytes], now: Now) -> list[tuple[Channel, dict[int, DeferredChange]]]:
-        board = self._board
-        dirty, board.dirty, board.urgent = board.dirty, [], False
+        context = self._context
+        dirty, context.dirty, context.urgent = context.dirty, [], False
         if self._final:
             dirty = [channel for channel in self.channels.values() if channel.has_final_news]
         self._last_progress, self._dirty_since = now.mono, None
@@ -413,7 +413,7 @@ class PartitionCursors:
     ) -> Sequence[Effect | Forgotten]:
         """Take in the next committed batch: committed state first, then the live channels."""
         if now is not None:
-            self._board.mono = now.mono
+            self._context.mono = now.mono
         if not entry.flags and not self._ephemerals:
             return self.state.apply(entry, data)
         mine = self._came_back(data) if entry.flags else []
@@ -487,7 +487,7 @@ class PartitionCursors:
         return channel if channel is not None and channel.committed is committed else None
 
     def _open(self, committed: ChannelState) -> None:
-        channel = (OrderedChannel if self._board.ordered else Channel)(committed, self._board)
+        channel = (OrderedChannel if self._context.ordered else Channel)(committed, self._context)
         self.channels[committed.name] = channel
         if channel.ephemeral or self._bounded:
             self._ephemerals.append(channel)

@@ -558,14 +558,14 @@ class RelayStatus(_message.Message):
 
     SERIAL_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
-    HUNGRY_FIELD_NUMBER: _builtins.int
+    BACKLOGGED_FIELD_NUMBER: _builtins.int
     STANDBY_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     serial: _builtins.int
     """of the last window that was heard"""
     held: _builtins.int
     """as many may be in flight: the window, or what is in flight if that is more"""
-    hungry: _builtins.bool
+    backlogged: _builtins.bool
     """messages wait and the window is full"""
     standby: _builtins.bool
     """the leader has consumers of its own for this channel, and serves only them"""
@@ -576,13 +576,13 @@ class RelayStatus(_message.Message):
         *,
         serial: _builtins.int = ...,
         held: _builtins.int = ...,
-        hungry: _builtins.bool = ...,
+        backlogged: _builtins.bool = ...,
         standby: _builtins.bool = ...,
         in_flight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "hungry", b"hungry", "in_flight", b"in_flight", "serial", b"serial", "standby", b"standby"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlogged", b"backlogged", "held", b"held", "in_flight", b"in_flight", "serial", b"serial", "standby", b"standby"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,7 +89,8 @@ class Wire(Protocol):
 class Consumer:
     """A subscribed connection: its window and its counters.
 
-    The window covers what is in flight from partitions led here and what is lent to other nodes (`relay_client`).
+    The window covers what is in flight from partitions led here and what is lent_credit to other nodes
+    (`relay_client`).
     """
 
     only: int | None = None  # the partition it reads; None: all
@@ -106,14 +107,14 @@ class Consumer:
         self.finish_count = 0
         self.requeue_count = 0
         self.subscriptions: dict[int, Subscription] = {}
-        self.lent = 0  # of the window, to leaders on other nodes
+        self.lent_credit = 0  # of the window, to leaders on other nodes
         self.remote: Remote | None = None  # its places at partitions that others lead; None: this node is alone
         self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
         self._turn = 0
 
     @property
     def room(self) -> int:
-        return self.rdy - self.in_flight - self.lent if self.wire.writable else 0
+        return self.rdy - self.in_flight - self.lent_credit if self.wire.writable else 0
 
     def ready(self, count: int) -> None:
         """RDY."""
@@ -130,7 +131,7 @@ class Consumer:
 
     def starved(self) -> None:
         """A partition could hand out nothing, perhaps for want of room."""
-        if self.lent and self.remote is not None:
+        if self.lent_credit and self.remote is not None:
             self.remote.starved()
 
     def moved(self, why: str) -> None:
@@ -162,7 +163,7 @@ class Remote(Protocol):
         """The window changed."""
 
     def starved(self) -> None:
-        """A partition here needs some of what is lent."""
+        """A partition here needs some of what is lent_credit."""
 
     def resumed(self) -> None:
         """The client takes bytes again."""

@@ -203,7 +203,7 @@ class _Patience:
         self._skipped = self._skip = min(2 * self._skipped or 1, SKIPPED_MAX)
 
 
-class Gathering:
+class Linger:
     """Decides whether flushes of one partition wait.
 
     `committed` is called at each commit that leaves nothing outstanding, `waits` at each flush after it.

@@ -40,7 +40,7 @@ from nsqha.server.partition.delivery import Deliveries
 from nsqha.server.partition.file_jobs import FileJobs
 from nsqha.server.partition.group_commit import (
     Events,
-    Gathering,
+    Linger,
     Outstanding,
     PendingEvents,
     refuse,
@@ -122,7 +122,7 @@ class Partition:
         self._measures = runtime.measures
         self._on_failure = runtime.on_failure
         self._queue = hot.PublishQueue(runtime.budget, self._flush_soon)
-        self._gathering = Gathering()
+        self._linger = Linger()
         self._events = PendingEvents()
         self._outstanding: deque[Outstanding] = deque()
         self._files = FileJobs(runtime.loop, runtime.disk, failed=self._job_failed, ended=self._job_ended)
@@ -210,7 +210,7 @@ class Partition:
 
     def _schedule_flush(self) -> None:
         """Write at the end of this tick, and wait for no publisher."""
-        self._gathering.stop()
+        self._linger.stop()
         if not self._queue.scheduled:
             self._queue.scheduled = True
             self._flush_soon()
@@ -227,7 +227,7 @@ class Partition:
         try:
             while True:
                 # Who waits for an OK passes here in two or three turns: as few calls as can be.
-                if queue.runs and not self._outstanding and self._gathering.waits(len(queue.runs), queue.bytes_waiting):
+                if queue.runs and not self._outstanding and self._linger.waits(len(queue.runs), queue.bytes_waiting):
                     if not queue.scheduled:
                         queue.scheduled = True
                         self._flush_soon()
@@ -446,7 +446,7 @@ class Partition:
                 self._measures.batch_messages.observe(entry.count)
             batch.committed()
         if answered and not outstanding:
-            self._gathering.committed(runs, size, self._flush_bytes)
+            self._linger.committed(runs, size, self._flush_bytes)
 
     # ---- timers
 

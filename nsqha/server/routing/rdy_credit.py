@@ -7,7 +7,7 @@ here never exceed RDY (a client that lowers RDY gets there as it answers, as wit
 A part is taken back by lowering it, and is free again when the leader says so: until then it counts with what it was.
 Each change has a serial; a status counts only if it names the newest one, so that no old word is believed.
 
-    shares(rdy, hungry, turn)   who should have how much
+    shares(rdy, backlogged, turn)   who should have how much
     Loan                        one leader's part: what was said, what is believed
 """
 
@@ -18,14 +18,14 @@ from collections.abc import Sequence
 RESERVE = 4  # who needs nothing at the moment keeps a quarter of an even share
 
 
-def shares(rdy: int, hungry: Sequence[bool], turn: int) -> list[int]:
-    """Parts of `rdy`, one for each partition group; `hungry`: messages wait there and their part is used up.
+def shares(rdy: int, backlogged: Sequence[bool], turn: int) -> list[int]:
+    """Parts of `rdy`, one for each partition group; `backlogged`: messages wait there and their part is used up.
 
-    The hungry ones share what the others do not keep; with nobody hungry all share alike. What is left of a division
-    goes round with `turn`, which is how one message window serves many partitions.
+    The backlogged ones share what the others do not keep; with nobody backlogged all share alike. What is left of a
+    division goes round with `turn`, which is how one message window serves many partitions.
     """
-    count = len(hungry)
-    wanting = [n for n in range(count) if hungry[n]] or list(range(count))
+    count = len(backlogged)
+    wanting = [n for n in range(count) if backlogged[n]] or list(range(count))
     if not wanting:
         return []
     keep = rdy // (RESERVE * count) if len(wanting) < count else 0
@@ -36,7 +36,7 @@ def shares(rdy: int, hungry: Sequence[bool], turn: int) -> list[int]:
     return parts
 
 
-class Loan:
+class LentCredit:
     """What one leader was lent."""
 
     __slots__ = ("held", "serial", "size")

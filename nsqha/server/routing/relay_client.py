@@ -12,7 +12,7 @@ with nsqd.
 A leader that has consumers of its own for the channel serves only those (`standby`), and says when that changes.
 
 The RDY window is shared out as `nsqha.server.routing.rdy_credit` says. It is looked at again when RDY changes, when a
-leader says what it holds or that it is hungry, and, as long as somebody is, every ROTATE_SECONDS.
+leader says what it holds or that it is backlogged, and, as long as somebody is, every ROTATE_SECONDS.
 
 Who stays and who goes: a client that subscribed here while this node led a partition of the topic may have been sent by
 lookup; its connection ends when a partition that served it leaves, so that it looks up again. All others have this
@@ -31,7 +31,7 @@ from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2, routing_pb2
 from nsqha.server.routing.hints import from_wire
 from nsqha.server.routing.leaders import LeaderAt, Leaders
-from nsqha.server.routing.rdy_credit import Loan, shares
+from nsqha.server.routing.rdy_credit import LentCredit, shares
 
 if TYPE_CHECKING:
     from nsqha.clock import Now
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 0.05
 ROTATE_SECONDS = 0.1
-HUNGRY_SECONDS = 1.5  # who was hungry counts as hungry for so long; a leader repeats it every second
+BACKLOGGED_SECONDS = 1.5  # who was backlogged counts as backlogged for so long; a leader repeats it every second
 TAKEN_BYTES = 256 << 10  # the leader hears of bytes that the client took in such steps
 GREETING_SECONDS = 1.0
 
@@ -153,10 +153,10 @@ class RemoteSubscription:
 
     def __init__(self, places: RemoteSubscriptions, number: int) -> None:
         self.partition = number
-        self.loan = Loan()
+        self.credit = LentCredit()
         self.accepted = False  # the leader has the consumer
         self.standby = False
-        self.hungry_until = 0.0
+        self.backlogged_until = 0.0
         self.in_flight = 0  # as last heard
         self._places = places
         self._link: RelayLink | None = None
@@ -218,8 +218,8 @@ class RemoteSubscription:
     def _forget(self) -> None:
         self.accepted = self.standby = False
         self.in_flight = self._received = self._taken = 0
-        self.hungry_until = 0.0
-        self.loan = Loan()
+        self.backlogged_until = 0.0
+        self.credit = LentCredit()
 
     # ---- from the leader
 
@@ -251,17 +251,17 @@ class RemoteSubscription:
 
     def status(self, status: routing_pb2.RelayStatus) -> None:
         self.accepted = True
-        self.loan.heard(status.serial, status.held)
+        self.credit.heard(status.serial, status.held)
         self.in_flight = status.in_flight
         self.standby = status.standby
-        if status.hungry:
-            self.hungry_until = self._places.relaying.loop.time() + HUNGRY_SECONDS
+        if status.backlogged:
+            self.backlogged_until = self._places.relaying.loop.time() + BACKLOGGED_SECONDS
         self._places.balance()
 
     # ---- to the leader
 
     def lend(self, size: int) -> None:
-        serial = self.loan.set(size)
+        serial = self.credit.set(size)
         self._send(routing_pb2.RelayCommand(window=routing_pb2.RelayWindow(size=size, serial=serial)))
 
     def fin_run(self, data: bytes, pos: int, end: int) -> int:
@@ -299,7 +299,7 @@ class RemoteSubscriptions:
         self.consumer = consumer
         self.subscriptions: dict[int, RemoteSubscription] = {}
         self._turn = 0
-        self._hungry_here = 0.0  # until
+        self._backlogged_here = 0.0  # until
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
 
@@ -355,7 +355,7 @@ class RemoteSubscriptions:
         subscriptions, self.subscriptions = self.subscriptions, {}
         for subscription in subscriptions.values():
             subscription.end()
-        self.consumer.lent = 0
+        self.consumer.lent_credit = 0
 
     # ---- the window
 
@@ -366,10 +366,10 @@ class RemoteSubscriptions:
     def starved(self) -> None:
         """A partition here has messages perhaps, and no room."""
         now = self.relaying.loop.time()
-        if now >= self._hungry_here and any(
+        if now >= self._backlogged_here and any(
             subscription.delivery.has_backlog(self.relaying.now()) for subscription in self._here()
         ):
-            self._hungry_here = now + HUNGRY_SECONDS
+            self._backlogged_here = now + BACKLOGGED_SECONDS
             self.relaying.loop.call_soon(self.balance)
 
     def _here(self) -> list[Subscription]:
@@ -386,29 +386,29 @@ class RemoteSubscriptions:
             if subscription.accepted and not subscription.standby
         ]
         here = bool(consumer.subscriptions)
-        hungry = [subscription.hungry_until > now for subscription in subscriptions]
-        parts = shares(consumer.rdy, [*hungry, self._hungry_here > now] if here else hungry, self._turn)
+        backlogged = [subscription.backlogged_until > now for subscription in subscriptions]
+        parts = shares(consumer.rdy, [*backlogged, self._backlogged_here > now] if here else backlogged, self._turn)
         mine = parts.pop() if here else 0
         wanted = dict(zip(subscriptions, parts, strict=True))
         for subscription in self.subscriptions.values():
             size = wanted.get(subscription, 0)
-            if subscription.accepted and size < subscription.loan.size:
+            if subscription.accepted and size < subscription.credit.size:
                 subscription.lend(size)
-        lent = sum(subscription.loan.held for subscription in self.subscriptions.values())
+        lent = sum(subscription.credit.held for subscription in self.subscriptions.values())
         free = consumer.rdy - lent - max(consumer.in_flight, mine)
         for subscription, size in wanted.items():
-            more = min(size, subscription.loan.held + max(free, 0))
-            if more > subscription.loan.size:
-                held = subscription.loan.held
+            more = min(size, subscription.credit.held + max(free, 0))
+            if more > subscription.credit.size:
+                held = subscription.credit.held
                 subscription.lend(more)
-                free -= subscription.loan.held - held
-        before, consumer.lent = (
-            consumer.lent,
-            sum(subscription.loan.held for subscription in self.subscriptions.values()),
+                free -= subscription.credit.held - held
+        before, consumer.lent_credit = (
+            consumer.lent_credit,
+            sum(subscription.credit.held for subscription in self.subscriptions.values()),
         )
-        if consumer.lent < before and here:
+        if consumer.lent_credit < before and here:
             consumer.wake()
-        if self._timer is None and (any(hungry) or self._hungry_here > now) and len(parts) + here > 1:
+        if self._timer is None and (any(backlogged) or self._backlogged_here > now) and len(parts) + here > 1:
             self._timer = self.relaying.loop.call_later(ROTATE_SECONDS, self._rotate)
 
     def _rotate(self) -> None:

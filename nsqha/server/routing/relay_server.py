@@ -134,14 +134,16 @@ class RelayedConsumer(Consumer):
             return None
         held = max(self.window, self.in_flight)
         full = self.in_flight >= self.rdy and not self.standby and self.wire.writable
-        hungry = full and any(subscription.delivery.has_backlog(now) for subscription in self.subscriptions.values())
-        said = (self.serial, held, hungry, self.standby)
+        backlogged = full and any(
+            subscription.delivery.has_backlog(now) for subscription in self.subscriptions.values()
+        )
+        said = (self.serial, held, backlogged, self.standby)
         # A window that is used up again and again is said again: its node forgets after a while.
-        if said == self._told and not (figures and (hungry or self.in_flight != self._told_in_flight)):
+        if said == self._told and not (figures and (backlogged or self.in_flight != self._told_in_flight)):
             return None
         self._told, self._told_in_flight = said, self.in_flight
         return routing_pb2.RelayStatus(
-            serial=self.serial, held=held, hungry=hungry, standby=self.standby, in_flight=self.in_flight
+            serial=self.serial, held=held, backlogged=backlogged, standby=self.standby, in_flight=self.in_flight
         )
 
 

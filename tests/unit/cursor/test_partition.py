@@ -84,7 +84,7 @@ def test_what_was_asked_for_is_urgent_and_takes_progress_with_it():
 def test_being_urgent_without_news_does_not_last():
     leader, _ = consumed()
     leader.flush()
-    leader.cursors._board.urgent = True
+    leader.cursors._context.urgent = True
     assert not leader.cursors.urgent
     assert leader.cursors.take_events(leader.now, force=True) == (b"", 0)
 

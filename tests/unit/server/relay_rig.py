@@ -304,7 +304,7 @@ class RelayNodes(Nodes):
         """A client of node 1 with all of its window lent to node 2, which leads."""
         self.elect(2)
         client: Client = self.all[1].subscribe(channel, rdy=rdy, timeout=timeout)
-        await until(lambda: client.consumer.lent == rdy)
+        await until(lambda: client.consumer.lent_credit == rdy)
         return client
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nsqha import hot
-from nsqha.server.partition.group_commit import SKIPPED_MAX, TURNS, Gathering
+from nsqha.server.partition.group_commit import SKIPPED_MAX, TURNS, Linger
 from tests.unit.server.shell_rig import Rig
 
 
-def turns_of(gathering: Gathering, runs: int, size: int) -> int:
+def turns_of(gathering: Linger, runs: int, size: int) -> int:
     """How many turns a flush of so much waits."""
     turns = 0
     while gathering.waits(runs, size):
@@ -19,11 +19,11 @@ def turns_of(gathering: Gathering, runs: int, size: int) -> int:
 
 
 def test_without_a_commit_nothing_waits():
-    assert turns_of(Gathering(), 0, 0) == 0
+    assert turns_of(Linger(), 0, 0) == 0
 
 
 def test_a_flush_goes_as_soon_as_everybody_is_back():
-    gathering = Gathering()
+    gathering = Linger()
     gathering.committed(16, 1600, 1 << 20)
     assert [gathering.waits(n, 100 * n) for n in (1, 11, 15)] == [True, True, True]
     assert not gathering.waits(16, 1600)
@@ -31,7 +31,7 @@ def test_a_flush_goes_as_soon_as_everybody_is_back():
 
 
 def test_what_can_not_wait_for_publishers_does_not():
-    gathering = Gathering()
+    gathering = Linger()
     gathering.committed(16, 1600, 1 << 20)
     assert gathering.waits(1, 100)
     gathering.stop()
@@ -42,13 +42,13 @@ def test_what_can_not_wait_for_publishers_does_not():
 
 @pytest.mark.parametrize(("runs", "size", "waits"), [(3, 970, False), (3, 960, True), (4, 750, False), (9, 740, True)])
 def test_bodies_that_differ_and_runs_that_come_in_pieces(runs, size, waits):
-    gathering = Gathering()
+    gathering = Linger()
     gathering.committed(4, 1000, 1 << 20)
     assert gathering.waits(runs, size) is waits
 
 
 def test_what_is_written_anyway_is_not_waited_beyond():
-    gathering = Gathering()
+    gathering = Linger()
     gathering.committed(4, 2000, 500)
     assert turns_of(gathering, 1, 500) == 0
 
@@ -60,7 +60,7 @@ MISSING = pytest.mark.parametrize(
 
 @MISSING
 def test_those_who_do_not_come_back_are_waited_for_more_and_more_rarely(expected, there):
-    gathering = Gathering()
+    gathering = Linger()
     waited = []
     for n in range(400):
         gathering.committed(*expected, 1 << 20)
@@ -72,7 +72,7 @@ def test_those_who_do_not_come_back_are_waited_for_more_and_more_rarely(expected
 
 @MISSING
 def test_one_success_and_they_are_waited_for_again(expected, there):
-    gathering = Gathering()
+    gathering = Linger()
     for _ in range(SKIPPED_MAX * 3):
         gathering.committed(*expected, 1 << 20)
         turns_of(gathering, *there)
@@ -85,7 +85,7 @@ def test_one_success_and_they_are_waited_for_again(expected, there):
 
 
 def test_most_are_waited_for_also_where_the_last_ones_never_come():
-    gathering = Gathering()
+    gathering = Linger()
     for _ in range(400):
         gathering.committed(16, 1600, 1 << 20)
         assert gathering.waits(11, 1100)

@@ -128,7 +128,7 @@ def test_a_leader_that_dies_is_replaced_as_soon_as_the_next_is_known():
         await until(lambda: client.bodies == [b"a"])
         partition = nodes[2].topic.led[0]
         nodes.net.crash("n2")
-        await until(lambda: client.consumer.lent == 0)
+        await until(lambda: client.consumer.lent_credit == 0)
         await asyncio.sleep(1)
         client.fin(*client.ids)
         assert [error.split()[0] for error in client.errors] == [b"E_FIN_FAILED"], "nobody has it in flight"
@@ -152,12 +152,12 @@ def test_leadership_that_arrives_is_attached_and_one_that_leaves_is_relayed():
         await asyncio.sleep(2)
         nodes.elect(1)
         await until(lambda: client.consumer.subscriptions)
-        assert client.consumer.lent == 0
+        assert client.consumer.lent_credit == 0
         nodes[1].publish(b"b")
         await until(lambda: client.bodies == [b"a", b"b"])
         await asyncio.sleep(2)
         nodes.elect(2)
-        await until(lambda: client.consumer.lent == 10)
+        await until(lambda: client.consumer.lent_credit == 10)
         nodes[2].publish(b"c")
         await until(lambda: client.bodies == [b"a", b"b", b"c"])
         assert not client.closed
@@ -181,7 +181,7 @@ def test_a_leader_with_clients_of_its_own_serves_only_those():
     async def story(nodes: Any) -> None:
         relayed = await nodes.relayed(rdy=10)
         direct = nodes[2].subscribe(rdy=100)
-        await until(lambda: relayed.consumer.lent == 0)
+        await until(lambda: relayed.consumer.lent_credit == 0)
         nodes[2].publish(*bodies(0, 10))
         await until(lambda: len(direct.bodies) == 10)
         assert relayed.bodies == []
@@ -240,7 +240,7 @@ def test_an_ephemeral_channel_lives_as_long_as_it_has_a_client_anywhere():
         assert "e#ephemeral" in nodes[2].topic.led[0].cursors.channels
         await asyncio.sleep(2)
         nodes.elect(3)
-        await until(lambda: client.consumer.lent == 10)
+        await until(lambda: client.consumer.lent_credit == 10)
         nodes[3].publish(b"a")
         await until(lambda: client.bodies == [b"a"])
         client.leave()
@@ -266,7 +266,7 @@ def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool)
         await until(lambda: topic.used("e#ephemeral"))
         await asyncio.sleep(0.2)
         partition.hold(False)
-        await until(lambda: second.consumer.lent == 10)
+        await until(lambda: second.consumer.lent_credit == 10)
         nodes[2].publish(b"for the second")
         await until(lambda: second.bodies == [b"for the second"])
         assert not second.closed
@@ -298,7 +298,7 @@ def test_one_busy_partition_gets_most_of_the_window():
         nodes.elect(2, 0)
         nodes.elect(3, 1)
         client = nodes[1].subscribe(rdy=100)
-        await until(lambda: client.consumer.lent == 100)
+        await until(lambda: client.consumer.lent_credit == 100)
         nodes[2].publish(*bodies(0, 200), number=0)
         await until(lambda: len(client.bodies) >= 85)
         nodes[3].publish(b"x", number=1)
@@ -331,7 +331,7 @@ def test_a_lost_connection_between_nodes_is_a_pause():
         nodes[2].publish(b"a")
         await until(lambda: client.bodies == [b"a"])
         nodes.net.cut("n1", "n2")
-        await until(lambda: client.consumer.lent == 0)
+        await until(lambda: client.consumer.lent_credit == 0)
         nodes[2].publish(b"b")
         await until(lambda: b"b" in client.bodies)
         assert len(nodes[2].topic.relayed["c"]) == 1
