@@ -3,10 +3,10 @@
 Downwards:
 
     controller  the machine
-    audit       whether the leader of an epoch leads
-    questions   what nodes were asked and have not answered yet
+    leader_check  whether the leader of an epoch leads
+    pending_probes  what nodes were asked and have not answered yet
     rounds      attempts to find a leader, partition by partition
     planner     the slow work: where replicas go, which leader moves where
-    standing    what the controller thinks of each node
+    node_health what the controller thinks of each node
     events      what the controller hears and what it wants done
 """

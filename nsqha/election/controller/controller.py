@@ -28,7 +28,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from nsqha.election.controller.audit import Audit
 from nsqha.election.controller.events import (
     Action,
     Answered,
@@ -45,10 +44,11 @@ from nsqha.election.controller.events import (
     Tick,
     TopicRead,
 )
+from nsqha.election.controller.leader_check import LeaderCheck
+from nsqha.election.controller.node_health import NodeHealth
+from nsqha.election.controller.pending_probes import PendingProbes
 from nsqha.election.controller.planner import Planner, World
-from nsqha.election.controller.questions import Questions
-from nsqha.election.controller.rounds import ControllerLimits, PendingProbe, Round, TopicPartition
-from nsqha.election.controller.standing import Standing
+from nsqha.election.controller.rounds import ControllerLimits, OpenProbe, Round, TopicPartition
 from nsqha.election.elect import Ballot, Elected, ReplicaReport, Wait, choose
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, Versioned
 from nsqha.election.placement import PartitionName
@@ -61,7 +61,7 @@ class ControllerMachine:
     def __init__(self, now: float, limits: ControllerLimits | None = None) -> None:
         self.limits = limits or ControllerLimits()
         self.parts: dict[PartitionName, TopicPartition] = {}
-        self.standing = Standing()
+        self.standing = NodeHealth()
         self.rounds: dict[PartitionName, Round] = {}
         self.seen: dict[PartitionName, dict[int, ReplicaReport]] = {}  # the last report of each replica
         self.planner = Planner(now, self.limits.plan)
@@ -70,8 +70,8 @@ class ControllerMachine:
         self._led: defaultdict[int, set[PartitionName]] = defaultdict(set)
         self._puts: dict[PartitionName, tuple[PutPartition, float, str]] = {}
         self._reading: set[str] = set()
-        self._questions = Questions(self.limits)
-        self._audit = Audit(self.limits)
+        self._probes = PendingProbes(self.limits)
+        self._leader_check = LeaderCheck(self.limits)
         self._transfer_after: dict[PartitionName, float] = {}
         self._next_audit = now + self.limits.audit_s
         self._next_scan = now
@@ -181,13 +181,13 @@ class ControllerMachine:
             del self._names[part.key]
         for held in (self.rounds, self.seen, self._puts, self._transfer_after):
             held.pop(name, None)
-        self._audit.forget(name)
+        self._leader_check.forget(name)
 
     def _set_meta(self, part: TopicPartition, meta: PartitionMeta) -> None:
         self._led[part.meta.leader].discard(part.name)
         if (part.meta.leader, part.meta.epoch) != (meta.leader, meta.epoch):
             self.rounds.pop(part.name, None)
-            self._audit.forget(part.name)
+            self._leader_check.forget(part.name)
         part.meta = meta
         self._picture = None
         self._led[meta.leader].add(part.name)
@@ -223,7 +223,7 @@ class ControllerMachine:
                 self.seen.get(name, {}).pop(node, None)
             else:
                 self.seen.setdefault(name, {})[node] = report
-            self._audit.answered(self.parts[name], node, report, now)
+            self._leader_check.answered(self.parts[name], node, report, now)
             round_ = self.rounds.get(name)
             if round_ is not None and asked is not None and asked.sent >= round_.since:
                 round_.heard[node] = now
@@ -247,8 +247,8 @@ class ControllerMachine:
             dirty |= self._led[node]
         return dirty
 
-    def _returned(self, number: int, node: int) -> tuple[PendingProbe | None, set[PartitionName]]:
-        asked, waiting = self._questions.returned(number, node)
+    def _returned(self, number: int, node: int) -> tuple[OpenProbe | None, set[PartitionName]]:
+        asked, waiting = self._probes.returned(number, node)
         return asked, {name for name in waiting if name in self.parts}
 
     def _put_done(self, event: PutDone, now: float) -> Iterable[PartitionName]:
@@ -306,7 +306,7 @@ class ControllerMachine:
                     keys[uid].append(self.parts[name].key)
         for uid, asked in keys.items():
             if asked and uid not in self.standing.silent:
-                self._probe(uid, self._audit.turn(uid, asked), now)
+                self._probe(uid, self._leader_check.turn(uid, asked), now)
 
     def _plan(self, now: float) -> None:
         unled = frozenset(name for name, round_ in self.rounds.items() if round_.kind == "elect")
@@ -369,7 +369,7 @@ class ControllerMachine:
             return "leader's disk is closed"
         if meta.leader in self.standing.silent:
             return "leader does not answer"
-        if self._audit.does_not_lead(part.name, meta):
+        if self._leader_check.does_not_lead(part.name, meta):
             return "leader does not lead"
         if self.standing.cut_off(meta, now, after=self.limits.blamed_s):
             return "leader is cut off from its followers"
@@ -504,7 +504,7 @@ class ControllerMachine:
             room = self.limits.keys_max
             if not self._probe(uid, [self.parts[name].key for name in waiting[:room]], now, urgent=urgent):
                 room = 0
-            self._questions.wait(uid, urgent, waiting[room:])
+            self._probes.wait(uid, urgent, waiting[room:])
 
     @staticmethod
     def _members(meta: PartitionMeta, round_: Round) -> Iterable[int]:
@@ -514,7 +514,7 @@ class ControllerMachine:
 
     def _probe(self, node: int, keys: Iterable[PartitionKey], now: float, *, urgent: bool = False) -> bool:
         """False: it has not answered the last question yet."""
-        probe = self._questions.ask(node, keys, now, urgent=urgent)
+        probe = self._probes.ask(node, keys, now, urgent=urgent)
         if probe is not None:
             self._actions.append(probe)
         return probe is not None

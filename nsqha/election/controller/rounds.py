@@ -66,7 +66,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class PendingProbe:
+class OpenProbe:
     """A question that a node has not answered yet; times are monotonic seconds."""
 
     number: int

@@ -89,7 +89,7 @@ class Wire(Protocol):
 class Consumer:
     """A subscribed connection: its window and its counters.
 
-    The window covers what is in flight from partitions led here and what is lent_credit to other nodes
+    The window covers what is in flight from partitions led here and what is lent to other nodes
     (`relay_client`).
     """
 
@@ -107,7 +107,7 @@ class Consumer:
         self.finish_count = 0
         self.requeue_count = 0
         self.subscriptions: dict[int, Subscription] = {}
-        self.lent_credit = 0  # of the window, to leaders on other nodes
+        self.lent_credit = 0  # parts of the window that leaders on other nodes
         self.remote: Remote | None = None  # its places at partitions that others lead; None: this node is alone
         self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
         self._turn = 0

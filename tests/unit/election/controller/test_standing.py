@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nsqha.election.controller.questions import Questions
+from nsqha.election.controller.node_health import NodeHealth
+from nsqha.election.controller.pending_probes import PendingProbes
 from nsqha.election.controller.rounds import ControllerLimits
-from nsqha.election.controller.standing import Standing
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.election.placement import PartitionName
 
@@ -14,8 +14,8 @@ A, B, C, D = 1, 2, 3, 4
 NODES = {uid: NodeInfo(uid, registration=7) for uid in (A, B, C)}
 
 
-def standing() -> Standing:
-    made = Standing()
+def standing() -> NodeHealth:
+    made = NodeHealth()
     assert sorted(made.changed(NODES, 0.0)) == [A, B, C]
     return made
 
@@ -77,7 +77,7 @@ def test_who_shuts_down_and_since_when() -> None:
 
 
 def test_one_question_at_a_time_to_each_node_and_one_that_is_urgent() -> None:
-    questions = Questions(limits := ControllerLimits())
+    questions = PendingProbes(limits := ControllerLimits())
     first = questions.ask(A, [(1, 0)], 0.0)
     assert first is not None and questions.ask(A, [(1, 1)], 0.0) is None
     urgent, other = questions.ask(A, [(1, 0)], 0.0, urgent=True), questions.ask(B, [(1, 0)], 0.0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from nsqha.election.model import NodeInfo, PartitionMeta
 
 
-class Standing:
+class NodeHealth:
     """Of all nodes, in one term of one controller."""
 
     def __init__(self) -> None:

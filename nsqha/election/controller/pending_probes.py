@@ -9,17 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from nsqha.election.controller.events import Probe
-from nsqha.election.controller.rounds import ControllerLimits, PendingProbe
+from nsqha.election.controller.rounds import ControllerLimits, OpenProbe
 from nsqha.election.placement import PartitionName
 from nsqha.ids import PartitionKey
 
 
-class Questions:
+class PendingProbes:
     """Of one term of one controller."""
 
     def __init__(self, limits: ControllerLimits) -> None:
         self._limits = limits
-        self._asked: dict[tuple[int, bool], PendingProbe] = {}
+        self._asked: dict[tuple[int, bool], OpenProbe] = {}
         self._waiting: defaultdict[tuple[int, bool], set[PartitionName]] = defaultdict(set)
         self._number = 0
 
@@ -32,14 +32,14 @@ class Questions:
         self._number += 1
         timeout = self._limits.doubt_s if urgent else self._limits.probe_s
         # An answer that never comes would silence us for good; after twice its time the question counts as lost.
-        self._asked[node, urgent] = PendingProbe(self._number, frozenset(chosen), now, now + 2 * timeout)
+        self._asked[node, urgent] = OpenProbe(self._number, frozenset(chosen), now, now + 2 * timeout)
         return Probe(self._number, node, chosen, timeout)
 
     def wait(self, node: int, urgent: bool, names: Iterable[PartitionName]) -> None:
         """These are asked for when the answer is there."""
         self._waiting[node, urgent].update(names)
 
-    def returned(self, number: int, node: int) -> tuple[PendingProbe | None, set[PartitionName]]:
+    def returned(self, number: int, node: int) -> tuple[OpenProbe | None, set[PartitionName]]:
         """The question that was answered, or failed, and who waited for that. None: it was given up."""
         for urgent in (True, False):
             asked = self._asked.get((node, urgent))

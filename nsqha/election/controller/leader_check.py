@@ -25,7 +25,7 @@ class Idle(NamedTuple):
     counted: float
 
 
-class Audit:
+class LeaderCheck:
     """What leaders say of themselves."""
 
     def __init__(self, limits: ControllerLimits) -> None:
