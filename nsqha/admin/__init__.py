@@ -7,9 +7,9 @@ Downwards:
     segments     the Segments service: snapshots, holds, reader channels
     peeking      stored messages of all partitions, merged by time
     replay       seek and undo: from times and ids to offsets, and what that would cost
-    whole_topic  a request about a whole topic: which partitions it concerns, and who answers
+    topic_request  a request about a whole topic: which partitions it concerns, and who answers
     access       whether the caller may do this, and whether the request can be read
-    spread       one request for many partitions, to the leader of each
+    fan_out      one request for many partitions, to the leader of each
     answers      an RPC that fails: errors as gRPC status codes
-    others       the same services of the other nodes
+    peer_admins  the same services of the other nodes
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.admin.others import Others
+from nsqha.admin.peer_admins import PeerAdmins
 from nsqha.admin.replay import timestamp_of
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord
 from nsqha.election.session import called
@@ -60,7 +60,7 @@ class Told:
 class Describer:
     """Describes what is in the cluster, as one node sees it."""
 
-    def __init__(self, broker: Broker, others: Others | None) -> None:
+    def __init__(self, broker: Broker, others: PeerAdmins | None) -> None:
         """`others`: None for a node that is alone."""
         self._broker = broker
         self._others = others

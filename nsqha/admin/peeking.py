@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from nsqha.admin.whole_topic import CALL_SECONDS, WholeTopic, choice, concerned, topic_of
+from nsqha.admin.topic_request import CALL_SECONDS, TopicRequest, choice, concerned, topic_of
 from nsqha.commitlog.control import iter_frames
 from nsqha.cursor import events
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Unavailable
@@ -35,7 +35,7 @@ PEEK_TURN = 256  # messages passed over before others get their turn
 Run = AsyncGenerator[Any, None]  # messages, ordered by time
 
 
-async def peek(broker: Broker, request: Any, whole: WholeTopic) -> Run:
+async def peek(broker: Broker, request: Any, whole: TopicRequest) -> Run:
     """Committed messages from some place on, oldest first, all partitions merged by time."""
     topic = topic_of(broker, request)
     chosen = choice(request, "from")
@@ -104,7 +104,7 @@ def _head(number: int, what: int | str) -> Any:
     return admin_pb2.PeekedMessage(partition=number, count=what)
 
 
-def _stream_of(whole: WholeTopic, topic: Topic, request: Any, address: str, numbers: Collection[int]) -> Run:
+def _stream_of(whole: TopicRequest, topic: Topic, request: Any, address: str, numbers: Collection[int]) -> Run:
     """The messages of these partitions from the node that leads them."""
 
     async def run() -> Run:

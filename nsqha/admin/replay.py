@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.admin.spread import RETRY_SECONDS
-from nsqha.admin.whole_topic import WholeTopic, choice, concerned, serving, topic_of
+from nsqha.admin.fan_out import RETRY_SECONDS
+from nsqha.admin.topic_request import TopicRequest, choice, concerned, serving, topic_of
 from nsqha.commitlog.entry import BatchCorrupt
 from nsqha.cursor import events
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError
@@ -45,7 +45,7 @@ CLOCK_SKEW_NS = 1_000_000_000
 # ---- seek
 
 
-async def seek(broker: Broker, request: Any, whole: WholeTopic) -> Any:
+async def seek(broker: Broker, request: Any, whole: TopicRequest) -> Any:
     """Plan, and unless only that is asked for, move the channel in every partition concerned."""
     topic = _topic(broker, request)
     target = request.target
@@ -67,7 +67,7 @@ async def seek(broker: Broker, request: Any, whole: WholeTopic) -> Any:
     return await _answered(topic, request, whole, "Seek", numbers, here)
 
 
-async def undo(broker: Broker, request: Any, whole: WholeTopic) -> Any:
+async def undo(broker: Broker, request: Any, whole: TopicRequest) -> Any:
     """Go back to where the channel was before its last seek, in every partition that had one."""
     topic = _topic(broker, request)
     numbers, _ = concerned(topic, request)
@@ -89,7 +89,7 @@ async def undo(broker: Broker, request: Any, whole: WholeTopic) -> Any:
 
 
 async def _answered(
-    topic: Topic, request: Any, whole: WholeTopic, rpc: str, numbers: Collection[int], here: Any
+    topic: Topic, request: Any, whole: TopicRequest, rpc: str, numbers: Collection[int], here: Any
 ) -> Any:
     """The answers of all leaders."""
 
@@ -240,7 +240,7 @@ def timestamp_of(partition: Partition, offset: int) -> int:
 # ---- damage
 
 
-async def skip_damage(broker: Broker, request: Any, whole: WholeTopic) -> Any:
+async def skip_damage(broker: Broker, request: Any, whole: TopicRequest) -> Any:
     """Let stopped channels go on behind what can not be read; returns when that is in the log.
 
     Of all channels: what no replica has is given up too, so that others can be made without it. That needs no leader

@@ -24,8 +24,8 @@ import re2
 
 from nsqha import ids
 from nsqha.admin.answers import answers
-from nsqha.admin.others import Others
-from nsqha.admin.whole_topic import WholeTopic, serving, topic_of
+from nsqha.admin.peer_admins import PeerAdmins
+from nsqha.admin.topic_request import TopicRequest, serving, topic_of
 from nsqha.cursor.holds import HOLD_MS_MAX
 from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
@@ -57,12 +57,12 @@ Key = tuple[str, int]
 class SegmentsService(segments_pb2_grpc.SegmentsServicer):
     """Readers of the log ask any node."""
 
-    def __init__(self, broker: Broker, others: Others | None, rng: random.Random | None = None) -> None:
+    def __init__(self, broker: Broker, others: PeerAdmins | None, rng: random.Random | None = None) -> None:
         """`others`: how to ask other nodes; None for a node that is alone."""
         self._broker = broker
         self._others = others
         self._rng = rng or random.SystemRandom()
-        self._whole = WholeTopic(broker.cluster, others)
+        self._whole = TopicRequest(broker.cluster, others)
         # Borders are looked for in files, thousands of them if need be: apart from all other reads, and one at a time.
         # Ends are looked up in no time, and do not wait for them.
         self._borders = ThreadPoolExecutor(1, thread_name_prefix="segment borders")
@@ -324,7 +324,7 @@ class _Everywhere:
     """A snapshot of all leaders."""
 
     broker: Broker
-    others: Others | None
+    others: PeerAdmins | None
 
     async def answer(self, snapshot: _SnapshotWork, topics: list[Topic]) -> Any:
         wanted = [(t.name, n) for t in topics for n in sorted(t.record.partitions)]

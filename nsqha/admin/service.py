@@ -24,9 +24,9 @@ from nsqha.admin import peeking, replay
 from nsqha.admin.access import AdminGate
 from nsqha.admin.answers import Context, answers, refuse
 from nsqha.admin.describe import SYNC, Describer
-from nsqha.admin.others import GrpcOthers, Others
+from nsqha.admin.peer_admins import GrpcOthers, PeerAdmins
 from nsqha.admin.segments import SegmentsService
-from nsqha.admin.whole_topic import WholeTopic
+from nsqha.admin.topic_request import TopicRequest
 from nsqha.election.model import TopicSettings
 from nsqha.election.rules import check_settings
 from nsqha.errors import Conflict
@@ -58,11 +58,11 @@ def _named(topic: str, channel: str | None = None) -> None:
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Topics, channels, replay."""
 
-    def __init__(self, broker: Broker, others: Others | None = None) -> None:
+    def __init__(self, broker: Broker, others: PeerAdmins | None = None) -> None:
         """`others`: how to ask other nodes; None for a node that is alone."""
         self._broker = broker
         self._describer = Describer(broker, others)
-        self._whole = WholeTopic(broker.cluster, others)
+        self._whole = TopicRequest(broker.cluster, others)
 
     # ---- node and topics
 

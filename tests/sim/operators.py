@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookupd.changes import MetadataChanges
 from nsqha.admin import replay
-from nsqha.admin.whole_topic import WholeTopic
+from nsqha.admin.topic_request import TopicRequest
 from nsqha.election.elect import ReplicaReport
 from nsqha.election.placement import PartitionName
 from nsqha.election.unclean import elect_unclean
@@ -42,7 +42,7 @@ class AdminPort:
     def __init__(self, broker: Broker, peers: SimPeers) -> None:
         self._broker = broker
         self._peers = peers
-        self._whole = WholeTopic(broker.cluster, self)
+        self._whole = TopicRequest(broker.cluster, self)
 
     def register(self, server: SimPeerServer) -> None:
         async def seek(peer: PeerIdentity, request: Any) -> Any:

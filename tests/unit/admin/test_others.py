@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.admin.others import GrpcOthers
+from nsqha.admin.peer_admins import GrpcOthers
 from nsqha.admin.service import AdminServer
 from nsqha.errors import LogCorrupt, NotFound, OutcomeUnknown, Unavailable
 from nsqha.pb.v1 import admin_pb2 as pb

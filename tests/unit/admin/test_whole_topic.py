@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsqha.admin.whole_topic import WholeTopic, concerned
+from nsqha.admin.topic_request import TopicRequest, concerned
 from nsqha.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.pb.v1 import admin_pb2 as pb
 from tests.unit.admin.leaders_rig import UID, FakeLeaders, FakeOthers, topic_of
@@ -50,7 +50,7 @@ def ask(
             after(known)
             return {p.partition: p.error for p in reply.partitions if not p.not_led}
 
-        whole = WholeTopic(known, others, seconds=0.12)  # type: ignore[arg-type]
+        whole = TopicRequest(known, others, seconds=0.12)  # type: ignore[arg-type]
         return await whole.answers(
             topic,
             "Seek",

@@ -24,7 +24,7 @@ ENDING_SECONDS = 60.0
 _SEGMENTS = frozenset(segments_pb2.DESCRIPTOR.services_by_name["Segments"].methods_by_name)
 
 
-class Others(Protocol):
+class PeerAdmins(Protocol):
     """Other nodes, as the Admin service calls them."""
 
     async def call(self, address: str, rpc: str, request: Any, *, seconds: float) -> Any:

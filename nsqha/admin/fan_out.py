@@ -34,7 +34,7 @@ class PartitionLeader(Protocol):
 
 
 @dataclass(frozen=True)
-class Spread(Generic[T]):
+class FanOut(Generic[T]):
     """How one kind of request is carried out."""
 
     here: Callable[[list[int]], Awaitable[Mapping[int, T]]]  # in what this node leads; no answer: not, or not yet

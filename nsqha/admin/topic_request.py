@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsqha import ids
-from nsqha.admin.others import Others
-from nsqha.admin.spread import Spread
+from nsqha.admin.fan_out import FanOut
+from nsqha.admin.peer_admins import PeerAdmins
 from nsqha.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ NOT_LED = "this node does not lead it"
 Answers = Mapping[int, Any]
 
 
-class WholeTopic:
+class TopicRequest:
     """Takes requests to the leaders of a topic's partitions."""
 
-    def __init__(self, leaders: Leaders | None, others: Others | None, *, seconds: float = LEADER_SECONDS) -> None:
+    def __init__(self, leaders: Leaders | None, others: PeerAdmins | None, *, seconds: float = LEADER_SECONDS) -> None:
         """`leaders` and `others`: None for a node that is alone."""
         self._leaders = leaders
         self._others = others
         self._seconds = seconds
 
     @property
-    def others(self) -> Others:
+    def others(self) -> PeerAdmins:
         assert self._others is not None, "this node is alone"
         return self._others
 
@@ -74,7 +74,7 @@ class WholeTopic:
             found = leaders.leader(topic.name, number)
             return None if found is None or found.node == leaders.node else found
 
-        spread = Spread(
+        spread = FanOut(
             here=here,
             ask=ask or call,
             leads=lambda number: topic.leads(number) is not None,
