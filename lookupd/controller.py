@@ -79,7 +79,7 @@ NO_PARTITION: PartitionKey = (0, 0)  # an empty question would mean everything t
 
 
 class MetadataGate(Protocol):
-    """Whether the metadata may be decided by at all (`nsqha.election.accepting`). Both calls block."""
+    """Whether the metadata may be decided by at all (`nsqha.election.metadata_restore`). Both calls block."""
 
     def why_not(self) -> str:
         """Why nobody may decide by them now; empty: nothing is known against it. As a read of the store."""

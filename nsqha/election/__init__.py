@@ -5,7 +5,7 @@ Downwards:
     controller  the machine that places replicas and elects leaders
     unclean     an operator's election
     etcd        the metadata of a cluster
-    accepting   metadata that went back to an older state follow the nodes again
+    metadata_restore  metadata that went back to an older state follow the nodes again
     elect       who leads a partition next
     embedded    the metadata of a node that is alone, in one file
     store       what every metadata store promises, and the one in memory

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from nsqha.clock import SystemClock
-from nsqha.election.accepting import Hold
-from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
+from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
+from nsqha.election.metadata_restore import Hold
 from nsqha.errors import NsqhaError
 from tests.integration.cluster import CLUSTER_NAME, Cluster, Member, posted
 from tests.integration.servers import wait_until

@@ -1,7 +1,7 @@
 """`nsqha cluster accept-metadata`: an etcd that was put back to an older state follows the nodes again.
 
-What is decided, and in which order it is written, is `nsqha.election.accepting`. Here nodes are asked, the plan is
-shown, and carried out. Whatever ends this half way leaves the nodes waiting; running it again is all there is to do.
+What is decided, and in which order it is written, is `nsqha.election.metadata_restore`. Here nodes are asked, the plan
+is shown, and carried out. Whatever ends this half way leaves the nodes waiting; running it again is all there is to do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from nsqha.cli.cluster.show import place
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import confirm, print_json, say, some, table
 from nsqha.clock import SystemClock
-from nsqha.election.accepting import AcceptedMetadata, Decision, Hold, NodeEvidence, RestorePlan, WaitingNode, plan
-from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
+from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
+from nsqha.election.metadata_restore import (
+    AcceptedMetadata,
+    Decision,
+    Hold,
+    NodeEvidence,
+    RestorePlan,
+    WaitingNode,
+    plan,
+)
 from nsqha.election.model import NodeInfo
 from nsqha.election.store import MetadataStore
 from nsqha.errors import Conflict, NotFound, StaleMetadata

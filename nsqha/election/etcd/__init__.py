@@ -6,7 +6,7 @@ Downwards:
     store      the metadata store
     watch      one thread that follows all keys
     session    a process's life in the cluster: what hangs on its lease
-    accepting  what is written about metadata that nodes do not believe
+    metadata_restore  what is written about metadata that nodes do not believe
     lease      a lease and the thread that renews it
     view       a copy of the keys, as immutable views
     keys       where records are, and requests about them

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Protocol
 
 from nsqha.clock import Clock
-from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.election.etcd.keys import Keys
+from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.store import EtcdStore
 from nsqha.election.etcd.view import Trouble
 from nsqha.election.model import TopicRecord, Versioned

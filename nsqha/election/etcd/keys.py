@@ -8,7 +8,7 @@
       partitions/<uid>/<n>  PartitionMeta         (x)     mod_revision
       tombstones/<uid>      Tombstone
       topics/<name>         TopicRecord, no partitions (x)  mod_revision
-      waiting/<uid>         WaitingNode            x      (these three: nsqha.election.accepting)
+      waiting/<uid>         WaitingNode            x      (these three: nsqha.election.metadata_restore)
       hold                  Hold
       accepted              Accepted                      mod_revision
 

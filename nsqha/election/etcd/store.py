@@ -24,10 +24,10 @@ from nsqha.clock import Clock
 from nsqha.election import rules
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
-from nsqha.election.etcd.accepting import EtcdSnapshot, look
 from nsqha.election.etcd.bridge import rpc
 from nsqha.election.etcd.client import Compacted, EtcdClient, EtcdOptions, Full
 from nsqha.election.etcd.keys import created, delete, get, none_newer, put, txn, unchanged
+from nsqha.election.etcd.metadata_restore import EtcdSnapshot, look
 from nsqha.election.etcd.session import EtcdSession
 from nsqha.election.etcd.view import Trouble, join
 from nsqha.election.etcd.watch import EtcdWatch, list_keys
@@ -174,7 +174,7 @@ class EtcdStore:
         kvs, _ = list_keys(self._client, self._keys.intents)
         return {self._keys.short(kv.key).removeprefix("intents/"): _intent_or_none(kv) for kv in kvs}
 
-    # Acceptance (nsqha.election.accepting)
+    # Acceptance (nsqha.election.metadata_restore)
 
     def why_not(self) -> str:
         """Why nobody may decide by the metadata now; empty: nothing is known against it."""

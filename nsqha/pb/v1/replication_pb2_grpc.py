@@ -99,7 +99,7 @@ class ReplicationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Evidence(self, request, context):
-        """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting.
+        """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.metadata_restore.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,7 @@ class ReplicationStub:
     Fetch: _grpc.UnaryUnaryMultiCallable[_replication_pb2.FetchRequest, _replication_pb2.FetchReply]
     """Entries and their bytes, pulled by a follower that is behind, or that mends a damaged range."""
     Evidence: _grpc.UnaryUnaryMultiCallable[_replication_pb2.EvidenceRequest, _replication_pb2.EvidenceReply]
-    """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting."""
+    """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.metadata_restore."""
     Live: _grpc.StreamStreamMultiCallable[_replication_pb2.LiveMessage, _replication_pb2.LiveMessage]
     """Stays open as long as both processes live: its end is news."""
 
@@ -65,7 +65,7 @@ class ReplicationAsyncStub(ReplicationStub):
     Fetch: _aio.UnaryUnaryMultiCallable[_replication_pb2.FetchRequest, _replication_pb2.FetchReply]  # type: ignore[assignment]
     """Entries and their bytes, pulled by a follower that is behind, or that mends a damaged range."""
     Evidence: _aio.UnaryUnaryMultiCallable[_replication_pb2.EvidenceRequest, _replication_pb2.EvidenceReply]  # type: ignore[assignment]
-    """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting."""
+    """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.metadata_restore."""
     Live: _aio.StreamStreamMultiCallable[_replication_pb2.LiveMessage, _replication_pb2.LiveMessage]  # type: ignore[assignment]
     """Stays open as long as both processes live: its end is news."""
 
@@ -110,7 +110,7 @@ class ReplicationServicer(metaclass=_abc_1.ABCMeta):
         request: _replication_pb2.EvidenceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replication_pb2.EvidenceReply, _abc.Awaitable[_replication_pb2.EvidenceReply]]:
-        """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.accepting."""
+        """What a node has and knows when its metadata store was put back to an older state: see nsqha.election.metadata_restore."""
 
     @_abc_1.abstractmethod
     def Live(

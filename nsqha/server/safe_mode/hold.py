@@ -18,9 +18,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nsqha.election.accepting import WaitingNode
-from nsqha.election.etcd.accepting import EtcdAcceptance, EtcdSnapshot
 from nsqha.election.etcd.access import etcd_options, stored_topics
+from nsqha.election.etcd.metadata_restore import EtcdAcceptance, EtcdSnapshot
+from nsqha.election.metadata_restore import WaitingNode
 from nsqha.election.model import NodeInfo
 from nsqha.election.session import View
 from nsqha.errors import ConfigError, NsqhaError, Unavailable

@@ -22,8 +22,8 @@ import msgspec
 from nsqha import ids
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
-from nsqha.election.accepting import Known
 from nsqha.election.codec import decode, encode, from_plain, to_plain
+from nsqha.election.metadata_restore import Known
 from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
 from nsqha.errors import ConfigError, LogCorrupt

@@ -23,7 +23,7 @@ from nsqha.server.safe_mode.hold import accepts, check_cluster, open_acceptance,
 if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
-    from nsqha.election.etcd.accepting import EtcdAcceptance
+    from nsqha.election.etcd.metadata_restore import EtcdAcceptance
     from nsqha.election.etcd.store import EtcdStore
     from nsqha.options import Options
     from nsqha.server.peers.api import PeerIdentity, PeerServer

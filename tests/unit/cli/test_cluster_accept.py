@@ -9,8 +9,8 @@ import pytest
 
 from nsqha.cli.cluster import accept as cluster_accept
 from nsqha.cli.terminal import exits
-from nsqha.election.accepting import NodeEvidence, WaitingNode, plan
 from nsqha.election.elect import ReplicaReport
+from nsqha.election.metadata_restore import NodeEvidence, WaitingNode, plan
 from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 
 A, B = 1, 2

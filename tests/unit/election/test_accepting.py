@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqha.election.accepting import CHANNELS_MARGIN, Decision, Known, NodeEvidence, RestorePlan, TopicPlan, plan
 from nsqha.election.elect import ReplicaReport
+from nsqha.election.metadata_restore import CHANNELS_MARGIN, Decision, Known, NodeEvidence, RestorePlan, TopicPlan, plan
 from nsqha.election.model import (
     ChannelInfo,
     ChannelList,

@@ -15,8 +15,8 @@ from nsqha.clock import ManualClock
 from nsqha.commitlog.entry import ENTRY_BYTES
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.storage import OsStorage
-from nsqha.election.accepting import AcceptedMetadata, Hold, Known, WaitingNode
-from nsqha.election.etcd.accepting import EtcdSnapshot
+from nsqha.election.etcd.metadata_restore import EtcdSnapshot
+from nsqha.election.metadata_restore import AcceptedMetadata, Hold, Known, WaitingNode
 from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.session import View
 from nsqha.errors import ConfigError

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsqha.clock import Clock
-from nsqha.election.accepting import AcceptedMetadata, Hold, WaitingNode
 from nsqha.election.codec import encode
 from nsqha.election.etcd import keys as etcd_keys
 from nsqha.election.etcd.client import EtcdClient, EtcdOptions
 from nsqha.election.etcd.keys import delete, get, put, txn, unchanged
 from nsqha.election.etcd.lease import EtcdLease
 from nsqha.election.etcd.view import Trouble
+from nsqha.election.metadata_restore import AcceptedMetadata, Hold, WaitingNode
 from nsqha.election.model import ClusterRecord, Versioned
 from nsqha.errors import Conflict
 
