@@ -77,7 +77,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class NodeEvidence:
+class NodeInventory:
     """What one node has, and knows."""
 
     uid: int
@@ -146,7 +146,7 @@ def plan(
     topics: Mapping[str, Versioned[TopicRecord]],
     tombstones: Iterable[int],
     accepted: int,
-    evidence: Mapping[int, NodeEvidence],
+    evidence: Mapping[int, NodeInventory],
     *,
     salt_constant: int,
     also_named: Iterable[int] = (),
@@ -196,7 +196,7 @@ def _needs_hold(
     stored: Mapping[int, Versioned[TopicRecord]],
     chosen: Mapping[int, str],
     accepted: int,
-    evidence: Mapping[int, NodeEvidence],
+    evidence: Mapping[int, NodeInventory],
 ) -> bool:
     """Whether anything is to be decided, and not only followed."""
     if any(uid not in stored for uid in chosen):
@@ -217,7 +217,7 @@ def _topic(
     uid: int,
     before: Versioned[TopicRecord] | None,
     known: Known | None,
-    evidence: Mapping[int, NodeEvidence],
+    evidence: Mapping[int, NodeInventory],
     unheard: tuple[int, ...],
     hold: bool,
 ) -> TopicPlan:
@@ -335,7 +335,7 @@ def _loss(
 
 
 def _channels(
-    before: Versioned[TopicRecord] | None, known: Known | None, nodes: Iterable[NodeEvidence], uid: int
+    before: Versioned[TopicRecord] | None, known: Known | None, nodes: Iterable[NodeInventory], uid: int
 ) -> ChannelList:
     """The newest list that anybody knows, newer than every copy in a log."""
     lists = [topic.record.channels for node in nodes for topic in node.topics if topic.record.uid == uid]
@@ -347,7 +347,7 @@ def _channels(
     return newest.above(newest.version + CHANNELS_MARGIN)
 
 
-def _newest(nodes: Iterable[NodeEvidence]) -> dict[int, Known]:
+def _newest(nodes: Iterable[NodeInventory]) -> dict[int, Known]:
     """Of each topic what the best informed node knows: partitions are as new as their own versions."""
     found: dict[int, Known] = {}
     for node in nodes:
@@ -371,7 +371,7 @@ def _age(topic: Known) -> tuple[int, int, int]:
     return topic.version, topic.record.salt != 0, topic.record.channels.version
 
 
-def _seen_deleted(topic: Versioned[TopicRecord], nodes: Iterable[NodeEvidence]) -> bool:
+def _seen_deleted(topic: Versioned[TopicRecord], nodes: Iterable[NodeInventory]) -> bool:
     """A node that has seen the metadata when they were newer than this record saw no such topic any more."""
     views = [node for node in nodes if node.view_revision >= topic.version]
     newest = max(views, key=lambda node: node.view_revision, default=None)
@@ -387,7 +387,7 @@ def _record(uid: int, stored: Mapping[int, Versioned[TopicRecord]], known: Mappi
     return stored[uid].record if uid in stored else known[uid].record
 
 
-def _has(node: NodeEvidence, uid: int) -> bool:
+def _has(node: NodeInventory, uid: int) -> bool:
     return any(key[0] == uid for key in node.replicas)
 
 

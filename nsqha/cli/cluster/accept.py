@@ -23,7 +23,7 @@ from nsqha.election.metadata_restore import (
     AcceptedMetadata,
     Decision,
     Hold,
-    NodeEvidence,
+    NodeInventory,
     RestorePlan,
     WaitingNode,
     plan,
@@ -109,7 +109,7 @@ def _accept(args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcce
 
 def _gather(
     args: argparse.Namespace, store: MetadataStore, acceptance: EtcdAcceptance, cluster_id: int
-) -> tuple[EtcdSnapshot, dict[int, NodeEvidence | str], RestorePlan]:
+) -> tuple[EtcdSnapshot, dict[int, NodeInventory | str], RestorePlan]:
     """Ask everybody, and wait a while for those who do not answer yet: nodes notice an older etcd after seconds."""
     deadline = time.monotonic() + ANSWER_SECONDS
     said = ""
@@ -140,7 +140,7 @@ def _question(planned: RestorePlan, look: EtcdSnapshot) -> str:
 
 def _ask(
     waiting: Mapping[int, WaitingNode], nodes: Mapping[int, NodeInfo], cluster_id: int, args: argparse.Namespace
-) -> dict[int, NodeEvidence | str]:
+) -> dict[int, NodeInventory | str]:
     """What each node says, live, or why it does not."""
     from nsqha.pb.v1 import replication_pb2 as pb
 
@@ -150,13 +150,13 @@ def _ask(
     return ask_each(addresses, "Evidence", request, lambda reply, uid: _evidence(reply, uid, uid in waiting), args)
 
 
-def _evidence(reply: Any, uid: int, waiting: bool) -> NodeEvidence | str:
+def _evidence(reply: Any, uid: int, waiting: bool) -> NodeInventory | str:
     from nsqha.server.replica.replica_reports import reports_in
     from nsqha.server.safe_mode.inventory import known_of
 
     if reply.status.node_uid != uid:
         return f"node {reply.status.node_uid:016x} answers at its address"
-    return NodeEvidence(
+    return NodeInventory(
         uid,
         reply.name or f"{uid:016x}",
         waiting=waiting,
@@ -169,11 +169,11 @@ def _evidence(reply: Any, uid: int, waiting: bool) -> NodeEvidence | str:
     )
 
 
-def _heard(found: Mapping[int, NodeEvidence | str]) -> dict[int, NodeEvidence]:
-    return {uid: answer for uid, answer in found.items() if isinstance(answer, NodeEvidence)}
+def _heard(found: Mapping[int, NodeInventory | str]) -> dict[int, NodeInventory]:
+    return {uid: answer for uid, answer in found.items() if isinstance(answer, NodeInventory)}
 
 
-def _plan(store: MetadataStore, look: EtcdSnapshot, found: Mapping[int, NodeEvidence | str]) -> RestorePlan:
+def _plan(store: MetadataStore, look: EtcdSnapshot, found: Mapping[int, NodeInventory | str]) -> RestorePlan:
     return plan(
         store.topics(),
         store.tombstones(),
@@ -186,7 +186,7 @@ def _plan(store: MetadataStore, look: EtcdSnapshot, found: Mapping[int, NodeEvid
 
 def _held(
     store: MetadataStore, acceptance: EtcdAcceptance, expected: set[int], cluster_id: int, args: argparse.Namespace
-) -> tuple[EtcdSnapshot, dict[int, NodeEvidence | str]]:
+) -> tuple[EtcdSnapshot, dict[int, NodeInventory | str]]:
     """Wait until every node that was heard is held, and nobody else runs; then ask again."""
     deadline = time.monotonic() + HELD_SECONDS
     said = ""
@@ -211,7 +211,9 @@ def _held(
         time.sleep(LOOK_SECONDS)
 
 
-def _refuse_if_unheard(planned: RestorePlan, found: Mapping[int, NodeEvidence | str], args: argparse.Namespace) -> None:
+def _refuse_if_unheard(
+    planned: RestorePlan, found: Mapping[int, NodeInventory | str], args: argparse.Namespace
+) -> None:
     unheard = set(planned.unheard)
     left = sorted(unheard - _given_up(unheard, args))
     if not left:
@@ -254,7 +256,7 @@ def _carry_out(store: MetadataStore, planned: RestorePlan) -> None:
 # ---- what is shown
 
 
-def _costs(planned: RestorePlan, found: Mapping[int, NodeEvidence | str]) -> list[str]:
+def _costs(planned: RestorePlan, found: Mapping[int, NodeInventory | str]) -> list[str]:
     """What may be lost, or is given up, in words."""
     lines = [f"{place(lost.name)}: acknowledged messages may be lost: {lost.loss}" for lost in planned.losses]
     for decision in planned.decisions:
@@ -267,12 +269,12 @@ def _costs(planned: RestorePlan, found: Mapping[int, NodeEvidence | str]) -> lis
     return lines
 
 
-def _name(uid: int, found: Mapping[int, NodeEvidence | str]) -> str:
+def _name(uid: int, found: Mapping[int, NodeInventory | str]) -> str:
     answer = found.get(uid)
-    return answer.name if isinstance(answer, NodeEvidence) else f"{uid:016x}"
+    return answer.name if isinstance(answer, NodeInventory) else f"{uid:016x}"
 
 
-def _print(planned: RestorePlan, found: Mapping[int, NodeEvidence | str]) -> None:
+def _print(planned: RestorePlan, found: Mapping[int, NodeInventory | str]) -> None:
     rows: list[tuple[str | int, ...]] = []
     for decision in planned.decisions:
         before, after = decision.before, decision.after
@@ -296,7 +298,7 @@ def _print(planned: RestorePlan, found: Mapping[int, NodeEvidence | str]) -> Non
     table(("PARTITION", "NODE", "HAS EPOCH:END", "PROMISED", "METADATA SAY", "WILL BE", ""), rows)
 
 
-def _shown(planned: RestorePlan | None, found: Mapping[int, NodeEvidence | str], *, done: bool) -> dict[str, Any]:
+def _shown(planned: RestorePlan | None, found: Mapping[int, NodeInventory | str], *, done: bool) -> dict[str, Any]:
     decisions = planned.decisions if planned is not None else []
     return {
         "done": done,
@@ -309,7 +311,7 @@ def _shown(planned: RestorePlan | None, found: Mapping[int, NodeEvidence | str],
     }
 
 
-def _shown_partition(decision: Decision, found: Mapping[int, NodeEvidence | str]) -> dict[str, Any]:
+def _shown_partition(decision: Decision, found: Mapping[int, NodeInventory | str]) -> dict[str, Any]:
     after = decision.after or decision.before
     return {
         "topic": decision.name.topic,

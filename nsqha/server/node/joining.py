@@ -21,7 +21,7 @@ from nsqha.server.node.membership import Membership
 from nsqha.server.peers import renewing
 from nsqha.server.peers.calls import SERVICES
 from nsqha.server.safe_mode import hold as held
-from nsqha.server.safe_mode import inventory as evidence
+from nsqha.server.safe_mode import inventory
 
 if TYPE_CHECKING:
     from nsqha.clock import Clock
@@ -58,7 +58,7 @@ async def open_cluster(
     journal.join(cluster.cluster_id, etcd_cluster_id=identity.etcd_cluster_id)
     journal.stage_revision(identity.revision)
     journal.follow_generation(generation)
-    await loop.run_in_executor(None, evidence.forget_seen, options.data_path)
+    await loop.run_in_executor(None, inventory.forget_seen, options.data_path)
     await loop.run_in_executor(None, held.warn_of_unknown, options.data_path, store.view())
     return Membership(
         store,

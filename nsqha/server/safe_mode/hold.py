@@ -28,7 +28,7 @@ from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers.api import PeerIdentity
-from nsqha.server.safe_mode import inventory as evidence
+from nsqha.server.safe_mode import inventory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ logger = Logger("held")
 
 
 @dataclass
-class Holding:
+class SafeMode:
     """What a held node works with."""
 
     options: Options
@@ -58,17 +58,17 @@ class Holding:
     certificates: CertificateFiles | None = None  # of the gRPC port, read again while we wait
 
 
-async def until_accepted(holding: Holding, why: str) -> bool:
+async def until_accepted(safe_mode: SafeMode, why: str) -> bool:
     """Returns when the node may start; False: the process is to end instead.
 
     ConfigError: this etcd has another cluster under our name."""
-    options, journal = holding.options, holding.journal
+    options, journal = safe_mode.options, safe_mode.journal
     loop = asyncio.get_running_loop()
-    acceptance = open_acceptance(options, holding.clock)
+    acceptance = open_acceptance(options, safe_mode.clock)
     logger.error(
         "metadata_in_doubt", "%s: nothing is led or followed until nsqha cluster accept-metadata, run on any host", why
     )
-    server: _EvidenceServer | None = None
+    server: _InventoryServer | None = None
     said = ""
     try:
         while True:
@@ -77,7 +77,7 @@ async def until_accepted(holding: Holding, why: str) -> bool:
                 if may_start(look, journal):
                     break
                 if server is None:
-                    server = await _EvidenceServer.start(holding)
+                    server = await _InventoryServer.start(safe_mode)
                 node = waiting_node(options, journal, server.address, held=True, why=why)
                 await loop.run_in_executor(None, acceptance.announce, node)
                 said = ""
@@ -88,11 +88,11 @@ async def until_accepted(holding: Holding, why: str) -> bool:
                     logger.warning("not_announced", "etcd does not answer; asking again: %s", error)
                     said = str(error)
             try:
-                await asyncio.wait_for(holding.stop.wait(), POLL_SECONDS)
+                await asyncio.wait_for(safe_mode.stop.wait(), POLL_SECONDS)
             except TimeoutError:
                 continue
             return False
-        await holding.disk.run(lambda: follow(journal, look, options.data_path))
+        await safe_mode.disk.run(lambda: follow(journal, look, options.data_path))
         logger.info("metadata_believed", "starting with the metadata as they are now, generation %d",
                  journal.identity.generation)  # fmt: skip
         return True
@@ -152,7 +152,7 @@ def broken_promise(journal: NodeJournal, topics: Mapping[str, Versioned[TopicRec
 def warn_of_unknown(data_path: str, view: View) -> None:
     """Say which logs are here of topics that the metadata neither have nor deleted. They stay."""
     known = {topic.record.uid for topic in view.topics.values()} | set(view.tombstones)
-    for name, uid, numbers in evidence.folders(data_path):
+    for name, uid, numbers in inventory.folders(data_path):
         if uid not in known:
             logger.warning(
                 "logs_unknown",
@@ -179,7 +179,7 @@ def follow(journal: NodeJournal, look: EtcdSnapshot, data_path: str) -> None:
         generation=generation,
     )
     journal.commit()
-    evidence.forget_seen(data_path)
+    inventory.forget_seen(data_path)
 
 
 def open_acceptance(options: Options, clock: Clock) -> EtcdAcceptance:
@@ -206,7 +206,7 @@ def waiting_node(options: Options, journal: NodeJournal, grpc_address: str, *, h
     )
 
 
-class _EvidenceServer:
+class _InventoryServer:
     """The gRPC port of a held node."""
 
     def __init__(self, server: Any, peers: Any, address: str) -> None:
@@ -215,17 +215,17 @@ class _EvidenceServer:
         self.address = address
 
     @classmethod
-    async def start(cls, holding: Holding) -> _EvidenceServer:
+    async def start(cls, safe_mode: SafeMode) -> _InventoryServer:
         """Recover every log, then answer. Unavailable: the port can not be had, or etcd can not be read."""
-        options, journal = holding.options, holding.journal
-        stored = await asyncio.get_running_loop().run_in_executor(None, stored_topics, options, holding.clock)
-        seen = await holding.disk.run(lambda: evidence.read_seen(options.data_path))
-        held = await holding.disk.run(
-            lambda: evidence.Held.recovered(options.data_path, holding.opener, journal, seen, stored)
+        options, journal = safe_mode.options, safe_mode.journal
+        stored = await asyncio.get_running_loop().run_in_executor(None, stored_topics, options, safe_mode.clock)
+        seen = await safe_mode.disk.run(lambda: inventory.read_seen(options.data_path))
+        held = await safe_mode.disk.run(
+            lambda: inventory.RecoveredInventory.recovered(options.data_path, safe_mode.opener, journal, seen, stored)
         )
         mine = journal.identity
         status = pb.StatusReply(node_uid=mine.node_uid, poisoned=journal.poisoned, replicas=held.replicas)
-        answer = evidence.reply(
+        answer = inventory.reply(
             status,
             options.node_name,
             held=True,
@@ -235,7 +235,7 @@ class _EvidenceServer:
         )
 
         records = [*(topic.record for topic in stored.values()), *(topic.record for topic in seen.topics)]
-        found = await cls.serve(options, answer, mine.cluster_id, members(records), holding.certificates)
+        found = await cls.serve(options, answer, mine.cluster_id, members(records), safe_mode.certificates)
         logger.info("held", "%d logs are recovered; evidence is served on %s", len(held.replicas), found.address)
         return found
 
@@ -247,7 +247,7 @@ class _EvidenceServer:
         cluster_id: int,
         nodes: View,
         certificates: CertificateFiles | None,
-    ) -> _EvidenceServer:
+    ) -> _InventoryServer:
         """Answer members of `nodes` and lookup daemons. Unavailable: the port can not be had."""
         from grpc import aio
 

@@ -4,10 +4,11 @@
     Held            its logs, recovered and closed again, and what they tell of topics that nobody else describes
     live            the same of a node that still leads and follows
 
-`Held` recovers as if every partition had other replicas, whatever the metadata say of it now: nothing is guessed and
-nothing is given up that another replica may have. What recovery found stays in the journal, so that recovering once
-more, when the metadata are accepted, finds the same: the plan counts on a log by the name and the end that were told,
-so a damaged one is told by the name that it goes by when it is mended, and nothing of it is ever taken for a torn end.
+`RecoveredInventory` recovers as if every partition had other replicas, whatever the metadata say of it now: nothing is
+guessed and nothing is given up that another replica may have. What recovery found stays in the journal, so that
+recovering once more, when the metadata are accepted, finds the same: the plan counts on a log by the name and the end
+that were told, so a damaged one is told by the name that it goes by when it is mended, and nothing of it is ever taken
+for a torn end.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class _SeenFormat(msgspec.Struct):
 
 
 @dataclass
-class Held:
+class RecoveredInventory:
     """What a node has that leads and follows nothing."""
 
     replicas: list[pb.ReplicaStatus] = field(default_factory=list)
@@ -125,7 +126,7 @@ class Held:
         journal: NodeJournal,
         seen: Seen,
         stored: Mapping[str, Versioned[TopicRecord]],
-    ) -> Held:
+    ) -> RecoveredInventory:
         """Recover every log of the data folder. Blocks. `stored`: the metadata as they are now, for settings only."""
         held = cls()
         records = {topic.record.uid: topic.record for topic in stored.values()}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from nsqha.errors import NsqhaError
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.safe_mode import inventory as evidence
+from nsqha.server.safe_mode import inventory
 from nsqha.server.safe_mode.hold import accepts, check_cluster, open_acceptance, waiting_node
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ class StaleMetadataMonitor:
     async def _begin(self) -> None:
         """The metadata are doubted from now on, also by the next life of this node."""
         node = self._node
-        seen = evidence.seen_of(self._store.view())
-        await node.disk.run(lambda: evidence.write_seen(node.options.data_path, seen))
+        seen = inventory.seen_of(self._store.view())
+        await node.disk.run(lambda: inventory.write_seen(node.options.data_path, seen))
         identity = self._store.identity()
         node.journal.stage_revision(identity.revision)
         if not self._store.foreign:  # another etcd is another one also tomorrow; this one may look newer by then
@@ -142,8 +142,8 @@ class StaleMetadataMonitor:
         check_cluster(request, self._cluster_id)
         status = await self._status(peer, pb.StatusRequest(cluster_id=request.cluster_id))
         # What a node that believes knows is what the metadata say.
-        seen = evidence.seen_of(self._store.view()) if self.why else evidence.Seen()
-        return evidence.reply(
+        seen = inventory.seen_of(self._store.view()) if self.why else inventory.Seen()
+        return inventory.reply(
             status,
             self._node.options.node_name,
             held=False,

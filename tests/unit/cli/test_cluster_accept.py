@@ -10,7 +10,7 @@ import pytest
 from nsqha.cli.cluster import accept as cluster_accept
 from nsqha.cli.terminal import exits
 from nsqha.election.elect import ReplicaReport
-from nsqha.election.metadata_restore import NodeEvidence, WaitingNode, plan
+from nsqha.election.metadata_restore import NodeInventory, WaitingNode, plan
 from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 
 A, B = 1, 2
@@ -77,8 +77,8 @@ def test_a_replica_without_a_log_is_in_the_plan(capsys: pytest.CaptureFixture[st
     meta = PartitionMeta(epoch=5, isr={A: 1, B: 2}, replicas=(A, B, 3), min_isr=2)
     topic = Versioned(TopicRecord("orders", 7, 1, partitions={0: meta}), 4)
     found = {
-        A: NodeEvidence(A, "a", replicas={(7, 0): ReplicaReport(1, 1, 5, 100, 5)}),
-        B: NodeEvidence(B, "b"),
+        A: NodeInventory(A, "a", replicas={(7, 0): ReplicaReport(1, 1, 5, 100, 5)}),
+        B: NodeInventory(B, "b"),
     }
     planned = plan({"orders": topic}, (), 0, found, salt_constant=0)
     cluster_accept._print(planned, found)

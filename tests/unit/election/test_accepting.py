@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqha.election.elect import ReplicaReport
-from nsqha.election.metadata_restore import CHANNELS_MARGIN, Decision, Known, NodeEvidence, RestorePlan, TopicPlan, plan
+from nsqha.election.metadata_restore import (
+    CHANNELS_MARGIN,
+    Decision,
+    Known,
+    NodeInventory,
+    RestorePlan,
+    TopicPlan,
+    plan,
+)
 from nsqha.election.model import (
     ChannelInfo,
     ChannelList,
@@ -37,13 +45,13 @@ def has(uid: int, last_epoch: int = 5, end: int = 100, promise: int = 5, **chang
     return replace(ReplicaReport(0, LOGS[uid], last_epoch, end, promise), **changes)
 
 
-def node(uid: int, *, topics: tuple[Known, ...] = (), **changes: Any) -> NodeEvidence:
+def node(uid: int, *, topics: tuple[Known, ...] = (), **changes: Any) -> NodeInventory:
     """By default one that has the partition as everybody has it."""
     replicas = changes.pop("replicas", {KEY: has(uid)})
-    return replace(NodeEvidence(uid, f"n{uid}", replicas=replicas, topics=topics), **changes)
+    return replace(NodeInventory(uid, f"n{uid}", replicas=replicas, topics=topics), **changes)
 
 
-def planned(*nodes: NodeEvidence, topics: Mapping[str, TopicRecord] | None = None, **options: Any) -> RestorePlan:
+def planned(*nodes: NodeInventory, topics: Mapping[str, TopicRecord] | None = None, **options: Any) -> RestorePlan:
     stored = {"orders": ORDERS} if topics is None else topics
     options.setdefault("accepted", 0)
     options.setdefault("tombstones", ())

@@ -26,7 +26,7 @@ from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.safe_mode import hold as held
 from nsqha.server.safe_mode import inventory as evidence
-from nsqha.server.safe_mode.inventory import Held, Seen
+from nsqha.server.safe_mode.inventory import RecoveredInventory, Seen
 
 UID, OTHER = 0x51, 0x52
 LOG_UID = 0xA1
@@ -94,9 +94,9 @@ class Folder:
             path.write_bytes(data)
         return 5
 
-    def held(self, seen: Seen = Seen(), **stored: TopicRecord) -> Held:
+    def held(self, seen: Seen = Seen(), **stored: TopicRecord) -> RecoveredInventory:
         records = {name: Versioned(record, 8) for name, record in stored.items()}
-        return Held.recovered(self.path, self.opener, self.journal, seen, records)
+        return RecoveredInventory.recovered(self.path, self.opener, self.journal, seen, records)
 
     def close(self) -> None:
         self.journal.close()
