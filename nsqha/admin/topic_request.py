@@ -74,7 +74,7 @@ class TopicRequest:
             found = leaders.leader(topic.name, number)
             return None if found is None or found.node == leaders.node else found
 
-        spread = FanOut(
+        fan_out = FanOut(
             here=here,
             ask=ask or call,
             leads=lambda number: topic.leads(number) is not None,
@@ -83,7 +83,7 @@ class TopicRequest:
             failed=failed,
             seconds=self._seconds,
         )
-        return await spread.over(numbers)
+        return await fan_out.over(numbers)
 
     def for_leader(self, topic: Topic, request: Any, numbers: Collection[int]) -> Any:
         """The same request for what one other node leads."""

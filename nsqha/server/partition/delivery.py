@@ -107,7 +107,7 @@ class Consumer:
         self.finish_count = 0
         self.requeue_count = 0
         self.subscriptions: dict[int, Subscription] = {}
-        self.lent_credit = 0  # parts of the window that leaders on other nodes
+        self.lent_credit = 0  # parts of the window, at leaders on other nodes
         self.remote: Remote | None = None  # its places at partitions that others lead; None: this node is alone
         self.direct = True  # this node was a leader of the topic at SUB: lookup may have sent it here
         self._turn = 0
@@ -163,7 +163,7 @@ class Remote(Protocol):
         """The window changed."""
 
     def starved(self) -> None:
-        """A partition here needs some of what is lent_credit."""
+        """A partition here needs some of what is lent."""
 
     def resumed(self) -> None:
         """The client takes bytes again."""
