@@ -41,7 +41,7 @@ async def answers(made: Certificates, *whose: str) -> list[bool]:
         cluster_tls_ca=made.cert("ca"),
     )
     reply = pb.EvidenceReply(name="one")
-    server = await held._EvidenceServer.serve(
+    server = await held._InventoryServer.serve(
         options, reply, CLUSTER, held.members([ORDERS]), CertificateFiles.of(options)
     )
     found = []
