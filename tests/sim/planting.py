@@ -1,27 +1,26 @@
-"""How bugs are planted: a mutant is a function that changes the product in this process until it is left."""
+"""How a planted bug is found: by whole lives of a cluster under virtual time, in which the changed code matters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
+from tests.mutation import Mutant, OutOfDate, Suite
 from tests.sim.plan import Plan
+from tests.sim.run import run_seed
 
 Make = Callable[[], Iterator[None]]
+SEEDS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Mutant:
-    """One planted bug, and where it is looked for."""
+class Where:
+    """Where it is looked for."""
 
-    plant: Callable[[], AbstractContextManager[None]]
     matters: Callable[[Plan], bool]  # in all other lives nothing is changed by it
     scene: tuple[Any, ...]  # a test of `test_damage` and its arguments: where drawn lives do not come to it
-
-
-MUTANTS: dict[str, Mutant] = {}
 
 
 def anywhere(plan: Plan) -> bool:
@@ -52,11 +51,35 @@ def losses(plan: Plan) -> bool:
     return plan.losses > 0
 
 
+def _attempt(mutant: Mutant[Where], seed: int) -> str | None:
+    """Lives in which it changes nothing are counted and not lived."""
+    if mutant.hint.scene:
+        return _play(mutant)
+    if not mutant.hint.matters(Plan.draw(seed)):
+        return None
+    with mutant.plant():
+        violation = run_seed(seed).violation
+    if "TypeError" in violation or "AttributeError" in violation:
+        raise OutOfDate(violation)
+    return violation or None
+
+
+def _play(mutant: Mutant[Where]) -> str | None:
+    """The scene that it is to spoil: it goes well without, and not with it."""
+    scene, *arguments = mutant.hint.scene
+    play: Callable[..., None] = getattr(import_module("tests.sim.test_damage"), scene)
+    play(*arguments)
+    try:
+        with mutant.plant():
+            play(*arguments)
+    except AssertionError as error:
+        return f"{scene}: {error}"
+    raise OutOfDate(f"{scene} goes well with it, too")
+
+
+SUITE: Suite[Where] = Suite("tests.sim.mutants", _attempt, runs=SEEDS_MAX)
+
+
 def mutant(matters: Callable[[Plan], bool] = anywhere, scene: tuple[Any, ...] = ()) -> Callable[[Make], Make]:
-    """Count it among those that have to be noticed."""
-
-    def count(make: Make) -> Make:
-        MUTANTS[make.__name__] = Mutant(contextmanager(make), matters, scene)
-        return make
-
-    return count
+    """Count it among those that have to be noticed; its docstring is the rule that it breaks."""
+    return lambda make: SUITE.add(make, (make.__doc__ or "").strip(), Where(matters, scene))

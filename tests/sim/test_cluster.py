@@ -11,7 +11,7 @@ import pytest
 from nsqha.commitlog.journal import JOURNAL
 from nsqha.commitlog.recordfile import MAGIC, SECTOR
 from tests.sim.cluster import CHANNEL, SimCluster
-from tests.sim.mutants import MUTANTS, find
+from tests.sim.mutants import SUITE
 from tests.sim.node import DATA
 from tests.sim.run import run_seed
 from tests.sim.scenes import SELDOM, a_follower, healthy, leader, power_loss
@@ -218,8 +218,7 @@ def test_drawn_lives(first: int) -> None:
 @pytest.mark.parametrize("name", ["ack_from_the_page_cache", "epoch_resumed", "floor_ignored", "cut_too_far"])
 def test_planted_bugs_are_noticed(name: str) -> None:
     """A few of `make sim-mutants`, those that are found soon."""
-    _, lives, _ = find(name, 10)
-    assert lives
+    assert SUITE.noticed(name, range(10)) is not None
 
 
 def test_a_seed_is_one_life() -> None:
@@ -241,12 +240,12 @@ def test_a_seed_is_one_life() -> None:
     assert told == {f"{run_seed(0).fingerprint}\n"}
 
 
-@pytest.mark.parametrize("name", sorted(MUTANTS))
+@pytest.mark.parametrize("name", sorted(SUITE.mutants))
 def test_every_mutant_fits_the_product(name: str) -> None:
     """What it changes is there."""
-    with MUTANTS[name].plant():
+    with SUITE.mutants[name].plant():
         pass
 
 
 def test_every_mutant_is_known_by_its_rule() -> None:
-    assert len(MUTANTS) >= 48
+    assert len(SUITE.mutants) >= 48

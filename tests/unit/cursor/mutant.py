@@ -1,35 +1,38 @@
-"""What a mutant is: one rule of the channel core that is broken for the time of a run (`mutants`)."""
+"""How a mutant of the channel core is found: by random lives of a partition against the naive model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-from unittest.mock import patch
 
-Patch = Any
+from nsqha.errors import LogCorrupt
+from tests.mutation import Mutant, OutOfDate, Patch, Suite
+from tests.unit.cursor.history import History
+
+Make = Callable[[], list[Patch]]
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """`rule` is what is broken; `patches` break it."""
+class Channels:
+    """Which lives can notice it."""
 
-    name: str
-    rule: str
-    patches: Callable[[], list[Patch]]
-    ordered: bool = False
+    ordered: bool
 
 
-MUTANTS: list[Mutant] = []
+def _attempt(mutant: Mutant[Channels], seed: int) -> str | None:
+    with mutant.plant():
+        try:
+            History(seed, ordered=mutant.hint.ordered).run()
+        except (AssertionError, LogCorrupt, LookupError) as error:
+            return f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+        except TypeError as error:
+            raise OutOfDate(str(error)) from error
+    return None
 
 
-def mutant(rule: str, *, ordered: bool = False) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def add(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        MUTANTS.append(Mutant(patches.__name__, rule, patches, ordered))
-        return patches
-
-    return add
+SUITE: Suite[Channels] = Suite("tests.unit.cursor.mutants", _attempt, runs=10_000)
 
 
-def instead(owner: object, name: str, function: object) -> Patch:
-    return patch.object(owner, name, function)
+def mutant(rule: str, *, ordered: bool = False) -> Callable[[Make], Make]:
+    """Break this rule of the channel core."""
+    return lambda make: SUITE.add(make, rule, Channels(ordered))

@@ -1,18 +1,11 @@
 """Every rule of the channel core, switched off on purpose: do the random histories notice?
 
-    python -m tests.unit.cursor.mutants [--histories N] [--seconds S] [name ...]
-
-A mutant replaces one function for the time of a run; the product has no switches. Each must be found within 10,000
-histories; one that is not is a rule that nobody checks. Exit status 1 if one survives.
+python -m tests.unit.cursor.mutants [NAME ...]      see tests/mutation.py
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -28,11 +21,12 @@ from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.progress import Written
 from nsqha.cursor.state import ChannelState, PartitionState
-from nsqha.errors import LogCorrupt
 from nsqha.hot import WAITING
-from tests.unit.cursor.history import History
-from tests.unit.cursor.mutant import Mutant, Patch, instead, mutant
-from tests.unit.cursor.mutants_of_readers import MUTANTS  # with those of that module
+from tests.mutation import Patch, instead, run
+from tests.unit.cursor import mutants_of_readers
+from tests.unit.cursor.mutant import SUITE, mutant
+
+__all__ = ["SUITE", "mutants_of_readers"]  # with those of that module
 
 # ---- cursors
 
@@ -276,7 +270,7 @@ def forgotten_once() -> list[Patch]:
 
 @mutant("a seek is clamped to [log start, pump] when it is applied")
 def seek_is_not_clamped() -> list[Patch]:
-    return [instead(PartitionState, "clamp", lambda self, target: min(target, self.applied.end_offset))]
+    return [instead(PartitionState, "clamp", lambda self, channel, target: min(target, self.applied.end_offset))]
 
 
 @mutant("an undo brings the finished ranges back")
@@ -508,53 +502,5 @@ def ordered_redelivers_many() -> list[Patch]:
     ]
 
 
-# ---- running them
-
-
-@contextmanager
-def broken(mutant: Mutant) -> Iterator[None]:
-    patches = mutant.patches()
-    for p in patches:
-        p.start()
-    try:
-        yield
-    finally:
-        for p in reversed(patches):
-            p.stop()
-
-
-def found_at(mutant: Mutant, *, histories: int, seconds: float, first_seed: int = 0) -> tuple[int, str] | None:
-    """How many histories it took to find the mutant, and what was seen; None if it survived."""
-    end = time.monotonic() + seconds
-    for n in range(histories):
-        with broken(mutant):
-            try:
-                History(first_seed + n, ordered=mutant.ordered).run()
-            except (AssertionError, LogCorrupt, LookupError) as error:  # not TypeError: that is a mutant out of date
-                return n + 1, f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
-        if time.monotonic() > end:
-            return None
-    return None
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=120.0, help="for one mutant at most")
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
-    survived = []
-    for broken_rule in MUTANTS:
-        if options.names and broken_rule.name not in options.names:
-            continue
-        found = found_at(broken_rule, histories=options.histories, seconds=options.seconds)
-        print(f"{broken_rule.name:36} {'SURVIVED' if found is None else f'{found[0]:5}  {found[1][:90]}'}", flush=True)
-        if found is None:
-            survived.append(broken_rule)
-    for broken_rule in survived:
-        print(f"nobody noticed that this is broken: {broken_rule.rule}")
-    return 1 if survived else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(SUITE)

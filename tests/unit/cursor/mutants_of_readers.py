@@ -11,9 +11,8 @@ from nsqha.cursor import checkpoint, events
 from nsqha.cursor.holds import NEVER_PASSED, Holds
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import ChannelState, PartitionState
-from tests.unit.cursor.mutant import MUTANTS, Patch, instead, mutant
-
-__all__ = ["MUTANTS"]
+from tests.mutation import Patch, instead
+from tests.unit.cursor.mutant import mutant
 
 
 @mutant("log start is capped by every live hold when it is applied")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.cursor.history import History
-from tests.unit.cursor.mutants import MUTANTS, found_at
+from tests.unit.cursor.mutants import SUITE
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -32,10 +32,14 @@ def test_long_histories_agree_with_the_model():
     "name", ["floor_is_next_read", "seek_drops_deferred", "pump_ignores_channels", "unlink_without_checkpoint"]
 )
 def test_a_broken_rule_is_noticed(name):
-    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
-    assert found_at(mutant, histories=300, seconds=20) is not None
+    assert SUITE.noticed(name, range(300)) is not None
 
 
 def test_there_is_a_mutant_for_every_rule():
-    assert len(MUTANTS) >= 15
-    assert len({mutant.rule for mutant in MUTANTS}) == len(MUTANTS)
+    assert len(SUITE.mutants) >= 15
+    assert len({mutant.rule for mutant in SUITE.mutants.values()}) == len(SUITE.mutants)
+
+
+@pytest.mark.parametrize("name", SUITE.mutants)
+def test_every_mutant_fits_the_product(name):
+    SUITE.noticed(name, range(3))  # OutOfDate if what it replaces has changed

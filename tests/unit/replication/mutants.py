@@ -1,55 +1,54 @@
 """Every rule of replication, switched off on purpose: do the random histories notice?
 
-    python -m tests.unit.replication.mutants [--histories N] [name ...]
+    python -m tests.unit.replication.mutants [NAME ...]      see tests/mutation.py
 
-A mutant replaces a function of the product for the time of a run; the product has no switches. Assertions of the
-product are off meanwhile (`unasserted`), so that what is found is the harm and not the missing rule.
+Assertions of the product are off meanwhile (`unasserted`), so that what is found is the harm and not the missing rule.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 from nsqha.replication import acceptance, divergence
 from nsqha.replication.isr import Action, IsrKeeper, Outcome, ProposalRefused, Unknown
 from nsqha.replication.leader import LeaderReplica
+from tests.mutation import Mutant, Patch, Suite, applied, instead, run
 from tests.unit.replication.history import History
 from tests.unit.replication.tiny import Tiny
 from tests.unit.replication.tiny_parts import Replica, Wrong
 
-Patch = Any
+LOSS = ("NoLoss", "LeaderComplete", "NoFork", "NamedCopies")
+Make = Callable[[], list[Patch]]
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """`rule` is what is broken; `patches` break it; `finds` are the checks of which one must fail."""
+class Checks:
+    """One of these has to fail."""
 
-    name: str
-    rule: str
-    finds: tuple[str, ...]
-    patches: Callable[[], list[Patch]]
+    names: tuple[str, ...]
 
 
-MUTANTS: list[Mutant] = []
-LOSS = ("NoLoss", "LeaderComplete", "NoFork", "NamedCopies")
+def _attempt(mutant: Mutant[Checks], seed: int) -> str | None:
+    # The mutant's own patches last: they win.
+    with applied(unasserted()), mutant.plant():
+        try:
+            History(seed).run()
+        except Wrong as wrong:
+            if str(wrong).split(":")[0] in mutant.hint.names:
+                return str(wrong)
+        except (AssertionError, IndexError):
+            pass  # something broke before a check could see why
+    return None
 
 
-def mutant(rule: str, *finds: str) -> Callable[[Callable[[], list[Patch]]], Callable[[], list[Patch]]]:
-    def add(patches: Callable[[], list[Patch]]) -> Callable[[], list[Patch]]:
-        MUTANTS.append(Mutant(patches.__name__, rule, finds or LOSS, patches))
-        return patches
-
-    return add
+SUITE: Suite[Checks] = Suite("tests.unit.replication.mutants", _attempt, runs=5000)
 
 
-def instead(owner: object, name: str, function: object) -> Patch:
-    return patch.object(owner, name, function)
+def mutant(rule: str, *finds: str) -> Callable[[Make], Make]:
+    """Break this rule of replication; `finds`: the checks of which one must fail."""
+    return lambda make: SUITE.add(make, rule, Checks(finds or LOSS))
 
 
 def unasserted() -> list[Patch]:
@@ -256,46 +255,5 @@ def cut_at_the_shorter() -> list[Patch]:
     ]
 
 
-# ---- running them
-
-
-@contextmanager
-def broken(mutant: Mutant) -> Iterator[None]:
-    with ExitStack() as stack:
-        # The mutant's own patches last: they win.
-        for each in (*unasserted(), *mutant.patches()):
-            stack.enter_context(each)
-        yield
-
-
-def found_after(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """(seed, what was found), or None."""
-    for seed in seeds:
-        with broken(mutant):
-            try:
-                History(seed).run()
-            except Wrong as wrong:
-                if str(wrong).split(":")[0] in mutant.finds:
-                    return seed, str(wrong)
-            except (AssertionError, IndexError):
-                continue  # something broke before a check could see why
-    return None
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--histories", type=int, default=5000)
-    parser.add_argument("names", nargs="*")
-    arguments = parser.parse_args()
-    survivors = 0
-    for each in MUTANTS:
-        if arguments.names and each.name not in arguments.names:
-            continue
-        found = found_after(each, range(arguments.histories))
-        survivors += found is None
-        print(f"{each.name:28} {'SURVIVES' if found is None else f'seed {found[0]}: {found[1][:90]}'}", flush=True)
-    return 1 if survivors else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(SUITE)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.mutation import applied
 from tests.unit.replication.history import History, heal
-from tests.unit.replication.mutants import MUTANTS, Mutant, broken, found_after
+from tests.unit.replication.mutants import SUITE, unasserted
 
 # Seeds at which each mutant is found at once; the search goes on from 0 when a change of the model moves them.
 KNOWN = {
@@ -51,18 +52,15 @@ def test_without_more_faults_everybody_is_in_sync_again_and_all_is_committed(see
         assert tiny.acked[tiny.nodes[leader].end - 1].epoch == tiny.meta.epoch
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_rule_that_is_switched_off_is_noticed(mutant: Mutant) -> None:
-    known = KNOWN.get(mutant.name)
-    if known is not None and found_after(mutant, [known]) is not None:
-        return
-    assert found_after(mutant, range(3000)) is not None, f"nobody notices: {mutant.rule}"
+@pytest.mark.parametrize("name", SUITE.mutants)
+def test_a_rule_that_is_switched_off_is_noticed(name: str) -> None:
+    known = [KNOWN[name]] if name in KNOWN else []
+    assert SUITE.noticed(name, [*known, *range(3000)]) is not None, f"not noticed: {SUITE.mutants[name].rule}"
 
 
 def test_what_the_mutants_are_compared_with_survives() -> None:
     """The same lives with nothing but the assertions off."""
-    nothing = Mutant("nothing", "", (), list)
     rng = random.Random(7)
-    with broken(nothing):
+    with applied(unasserted()):
         for _ in range(60):
             History(rng.randrange(1 << 32)).run()
