@@ -205,7 +205,7 @@ def test_a_recovered_topic_keeps_uid_and_salt_and_its_salt_is_not_given_again(st
     assert not set(new) & {record.salt for record in records[:4]}
 
 
-def test_a_recovered_topic_takes_no_name_and_no_uid_and_does_not_come_back_from_the_dead(store: MetadataStore) -> None:
+def test_a_recovered_topic_takes_no_name_no_uid_and_does_not_come_back(store: MetadataStore) -> None:
     old = store.create_topic("orders", TopicSettings()).record
     with pytest.raises(Conflict, match="exists already"):
         store.put_recovered(replace(old, uid=99))

@@ -51,7 +51,7 @@ def test_the_first_publish_makes_a_topic_at_any_node(cluster: Cluster) -> None:
         assert cluster.member(meta.leader) is cluster.nodes[n % 3], "who is asked leads"
 
 
-def test_a_topic_of_the_lookup_daemon_begins_with_the_channels_that_a_stock_one_knows(tmp_path: Path) -> None:
+def test_a_topic_begins_with_the_channels_that_a_stock_lookup_daemon_knows(tmp_path: Path) -> None:
     """Which the brokers know of, and the cluster's own lookup daemon does not."""
     with Lookupd(tmp_path / "stock") as stock:
         flags = [f"--lookupd-tcp-address={stock.tcp}"]

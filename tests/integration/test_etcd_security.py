@@ -116,7 +116,7 @@ def test_certificates_that_were_replaced_are_used_when_a_connection_fails(
     client.close()
 
 
-def test_a_store_goes_over_to_new_certificates_and_keeps_old_ones_while_those_are_broken(
+def test_a_store_takes_new_certificates_and_keeps_old_ones_while_they_are_broken(
     tls_etcd: EtcdServer, replaced: Replaced
 ) -> None:
     trouble: list[str] = []

@@ -62,7 +62,7 @@ def mpub(topic: str, bodies: list[bytes]) -> bytes:
     return f"MPUB {topic}\n".encode() + struct.pack(">II", len(parts) + 4, len(bodies)) + parts
 
 
-def test_what_was_acknowledged_survives_kill_9_and_what_was_finished_does_not_come_back(tmp_path: Path) -> None:
+def test_acknowledged_survives_kill_9_and_finished_does_not_come_back(tmp_path: Path) -> None:
     with Node(tmp_path, sync="always") as node:
         client = Client(node)
         client.subscribe("orders", "billing", 1)

@@ -387,7 +387,7 @@ def test_a_deferred_message_must_not_come_early() -> None:
     assert story.problems() == {}
 
 
-def test_a_requeued_message_must_not_come_early_unless_the_requeue_was_refused_or_lost() -> None:
+def test_a_requeued_message_comes_early_only_if_the_requeue_was_refused_or_lost() -> None:
     def requeued() -> tuple[Story, Message]:
         story = Story()
         story.sub(1)

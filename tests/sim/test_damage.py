@@ -41,7 +41,7 @@ def test_members_with_damage_of_their_own_mend_one_another_and_one_leads(entry: 
         cluster.end_well()
 
 
-def test_members_that_start_more_than_once_before_they_can_mend_one_another_do_so_all_the_same() -> None:
+def test_members_that_restart_before_they_can_mend_one_another_do_so_later() -> None:
     """Each is alone at first, finds its damage, and nobody has what it lacks."""
     with healthy(faults={"bit_flip": SELDOM}) as cluster:
         for n, node in enumerate(cluster.nodes):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 
-from tests.tidy.test_layers import modules
+from tests.tidy.test_layers import ROOT, modules
+
+TEST_NAME_MAX = 80
 
 
 def test_a_class_name_exists_once() -> None:
@@ -16,3 +18,14 @@ def test_a_class_name_exists_once() -> None:
                 found[node.name].append(module)
     assert len(found) > 600
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_names_of_tests_fit() -> None:
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+    ]
+    assert len(names) > 3000
+    assert [name for name in names if len(name) > TEST_NAME_MAX] == []

@@ -42,7 +42,7 @@ class Rig:
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_a_leader_that_does_not_serve_yet_is_waited_for_without_asking_everybody_again(here: bool) -> None:
+def test_a_leader_that_does_not_serve_yet_is_waited_for_alone(here: bool) -> None:
     async def scenario() -> None:
         rig = Rig()
         loop = asyncio.get_running_loop()

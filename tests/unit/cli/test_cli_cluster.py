@@ -197,7 +197,7 @@ def test_what_others_have_more_is_said() -> None:
     assert f"{GONE:016x}" in text
 
 
-def test_a_replica_with_damage_may_lead_if_it_is_named_and_what_it_can_not_read_is_said() -> None:
+def test_a_replica_with_damage_may_lead_if_named_and_its_gaps_are_shown() -> None:
     record = meta((A, B), replicas=(A, B, C))
     bad = replace(report(B, 50, corrupt=True), damage=((5, 7, 40, 52), (9, 10, 0, 0)), damaged_ranges=3)
     assert "name the one" in str(elect_unclean(record, {B: bad}, NODES))

@@ -276,7 +276,7 @@ def test_a_kill_under_the_same_boot_loses_nothing_that_was_written() -> None:
 
 
 @pytest.mark.parametrize("boot_id", ["boot-2", ""])
-def test_an_unclean_stop_and_another_boot_is_a_host_restart_until_recovery_has_dealt_with_it(boot_id: str) -> None:
+def test_an_unclean_stop_and_another_boot_is_a_host_restart_until_recovered(boot_id: str) -> None:
     storage = MemStorage()
     killed(opened(storage))
     journal = opened(storage, boot_id)
@@ -351,7 +351,7 @@ def test_damage_costs_trust_in_log_uids_until_they_are_new() -> None:
     assert promises_trusted(journal)
 
 
-def test_a_lost_first_record_leaves_the_node_its_name_and_a_partition_without_log_uid() -> None:
+def test_a_lost_first_record_leaves_the_name_and_a_partition_without_log_uid() -> None:
     storage = MemStorage()
     journal = opened(storage)
     journal.join(5)

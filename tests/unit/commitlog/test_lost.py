@@ -117,7 +117,7 @@ def test_an_entry_whose_frames_are_whole_is_proven_and_lost_no_more(first: int) 
     ]
 
 
-def test_entries_that_can_not_be_told_apart_are_one_range_that_a_good_replica_mends_whole() -> None:
+def test_entries_that_look_alike_are_one_range_that_a_good_replica_mends() -> None:
     log, good = replica(), replica()
     smash(log, 5)
     damage(log, 5, entry=True)
@@ -228,7 +228,7 @@ def test_the_mark_is_no_part_of_the_chain() -> None:
 
 
 @pytest.mark.parametrize("frames", [False, True])
-def test_what_stands_in_for_a_batch_here_is_not_kept_in_the_place_of_the_leaders_lost_one(frames: bool) -> None:
+def test_a_stand_in_for_a_batch_is_not_kept_in_place_of_the_leaders_lost_one(frames: bool) -> None:
     """It verifies, as it is empty; the one that stood for it is mended. So nothing would stand for its messages, and
     what its channels did would pass for nothing. `frames`: ours are whole, and that is found by the leader's entry."""
     leader, ours, good = replica(), replica(), replica()

@@ -257,7 +257,7 @@ def test_a_full_disk_costs_only_the_preallocation() -> None:
     assert contents(storage) == (TEXT[0], TEXT[1])
 
 
-def test_a_new_file_is_synced_before_it_gets_its_name_and_the_name_before_anybody_relies_on_it() -> None:
+def test_a_new_file_is_synced_before_its_name_and_the_name_before_its_use() -> None:
     storage = Moody()
     RecordFile.create(storage, "d/f", TEXT[0], allocate=1 << 20)
     assert storage.calls == ["allocate", "pwrite", "sync", "rename", "sync_dir"]

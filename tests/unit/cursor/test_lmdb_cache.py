@@ -251,7 +251,7 @@ def test_what_the_cache_says_of_a_row_is_what_was_put(path: str) -> None:
     tables.close()
 
 
-def test_of_a_log_in_use_a_snapshot_is_read_now_the_log_itself_later_and_nothing_that_is_stored(path: str) -> None:
+def test_of_a_log_in_use_a_snapshot_is_read_now_and_the_log_itself_later(path: str) -> None:
     rig = rig_with_deferred(path)
     assert flush(rig.cache)
     expected = encode(rig.leader.cursors.state)

@@ -6,7 +6,7 @@ from nsqha.cursor.limits import ChannelLimits
 from tests.unit.cursor.tiny import Leader
 
 
-def test_without_a_channel_the_pump_stands_still_and_the_first_channel_gets_the_backlog():
+def test_without_a_channel_the_pump_stands_still_and_the_first_gets_all():
     leader = Leader()
     leader.publish(3)
     assert leader.cursors.pump == 0

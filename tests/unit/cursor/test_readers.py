@@ -53,7 +53,7 @@ def test_advances_that_come_in_the_wrong_order_end_at_the_highest():
     assert reader.committed.floor == 6
 
 
-def test_a_place_beyond_the_log_end_is_the_log_end_and_one_below_the_log_start_the_log_start():
+def test_a_place_outside_the_log_is_its_nearest_end():
     leader, reader = with_reader()
     leader.cursors.advance("r", 99)
     leader.flush()
@@ -187,7 +187,7 @@ def test_a_paused_topic_keeps_its_backlog_from_retention_whatever_readers_have_r
     assert leader.deliver(leader.create("a")) == list(range(9))
 
 
-def test_messages_for_later_wait_for_their_time_in_the_first_channel_of_consumers_too():
+def test_deferred_messages_wait_in_the_first_channel_of_consumers_too():
     leader, _ = with_reader(1)
     leader.publish(2, deliver_at=leader.now.wall_ns + 10**12)
     channel = leader.create("a")

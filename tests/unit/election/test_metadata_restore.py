@@ -185,7 +185,7 @@ def test_a_replica_that_was_given_up_since_is_not_waited_for() -> None:
     assert planned(node(A), node(B), node(C), topics={"orders": stored}).unheard == (D,), "who was stopped did not"
 
 
-def test_replicas_that_were_moved_while_all_who_are_heard_were_away_are_not_forgotten() -> None:
+def test_replicas_moved_while_all_who_answer_were_away_are_not_forgotten() -> None:
     """C led, gave A's and B's replicas to D and another, and all three are dead now."""
     unaware = planned(node(A), node(B), also_named=(D, 5))
     assert unaware.unheard == (C, D, 5)
@@ -264,7 +264,7 @@ def test_of_two_lives_of_a_topic_the_later_one_goes_on() -> None:
     assert not unknown.delete and unknown.left == ((C, "orders"),)
 
 
-def test_a_life_that_somebody_has_something_of_is_not_given_up_for_one_that_nobody_has() -> None:
+def test_a_life_with_data_is_not_given_up_for_one_without() -> None:
     empty = replace(ORDERS, uid=0x20, salt=replace(CLUSTER, salt_counter=9).next_salt())
     nodes = [node(uid, topics=seen(ORDERS)) for uid in (A, B, C)]
     assert topic(planned(*nodes, topics={"orders": empty})).record.uid == ORDERS.uid

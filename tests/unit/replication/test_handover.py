@@ -20,7 +20,7 @@ def departing(*nodes: int, meta: PartitionMeta | None = None) -> Rig:
     return rig
 
 
-def test_a_member_that_shuts_down_leaves_before_its_stream_ends_and_does_not_join_again() -> None:
+def test_a_member_that_shuts_down_leaves_before_its_stream_ends() -> None:
     rig = departing(C)
     shrink = proposal(rig.step())
     assert (shrink.change, set(shrink.meta.isr), shrink.meta.leader) == ("shrink", {A, B}, A)

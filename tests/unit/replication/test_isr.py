@@ -246,7 +246,7 @@ def test_a_member_with_another_log_counts_for_nothing_and_leaves() -> None:
     assert proposal(rig.step()).meta.isr == {A: 100, B: 200}
 
 
-def test_at_the_floor_it_joins_anew_in_its_own_place_and_counts_when_that_is_in_force() -> None:
+def test_at_the_floor_it_joins_again_in_its_place_and_counts_once_in_force() -> None:
     rig = Rig(record((A, B)))
     rig.heard(B, 10, log_uid=999, registration=7)
     actions = rig.step()
@@ -367,7 +367,7 @@ def test_a_fence_of_unknown_outcome_is_asked_for_again_but_not_in_a_loop() -> No
     assert rig.step(0.2) == [Fence(10)]
 
 
-def test_a_watch_that_is_faster_than_the_reply_ends_the_doubt_and_the_late_reply_changes_nothing() -> None:
+def test_a_watch_faster_than_the_reply_decides_and_the_late_reply_changes_nothing() -> None:
     rig, asked = expanding()
     assert effective(rig.keeper.refreshed(newer(asked), rig.now)).recorded == {A, B, C}
     rig.keeper.lost(B, rig.now)

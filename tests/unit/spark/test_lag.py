@@ -170,7 +170,7 @@ def test_rates_are_what_floors_and_ends_rose_by() -> None:
     assert found.seconds_left(60) == pytest.approx(3.0)
 
 
-def test_a_reader_that_was_moved_back_read_nothing_and_never_gets_there_at_such_a_rate() -> None:
+def test_a_reader_that_was_moved_back_has_no_time_of_arrival() -> None:
     assert rates(lag_of(100, 200), lag_of(50, 200), 1.0) == Rates(0.0, 0.0)
     assert Rates(10.0, 10.0).seconds_left(1) is None
     assert Rates(0.0, 5.0).seconds_left(0) == 0.0

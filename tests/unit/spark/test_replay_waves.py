@@ -83,7 +83,7 @@ def test_without_a_rate_a_wave_is_some_log_for_each_core() -> None:
     assert replay.rates[0] == [None]
 
 
-def test_a_query_that_selects_little_looks_at_more_from_wave_to_wave_and_not_at_all_of_it() -> None:
+def test_a_query_that_selects_little_reads_more_from_wave_to_wave() -> None:
     replay = scripted(ReplaySpan(0, 0, 5_000_000), rate=10, where="false")
     replay.outcome = lambda spans: ReplayOutcome(tuple(spans))
     replay.run()

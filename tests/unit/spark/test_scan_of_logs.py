@@ -140,7 +140,7 @@ def test_what_recovery_wrote_anew_is_read_and_what_it_marked_is_missing():
         assert told == [MissingRange(4, 8, "faulty")]
 
 
-def test_entries_that_were_made_of_frames_are_read_though_the_chain_breaks_behind_them():
+def test_entries_made_of_frames_are_read_though_the_chain_breaks_behind_them():
     built = Built()
     whole = as_brokers_read(built.log)
     built.log._shelf.clear()

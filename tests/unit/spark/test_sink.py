@@ -261,7 +261,7 @@ def test_another_task_and_another_attempt_begin_with_another_broker(
         assert (first.bodies, second.bodies) == ([], [b"1"])
 
 
-def test_rows_are_counted_over_the_batches_of_a_task_and_the_error_says_what_is_published():
+def test_rows_are_counted_over_a_task_and_the_error_says_what_is_published():
     with ScriptedNsqd() as nsqd:
         writer = NsqhaWriter(schema("value binary"), False, options(topic="t", nsqd=nsqd.address))
         with pytest.raises(SinkRefused, match=r"^row 4: value is empty, .*; this task has published [02] messages$"):

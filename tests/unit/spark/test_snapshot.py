@@ -363,7 +363,7 @@ def test_a_floor_that_was_not_moved_is_named() -> None:
     assert said == "the floor of channel lake was not moved in orders/1 (no leader)"
 
 
-def test_a_reader_shows_its_certificate_and_one_without_is_told_which_options_to_give(tmp_path: Path) -> None:
+def test_a_reader_without_certificate_hears_which_options_to_give(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     certificates.issue("node", "IP:127.0.0.1")
     certificates.issue("reader", "URI:nsqha:reader")

@@ -367,7 +367,7 @@ def test_without_fail_on_data_loss_the_rest_of_a_planned_micro_batch_is_read():
     assert restarted(service, query, failOnDataLoss="false").replay() == {"a": range(6)}
 
 
-def test_without_fail_on_data_loss_a_planned_micro_batch_of_which_nothing_is_left_is_empty():
+def test_without_fail_on_data_loss_a_micro_batch_that_is_gone_is_empty():
     service = Service(a=log(10))
     query = Query(service, failOnDataLoss="false", maxOffsetsPerTrigger=8)
     query.batch()

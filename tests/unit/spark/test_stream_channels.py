@@ -68,7 +68,7 @@ def test_a_restarted_query_takes_its_channel_along_wherever_that_stands(floor: i
 
 
 @pytest.mark.parametrize("options", [{}, {"commitChannel": "lake"}])
-def test_the_first_micro_batch_is_planned_the_same_again_although_the_latest_is_another_one(options: dict[str, str]):
+def test_the_first_micro_batch_is_planned_the_same_though_the_latest_moved(options: dict[str, str]):
     """Spark keeps no initial offset: after a failure in the first micro-batch it asks anew."""
     service = Service(a=log(12), idle=log(3))
     query = Query(service, startingOffsets="latest", **options)

@@ -35,7 +35,7 @@ def test_the_channel_passes_no_unread_message_of_a_topic_that_was_made_anew() ->
     assert service.moves[1:] == [("a", False, {0: 10})]
 
 
-def test_a_floor_of_the_life_before_is_refused_by_the_brokers_if_nobody_has_looked_since(
+def test_a_floor_of_an_earlier_life_is_refused_by_the_brokers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     service = Service(a=log(10))
@@ -125,7 +125,7 @@ def test_a_partition_that_is_not_there_any_more_is_left_out_and_the_others_are_r
 
 
 @pytest.mark.parametrize("limit", [{}, {"maxBytesPerTrigger": 400}])
-def test_a_query_by_name_reads_on_without_a_topic_that_was_deleted_and_with_it_when_it_is_back(
+def test_a_query_by_name_reads_on_while_a_topic_is_deleted_and_when_it_is_back(
     caplog: pytest.LogCaptureFixture, limit: dict[str, Any]
 ) -> None:
     service = Service(a=log(3), b=log(3))
@@ -223,7 +223,7 @@ def planned_by_4_1(service: Service, query: Query, **options: object) -> tuple[Q
     return again, again.plans.latest(None, everything=False)
 
 
-def test_on_4_1_the_channel_stands_where_the_micro_batch_begins_and_not_at_the_log_start() -> None:
+def test_on_4_1_the_channel_stands_where_the_micro_batch_begins() -> None:
     service = Service(a=log(10))
     query = Query(service, commitChannel="lake")
     query.batch()
@@ -248,7 +248,7 @@ def test_on_4_1_the_channel_of_a_query_that_has_read_everything_stays() -> None:
     assert service.floors["a", 0] == 10
 
 
-def test_on_4_1_a_partition_that_the_start_lacks_is_read_and_kept_from_its_first_message() -> None:
+def test_on_4_1_a_partition_that_the_start_lacks_is_read_from_its_beginning() -> None:
     service = Service(a=log(10))
     query = Query(service, commitChannel="lake")
     query.batch()

@@ -318,7 +318,7 @@ def store_on(client: EtcdClient) -> EtcdStore:
 
 
 @pytest.mark.parametrize(("found", "meaning"), [(5, Unavailable), (6, Full), (0, Full), (None, Full)])
-def test_a_change_that_etcd_had_no_room_for_is_in_doubt_unless_the_record_is_untouched(
+def test_a_change_without_room_in_etcd_is_unknown_unless_the_record_is_untouched(
     found: int | None, meaning: type[Exception]
 ) -> None:
     with pytest.raises(meaning) as error:

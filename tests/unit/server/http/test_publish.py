@@ -217,7 +217,7 @@ def test_large_bodies_that_wait_for_the_disk_wait_side_by_side() -> None:
     in_virtual_time(story)
 
 
-def test_only_large_bodies_whose_client_still_waits_are_published_when_the_disk_is_back() -> None:
+def test_when_the_disk_is_back_only_bodies_with_a_waiting_client_are_published() -> None:
     async def story(loop: VirtualLoop) -> None:
         crowd = Crowd(loop)
         for at in (7.5, 8.5):

@@ -267,7 +267,7 @@ def test_bodies() -> None:
     run(story)
 
 
-def test_too_large_a_body_is_refused_and_the_connection_goes_on_if_it_comes_to_an_end() -> None:
+def test_too_large_a_body_is_refused_and_the_connection_goes_on_if_it_ends() -> None:
     async def story(peer: Peer) -> None:
         status, _, body = await peer.ask("POST /pub", b"a" * (BODY_MAX + 1))
         assert (status, body) == (413, b'{"message":"MSG_TOO_BIG"}')

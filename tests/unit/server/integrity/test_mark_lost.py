@@ -123,7 +123,7 @@ def test_a_log_whose_damage_others_mend_goes_by_its_old_name_again() -> None:
     run(scenario)
 
 
-def test_a_log_that_nobody_could_mend_before_its_node_started_again_has_its_old_name_still_to_win() -> None:
+def test_a_log_not_mended_before_a_restart_may_still_win_its_old_name() -> None:
     """Else what only this replica has would never be offered again, once the others could mend its damage."""
 
     async def scenario() -> None:
@@ -157,7 +157,7 @@ def test_a_damaged_log_that_a_leader_took_on_has_lost_its_old_name_durably() -> 
     run(scenario)
 
 
-def test_channels_that_can_not_be_read_at_a_start_are_mended_and_known_though_nobody_leads() -> None:
+def test_channels_unreadable_at_a_start_are_mended_without_a_leader() -> None:
     """They are below what is known to be durable, where a start looks at no frames but theirs."""
 
     async def scenario() -> None:
@@ -344,7 +344,7 @@ def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> No
 
 @pytest.mark.parametrize("entry_too", [False, True])
 @pytest.mark.parametrize("log_id", [3, 8])
-def test_a_replica_with_the_damage_that_its_leader_gave_up_marks_it_and_keeps_the_rest(
+def test_a_replica_marks_the_damage_that_its_leader_gave_up_and_keeps_the_rest(
     entry_too: bool, log_id: int
 ) -> None:
     """Also right before the last batch, of which a leader without other members does not know whether it is committed:

@@ -31,7 +31,7 @@ async def cut(rig: ReplicaRig) -> tuple[Any, Any, Any]:
     return rig.leader(A), log, stream
 
 
-def test_an_end_that_was_cut_counts_as_cut_until_all_that_is_committed_has_come_again() -> None:
+def test_a_cut_end_counts_as_cut_until_all_that_is_committed_is_back() -> None:
     """Then an election need not wait for others that might have more."""
 
     async def scenario() -> None:

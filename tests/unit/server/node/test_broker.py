@@ -415,7 +415,7 @@ async def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(broker: Broker
 
 
 @on_a_broker
-async def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_again_for_who_reads_it(broker: Broker):
+async def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_for_its_reader(broker: Broker):
     await broker.publishing.publish("t", ONE)
     reader = await subscribed(broker, "t", "e#ephemeral", rdy=1)
     topic = broker.topics.topic("t")
@@ -430,7 +430,7 @@ async def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_again_for_w
 
 
 @on_a_broker
-async def test_a_consumer_that_can_not_be_detached_keeps_no_other_at_a_partition_that_is_led_elsewhere(broker: Broker):
+async def test_a_consumer_that_can_not_be_detached_keeps_no_other_subscribed(broker: Broker):
     await broker.publishing.publish("t", ONE)
     readers = [await subscribed(broker, "t", "c", rdy=1) for _ in range(3)]
     topic = broker.topics.topic("t")

@@ -127,7 +127,7 @@ def test_what_can_not_be_removed_of_a_deleted_topic_keeps_nobody_from_a_role(err
     run(scenario)
 
 
-def test_roles_are_taken_while_a_change_of_a_topic_that_went_with_its_node_still_waits_for_that_node() -> None:
+def test_roles_are_taken_while_a_change_waits_for_a_node_that_is_gone() -> None:
     async def scenario() -> None:
         made = cluster()
         settled: list[str] = []
@@ -231,7 +231,7 @@ def test_a_session_that_was_given_up_takes_no_lease_with_it() -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_lease_that_ends_while_its_node_registers_has_it_join_once_more_and_not_twice(fails: bool) -> None:
+def test_a_lease_that_ends_while_its_node_registers_has_it_join_once_more(fails: bool) -> None:
     async def scenario() -> None:
         made = cluster()
 
@@ -272,7 +272,7 @@ def test_a_topic_is_over_where_the_watch_is_behind_its_record_and_does_not_have_
     run(scenario)
 
 
-def test_only_a_partition_that_is_made_below_its_floor_is_known_to_have_acknowledged_nothing() -> None:
+def test_only_a_partition_made_below_its_floor_has_acknowledged_nothing() -> None:
     async def scenario() -> None:
         made = cluster()
         nodes = {n: NodeInfo(n, host=f"h{n}") for n in (1, 2, 3)}

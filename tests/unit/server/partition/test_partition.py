@@ -56,7 +56,7 @@ def test_with_sync_interval_ok_waits_for_the_write_only():
     assert outcome.answers == ["OK"]
 
 
-def test_with_sync_none_nobody_asks_for_a_round_and_with_interval_the_count_and_the_time_do():
+def test_sync_none_asks_for_no_round_and_interval_by_count_and_time():
     rigs = {sync: Rig(sync=sync, sync_every=10) for sync in ("none", "interval")}
     for rig in rigs.values():
         rig.disk.wanting.clear()
@@ -274,7 +274,7 @@ def test_the_last_progress_is_written_behind_what_a_full_disk_refused():
     assert closing.done() and rig.floor == 2
 
 
-def test_a_leader_that_hands_over_during_a_roll_says_afterwards_where_its_channels_are():
+def test_a_leader_that_hands_over_during_a_roll_writes_its_progress_afterwards():
     rig = rolling_with_news()
     rig.partition.hold(True)
     held = rig.publish(b"held")
@@ -529,7 +529,7 @@ def test_a_clean_stop_answers_what_it_stored():
     assert rig.publish(b"late").answers == ["not stored: shutting down"]
 
 
-def test_channel_events_that_were_queued_too_early_wait_for_the_epoch_and_hold_up_nobody():
+def test_channel_events_queued_too_early_wait_for_the_epoch_and_block_none():
     rig = Rig(channel=False)
     rig.partition.serving = False
     rig.partition.start_epoch()

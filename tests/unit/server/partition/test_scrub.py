@@ -219,7 +219,7 @@ def test_what_was_mended_is_damaged_no_more(mended: tuple[int, int], left: list[
 
 @pytest.mark.parametrize("n", [0, 2])
 @pytest.mark.parametrize("with_entry", [False, True])
-def test_an_anchor_that_does_not_verify_is_told_apart_from_the_batch_that_it_is_a_copy_of(
+def test_a_damaged_anchor_is_told_apart_from_the_batch_that_it_copies(
     n: int, with_entry: bool
 ) -> None:
     rig = Rig()
@@ -441,7 +441,7 @@ def test_a_node_writes_a_rotten_anchor_anew(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_disk_that_does_not_take_an_anchor_is_asked_again_and_one_that_can_not_sync_ends_the_node(
+def test_a_disk_that_refuses_an_anchor_is_asked_again_a_failed_sync_ends_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:

@@ -62,7 +62,7 @@ def test_without_tls_everybody_is_believed() -> None:
     assert may_administrate(VIEW, UNVERIFIED) and may_call(VIEW, UNVERIFIED, "Push")
 
 
-def test_a_node_that_lost_its_lease_is_known_by_its_name_as_long_as_a_record_names_it() -> None:
+def test_a_node_without_lease_keeps_its_name_as_long_as_a_record_names_it() -> None:
     third = {3: NodeInfo(3, broadcast_address="three"), 9: NodeInfo(9, broadcast_address="nine")}
     views = [replace(VIEW, nodes={**NODES, **third}), VIEW, replace(VIEW, topics={})]
     known = Members(lambda: views[0])

@@ -121,7 +121,7 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
     run(scenario)
 
 
-def test_the_checkpoint_that_a_log_was_trimmed_for_is_committed_whatever_its_leader_knows() -> None:
+def test_the_checkpoint_that_a_log_was_trimmed_for_is_committed() -> None:
     async def scenario() -> None:
         rig, log = ReplicaRig(), trimmed()
         checkpoint(log, as_of=7)
@@ -132,7 +132,7 @@ def test_the_checkpoint_that_a_log_was_trimmed_for_is_committed_whatever_its_lea
     run(scenario)
 
 
-def test_its_channels_are_known_though_the_leader_died_before_it_told_what_is_committed() -> None:
+def test_channels_are_known_though_the_leader_died_before_saying_what_is_committed() -> None:
     """What came last says what was durable everywhere; nobody else may be left to lead."""
 
     async def scenario() -> None:
@@ -181,7 +181,7 @@ def test_a_state_that_was_found_too_late_is_dropped(meanwhile: Callable[[Any], N
     run(scenario)
 
 
-def test_a_catch_up_that_is_given_up_behind_a_cut_of_what_was_applied_leaves_no_state() -> None:
+def test_a_catch_up_given_up_behind_a_cut_of_applied_batches_leaves_no_state() -> None:
     """Only a log that was given up is cut there; its channels are read anew from what comes then."""
 
     async def scenario() -> None:
@@ -359,7 +359,7 @@ async def another_past(rig: ReplicaRig) -> tuple[Any, PartitionLog]:
     return stream, other
 
 
-def test_a_shorter_part_of_an_epoch_that_is_another_one_is_cut_when_the_first_batch_shows_it() -> None:
+def test_a_shorter_part_of_another_epoch_is_cut_when_the_first_batch_shows_it() -> None:
     """Where an epoch ends can not show it: the chain behind our shorter part is nobody's but ours."""
 
     async def scenario() -> None:

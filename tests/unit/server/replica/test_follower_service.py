@@ -109,7 +109,7 @@ def test_a_promise_that_could_not_be_written_is_written_before_the_next_answer(m
     run(scenario)
 
 
-def test_housekeeping_that_takes_the_files_while_a_promise_is_written_stops_no_catch_up() -> None:
+def test_housekeeping_on_the_files_during_a_promise_stops_no_catch_up() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         _stream, log = await followed(rig)
@@ -389,7 +389,7 @@ def test_a_round_of_before_a_cut_acknowledges_nothing_that_came_after() -> None:
     run(scenario)
 
 
-def test_after_catching_up_the_leader_hears_that_it_is_durable_without_another_append() -> None:
+def test_after_catching_up_the_leader_hears_of_durability_without_an_append() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         other, _, new = await diverged(rig)

@@ -293,7 +293,7 @@ def test_after_its_end_nothing_counts() -> None:
     assert not outcome.answers and not leading.records.proposed
 
 
-def test_a_leader_that_shuts_down_writes_nothing_more_and_hands_over_when_all_is_committed() -> None:
+def test_a_leader_that_shuts_down_hands_over_when_all_is_committed() -> None:
     leading = Leading()
     leading.heard(A, 71)
     before = leading.rig.publish(b"before")
@@ -373,7 +373,7 @@ def test_nothing_is_written_from_the_moment_on_at_which_the_next_leader_is_named
     assert len(leading.records.proposed) == 1 and leading.end == end and not outcome.answers
 
 
-def test_what_waits_at_a_leader_that_has_handed_over_is_not_written_there_however_long_its_end_takes() -> None:
+def test_what_waits_at_a_leader_that_handed_over_is_not_written_there() -> None:
     leading = Leading()
     leading.heard(A, 71)
     leading.leadership.retire()

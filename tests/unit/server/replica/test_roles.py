@@ -51,7 +51,7 @@ def test_a_log_that_the_record_names_and_nobody_made_is_made_under_that_name() -
     run(scenario)
 
 
-def test_a_floor_that_was_raised_after_messages_were_acknowledged_makes_no_log_forgettable() -> None:
+def test_a_floor_raised_after_acknowledgements_makes_no_log_forgettable() -> None:
     """Acknowledged with min_isr=1, then min_isr=2, then the data directory of before the topic: they are not here."""
 
     async def scenario() -> None:
@@ -217,7 +217,7 @@ def test_who_led_before_hears_that_this_node_leads() -> None:
     run(scenario)
 
 
-def test_channels_that_were_made_here_since_the_record_was_read_are_in_the_epoch_start() -> None:
+def test_channels_made_here_since_the_record_was_read_are_in_the_epoch_start() -> None:
     """Whoever made them read who leads after that, found this node, and asks nobody else."""
 
     async def scenario() -> None:
@@ -464,7 +464,7 @@ def test_a_partition_is_led_while_another_one_of_the_topic_can_not_be_settled() 
     run(scenario)
 
 
-def test_a_log_that_recovery_refuses_is_tried_again_less_and_less_often_and_told_once(
+def test_a_log_that_recovery_refuses_is_retried_with_back_off_and_logged_once(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It reads millions of entries, and a leader asks once a second."""

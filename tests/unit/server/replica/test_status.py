@@ -127,7 +127,7 @@ def test_who_mends_is_given_what_is_here_by_anybody_and_told_what_is_committed()
     run(scenario)
 
 
-def test_what_was_cut_while_it_was_read_is_not_passed_off_as_what_was_committed_in_its_place() -> None:
+def test_what_was_cut_while_it_was_read_is_not_reported_as_committed() -> None:
     """At the end of its log the one that mends has nothing but our word for it."""
 
     async def scenario() -> None:

@@ -111,7 +111,7 @@ def test_the_successor_of_a_leader_that_was_replaced_is_asked():
     nodes_of(3).run(story)
 
 
-def test_what_is_in_no_record_is_done_here_by_who_came_to_lead_while_the_leader_was_asked():
+def test_a_leader_elected_during_the_request_does_what_is_in_no_record():
     """Nobody else would: the leader that was asked did not do it, and its successor has read nothing of it."""
 
     async def story(nodes: Any) -> None:
@@ -202,7 +202,7 @@ def test_a_leader_that_does_not_follow_in_time_fails_the_change(trouble: str):
     nodes_of(2).run(story)
 
 
-def test_who_leads_is_read_anew_for_each_change_and_while_it_can_not_be_nobody_is_told_that_it_was_done():
+def test_who_leads_is_read_for_each_change_and_no_success_is_reported_without():
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, None)
         await nodes[1].reconciler.others_follow(nodes[1].topic)

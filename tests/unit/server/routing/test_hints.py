@@ -91,7 +91,7 @@ def test_nodes_that_name_each_other_are_asked_at_a_walking_pace():
 
 
 @pytest.mark.parametrize("dead", [True, False])
-def test_a_node_that_lost_its_lease_asks_others_who_leads_instead_of_itself_or_of_a_dead_leader(dead: bool):
+def test_a_node_that_lost_its_lease_asks_others_who_leads(dead: bool):
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, 4 if dead else 1, 1)
         if dead:

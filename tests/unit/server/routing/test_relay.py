@@ -220,7 +220,7 @@ def test_a_channel_that_the_leader_has_not_heard_of_is_read_from_the_record():
     RelayNodes().run(story)
 
 
-def test_a_client_whose_node_does_not_know_yet_that_a_channel_is_a_readers_is_closed_by_the_leader():
+def test_the_leader_closes_a_client_of_what_has_become_a_reader_channel():
     async def story(nodes: Any) -> None:
         nodes.elect(2)
         await until(lambda: nodes[2].topic.led[0].serving)

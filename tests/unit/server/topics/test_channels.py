@@ -72,7 +72,7 @@ class Emptied:
             raise self._error
 
 
-def test_what_is_in_no_record_is_done_in_the_partitions_that_were_asked_for_and_told_of_those_that_did_it() -> None:
+def test_what_is_in_no_record_is_done_and_reported_for_each_asked_partition() -> None:
     async def scenario() -> None:
         led = [Emptied(0), Emptied(1), Emptied(2, Unavailable("closed")), Emptied(5)]
         topic = SimpleNamespace(led=led, name="t", record=SimpleNamespace(uid=7), wake=lambda channel: None)

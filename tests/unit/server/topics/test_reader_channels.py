@@ -50,7 +50,7 @@ async def test_a_commit_that_says_nothing_new_writes_nothing(broker: Broker) -> 
 
 
 @on_a_broker
-async def test_a_new_channel_begins_at_the_pump_and_back_takes_it_to_where_the_reader_begins(broker: Broker) -> None:
+async def test_a_new_channel_begins_at_the_pump_and_back_takes_it_to_the_reader(broker: Broker) -> None:
     await published(broker)
     await broker.channels.create("t", "consumers")
     await published(broker)
@@ -59,7 +59,7 @@ async def test_a_new_channel_begins_at_the_pump_and_back_takes_it_to_where_the_r
 
 
 @on_a_broker
-async def test_only_partitions_that_are_led_here_are_moved_and_one_without_an_epoch_says_so(broker: Broker) -> None:
+async def test_only_partitions_led_here_are_moved_and_one_without_an_epoch_says_so(broker: Broker) -> None:
     await published(broker)
     await commit(broker, 1)
     led(broker).serving = False

@@ -280,7 +280,7 @@ def test_a_topic_begins_with_the_channels_that_lookup_daemons_of_others_know() -
     run(scenario)
 
 
-def test_a_topic_that_somebody_else_made_with_other_settings_is_not_passed_off_as_the_one_that_was_wanted() -> None:
+def test_a_topic_made_with_other_settings_is_not_taken_for_the_wanted_one() -> None:
     async def scenario() -> None:
         rig = Rig()
         rig.metadata.races = [record(settings=TopicSettings(partitions=3, min_isr=1))]
@@ -355,7 +355,7 @@ def test_a_record_that_was_read_before_its_topic_went_does_not_bring_it_back() -
 
 
 @pytest.mark.parametrize("seen_first", [False, True])
-def test_settings_that_another_node_changed_just_before_a_channel_was_made_here_are_followed(seen_first: bool) -> None:
+def test_settings_changed_elsewhere_just_before_a_channel_is_made_are_followed(seen_first: bool) -> None:
     """The watch brings both changes as one record, which is not newer than the one that the channel was put into."""
 
     async def scenario() -> None:
