@@ -1,9 +1,9 @@
-"""One request for many partitions, taken to whoever leads each of them; one answer for each of them.
+"""Takes a request about a topic to the leader of each of its partitions; one answer for each partition comes back.
 
-    partitions --led here--> done here
-               --led elsewhere--> one call to each leader, all at once: it answers for what it leads, and asks nobody
-               --nobody leads, the leader has changed, can not be reached--> again in a moment, for `seconds`
-               --still not--> `failed` says so, for each partition by itself
+    partitions --led here--> carried out here
+               --led elsewhere--> one call to each leader, all at once; that node asks no other
+               --no leader, the leader has changed, it can not be reached--> again in a moment, for `seconds`
+               --still not--> `TopicRequest.failed`, for each partition by itself
 
 A call whose outcome is unknown is not repeated: an undo that is carried out twice goes back and forth.
 """
@@ -11,79 +11,84 @@ A call whose outcome is unknown is not repeated: an undo that is carried out twi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqha.admin.topic_request import NOT_LED, TopicRequest, meant_here, why_silent
 from nsqha.errors import NotFound, NsqhaError, Unavailable
 
+if TYPE_CHECKING:
+    from nsqha.admin.peer_admins import PeerAdmins
+    from nsqha.server.routing.leaders import Leaders
+
+LEADER_SECONDS = 2.0  # for a leader to be found, while one is elected
 RETRY_SECONDS = 0.05
-NOBODY = "nobody leads it at the moment"
+NO_LEADER = "nobody leads it at the moment"
 
 T = TypeVar("T")
 
 
-class PartitionLeader(Protocol):
-    """Where a partition is led."""
+class FanOut:
+    """The way of one node's requests to the leaders."""
 
-    @property
-    def node(self) -> int: ...
+    def __init__(self, leaders: Leaders | None, peers: PeerAdmins | None, *, seconds: float = LEADER_SECONDS) -> None:
+        """`leaders` and `peers`: None for a node that is alone, which leads every partition."""
+        self._leaders = leaders
+        self._peers = peers
+        self._seconds = seconds
 
-    @property
-    def address(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class FanOut(Generic[T]):
-    """How one kind of request is carried out."""
-
-    here: Callable[[list[int]], Awaitable[Mapping[int, T]]]  # in what this node leads; no answer: not, or not yet
-    ask: Callable[[str, list[int]], Awaitable[Mapping[int, T]]]  # of the node at an address; likewise
-    leads: Callable[[int], bool]  # whether this node leads it
-    waits: Callable[[int], str]  # why it gives no answer all the same
-    leader: Callable[[int], PartitionLeader | None]  # as far as it is known here
-    failed: Callable[[int, str], T]  # the answer for a partition where nothing can be said but this
-    seconds: float  # leaders may take so long to be found
-
-    async def over(self, numbers: Collection[int]) -> dict[int, T]:
-        """An answer for each. NotFound, ValueError if there is only one partition and it says so."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.seconds
+    async def answers(self, request: TopicRequest[T], numbers: Collection[int]) -> dict[int, T]:
+        """An answer for each of these partitions. NotFound, ValueError if the request means nothing anywhere, or if
+        there is only one partition and its leader says so."""
+        if self._leaders is None or request.message.HasField("here"):
+            return await _here_alone(request, numbers)
+        topic, loop = request.topic, asyncio.get_running_loop()
+        deadline = loop.time() + self._seconds
         answers: dict[int, T] = {}
         why: dict[int, str] = {}
         while waiting := [n for n in numbers if n not in answers]:
-            mine = [n for n in waiting if self.leads(n)]
+            mine = [n for n in waiting if topic.leads(n) is not None]
             theirs: dict[str, list[int]] = {}
-            for number in waiting:
-                if number not in mine:
-                    leader = self.leader(number)
-                    if leader is None:
-                        why[number] = NOBODY
-                    else:
-                        why[number] = f"{leader.address}, which is known as its leader, does not lead it, or not yet"
-                        theirs.setdefault(leader.address, []).append(number)
-            works = [self._here(mine, why)] if mine else []
-            works += [self._ask(address, asked, why, alone=len(numbers) == 1) for address, asked in theirs.items()]
+            for number in set(waiting).difference(mine):
+                leader = self._leaders.leader(topic.name, number)
+                if leader is None or leader.node == self._leaders.node:
+                    why[number] = NO_LEADER
+                else:
+                    why[number] = f"{leader.address}, which is known as its leader, does not lead it, or not yet"
+                    theirs.setdefault(leader.address, []).append(number)
+            works = [_here(request, mine, why)] if mine else []
+            works += [self._ask(request, at, sorted(asked), why, len(numbers)) for at, asked in theirs.items()]
             for found in await asyncio.gather(*works):
                 answers.update(found)
             if len(answers) < len(numbers):
                 if loop.time() >= deadline:
-                    return answers | {n: self.failed(n, why[n]) for n in numbers if n not in answers}
+                    return answers | {n: request.failed(n, why[n]) for n in numbers if n not in answers}
                 await asyncio.sleep(RETRY_SECONDS)
         return answers
 
-    async def _here(self, numbers: list[int], why: dict[int, str]) -> Mapping[int, T]:
-        found = await self.here(numbers)
-        why.update((number, self.waits(number)) for number in numbers if number not in found)
-        return found
-
-    async def _ask(self, address: str, numbers: list[int], why: dict[int, str], *, alone: bool) -> Mapping[int, T]:
+    async def _ask(
+        self, request: TopicRequest[T], address: str, numbers: list[int], why: dict[int, str], count: int
+    ) -> Mapping[int, T]:
+        assert self._peers is not None, "this node is alone"
         try:
-            return await self.ask(address, numbers)
+            return await request.ask(self._peers, address, numbers)
         except Unavailable as error:
             why.update(dict.fromkeys(numbers, str(error)))
             return {}
         except (NsqhaError, ValueError) as error:
-            if alone and isinstance(error, NotFound | ValueError):
+            if count == 1 and isinstance(error, NotFound | ValueError):
                 raise
-            return {n: self.failed(n, str(error) or type(error).__name__) for n in numbers}
+            return {n: request.failed(n, str(error) or type(error).__name__) for n in numbers}
+
+
+async def _here_alone(request: TopicRequest[T], numbers: Collection[int]) -> dict[int, T]:
+    mine = meant_here(request.topic, request.message)
+    found: dict[int, Any] = dict(await request.here([n for n in numbers if n in mine]))
+    why = {n: why_silent(request.topic, n) if n in mine else NOT_LED for n in numbers}
+    return found | {n: request.failed(n, why[n]) for n in numbers if n not in found}
+
+
+async def _here(request: TopicRequest[T], numbers: list[int], why: dict[int, str]) -> Mapping[int, T]:
+    found = await request.here(numbers)
+    why.update((number, why_silent(request.topic, number)) for number in numbers if number not in found)
+    return found

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nsqha.admin.topic_request import CALL_SECONDS, TopicRequest, choice, concerned, topic_of
+from nsqha.admin.fan_out import FanOut
+from nsqha.admin.topic_request import CALL_SECONDS, choice, concerned, for_leader, topic_of
 from nsqha.commitlog.control import iter_frames
 from nsqha.cursor import events
 from nsqha.errors import LogCorrupt, NotFound, NsqhaError, Unavailable
@@ -23,6 +25,7 @@ from nsqha.frames import ATTRIBUTES, MESSAGE
 from nsqha.pb.v1 import admin_pb2
 
 if TYPE_CHECKING:
+    from nsqha.admin.peer_admins import PeerAdmins
     from nsqha.commitlog.reader import Batch
     from nsqha.server.node.broker import Broker
     from nsqha.server.partition.partition import Partition
@@ -35,42 +38,19 @@ PEEK_TURN = 256  # messages passed over before others get their turn
 Run = AsyncGenerator[Any, None]  # messages, ordered by time
 
 
-async def peek(broker: Broker, request: Any, whole: TopicRequest) -> Run:
+async def peek(broker: Broker, message: Any, fan_out: FanOut) -> Run:
     """Committed messages from some place on, oldest first, all partitions merged by time."""
-    topic = topic_of(broker, request)
-    chosen = choice(request, "from")
-    numbers, number = concerned(topic, request, request.message_id if chosen == "message_id" else None)
-    count_max = request.count_max or PEEK_DEFAULT
-    if count_max > PEEK_MAX or (chosen == "last" and request.last > PEEK_MAX):
+    topic = topic_of(broker, message)
+    chosen = choice(message, "from")
+    numbers, number = concerned(topic, message, message.message_id if chosen == "message_id" else None)
+    count_max = message.count_max or PEEK_DEFAULT
+    if count_max > PEEK_MAX or (chosen == "last" and message.last > PEEK_MAX):
         raise ValueError(f"at most {PEEK_MAX} messages can be peeked at once")
-    runs: list[Run] = []
-    errors: dict[int, str] = {}
-    asked = request.HasField("here")
-
-    async def here(numbers: list[int]) -> dict[int, int | str]:
-        found: dict[int, int | str] = {}
-        for partition in [p for n in numbers if (p := topic.leads(n)) is not None]:
-            place = _place(partition, request, number, topic)
-            found[partition.number] = partition.high_watermark - place
-            runs.append(_in_turns(_messages(partition, place)))
-        return found
-
-    async def ask(address: str, numbers: list[int]) -> dict[int, int | str]:
-        stream = _stream_of(whole, topic, request, address, numbers)
-        found: dict[int, int | str] = {}
-        for _ in numbers:
-            head = await anext(stream, None)
-            if head is None:
-                raise Unavailable(f"{address} did not say what it has")
-            if not head.not_led:
-                found[head.partition] = head.error or int(head.count)
-        runs.append(_until_lost(stream, [n for n, what in found.items() if isinstance(what, int)], errors))
-        return found
-
+    heads = Heads(topic, message, number)
+    asked = message.HasField("here")
     try:
-        counts = await whole.answers(
-            topic, "PeekMessages", request, numbers, here=here, read=None, failed=lambda _, why: why, ask=ask
-        )
+        counts = await fan_out.answers(heads, numbers)
+        errors = heads.errors
         errors |= {n: what for n, what in counts.items() if isinstance(what, str)}
         if asked:
             for n in numbers:
@@ -79,23 +59,58 @@ async def peek(broker: Broker, request: Any, whole: TopicRequest) -> Run:
             raise Unavailable("; ".join(f"partition {n}: {why}" for n, why in sorted(errors.items())))
         skip = 0
         if chosen == "last" and not asked:
-            skip = max(sum(what for what in counts.values() if isinstance(what, int)) - request.last, 0)
+            skip = max(sum(what for what in counts.values() if isinstance(what, int)) - message.last, 0)
         elif chosen == "last":
-            count_max = request.last * len(numbers)  # whoever asks leaves out what is too old
+            count_max = message.last * len(numbers)  # the node that asks leaves out what is too old
         n = 0
-        async with aclosing(merged(runs)) as messages:
-            async for message in messages:
+        async with aclosing(merged(heads.runs)) as messages:
+            async for one in messages:
                 n += 1
                 if n > skip:
-                    yield message
+                    yield one
                 if n == skip + count_max:
                     break
     finally:
-        for run in runs:
+        for run in heads.runs:
             await run.aclose()
     for n, why in sorted(errors.items()):
         if not asked:
             yield admin_pb2.PeekedMessage(partition=n, error=why)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How many messages each partition has from the place on, or why none; `runs` collects them. A `TopicRequest`."""
+
+    topic: Topic
+    message: Any
+    number: int  # behind the message id, if the place is one
+    runs: list[Run] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)  # of partitions whose run ended early
+
+    async def here(self, numbers: list[int]) -> dict[int, int | str]:
+        found: dict[int, int | str] = {}
+        for partition in [p for n in numbers if (p := self.topic.leads(n)) is not None]:
+            place = _place(partition, self.message, self.number, self.topic)
+            found[partition.number] = partition.high_watermark - place
+            self.runs.append(_in_turns(_messages(partition, place)))
+        return found
+
+    async def ask(self, peers: PeerAdmins, address: str, numbers: list[int]) -> dict[int, int | str]:
+        stream = _opened(peers, address, for_leader(self.topic, self.message, numbers))
+        found: dict[int, int | str] = {}
+        for _ in numbers:
+            head = await anext(stream, None)
+            if head is None:
+                raise Unavailable(f"{address} did not say what it has")
+            if not head.not_led:
+                found[head.partition] = head.error or int(head.count)
+        here = [n for n, what in found.items() if isinstance(what, int)]
+        self.runs.append(_until_lost(stream, here, self.errors))
+        return found
+
+    def failed(self, number: int, why: str) -> int | str:
+        return why
 
 
 def _head(number: int, what: int | str) -> Any:
@@ -104,17 +119,10 @@ def _head(number: int, what: int | str) -> Any:
     return admin_pb2.PeekedMessage(partition=number, count=what)
 
 
-def _stream_of(whole: TopicRequest, topic: Topic, request: Any, address: str, numbers: Collection[int]) -> Run:
-    """The messages of these partitions from the node that leads them."""
-
-    async def run() -> Run:
-        stream = whole.others.stream(
-            address, "PeekMessages", whole.for_leader(topic, request, numbers), seconds=CALL_SECONDS
-        )
-        async for message in stream:
-            yield message
-
-    return run()
+async def _opened(peers: PeerAdmins, address: str, message: Any) -> Run:
+    """What a leader sends: its heads, then messages."""
+    async for one in peers.stream(address, "PeekMessages", message, seconds=CALL_SECONDS):
+        yield one
 
 
 async def _until_lost(stream: Run, numbers: Sequence[int], errors: dict[int, str]) -> Run:

@@ -24,8 +24,9 @@ import re2
 
 from nsqha import ids
 from nsqha.admin.answers import answers
+from nsqha.admin.fan_out import FanOut
 from nsqha.admin.peer_admins import PeerAdmins
-from nsqha.admin.topic_request import TopicRequest, serving, topic_of
+from nsqha.admin.topic_request import CALL_SECONDS, for_leader, serving, topic_of
 from nsqha.cursor.holds import HOLD_MS_MAX
 from nsqha.errors import LimitReached, NotFound, NsqhaError, OutcomeUnknown, Unavailable
 from nsqha.nsqlog import Logger
@@ -39,10 +40,11 @@ if TYPE_CHECKING:
     from nsqha.server.node.broker import Broker
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
+    from nsqha.server.topics.channels import Channels
 
 LEADER_SECONDS = 2.0  # for leaders to be found, while they are elected
 AGAIN_SECONDS = 0.05
-CALL_SECONDS = 20.0  # to another node, while borders are looked for in its files; less than readers wait for all of it
+SNAPSHOT_SECONDS = 20.0  # to another node, while it looks for borders in its files; less than readers wait for all
 RENEW_SECONDS = 8.0  # to another node; longer than HOLD_SECONDS of `renewals`, after which it answers in any case
 TIMES_MAX = 16
 RANGES_MAX = 20_000
@@ -62,7 +64,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         self._broker = broker
         self._others = others
         self._rng = rng or random.SystemRandom()
-        self._whole = TopicRequest(broker.cluster, others)
+        self._fan_out = FanOut(broker.cluster, others)
         # Borders are looked for in files, thousands of them if need be: apart from all other reads, and one at a time.
         # Ends are looked up in no time, and do not wait for them.
         self._borders = ThreadPoolExecutor(1, thread_name_prefix="segment borders")
@@ -205,26 +207,37 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         if not request.HasField("here"):
             await channels.ensure_reader(request.topic, request.channel)
 
-        async def here(numbers: list[int]) -> dict[int, Any]:
-            wanted = {p.number: request.offsets[p.number] for p in serving(topic, numbers)}
-            done = await channels.commit_reader(
-                request.topic, request.channel, wanted, back=request.back, topic_uid=topic.record.uid
-            )
-            return {number: _floor(number, outcome) for number, outcome in done.items()}
-
-        def failed(number: int, why: str) -> Any:
-            return segments_pb2.CommittedFloor(partition=number, error=why, not_led=request.HasField("here"))
-
-        floors = await self._whole.answers(
-            topic,
-            "CommitReader",
-            request,
-            sorted(request.offsets),
-            here=here,
-            read=lambda reply: {floor.partition: floor for floor in reply.floors if not floor.not_led},
-            failed=failed,
-        )
+        work = CommitFloors(channels, topic, request)
+        floors = await self._fan_out.answers(work, sorted(request.offsets))
         return segments_pb2.CommitReaderResponse(floors=[floors[n] for n in sorted(floors)])
+
+
+@dataclass(frozen=True)
+class CommitFloors:
+    """A CommitReader: move a reader channel's floor, in each partition. A `TopicRequest`."""
+
+    channels: Channels
+    topic: Topic
+    message: Any
+
+    async def here(self, numbers: list[int]) -> dict[int, Any]:
+        wanted = {p.number: self.message.offsets[p.number] for p in serving(self.topic, numbers)}
+        done = await self.channels.commit_reader(
+            self.topic.name,
+            self.message.channel,
+            wanted,
+            back=self.message.back,
+            topic_uid=self.topic.record.uid,
+        )
+        return {number: _floor(number, outcome) for number, outcome in done.items()}
+
+    async def ask(self, peers: PeerAdmins, address: str, numbers: list[int]) -> dict[int, Any]:
+        message = for_leader(self.topic, self.message, numbers)
+        reply = await peers.call(address, "CommitReader", message, seconds=CALL_SECONDS)
+        return {floor.partition: floor for floor in reply.floors if not floor.not_led}
+
+    def failed(self, number: int, why: str) -> Any:
+        return segments_pb2.CommittedFloor(partition=number, error=why, not_led=self.message.HasField("here"))
 
 
 def _floor(number: int, outcome: int | NsqhaError) -> Any:
@@ -396,7 +409,7 @@ class _Everywhere:
         message.ranges.extend(one for one in request.ranges if (one.topic, one.partition) in wanted)
         message.here.SetInParent()
         try:
-            reply = await self.others.call(address, "Snapshot", message, seconds=CALL_SECONDS)
+            reply = await self.others.call(address, "Snapshot", message, seconds=SNAPSHOT_SECONDS)
         except LimitReached:
             raise  # more than one node does for one request
         except (NsqhaError, ValueError) as error:

@@ -24,9 +24,10 @@ from nsqha.admin import peeking, replay
 from nsqha.admin.access import AdminGate
 from nsqha.admin.answers import Context, answers, refuse
 from nsqha.admin.describe import SYNC, Describer
+from nsqha.admin.fan_out import FanOut
 from nsqha.admin.peer_admins import GrpcOthers, PeerAdmins
 from nsqha.admin.segments import SegmentsService
-from nsqha.admin.topic_request import TopicRequest
+from nsqha.admin.skipping import skip_damage
 from nsqha.election.model import TopicSettings
 from nsqha.election.rules import check_settings
 from nsqha.errors import Conflict
@@ -62,7 +63,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """`others`: how to ask other nodes; None for a node that is alone."""
         self._broker = broker
         self._describer = Describer(broker, others)
-        self._whole = TopicRequest(broker.cluster, others)
+        self._fan_out = FanOut(broker.cluster, others)
 
     # ---- node and topics
 
@@ -176,19 +177,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answers
     async def Seek(self, request: Any) -> Any:
-        return await replay.seek(self._broker, request, self._whole)
+        return await replay.seek(self._broker, request, self._fan_out)
 
     @answers
     async def UndoSeek(self, request: Any) -> Any:
-        return await replay.undo(self._broker, request, self._whole)
+        return await replay.undo(self._broker, request, self._fan_out)
 
     @answers
     async def SkipDamage(self, request: Any) -> Any:
-        return await replay.skip_damage(self._broker, request, self._whole)
+        return await skip_damage(self._broker, request, self._fan_out)
 
     async def PeekMessages(self, request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async with aclosing(peeking.peek(self._broker, request, self._whole)) as messages:
+            async with aclosing(peeking.peek(self._broker, request, self._fan_out)) as messages:
                 async for message in messages:
                     yield message
         except Exception as error:

@@ -1,137 +1,101 @@
-"""A request about a whole topic, of which this node leads a part: which partitions it concerns, and who answers.
+"""A request about a whole topic: which partitions it concerns, and what one of them answers.
 
-A node that is alone leads all of them. In a cluster the others are asked at their leaders (`Spread`), with `here` in
-the request, so that they ask nobody else and answer for those partitions only. Who has been asked so answers for a
-partition that it does not lead with `not_led`, at once: whoever asks looks for its leader again.
+A `TopicRequest` carries itself out in the partitions that this node leads. `nsqha.admin.fan_out` takes it to the
+leaders of all others, with `here` in its message: a node that is asked so answers for what it leads and asks no other
+node. For a partition that it does not lead it answers `not_led` at once, and the caller looks for the leader again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqha import ids
-from nsqha.admin.fan_out import FanOut
-from nsqha.admin.peer_admins import PeerAdmins
 from nsqha.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
+    from nsqha.admin.peer_admins import PeerAdmins
     from nsqha.server.node.broker import Broker
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.routing.leaders import Leaders
 
-LEADER_SECONDS = 2.0  # for a leader to be found, while one is elected
-CALL_SECONDS = 5.0  # for it to answer
+CALL_SECONDS = 5.0  # for another node to answer
 
 NOT_LED = "this node does not lead it"
 
-Answers = Mapping[int, Any]
+T_co = TypeVar("T_co", covariant=True)
 
 
-class TopicRequest:
-    """Takes requests to the leaders of a topic's partitions."""
-
-    def __init__(self, leaders: Leaders | None, others: PeerAdmins | None, *, seconds: float = LEADER_SECONDS) -> None:
-        """`leaders` and `others`: None for a node that is alone."""
-        self._leaders = leaders
-        self._others = others
-        self._seconds = seconds
+class TopicRequest(Protocol[T_co]):
+    """One request; `T_co` is its answer for one partition."""
 
     @property
-    def others(self) -> PeerAdmins:
-        assert self._others is not None, "this node is alone"
-        return self._others
+    def topic(self) -> Topic: ...
 
-    async def answers(
-        self,
-        topic: Topic,
-        rpc: str,
-        request: Any,
-        numbers: Collection[int],
-        *,
-        here: Callable[[list[int]], Awaitable[Answers]],
-        read: Callable[[Any], Answers] | None,
-        failed: Callable[[int, str], Any],
-        ask: Callable[[str, list[int]], Awaitable[Answers]] | None = None,
-    ) -> dict[int, Any]:
-        """An answer for each of the partitions: `here` carries the request out in what is led here, `read` finds the
-        answers in another node's response, `failed` makes one for a partition that nobody answers for. NotFound,
-        ValueError. `ask` instead of `read`: who is asked otherwise than by one call."""
-        if self._leaders is None or request.HasField("here"):
-            mine = _meant(topic, request)
-            found = dict(await here([n for n in numbers if n in mine]))
-            why = {n: waits(topic, n) if n in mine else NOT_LED for n in numbers}
-            return found | {n: failed(n, why[n]) for n in numbers if n not in found}
-        leaders = self._leaders
+    @property
+    def message(self) -> Any:
+        """The request as it came. It has a field `here`."""
 
-        async def call(address: str, numbers: list[int]) -> Answers:
-            assert read is not None
-            message = self.for_leader(topic, request, numbers)
-            return read(await self.others.call(address, rpc, message, seconds=CALL_SECONDS))
+    async def here(self, numbers: list[int]) -> Mapping[int, T_co]:
+        """Carry it out in these partitions, which this node led a moment ago. A partition without an answer is not led
+        here any more, or its epoch has only begun. NotFound, ValueError: the request means nothing anywhere."""
 
-        def leader(number: int) -> Any:
-            found = leaders.leader(topic.name, number)
-            return None if found is None or found.node == leaders.node else found
+    async def ask(self, peers: PeerAdmins, address: str, numbers: list[int]) -> Mapping[int, T_co]:
+        """Have the node at this address carry it out in these partitions (`for_leader`). A partition without an answer
+        is not led there. Unavailable: it was not asked."""
 
-        fan_out = FanOut(
-            here=here,
-            ask=ask or call,
-            leads=lambda number: topic.leads(number) is not None,
-            waits=lambda number: waits(topic, number),
-            leader=leader,
-            failed=failed,
-            seconds=self._seconds,
-        )
-        return await fan_out.over(numbers)
-
-    def for_leader(self, topic: Topic, request: Any, numbers: Collection[int]) -> Any:
-        """The same request for what one other node leads."""
-        message = type(request)()
-        message.CopyFrom(request)
-        message.here.topic_uid = topic.record.uid
-        message.here.partitions.extend(numbers)
-        return message
+    def failed(self, number: int, why: str) -> T_co:
+        """The answer for a partition about which no node could say more than this."""
 
 
-def topic_of(broker: Broker, request: Any) -> Topic:
-    """The topic that a request names. NotFound; Unavailable if whoever asks knows of it and this node does not yet."""
+def for_leader(topic: Topic, message: Any, numbers: Collection[int]) -> Any:
+    """The same message for what one other node leads."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    copy.here.topic_uid = topic.record.uid
+    copy.here.partitions.extend(numbers)
+    return copy
+
+
+def topic_of(broker: Broker, message: Any) -> Topic:
+    """The topic that a message names. NotFound; Unavailable if the node that asks knows of it and this one does not
+    yet."""
     try:
-        return broker.topics.topic(request.topic)
+        return broker.topics.topic(message.topic)
     except NotFound as error:
-        if request.HasField("here"):
+        if message.HasField("here"):
             raise Unavailable(str(error)) from None
         raise
 
 
-def _meant(topic: Topic, request: Any) -> set[int]:
-    """What is led here, if this life of the topic is meant."""
-    if request.HasField("here") and request.here.topic_uid not in (0, topic.record.uid):
+def meant_here(topic: Topic, message: Any) -> set[int]:
+    """The partitions that are led here, if the message means this life of the topic."""
+    if message.HasField("here") and message.here.topic_uid not in (0, topic.record.uid):
         return set()
     return {partition.number for partition in topic.led}
 
 
-def waits(topic: Topic, number: int) -> str:
+def why_silent(topic: Topic, number: int) -> str:
     """Why this node gives no answer for a partition."""
     partition = topic.leads(number)
     return NOT_LED if partition is None else partition.begins
 
 
 def serving(topic: Topic, numbers: Collection[int]) -> list[Partition]:
-    """Those that are led here and may write channel events: not while an epoch has only begun."""
+    """Those of the partitions that are led here and may write channel events: their epoch start is committed."""
     return [p for n in numbers if (p := topic.leads(n)) is not None and p.serving]
 
 
-def concerned(topic: Topic, request: Any, message_id: str | None = None) -> tuple[list[int], int]:
-    """The partitions that a request speaks of, and the number behind the message id if it names one."""
+def concerned(topic: Topic, message: Any, message_id: str | None = None) -> tuple[list[int], int]:
+    """The partitions that a message speaks of, and the number behind the message id if it names one."""
     there = sorted(topic.record.partitions)
     chosen = there
-    if request.HasField("here") and request.here.partitions:
-        chosen = sorted(set(request.here.partitions))
-    if request.HasField("partition"):
-        chosen = [n for n in chosen if n == request.partition]
+    if message.HasField("here") and message.here.partitions:
+        chosen = sorted(set(message.here.partitions))
+    if message.HasField("partition"):
+        chosen = [n for n in chosen if n == message.partition]
         if not chosen:
-            raise NotFound(f"topic {topic.name} has no partition {request.partition}, only {len(there)}")
+            raise NotFound(f"topic {topic.name} has no partition {message.partition}, only {len(there)}")
     if message_id is None:
         return chosen, 0
     number = ids.parse_message_id(message_id.encode())

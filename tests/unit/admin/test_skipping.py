@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nsqha.admin.replay import skip_damage
-from nsqha.admin.topic_request import TopicRequest
+from nsqha.admin.fan_out import FanOut
+from nsqha.admin.skipping import skip_damage
 from nsqha.pb.v1 import admin_pb2
 from tests.unit.admin.leaders_rig import topic_of
 from tests.unit.server.peer_rig import VirtualLoop
@@ -38,7 +38,7 @@ class Rig:
         if here:  # from another node, which was asked
             request.here.topic_uid = self.topic.record.uid
         leaders: Any = SimpleNamespace(node=1, leader=lambda topic, number: None)
-        return await skip_damage(self.broker, request, TopicRequest(leaders, None))
+        return await skip_damage(self.broker, request, FanOut(leaders, None))
 
 
 @pytest.mark.parametrize("here", [True, False])

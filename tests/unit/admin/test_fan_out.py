@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from nsqha.admin.topic_request import TopicRequest, concerned
+from nsqha.admin.fan_out import FanOut
+from nsqha.admin.topic_request import concerned, for_leader
 from nsqha.errors import NotFound, OutcomeUnknown, StorageError, Unavailable
 from nsqha.pb.v1 import admin_pb2 as pb
 from tests.unit.admin.leaders_rig import UID, FakeLeaders, FakeOthers, topic_of
 
 Answers = dict[int, str]
+
+
+@dataclass
+class Work:
+    """A `TopicRequest` whose answers are texts."""
+
+    topic: Any
+    message: Any
+    carry_out: Callable[[list[int]], Answers] | None
+    answered: Callable[[], None]
+
+    async def here(self, numbers: list[int]) -> Answers:
+        return self.carry_out(numbers) if self.carry_out else dict.fromkeys(numbers, "here")
+
+    async def ask(self, peers: Any, address: str, numbers: list[int]) -> Answers:
+        reply = await peers.call(address, "Seek", for_leader(self.topic, self.message, numbers), seconds=5.0)
+        self.answered()
+        return {p.partition: p.error for p in reply.partitions if not p.not_led}
+
+    def failed(self, number: int, why: str) -> str:
+        return f"failed: {why}"
 
 
 def seek_answer(who: str, not_led: tuple[int, ...] = ()) -> Callable[[str, Any], Any]:
@@ -42,26 +65,9 @@ def ask(
     topic = topic_of(list(leads), partitions)
     known = FakeLeaders(1, leaders)
 
-    async def story() -> dict[int, Any]:
-        async def carried_out(numbers: list[int]) -> Answers:
-            return here(numbers) if here else dict.fromkeys(numbers, "here")
-
-        def read(reply: Any) -> Answers:
-            after(known)
-            return {p.partition: p.error for p in reply.partitions if not p.not_led}
-
-        whole = TopicRequest(known, others, seconds=0.12)  # type: ignore[arg-type]
-        return await whole.answers(
-            topic,
-            "Seek",
-            request or pb.SeekRequest(topic="t"),
-            list(range(partitions)) if numbers is None else numbers,
-            here=carried_out,
-            read=read,
-            failed=lambda number, why: f"failed: {why}",
-        )
-
-    return asyncio.run(story())
+    work = Work(topic, request or pb.SeekRequest(topic="t"), here, lambda: after(known))
+    fan_out = FanOut(known, others, seconds=0.12)  # type: ignore[arg-type]
+    return asyncio.run(fan_out.answers(work, list(range(partitions)) if numbers is None else numbers))
 
 
 def test_each_leader_is_asked_once_for_all_that_it_leads() -> None:
