@@ -100,7 +100,9 @@ def our_cluster(nodes: int) -> Subject:
     Clients talk to the first node, which leads what they publish to; CPU and memory are those of the brokers together.
     """
     installed = Path(sys.executable).parent / "nsqha"
-    ports = " ".join(f"--{name}-port=0" for name in ("tcp", "http", "grpc", "etcd", "lookupd-tcp", "lookupd-http"))
+    ports = " ".join(
+        f"--{name}-port=0" for name in ("tcp", "http", "grpc", "peer", "etcd", "lookupd-tcp", "lookupd-http")
+    )
     return Subject(
         name=f"{nodes} nodes",
         command=f"{shlex.quote(str(installed))} dev --json --nodes={nodes} --data-dir={{data}} --sync={{sync}} {ports}",

@@ -268,6 +268,7 @@ def _node(node: NodeInfo, metas: Mapping[PartitionName, PartitionMeta], intents:
         "host": node.host,
         "zone": node.zone,
         "grpc_address": node.grpc_address,
+        "peer_address": node.peer_address,
         "poisoned": node.poisoned,
         "leaving": node.leaving,
         "decommissioned": uid in intents.decommissions,

@@ -47,7 +47,7 @@ class Links:
         for uid in [uid for uid, link in self._links.items() if link.node != _key(nodes.get(uid))]:
             self._links.pop(uid).close()
         for uid, node in nodes.items():
-            if uid not in self._links and node.grpc_address and not self._closed:
+            if uid not in self._links and node.peer_address and not self._closed:
                 self._links[uid] = _NodeLink(self._open, self._listener, node)
 
     @property
@@ -71,7 +71,7 @@ Identity = tuple[str, int, int]
 
 
 def _key(node: NodeInfo | None) -> Identity | None:
-    return None if node is None else (node.grpc_address, node.node_uid, node.registration)
+    return None if node is None else (node.peer_address, node.node_uid, node.registration)
 
 
 class _NodeLink:
@@ -79,7 +79,7 @@ class _NodeLink:
 
     def __init__(self, open_: Callable[[_NodeLink], PeerStream], listener: LinkListener, node: NodeInfo) -> None:
         self.node = _key(node)
-        self.address = node.grpc_address
+        self.address = node.peer_address
         self.greeted = False
         self._uid = node.node_uid
         self._registration = node.registration

@@ -180,6 +180,9 @@ class Options:
         "what OK means for new topics: always: on disk; interval, none: written, fsync later or never",
     )  # fmt: skip
     grpc_address: str = _flag(STRING, "127.0.0.1:0", "<addr>:<port> for administration over gRPC; port 0: a free one")
+    peer_address: str = _flag(
+        STRING, "", "<addr>:<port> for streams between nodes of a cluster (default: the port after --grpc-address)"
+    )
     segments_address: str = _flag(
         STRING, "127.0.0.1:0", "<addr>:<port> for readers of stored segments over HTTP; port 0: a free one; empty: none"
     )
@@ -201,7 +204,7 @@ class Options:
     cluster_tls_cert: str = _flag(
         STRING,
         "",
-        "this node's certificate; with it the gRPC port wants one of --cluster-tls-ca from everybody",
+        "this node's certificate; with it the gRPC and peer ports want one of --cluster-tls-ca from everybody",
     )
     cluster_tls_key: str = _flag(STRING, "", "path to the key of --cluster-tls-cert")
     cluster_tls_ca: str = _flag(STRING, "", "path to the certificate authority of this cluster, and of nothing else")

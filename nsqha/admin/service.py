@@ -34,7 +34,6 @@ from nsqha.errors import Conflict
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc, segments_pb2, segments_pb2_grpc
 from nsqha.server.peers import calls as peer_grpc
-from nsqha.server.peers import listener as front_door
 from nsqha.server.peers import renewing
 
 if TYPE_CHECKING:
@@ -248,7 +247,6 @@ class AdminServer:
         self._tls = tls
         self._others: GrpcOthers | None = None
         self._server: aio.Server | None = None
-        self._door: front_door.PeerListener | None = None
         self._segments: SegmentsService | None = None
         self.address = ""
         self.renewals: HoldRenewals  # of holds, by whoever serves bytes; from `start` on
@@ -277,11 +275,7 @@ class AdminServer:
         for service in checks.names:
             await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        if self._peers is None:
-            self.address = await renewing.listen(server, self._wanted, self._tls)
-        else:
-            self._door = await front_door.serve(self._peers, server, self._wanted, self._tls)
-            self.address = self._door.address
+        self.address = await renewing.listen(server, self._wanted, self._tls)
         self._server = server
         logger.info("listening", "gRPC: listening on %s", self.address, address="grpc")
 
@@ -290,8 +284,6 @@ class AdminServer:
             self._peers.close()
         if self._server is not None:
             await self._server.stop(grace=0.5)
-        if self._door is not None:
-            await self._door.close()
         if self._others is not None:
             await self._others.close()
         if self._segments is not None:

@@ -22,8 +22,8 @@ GROUPS = {
         "node-name", "host", "topology-zone", "topology-region", "lease-ttl", "isr-timeout", "topic-replicas",
         "cluster-tls-cert", "cluster-tls-key", "cluster-tls-ca",
     ),
-    "addresses (clients use the first three, nodes and operators gRPC, Spark jobs and the like segments)": (
-        "tcp-address", "http-address", "https-address", "grpc-address", "segments-address",
+    "addresses (clients use the first three, operators gRPC, nodes gRPC and peer, Spark jobs and the like segments)": (
+        "tcp-address", "http-address", "https-address", "grpc-address", "peer-address", "segments-address",
         "broadcast-address", "broadcast-tcp-port", "broadcast-http-port",
     ),
     "data": (

@@ -220,7 +220,8 @@ class NodeInfo(StoredRecord):
     broadcast_address: str = ""  # what clients are told to connect to, with the ports of the addresses
     tcp_address: str = ""
     http_address: str = ""
-    grpc_address: str = ""
+    grpc_address: str = ""  # calls: administration, segments, and those between nodes
+    peer_address: str = ""  # streams between nodes; empty: it takes none
     segments_address: str = ""  # empty: it serves none
     boot_id: str = ""
     registration: int = 0  # one process life; set by the store, never used again

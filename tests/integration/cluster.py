@@ -77,16 +77,20 @@ class Member(Node):
             f"--broadcast-address={host.ip}",
             f"--lease-ttl={LEASE_SECONDS:.0f}s",
         ]
-        super().__init__(directory, sync=sync, flags=[*own, *flags, ""], host=host)  # the last is for the gRPC port
+        super().__init__(directory, sync=sync, flags=[*own, *flags, "", ""], host=host)  # gRPC and peers
 
     def draw_ports(self) -> None:
         super().draw_ports()
-        self.grpc_port = free_port()
-        self.flags[-1] = f"--grpc-address={self.grpc}"
+        self.grpc_port, self.peer_port = free_port(), free_port()
+        self.flags[-2:] = [f"--grpc-address={self.grpc}", f"--peer-address={self.peer}"]
 
     @property
     def grpc(self) -> str:
         return f"{self.host.ip}:{self.grpc_port}"
+
+    @property
+    def peer(self) -> str:
+        return f"{self.host.ip}:{self.peer_port}"
 
     @property
     def running(self) -> bool:

@@ -25,6 +25,7 @@ from nsqha.server.peers.calls import SERVICES, GrpcPeers
 from nsqha.server.runtime.tls import ClusterTls
 from tests.certificates import Certificates
 from tests.integration.cluster import Cluster, Member, UnderLoad
+from tests.integration.push_client import answers
 from tests.integration.servers import wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -203,12 +204,12 @@ async def attempts(target: Target, tls: ClusterTls | None, claims: int, *, patie
 
     `patient`: nothing is sent behind a greeting. gRPC does not say why a stream ended while it was being written to."""
     peers = GrpcPeers(SERVICES, tls=tls)
-    address, key = target.node.grpc, target.key
+    key = target.key
     found: dict[str, str] = {}
 
     async def stream(method: str, first: Any, then: Any) -> None:
         heard = Heard()
-        opened = peers.stream(address, method, heard)
+        opened = peers.stream(target.node.peer, method, heard)
         opened.send(first)
         if then is not None and not patient:
             opened.send(then)
@@ -219,7 +220,7 @@ async def attempts(target: Target, tls: ClusterTls | None, claims: int, *, patie
 
     async def call(method: str, request: Any) -> None:
         try:
-            await peers.call(address, method, request, timeout=3)
+            await peers.call(target.node.grpc, method, request, timeout=3)
         except NsqhaError as error:
             found[method] = str(error)
         else:
@@ -331,6 +332,30 @@ def test_a_node_speaks_for_itself_only(cluster: TlsCluster, topic: str) -> None:
         for method in ("Push", "Forward", "Relay"):
             assert outcomes[method] and (not patient or "may not speak for" in outcomes[method]), outcomes
     assert promises(cluster, target) == [target.epoch] * 3
+
+
+def test_any_grpc_client_with_a_nodes_certificate_may_open_a_stream(cluster: TlsCluster, topic: str) -> None:
+    """Its Open of an epoch that is over is answered; a lookup daemon's certificate gets a status."""
+    follower, other = cluster.followers(topic)
+    target = target_of(cluster, topic, follower)
+    hello = pb.PushHello(
+        cluster_id=cluster.cluster_id, node_uid=cluster.uid(other), registration=1, target_uid=target.node_uid
+    )
+    messages = [pb.PushMessage(hello=hello), pb.PushMessage(opens=[pb.Open(key=target.key, topic=topic, epoch=0)])]
+
+    def channel(name: str) -> grpc.Channel:
+        held = cluster.held(name)
+        credentials = grpc.ssl_channel_credentials(held.ca, held.key, held.certificate)
+        return grpc.secure_channel(target.node.peer, credentials, [("grpc.use_local_subchannel_pool", 1)])
+
+    with channel(other.name) as mine:
+        greeting, refused = answers(mine, messages, 2)
+        assert greeting.hello.node_uid == target.node_uid
+        assert [(r.key, r.refusal) for r in refused.refused] == [(target.key, pb.REFUSAL_FENCED)]
+    with channel("lookupd") as theirs, pytest.raises(grpc.RpcError) as caught:
+        answers(theirs, messages, 1)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "Push is for nodes of this cluster" in caught.value.details()
 
 
 # ---- certificates that are replaced

@@ -27,7 +27,7 @@ from tests.integration.devnode import ANY_PORTS, BIN, DevNode, die_with_parent
 from tests.integration.test_cli import keys_of
 
 NODES = 3
-PORTS = [*ANY_PORTS, "--etcd-port=0"]
+PORTS = [*ANY_PORTS, "--peer-port=0", "--etcd-port=0"]
 
 
 class DevCluster:
@@ -214,7 +214,7 @@ def test_a_part_that_can_not_start_is_named_and_the_rest_is_stopped(tmp_path: Pa
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flag", ["--restart", "--etcd-port=0"])
+@pytest.mark.parametrize("flag", ["--restart", "--peer-port=0", "--etcd-port=0"])
 def test_flags_of_a_cluster_are_refused_without_one(tmp_path: Path, flag: str) -> None:
     done = subprocess.run([str(BIN / "nsqha"), "dev", flag], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -385,7 +385,7 @@ def test_a_node_that_was_alone_is_imported_with_its_messages_and_channels(tmp_pa
     assert run(command).returncode == 3
     start = [*cluster.nodes[0]["start"], "--data-path", str(tmp_path / "data"), "--node-name", "joined"]
     start += ["--tcp-address", alone.tcp, "--http-address", alone.http, "--grpc-address", alone.grpc]
-    start += ["--segments-address", alone.segments]
+    start += ["--segments-address", alone.segments, "--peer-address", "127.0.0.1:0"]
     joined = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
     eventually(lambda: partition(cluster, "imported")["leader"] == "joined")
     eventually(lambda: get(f"{alone.http}/ping") == b"OK")

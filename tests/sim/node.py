@@ -231,6 +231,7 @@ class SimNode(Machine):
             tcp_address=f"{self.name}:4150",
             http_address=f"{self.name}:4151",
             grpc_address=self.name,
+            peer_address=self.name,
             boot_id=f"{self.name}-{self.boots}",
         )
         await cluster.join(info)

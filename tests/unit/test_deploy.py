@@ -54,6 +54,7 @@ def test_a_broker_keeps_its_data_where_systemd_makes_a_folder_for_it() -> None:
     options = load_nsqd(flags("broker"), {}).options
     assert options.data_path == "/var/lib/" + unit("broker")["Service"]["StateDirectory"]
     assert options.grpc_address.startswith("0.0.0.0:"), "other hosts have to reach it"
+    assert options.peer_address.startswith("0.0.0.0:"), "and this"
     assert options.host and options.topology_zone
 
 

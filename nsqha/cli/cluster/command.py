@@ -60,7 +60,7 @@ def _add_looks(verbs: Any) -> None:
         lambda args: _shown(args, "nodes"),
         help="list the nodes and what they hold",
         examples=("nsqha cluster nodes", "nsqha cluster nodes --json"),
-        shape='{"name", "uid", "state", "tcp", "http", "grpc", "segments", "host", "zone", "version", '
+        shape='{"name", "uid", "state", "tcp", "http", "grpc", "peer", "segments", "host", "zone", "version", '
         '"replicas", "leaderships"} per line',
         statuses=USUAL,
     )

@@ -149,6 +149,7 @@ def nodes(picture: Picture) -> list[dict[str, Any]]:
                 "tcp": node.tcp_address,
                 "http": node.http_address,
                 "grpc": node.grpc_address,
+                "peer": node.peer_address,
                 "segments": node.segments_address,
                 "host": node.host,
                 "zone": node.zone,
@@ -172,7 +173,7 @@ def node_state(uid: int, picture: Picture) -> str:
 
 
 def print_nodes(rows: Sequence[dict[str, Any]]) -> None:
-    keys = ("name", "uid", "state", "tcp", "grpc", "segments", "host", "zone", "replicas", "leaderships")
+    keys = ("name", "uid", "state", "tcp", "grpc", "peer", "segments", "host", "zone", "replicas", "leaderships")
     table([key.upper() for key in keys], [[row[key] for key in keys] for row in rows])
 
 

@@ -25,7 +25,17 @@ from typing import Any
 
 from nsqha import __version__, hot
 from nsqha.cli.dev.children import Child, stop
-from nsqha.cli.dev.plan import ETCD_PORT, LOOPBACK, OK_MEANS, PORTS, DevPlan, PortAllocator, command, make_plan
+from nsqha.cli.dev.plan import (
+    ETCD_PORT,
+    LOOPBACK,
+    OK_MEANS,
+    PEER_PORT,
+    PORTS,
+    DevPlan,
+    PortAllocator,
+    command,
+    make_plan,
+)
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.screen import print_json, say
 from nsqha.election.etcd.binary import find_etcd
@@ -50,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         ports = PortAllocator()
         wanted = {name: getattr(args, f"{name.replace('-', '_')}_port") for name in PORTS}
         wanted["etcd"] = ETCD_PORT if args.etcd_port is None else args.etcd_port
+        wanted["peer"] = PEER_PORT if args.peer_port is None else args.peer_port
         plan = make_plan(folder, nodes=args.nodes, wanted=wanted, sync=args.sync, etcd=program, ports=ports)
         ports.release()
         return asyncio.run(DevCluster(plan, args).serve())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from nsqha.cli.dev.plan import ETCD_PORT, PORTS
+from nsqha.cli.dev.plan import ETCD_PORT, PEER_PORT, PORTS
 from nsqha.cli.terminal import exits
 from nsqha.cli.terminal.parser import add_json, add_verb
 from nsqha.cli.verbs import VERBS
@@ -55,6 +55,7 @@ def add_parser(commands: Any) -> None:
     add_json(verb, "print one line of JSON once it serves, and nothing else")
     for name, default in PORTS.items():
         verb.add_argument(f"--{name}-port", type=port, default=default, help=f"default {default}; 0: any free one")
+    verb.add_argument("--peer-port", type=port, help=f"of a cluster; default {PEER_PORT}; 0: any free one")
     verb.add_argument("--etcd-port", type=port, help=f"of a cluster; default {ETCD_PORT}; 0: any free one")
 
 
@@ -75,9 +76,10 @@ def run(args: argparse.Namespace) -> int:
         from nsqha.cli.dev import cluster as dev_cluster
 
         return dev_cluster.run(args)
-    for flag, given in (("--restart", args.restart), ("--etcd-port", args.etcd_port is not None)):
-        if given:
-            raise exits.Exit(exits.USAGE, f"{flag} is for a cluster; it needs --nodes 2 or more")
+    cluster_ports = {"--peer-port": args.peer_port, "--etcd-port": args.etcd_port}
+    given = ["--restart"] * args.restart + [flag for flag, port in cluster_ports.items() if port is not None]
+    if given:
+        raise exits.Exit(exits.USAGE, f"{given[0]} is for a cluster; it needs --nodes 2 or more")
     from nsqha.cli.dev import node as dev_node
 
     return dev_node.run(args)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 PORTS = {"tcp": 4150, "http": 4151, "lookupd-tcp": 4160, "lookupd-http": 4161, "grpc": 4152, "segments": 4154}
+PEER_PORT = 4153
+NODE_PORTS = ("tcp", "http", "grpc", "peer", "segments")
 ETCD_PORT = 2379
 STRIDE = 100
 SINGLE_NODE_FILES = ("journal", "metadata")
@@ -44,6 +46,7 @@ class NodePlan:
     tcp: str
     http: str
     grpc: str
+    peer: str
     segments: str
     data: Path
     argv: tuple[str, ...]
@@ -138,13 +141,10 @@ def make_plan(
     ports: PortAllocator,
     program: Sequence[str] = (),
 ) -> DevPlan:
-    """`wanted` has a port for each of tcp, http, grpc, segments, lookupd-tcp, lookupd-http, etcd; `etcd` is a path."""
+    """`wanted` has a port for each of NODE_PORTS, lookupd-tcp, lookupd-http and etcd; `etcd` is a path."""
     nsqha = (sys.executable, "-m", "nsqha")
     # In this order: when a port is taken, the first nodes keep the usual ones.
-    chosen = [
-        {kind: _node_port(ports, wanted[kind], kind, n) for kind in ("tcp", "http", "grpc", "segments")}
-        for n in range(nodes)
-    ]
+    chosen = [{kind: _node_port(ports, wanted[kind], kind, n) for kind in NODE_PORTS} for n in range(nodes)]
     lookupd_tcp = _at(ports.take(wanted["lookupd-tcp"], "lookupd-tcp"))
     lookupd_http = _at(ports.take(wanted["lookupd-http"], "lookupd-http"))
     endpoint, peer = _at(ports.take(wanted["etcd"], "etcd")), _at(ports.take(0, "etcd peers"))
@@ -170,14 +170,14 @@ def _node(
     nsqha: tuple[str, ...], folder: Path, number: int, chosen: Mapping[str, int], endpoint: str, sync: str
 ) -> NodePlan:
     name = f"node-{number}"
-    tcp, http, grpc, segments = (_at(chosen[kind]) for kind in ("tcp", "http", "grpc", "segments"))
+    tcp, http, grpc, peer, segments = (_at(chosen[kind]) for kind in NODE_PORTS)
     data = folder / name
     argv = (
         *nsqha, "broker", "--tcp-address", tcp, "--http-address", http, "--grpc-address", grpc,
-        "--segments-address", segments, "--data-path", str(data), "--etcd-endpoint", endpoint, "--node-name", name,
-        "--broadcast-address", LOOPBACK, "--sync", sync, "--max-req-timeout", MAX_DELAY,
+        "--peer-address", peer, "--segments-address", segments, "--data-path", str(data), "--etcd-endpoint", endpoint,
+        "--node-name", name, "--broadcast-address", LOOPBACK, "--sync", sync, "--max-req-timeout", MAX_DELAY,
     )  # fmt: skip
-    return NodePlan(name, tcp, http, grpc, segments, data, argv)
+    return NodePlan(name, tcp, http, grpc, peer, segments, data, argv)
 
 
 def _etcd(program: str, folder: Path, endpoint: str, peer: str, sync: str) -> list[str]:

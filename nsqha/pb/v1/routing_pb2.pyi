@@ -112,11 +112,14 @@ class LeaderHint(_message.Message):
     NODE_UID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    PEER_ADDRESS_FIELD_NUMBER: _builtins.int
     node_uid: _builtins.int
     address: _builtins.str
-    """of its gRPC port"""
+    """of its gRPC port, for calls"""
     epoch: _builtins.int
     """the higher one counts"""
+    peer_address: _builtins.str
+    """of its peer port, for streams"""
     @_builtins.property
     def key(self) -> _replication_pb2.PartitionKey: ...
     def __init__(
@@ -126,10 +129,11 @@ class LeaderHint(_message.Message):
         node_uid: _builtins.int = ...,
         address: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        peer_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "key", b"key", "node_uid", b"node_uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "key", b"key", "node_uid", b"node_uid", "peer_address", b"peer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,9 +88,9 @@ def _generation(options: Options, journal: NodeJournal, clock: Clock) -> int:
 
 
 def node_info(
-    options: Options, node_uid: int, boot_id: str, *, tcp: int, http: int, grpc: str, segments: str
+    options: Options, node_uid: int, boot_id: str, *, tcp: int, http: int, grpc: str, peer: str, segments: str
 ) -> NodeInfo:
-    """What this node says of itself; `tcp` and `http` are ports, `grpc` and `segments` addresses."""
+    """What this node says of itself; `tcp` and `http` are ports, `grpc`, `peer` and `segments` addresses."""
     name = options.broadcast_address
     tcp, http = options.broadcast_tcp_port or tcp, options.broadcast_http_port or http
     return NodeInfo(
@@ -104,6 +104,7 @@ def node_info(
         tcp_address=f"{name}:{tcp}",
         http_address=f"{name}:{http}",
         grpc_address=_reachable(grpc, name),
+        peer_address=_reachable(peer, name),
         segments_address=_reachable(segments, name),
         boot_id=boot_id,
         version=NSQ_VERSION,

@@ -168,7 +168,7 @@ class Membership:
         info = None if meta is None else view.nodes.get(meta.leader)
         if found is None or meta is None or info is None or meta.successor:
             return None
-        return LeaderAt(meta.leader, info.grpc_address, meta.epoch, found.record.uid)
+        return LeaderAt(meta.leader, info.grpc_address, info.peer_address, meta.epoch, found.record.uid)
 
     def not_led(self, topic: str, number: int, *, by: int = 0, hint: LeaderAt | None = None) -> bool:
         """A node takes nothing for a partition: it does not lead, and says perhaps who does, or it is not there."""

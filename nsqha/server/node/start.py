@@ -64,6 +64,7 @@ class Addresses:
     https: str
     grpc: str
     segments: str
+    peer: str
 
 
 def limits_of(options: Options) -> ProtocolLimits:
@@ -144,7 +145,7 @@ class Node:
         self._certificates: CertificateFiles | None = None
         self._closers: list[Any] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        self.addresses = Addresses("", "", "", "", "")
+        self.addresses = Addresses("", "", "", "", "", "")
 
     @property
     def broker(self) -> Broker:
@@ -196,7 +197,7 @@ class Node:
         broker.on_failure = self._failed
         if cluster is not None:
             cluster.on_fatal = self._failed
-        ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name != "segments"}
+        ports = {name: listen.bound_port(sock) for name, sock in sockets.items() if name in ("tcp", "http", "https")}
         broker.ports = BoundPorts(**ports)
         if isinstance(store, EmbeddedStore) and store.created and not journal.created:
             storage = OsStorage()
@@ -243,9 +244,16 @@ class Node:
         """Everything is served: now the others may know."""
         joining = importlib.import_module("nsqha.server.node.joining")
         uid, ports = broker.journal.identity.node_uid, broker.ports
-        grpc, segments = self.addresses.grpc, self.addresses.segments
+        at = self.addresses
         info = joining.node_info(
-            self.options, uid, boot_id(), tcp=ports.tcp, http=ports.http, grpc=grpc, segments=segments
+            self.options,
+            uid,
+            boot_id(),
+            tcp=ports.tcp,
+            http=ports.http,
+            grpc=at.grpc,
+            peer=at.peer,
+            segments=at.segments,
         )
         await cluster.join(info)
         assert self._doubt is not None
@@ -303,6 +311,8 @@ class Node:
             raise ConfigError(f"--segments-address={options.segments_address}: it is not host:port")
         if options.tls_cert and options.https_address:
             wanted["https"] = options.https_address
+        if options.etcd_endpoints:
+            wanted["peer"] = self._peer_address()
         sockets: dict[str, socket.socket] = {}
         try:
             for name, address in wanted.items():
@@ -315,6 +325,10 @@ class Node:
                 sock.close()
             raise
         return sockets
+
+    def _peer_address(self) -> str:
+        options = self.options
+        return options.peer_address or listen.next_port(options.grpc_address, flag="peer-address")
 
     def _prepare_tls_and_auth(self, broker: Broker) -> None:
         from nsqha.server.runtime import certificates, tls
@@ -397,12 +411,27 @@ class Node:
         await admin.start()
         self._closers.append(admin.close)
         broker.grpc_address = admin.address
+        peer = "" if peers is None else self._serve_streams(peers, sockets["peer"])
         if "segments" in sockets:
             await self._serve_segments(broker, sockets["segments"], admin.renewals)
         bound = {name: listen.bound_address(sock) for name, sock in sockets.items()}
         self.addresses = Addresses(
-            bound.get("tcp", ""), bound.get("http", ""), bound.get("https", ""), admin.address, broker.segments_address
+            tcp=bound.get("tcp", ""),
+            http=bound.get("http", ""),
+            https=bound.get("https", ""),
+            grpc=admin.address,
+            segments=broker.segments_address,
+            peer=peer,
         )
+
+    def _serve_streams(self, peers: GrpcPeerServer, sock: socket.socket) -> str:
+        """Open the peer port. When the node stops, it is closed before streams are ended. Returns where it listens."""
+        from nsqha.server.peers.listener import PeerListener
+
+        listener = PeerListener(peers, sock, self._certificates)
+        listener.start()
+        self._closers.append(listener.close)
+        return f"{self._peer_address().rpartition(':')[0]}:{listen.bound_port(sock)}"
 
     async def _serve_segments(self, broker: Broker, sock: socket.socket, renewals: HoldRenewals) -> None:
         byte_server = await asyncio.to_thread(importlib.import_module, "nsqha.server.segments.byte_server")

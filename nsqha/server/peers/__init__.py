@@ -2,7 +2,7 @@
 
 Downwards:
 
-    listener        one port for gRPC's own server and the streams between nodes
+    listener        the peer port, where streams between nodes arrive
     renewing        certificates that are renewed while connections live
     calls           streams and calls over gRPC
     peer_calling    the end of a stream that opens it

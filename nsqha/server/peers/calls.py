@@ -61,7 +61,6 @@ from nsqha.server.peers.peer_calling import CallingEnd
 from nsqha.server.peers.stream import too_large
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
-NAMED = "nsqha "  # before the address of whoever came, in the name of a connection that was passed on to gRPC
 UNUSED_SECONDS = 600.0  # that a connection is kept for
 UNNAMED_MAX = 64  # connections for streams that have named no method; the one that waits longest goes first
 STOPPING = "this node is stopping"
@@ -91,7 +90,7 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 
 
 def server_options(message_bytes: int = 0) -> list[tuple[str, int]]:
-    """Options of a grpc.aio server that other nodes stream to; `message_bytes`: less than they may send."""
+    """Options of a grpc.aio server that other nodes call; `message_bytes`: less than they may send."""
     return [
         ("grpc.so_reuseport", 0),
         *_sizes(message_bytes or MESSAGE_BYTES_MAX),
@@ -269,7 +268,7 @@ def error_of_rpc(error: aio.AioRpcError, what: str) -> Exception:
 
 
 class GrpcPeerServer:
-    """Methods of this node: calls for a grpc.aio server that somebody else runs, streams for its front door."""
+    """Methods of this node: calls for a grpc.aio server that its owner runs, streams for its `PeerListener`."""
 
     def __init__(self, services: Iterable[ServiceDescriptor], *, tls: ClusterTls | None = None) -> None:
         services = tuple(services)
@@ -297,13 +296,9 @@ class GrpcPeerServer:
         self._answers[method] = answer
 
     def add_to(self, server: aio.Server) -> None:
-        """Add all calls; before the server starts."""
+        """Add all methods, streams only to say where they are served; before the server starts."""
         for name, methods in self._services.items():
-            handlers = {
-                method.name: grpc.unary_unary_rpc_method_handler(self._call_rpc(method))
-                for method in methods.values()
-                if not method.streaming
-            }
+            handlers = {method.name: self._rpc(method) for method in methods.values()}
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
     def connection(self, address: str) -> AcceptingEnd:
@@ -311,7 +306,9 @@ class GrpcPeerServer:
         end = AcceptingEnd(address, self._serve, tls=self._identities)
         self._streams.add(end)
         if len(self._unnamed) >= UNNAMED_MAX:
-            next(iter(self._unnamed)).close("too many connections that name no method")
+            oldest = next(iter(self._unnamed))
+            del self._unnamed[oldest]
+            oldest.close("too many connections that name no method")
         self._unnamed[end] = None
         end.over.add_done_callback(lambda _: self._gone(end))
         if self._closed:
@@ -332,7 +329,8 @@ class GrpcPeerServer:
         self._unnamed.pop(end, None)
         method = self._paths.get(path)
         if method is None or not method.streaming:
-            raise CallRefused(f"no stream {path}", UNIMPLEMENTED)
+            why = f"{path} is no stream between nodes; everything else is served at --grpc-address"
+            raise CallRefused(why, UNIMPLEMENTED)
         address = end.peer.address
         end.speak(method, self._checked(end.identity, method) if self._identities else end.peer)
         try:
@@ -341,6 +339,11 @@ class GrpcPeerServer:
             self._log_bug(error, method, address)
             raise
         return handler
+
+    def _rpc(self, method: Method) -> Any:
+        if method.streaming:
+            return grpc.stream_stream_rpc_method_handler(_served_elsewhere(method))
+        return grpc.unary_unary_rpc_method_handler(self._call_rpc(method))
 
     def _call_rpc(self, method: Method) -> Callable[[bytes, Any], Any]:
         async def rpc(data: bytes, context: Any) -> bytes:
@@ -398,6 +401,14 @@ def identity_of(properties: dict[str, list[bytes]], address: str) -> PeerIdentit
     return PeerIdentity.of_certificate(address, names, uris)
 
 
+def _served_elsewhere(method: Method) -> Callable[[Any, Any], Any]:
+    async def rpc(_requests: Any, context: Any) -> None:
+        why = f"{method.path} is served at the port of --peer-address, which the node's registration names"
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, why)
+
+    return rpc
+
+
 def _parsed(data: bytes, method: Method) -> Message:
     try:
         return method.request.FromString(data)
@@ -406,6 +417,5 @@ def _parsed(data: bytes, method: Method) -> Message:
 
 
 def address_of(context: Any) -> str:
-    """Who is on the other side of a call: as `nsqha.server.peers.listener` names its connection, or gRPC does."""
-    kind, _, peer = unquote(context.peer()).partition(":")
-    return peer.removeprefix(NAMED).partition(" ")[0] if kind == "unix-abstract" else peer
+    """The address of the other side of a call."""
+    return unquote(context.peer()).partition(":")[2]  # behind ipv4, ipv6 or unix

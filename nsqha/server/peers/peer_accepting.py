@@ -47,6 +47,7 @@ from nsqha.server.peers.http2 import (
 )
 from nsqha.server.peers.peer_http2 import OUR_WINDOW_BYTES, Http2End
 from nsqha.server.peers.stream import ENDED_THERE
+from nsqha.server.runtime.tls import HTTP2_ALPN
 
 OPENING_SECONDS = 10.0  # until it is said which method
 OPENING_BYTES_MAX = HEADERS_BYTES_MAX + (16 << 10)  # and how much may be said before
@@ -93,6 +94,10 @@ class AcceptingEnd(Http2End):
         self._transport = cast(asyncio.Transport, transport)
         if self.ended:  # while it shook hands
             self._transport.abort()
+            return
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() != HTTP2_ALPN:
+            self._end("Unavailable", "HTTP/2 was not agreed to (ALPN)")
             return
         mine = settings((MAX_CONCURRENT_STREAMS, 1), (INITIAL_WINDOW_SIZE, OUR_WINDOW_BYTES))
         self._transport.write(mine + frame(WINDOW_UPDATE, 0, 0, NUMBER.pack(OUR_WINDOW_BYTES - WINDOW_BYTES)))

@@ -2,9 +2,7 @@
 
     connect -> preface, SETTINGS, HEADERS, DATA ... -> trailers, RST_STREAM, or a connection that is lost
 
-A node and any other gRPC server understand it alike. MARK and ALPN are for the node's `listener`, which has to know
-where a connection belongs before anybody has read from it: a setting that HTTP/2 leaves to experiments, and a name of
-ours for HTTP/2 over TLS. Everybody else passes over the one, and chooses "h2" instead of the other.
+A node's peer port and any other gRPC server understand it alike.
 """
 
 from __future__ import annotations
@@ -31,12 +29,11 @@ from nsqha.server.peers.http2 import (
 )
 from nsqha.server.peers.peer_http2 import OUR_WINDOW_BYTES, Http2End
 from nsqha.server.peers.stream import CLOSED_HERE, ENDED_THERE
-from nsqha.server.runtime.tls import HTTP2_ALPN, STREAM_ALPN
+from nsqha.server.runtime.tls import HTTP2_ALPN
 
 CONNECT_SECONDS = 1.0  # and as long again for the other side's first word
 
-OPENING = PREFACE + settings((0xF4E5, 1), (ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, OUR_WINDOW_BYTES))
-"""What it says first, always. The first setting is one of those that RFC 9113 leaves to experiments."""
+OPENING = PREFACE + settings((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, OUR_WINDOW_BYTES))
 
 
 class CallingEnd(Http2End):
@@ -98,7 +95,7 @@ class CallingEnd(Http2End):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         agreed = transport.get_extra_info("ssl_object")
-        if agreed is not None and agreed.selected_alpn_protocol() not in (STREAM_ALPN, HTTP2_ALPN):
+        if agreed is not None and agreed.selected_alpn_protocol() != HTTP2_ALPN:
             self._not_connected("it does not agree to HTTP/2 (ALPN)")
         transport = cast(asyncio.Transport, transport)
         if self.ended:

@@ -251,8 +251,8 @@ class Leadership:
         nodes = self._nodes()
         for node in sorted(wanted - set(self._followers)):
             info = nodes.get(node)
-            if info is not None and info.grpc_address:
-                self._followers[node] = self._links.add(self, node, info.grpc_address)
+            if info is not None and info.peer_address:
+                self._followers[node] = self._links.add(self, node, info.peer_address)
 
     def nodes_changed(self) -> None:
         """A node came, went, moved or shuts down."""

@@ -236,8 +236,8 @@ class Replicas:
         """Whoever follows may have to lead at once: streams to the other replicas are open by then."""
         nodes = self._nodes()
         for node in {*meta.replicas, *meta.isr} - {self._node, meta.leader}:
-            if node in nodes and nodes[node].grpc_address:
-                self._links.prepare(node, nodes[node].grpc_address)
+            if node in nodes and nodes[node].peer_address:
+                self._links.prepare(node, nodes[node].peer_address)
 
     async def make(self, topic: Versioned[TopicRecord], number: int) -> None:
         """Open the log, or begin an empty one, and follow with it."""
@@ -572,8 +572,8 @@ class Replicas:
     def nodes_changed(self) -> None:
         """A node came, went or moved."""
         for node, info in self._nodes().items():
-            if info.grpc_address:
-                self._links.moved(node, info.grpc_address)
+            if info.peer_address:
+                self._links.moved(node, info.peer_address)
         self._each_leadership(Leadership.nodes_changed)
         self.damage.nodes_changed()
         for key in self.followers:

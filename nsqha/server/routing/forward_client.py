@@ -100,7 +100,7 @@ class ForwardLink:
         on_end: Callable[[ForwardLink, str], None],
     ) -> None:
         self.node = leader.node
-        self.address = leader.address
+        self.address = leader.peer_address
         self.ended = False
         self.greeted = False  # it has answered
         self._loop = loop
@@ -115,7 +115,7 @@ class ForwardLink:
         self._bytes = 0  # of `_sent` and `_late`
         self._scheduled = False
         self._leaders = leaders
-        self._stream: PeerStream = peers.stream(leader.address, "Forward", self)
+        self._stream: PeerStream = peers.stream(leader.peer_address, "Forward", self)
         greeting = routing_pb2.Greeting(cluster_id=leaders.cluster_id, node_uid=leaders.node, target_uid=leader.node)
         self._stream.send(routing_pb2.ForwardRequest(greeting=greeting))
 
@@ -333,7 +333,7 @@ class Forwarder:
 
     def _link(self, leader: LeaderAt) -> ForwardLink:
         link = self._links.get(leader.node)
-        if link is not None and not link.ended and link.address == leader.address:
+        if link is not None and not link.ended and link.address == leader.peer_address:
             return link
         if link is not None and not link.ended:
             link.close("the node has another address now")

@@ -105,7 +105,7 @@ class Hints:
         """Nobody is told: who found no leader looks again in a moment, and slower each time. So nodes that are wrong
         about each other have nobody run to and fro."""
         epoch = self._epoch_of(topic, key)
-        if epoch is None or not at.node or not at.address or at.node == self._leaders.node:
+        if epoch is None or not at.node or not at.address or not at.peer_address or at.node == self._leaders.node:
             return
         _, known = self._hints.get(key, ("", None))
         if at.epoch <= max(epoch, known.epoch if known is not None else 0):
@@ -166,11 +166,13 @@ def hint_of(leaders: Leaders, topic: str, key: PartitionKey) -> routing_pb2.Lead
     at = leaders.recorded(topic, key[1]) if key[1] < leaders.partitions(topic) else None
     if at is None or at.topic_uid != key[0]:
         return None
-    return routing_pb2.LeaderHint(key=wire_key(key), node_uid=at.node, address=at.address, epoch=at.epoch)
+    return routing_pb2.LeaderHint(
+        key=wire_key(key), node_uid=at.node, address=at.address, peer_address=at.peer_address, epoch=at.epoch
+    )
 
 
 def from_wire(hint: routing_pb2.LeaderHint) -> LeaderAt:
-    return LeaderAt(hint.node_uid, hint.address, hint.epoch, hint.key.topic_uid)
+    return LeaderAt(hint.node_uid, hint.address, hint.peer_address, hint.epoch, hint.key.topic_uid)
 
 
 def wire_key(key: PartitionKey) -> replication_pb2.PartitionKey:

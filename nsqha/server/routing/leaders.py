@@ -25,7 +25,8 @@ class LeaderAt:
     """The leader of one partition."""
 
     node: int  # uid
-    address: str  # of its gRPC port
+    address: str  # of its gRPC port, for calls
+    peer_address: str  # of its peer port, for streams
     epoch: int
     topic_uid: int
 

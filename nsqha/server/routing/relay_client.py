@@ -56,7 +56,7 @@ class RelayLink:
 
     def __init__(self, relaying: Relaying, peers: Peers, leader: LeaderAt, greeting: routing_pb2.Greeting) -> None:
         self.node = leader.node
-        self.address = leader.address
+        self.address = leader.peer_address
         self.ended = False
         self.subscriptions: dict[int, RemoteSubscription] = {}
         self._relaying = relaying
@@ -64,7 +64,7 @@ class RelayLink:
         self._greeted = False
         self._commands: list[routing_pb2.RelayCommand] = []  # not sent
         self._scheduled = False
-        self._stream: PeerStream = peers.stream(leader.address, "Relay", self)
+        self._stream: PeerStream = peers.stream(leader.peer_address, "Relay", self)
         self._stream.send(routing_pb2.RelayRequest(greeting=greeting))
         self._patience = self._loop.call_later(GREETING_SECONDS, self._waited)
 
@@ -521,7 +521,7 @@ class Relaying:
 
     def link(self, leader: LeaderAt) -> RelayLink:
         link = self._links.get(leader.node)
-        if link is not None and link.address == leader.address:
+        if link is not None and link.address == leader.peer_address:
             return link
         if link is not None:
             link.close("the node has another address now")

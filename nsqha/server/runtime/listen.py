@@ -71,6 +71,17 @@ def split_host_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def next_port(address: str, *, flag: str) -> str:
+    """The same host with the next port, or any port (0) where `address` has that. ConfigError tells to give `flag`."""
+    try:
+        _, port = split_host_port(address)
+        if port == 65535:
+            raise ValueError(f'"{address}" has the last port')
+    except ValueError as error:
+        raise ConfigError(f"--{flag} is needed, as host:port: it has no default, because {error}") from None
+    return f"{address.rpartition(':')[0]}:{port + 1 if port else 0}"
+
+
 def bound_address(sock: socket.socket) -> str:
     """Where it listens, for the log: `127.0.0.1:4150`, `[::]:4150` or a path."""
     return address_text(sock.getsockname())

@@ -8,9 +8,9 @@ a certificate is possible. From tls1.2 on OpenSSL's own judgement stands, unless
 always verifies what it asks for, so the verification callback of the context is replaced below it, through ctypes;
 where that is not possible the start fails with a ConfigError instead of checking less or more than was asked for.
 
-Between nodes (--cluster-tls-cert, -key, -ca; all or none) it is stricter: with them the whole gRPC port, administration
-included, speaks TLS 1.2 or later only and wants a certificate of that CA from everybody. A node's certificate carries
-in its subjectAltName
+Between nodes (--cluster-tls-cert, -key, -ca; all or none) it is stricter: with them the gRPC port, administration
+included, and the peer port speak TLS 1.2 or later only and want a certificate of that CA from everybody. A node's
+certificate carries in its subjectAltName
 
 - the addresses that other nodes dial (DNS or IP): whoever connects checks them;
 - who the node is: `URI:nsqha:node/<node uid, 16 hex digits>`, or, where uids are not known before the first start, the
@@ -142,8 +142,6 @@ def _require_any_certificate(context: ssl.SSLContext) -> None:
 # ---- between nodes
 
 HTTP2_ALPN = "h2"
-STREAM_ALPN = "nsqha-node-stream"
-"""HTTP/2 that carries one gRPC stream between nodes. With it `nsqha.server.peers.listener` sees where it belongs."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -195,7 +193,7 @@ def load_cluster_tls(cert: str, key: str, ca: str) -> ClusterTls:
 def cluster_client_context(tls: ClusterTls) -> ssl.SSLContext:
     """For streams to another node; its certificate must name the address that is dialled."""
     context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), tls)
-    context.set_alpn_protocols([STREAM_ALPN, HTTP2_ALPN])
+    context.set_alpn_protocols([HTTP2_ALPN])
     return context
 
 
@@ -203,7 +201,7 @@ def cluster_stream_context(tls: ClusterTls) -> ssl.SSLContext:
     """For streams from other nodes: they show a certificate of the cluster's CA."""
     context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols([STREAM_ALPN])
+    context.set_alpn_protocols([HTTP2_ALPN])
     return context
 
 

@@ -72,4 +72,4 @@ class FakeOthers:
 
 
 def info(node: int) -> NodeInfo:
-    return NodeInfo(node, name=f"n{node}", grpc_address=f"n{node}")
+    return NodeInfo(node, name=f"n{node}", grpc_address=f"n{node}", peer_address=f"n{node}")

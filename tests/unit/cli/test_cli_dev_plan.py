@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from nsqha.cli.dev.cluster import LINES_MAX, all_joined, summary
-from nsqha.cli.dev.plan import ETCD_PORT, PORTS, DevPlan, PortAllocator, make_plan
+from nsqha.cli.dev.plan import ETCD_PORT, PEER_PORT, PORTS, DevPlan, PortAllocator, make_plan
 from nsqha.options import load_nsqd, load_nsqlookupd
 
-WANTED = PORTS | {"etcd": ETCD_PORT}
+WANTED = PORTS | {"peer": PEER_PORT, "etcd": ETCD_PORT}
 
 
 class FakeSocket:
@@ -43,6 +43,7 @@ def plan(folder: Path, *, nodes: int = 3, taken: Collection[int] = (), sync: str
 def test_each_further_node_has_ports_100_higher(tmp_path: Path) -> None:
     made = plan(tmp_path)
     assert [node.tcp for node in made.nodes] == ["127.0.0.1:4150", "127.0.0.1:4250", "127.0.0.1:4350"]
+    assert [node.peer for node in made.nodes] == ["127.0.0.1:4153", "127.0.0.1:4253", "127.0.0.1:4353"]
     assert (made.lookupd.tcp, made.lookupd.http, made.etcd.endpoint) == (
         "127.0.0.1:4160",
         "127.0.0.1:4161",

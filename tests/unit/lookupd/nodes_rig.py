@@ -50,6 +50,7 @@ class FakeNode:
             tcp_address=f"0.0.0.0:{4000 + uid}",
             http_address=f"0.0.0.0:{5000 + uid}",
             grpc_address=f"n{uid}",
+            peer_address=f"n{uid}",
             hostname=f"host{uid}",
             broadcast_address=f"b{uid}",
             version="1.3.0",

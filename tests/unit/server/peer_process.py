@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from grpc import aio
-
-from nsqha.server.peers import listener as front_door
 from nsqha.server.peers.api import PeerStream
-from nsqha.server.peers.calls import GrpcPeerServer, server_options
+from nsqha.server.peers.calls import GrpcPeerServer
+from nsqha.server.peers.listener import PeerListener
+from nsqha.server.runtime.listen import bound_port, listen
 from tests.unit.server.peer_rig import SERVICES, Recorder, reply
 
 
@@ -18,10 +17,10 @@ async def main() -> None:
 
     peers = GrpcPeerServer(SERVICES)
     peers.on_stream("Push", accept)
-    server = aio.server(options=server_options())
-    peers.add_to(server)
-    door = await front_door.serve(peers, server, "127.0.0.1:0", None)
-    print(door.address.rpartition(":")[2], flush=True)
+    sock = listen("127.0.0.1:0", flag="peer-address")
+    listener = PeerListener(peers, sock, None)
+    listener.start()
+    print(bound_port(sock), flush=True)
     await asyncio.Event().wait()
 
 

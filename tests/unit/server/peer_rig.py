@@ -12,10 +12,12 @@ import uvloop
 from grpc import aio
 
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.peers import listener as front_door
 from nsqha.server.peers.api import Message, PeerStream
 from nsqha.server.peers.calls import GrpcPeers, GrpcPeerServer, server_options
 from nsqha.server.peers.http2 import HEADERS, PREFACE, Headers
+from nsqha.server.peers.listener import PeerListener
+from nsqha.server.peers.renewing import listen as grpc_listen
+from nsqha.server.runtime.listen import bound_address, listen
 from tests.sim.net import Network
 
 SERVICES = (pb.DESCRIPTOR.services_by_name["Replication"],)
@@ -103,11 +105,13 @@ class Acceptor:
 
 
 class World:
-    """`server` is the node at `address`, `peers` another node's view of it, `nowhere` an address without a node."""
+    """`server` is the node that takes calls at `address` and streams at `peer_address`, `peers` another node's view of
+    it, `nowhere` an address without a node."""
 
     peers: Any
     server: Any
     address: str
+    peer_address: str
     nowhere: str
 
     async def start(self) -> None: ...
@@ -138,7 +142,6 @@ class GrpcWorld(World):
     def __init__(self, *, files: Any = None, caller_tls: Any = None) -> None:
         self._files = files
         self._caller_tls = caller_tls
-        self._bare: Any = None
 
     def runner(self) -> asyncio.Runner:
         return asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -147,28 +150,23 @@ class GrpcWorld(World):
         self.server = GrpcPeerServer(SERVICES, tls=self._files.tls if self._files else None)
         self.grpc = aio.server(options=server_options())
         self.server.add_to(self.grpc)
-        self.door = await front_door.serve(self.server, self.grpc, "127.0.0.1:0", self._files)
-        self.address = self.door.address
+        self.address = await grpc_listen(self.grpc, "127.0.0.1:0", self._files)
+        sock = listen("127.0.0.1:0", flag="peer-address")
+        self.listener = PeerListener(self.server, sock, self._files)
+        self.listener.start()
+        self.peer_address = bound_address(sock)
         self.peers = GrpcPeers(SERVICES, tls=self._caller_tls)
-
-    async def streams_only(self) -> str:
-        """A port of the same node that takes every connection for a stream, whoever's it is."""
-        loop = asyncio.get_running_loop()
-        self._bare = await loop.create_server(lambda: self.server.connection("somebody"), "127.0.0.1", 0)
-        return "127.0.0.1:{1}".format(*self._bare.sockets[0].getsockname())
 
     async def stop(self) -> None:
         await self.peers.close()
+        await self.listener.close()
         self.server.close()
-        if self._bare is not None:
-            self._bare.close()
         await self.grpc.stop(0.5)
-        await self.door.close()
 
 
 class SimWorld(World):
     nowhere = "nowhere"
-    address = "b"
+    address = peer_address = "b"
 
     def __init__(self, seed: int, **options: Any) -> None:
         self.seed = seed

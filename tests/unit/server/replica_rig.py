@@ -281,7 +281,7 @@ class ReplicaRig:
         self.peers = FakePeers()
         self.links = FakeLinks()
         self.topic: Any = FakeTopic()
-        self.nodes = {node: NodeInfo(node, grpc_address=f"n{node}") for node in (A, B)}
+        self.nodes = {node: NodeInfo(node, grpc_address=f"n{node}", peer_address=f"n{node}") for node in (A, B)}
         self.opener = PartitionOpener(
             Options(data_path="data", sync=sync),
             loop=loop,

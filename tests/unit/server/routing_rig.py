@@ -88,7 +88,7 @@ class FakeLeaders:
 
     def appoint(self, topic: str, number: int, node: int | None, epoch: int = 1, *, tell: bool = True) -> None:
         """`node` leads; None: nobody."""
-        at = None if node is None else LeaderAt(node, f"n{node}", epoch, TOPIC_UID)
+        at = None if node is None else LeaderAt(node, f"n{node}", f"n{node}", epoch, TOPIC_UID)
         self.topics.setdefault(topic, {})[number] = at
         self.epochs[topic, number] = epoch
         if tell:

@@ -290,7 +290,7 @@ def test_only_a_partition_made_below_its_floor_has_acknowledged_nothing() -> Non
 def test_hints_say_where_to_send_and_not_who_leads_by_the_record() -> None:
     async def scenario() -> None:
         made = cluster()
-        nodes = {n: NodeInfo(n, grpc_address=f"n{n}:4152") for n in (1, 2)}
+        nodes = {n: NodeInfo(n, grpc_address=f"n{n}:4152", peer_address=f"n{n}:4153") for n in (1, 2)}
 
         def view_of(epoch: int) -> View:
             record = TopicRecord("t", 5, 3, partitions={0: PartitionMeta(leader=2, epoch=epoch)})
@@ -298,16 +298,16 @@ def test_hints_say_where_to_send_and_not_who_leads_by_the_record() -> None:
 
         view = view_of(4)
         made.store = cast(Any, SimpleNamespace(view=lambda: view))
-        by_record = LeaderAt(2, "n2:4152", 4, 5)
+        by_record = LeaderAt(2, "n2:4152", "n2:4153", 4, 5)
         assert made.leader("t", 0) == made.recorded("t", 0) == by_record
-        hint = LeaderAt(3, "n3:4152", 5, 5)
+        hint = LeaderAt(3, "n3:4152", "n3:4153", 5, 5)
         made._session = cast(Any, SimpleNamespace(fresh=lambda now: True))
         assert not made.not_led("t", 0, by=2, hint=hint), "with a lease nobody is asked"
         assert (made.leader("t", 0), made.recorded("t", 0)) == (hint, by_record)
         assert made.alive(3) and not made.alive(4)
         assert not made.not_led("other", 0) and made.leader("other", 0) is None
         view = view_of(5)
-        assert made.leader("t", 0) == LeaderAt(2, "n2:4152", 5, 5), "the record has caught up"
+        assert made.leader("t", 0) == LeaderAt(2, "n2:4152", "n2:4153", 5, 5), "the record has caught up"
         made._look_at({"nothing"})
         assert not made.alive(3)
 

@@ -34,7 +34,7 @@ def test_messages_arrive_in_order_both_ways(world: World) -> None:
         acceptor = Acceptor(lambda stream: Recorder(lambda m: stream.send(reply(m.hello.registration + 1000))))
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        stream = world.peers.stream(world.address, "Push", handler)
+        stream = world.peers.stream(world.peer_address, "Push", handler)
         for n in range(300):
             stream.send(push(n, size=n * 7 % 5000))
         assert stream.pending > 0
@@ -56,7 +56,7 @@ def test_the_called_side_may_speak_first(world: World) -> None:
 
         world.server.on_stream("Push", Acceptor(greet))
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler)
+        world.peers.stream(world.peer_address, "Push", handler)
         await handler.until(lambda: handler.messages)
         assert handler.numbers == [1]
 
@@ -67,7 +67,7 @@ def test_a_message_is_sent_as_it_was(world: World) -> None:
     async def scenario(world: World) -> None:
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
-        stream = world.peers.stream(world.address, "Push", Recorder())
+        stream = world.peers.stream(world.peer_address, "Push", Recorder())
         message = push(1)
         stream.send(message)
         message.hello.registration = 2
@@ -82,7 +82,7 @@ def test_a_message_is_sent_as_it_was(world: World) -> None:
 def test_an_end_is_asked_for_messages_when_nothing_is_pending(world: World) -> None:
     async def scenario(world: World) -> None:
         world.server.on_stream("Push", acceptor := Acceptor())
-        stream = world.peers.stream(world.address, "Push", Recorder())
+        stream = world.peers.stream(world.peer_address, "Push", Recorder())
         waiting, asked = [2, 3, 4], []
 
         def give() -> Any:
@@ -121,9 +121,9 @@ def test_an_end_that_fails_when_it_is_asked_ends_its_stream(world: World) -> Non
 
         world.server.on_stream("Push", Acceptor(lambda stream: Recorder(lambda m: stream.send(reply(1)))))
         failing, other = Recorder(), Recorder()
-        world.peers.stream(world.address, "Push", failing).pull(give)
+        world.peers.stream(world.peer_address, "Push", failing).pull(give)
         assert "can not be read" in await failing.end()
-        world.peers.stream(world.address, "Push", other).send(push(1))
+        world.peers.stream(world.peer_address, "Push", other).send(push(1))
         await other.until(lambda: other.messages)
 
     world.run(scenario)
@@ -133,7 +133,7 @@ def test_a_message_of_another_type_is_not_sent(world: World) -> None:
     async def scenario(world: World) -> None:
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
-        stream = world.peers.stream(world.address, "Push", Recorder())
+        stream = world.peers.stream(world.peer_address, "Push", Recorder())
         with pytest.raises(TypeError, match="PushReply is not PushMessage"):
             stream.send(reply(1))
         with pytest.raises(TypeError):
@@ -141,7 +141,7 @@ def test_a_message_of_another_type_is_not_sent(world: World) -> None:
         with pytest.raises(TypeError, match="is a stream"):
             await world.peers.call(world.address, "Push", push(1), timeout=1)
         with pytest.raises(TypeError, match="is a call"):
-            world.peers.stream(world.address, "Status", Recorder())
+            world.peers.stream(world.peer_address, "Status", Recorder())
         stream.send(push(1))
         accepted = await acceptor.next()
         await accepted.until(lambda: accepted.messages)
@@ -154,7 +154,7 @@ def test_closing_ends_both_directions_once(world: World) -> None:
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        stream = world.peers.stream(world.address, "Push", handler)
+        stream = world.peers.stream(world.peer_address, "Push", handler)
         stream.send(push(1))
         accepted = await acceptor.next()
         await accepted.until(lambda: accepted.messages)
@@ -183,7 +183,7 @@ def test_the_side_that_accepted_can_say_why(world: World) -> None:
         acceptor = Acceptor(refuse)
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler).send(push(1))
+        world.peers.stream(world.peer_address, "Push", handler).send(push(1))
         assert "another cluster" in " ".join((await handler.end()).split())
         await acceptor.accepted[0].end()
 
@@ -199,7 +199,7 @@ def test_a_stream_can_be_refused_when_it_comes(world: World) -> None:
 
         world.server.on_stream("Push", refuse)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler)
+        world.peers.stream(world.peer_address, "Push", handler)
         assert "not a node of ours" in await handler.end()
 
     world.run(scenario)
@@ -214,7 +214,7 @@ def test_a_stream_closed_while_it_is_accepted_tells_both(world: World) -> None:
         acceptor = Acceptor(close)
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler)
+        world.peers.stream(world.peer_address, "Push", handler)
         assert "full" in await handler.end()
         assert await acceptor.accepted[0].end() == "full"
 
@@ -230,9 +230,9 @@ def test_a_handler_that_fails_ends_its_stream_only(world: World, side: str) -> N
         acceptor = Acceptor(lambda stream: Recorder(fail if side == "called" else lambda m: stream.send(reply(1))))
         world.server.on_stream("Push", acceptor)
         calm = Recorder()
-        other = world.peers.stream(world.address, "Push", calm)
+        other = world.peers.stream(world.peer_address, "Push", calm)
         handler = Recorder(fail if side == "caller" else None)
-        world.peers.stream(world.address, "Push", handler).send(push(1))
+        world.peers.stream(world.peer_address, "Push", handler).send(push(1))
         why = await handler.end()
         accepted = await acceptor.next(0)
         failed = next(a for a in [accepted, await acceptor.next(1)] if a.messages)
@@ -330,7 +330,7 @@ def test_what_is_not_served_yet_is_unavailable(world: World) -> None:
         with pytest.raises(Unavailable, match="not served yet"):
             await world.peers.call(world.address, "Status", pb.StatusRequest(), timeout=5)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler)
+        world.peers.stream(world.peer_address, "Push", handler)
         assert "not served yet" in await handler.end()
 
     world.run(scenario)
@@ -341,7 +341,7 @@ def test_a_node_that_stops_ends_its_streams(world: World) -> None:
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler)
+        world.peers.stream(world.peer_address, "Push", handler)
         accepted = await acceptor.next()
         world.server.close()
         assert "stopping" in await handler.end()
@@ -362,7 +362,7 @@ def test_a_caller_that_stops_ends_its_streams_and_calls(world: World) -> None:
         world.server.on_stream("Push", acceptor)
         world.server.on_call("Status", answer)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler)
+        world.peers.stream(world.peer_address, "Push", handler)
         accepted = await acceptor.next()
         call = asyncio.ensure_future(world.peers.call(world.address, "Status", pb.StatusRequest(), timeout=5))
         await asked.wait()
@@ -374,7 +374,7 @@ def test_a_caller_that_stops_ends_its_streams_and_calls(world: World) -> None:
         with pytest.raises(Unavailable):
             await world.peers.call(world.address, "Status", pb.StatusRequest(), timeout=5)
         with pytest.raises(Unavailable):
-            world.peers.stream(world.address, "Push", Recorder())
+            world.peers.stream(world.peer_address, "Push", Recorder())
 
     world.run(scenario)
 
@@ -384,7 +384,7 @@ def test_one_loop_after_another(world: World) -> None:
         acceptor = Acceptor(lambda stream: Recorder(lambda _: stream.send(reply(2))))
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler).send(push(1))
+        world.peers.stream(world.peer_address, "Push", handler).send(push(1))
         await handler.until(lambda: handler.messages)
 
     for _ in range(3):

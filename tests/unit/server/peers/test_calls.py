@@ -9,25 +9,21 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from nsqha.admin.service import AdminServer
-from nsqha.election.session import View
 from nsqha.errors import ConfigError, OutcomeUnknown, Unavailable
 from nsqha.options import Options, load_nsqd
-from nsqha.pb.v1 import admin_pb2, admin_pb2_grpc
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import api as peers
 from nsqha.server.peers import calls as peer_grpc
 from nsqha.server.peers.api import PeerIdentity, PeerStream
 from nsqha.server.runtime import tls
 from tests import freezing
-from tests.unit.server.peer_rig import SERVICES, Acceptor, GrpcWorld, Recorder, World, push, reply
+from tests.unit.server.peer_rig import Acceptor, GrpcWorld, Recorder, World, push, reply
 
 ROOT = Path(__file__).resolve().parents[4]
 PUSH = "/nsqha.v1.Replication/Push"
@@ -106,7 +102,7 @@ def test_an_accepted_stream_can_be_closed_while_its_peer_reads_nothing() -> None
         assert isinstance(world, GrpcWorld)
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
-        channel = aio.insecure_channel(await world.streams_only())
+        channel = aio.insecure_channel(world.peer_address)
         call = channel.stream_stream(PUSH)()
         await call.write(push(1).SerializeToString())
         accepted = await acceptor.next()
@@ -137,7 +133,7 @@ def test_a_batch_that_the_flags_of_this_node_would_not_take_passes_in_one_messag
         acceptor = Acceptor(lambda stream: Recorder(lambda m: stream.send(reply(len(m.appends[0].data)))))
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler).send(push(1, size))
+        world.peers.stream(world.peer_address, "Push", handler).send(push(1, size))
         await handler.until(lambda: handler.messages)
         assert handler.numbers == [size]
 
@@ -159,7 +155,7 @@ def test_a_message_over_the_limit_ends_the_stream_here(monkeypatch: pytest.Monke
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        stream = world.peers.stream(world.address, "Push", handler)
+        stream = world.peers.stream(world.peer_address, "Push", handler)
         stream.send(push(1, size=limit))
         assert "over the limit" in await handler.end()
         with pytest.raises(ValueError, match="over the limit"):
@@ -185,7 +181,7 @@ def test_bytes_that_are_no_message_end_only_their_stream() -> None:
         world.server.on_stream("Push", acceptor)
         world.server.on_call("Status", status)
         assert isinstance(world, GrpcWorld)
-        async with aio.insecure_channel(await world.streams_only()) as channel:
+        async with aio.insecure_channel(world.peer_address) as channel:
             call = channel.stream_stream(PUSH)()
             await call.write(b"\xff\xff\xff")
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -338,7 +334,7 @@ def outcome(server: tls.ClusterTls, caller: tls.ClusterTls | None) -> tuple[Peer
         world.server.on_stream("Push", accept)
         world.server.on_call("Status", status)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler).send(push(1))
+        world.peers.stream(world.peer_address, "Push", handler).send(push(1))
         await handler.until(lambda: handler.messages or handler.closed)
         ended.append(handler.closed[0] if handler.closed else "")
         try:
@@ -405,7 +401,7 @@ def test_strangers_can_do_nothing(folder: Path, node: tls.ClusterTls) -> None:
     async def scenario(world: World) -> None:
         acceptor = Acceptor()
         world.server.on_stream("Push", acceptor)
-        async with aio.secure_channel(world.address, channel) as opened:
+        async with aio.secure_channel(world.peer_address, channel) as opened:
             call = opened.stream_stream(PUSH)()
             with pytest.raises(aio.AioRpcError):
                 await call.write(push(1).SerializeToString())
@@ -444,127 +440,3 @@ def test_cluster_flags_that_do_not_work_say_why(folder: Path, node: tls.ClusterT
     assert tls.cluster_tls(Options()) is None
     with pytest.raises(ConfigError, match="go together"):
         load_nsqd(["--cluster-tls-cert=x"], {})
-
-
-# ---- on the port of the administration
-
-
-def admin_port(node: tls.ClusterTls | None, scenario: Callable[[str], Any]) -> None:
-    """`scenario` with the address of an administration server that also serves Status."""
-
-    async def main() -> None:
-        async def status(peer: PeerIdentity, request: Any) -> Any:
-            return pb.StatusReply(node_uid=7)
-
-        peers = peer_grpc.GrpcPeerServer(SERVICES, tls=node)
-        peers.on_call("Status", status)
-        peers.on_stream("Push", Acceptor())
-        server = AdminServer(
-            cast(Any, SimpleNamespace(cluster=None, log_source=None)), "127.0.0.1:0", peers, tls=files(node)
-        )
-        await server.start()
-        try:
-            await scenario(server.address)
-        finally:
-            await server.close()
-
-    asyncio.run(main())
-
-
-async def health(address: str, service: str, credentials: grpc.ChannelCredentials | None) -> Any:
-    channel = aio.secure_channel(address, credentials) if credentials else aio.insecure_channel(address)
-    async with channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
-
-
-def test_nodes_are_served_on_the_port_of_the_administration() -> None:
-    async def scenario(address: str) -> None:
-        peers = peer_grpc.GrpcPeers(SERVICES)
-        assert (await peers.call(address, "Status", pb.StatusRequest(), timeout=5)).node_uid == 7
-        handler = Recorder()
-        peers.stream(address, "Push", handler).send(push(1))
-        await peers.close()
-        for service in ("nsqha.v1.Admin", "nsqha.v1.Replication"):
-            assert await health(address, service, None) == health_pb2.HealthCheckResponse.SERVING
-
-    admin_port(None, scenario)
-
-
-def test_with_cluster_tls_the_whole_port_wants_a_certificate(folder: Path, node: tls.ClusterTls) -> None:
-    administrator = made(folder, "administrator")
-
-    async def scenario(address: str) -> None:
-        credentials = peer_grpc.channel_credentials(administrator)
-        assert await health(address, "nsqha.v1.Admin", credentials) == health_pb2.HealthCheckResponse.SERVING
-        for stranger in (None, grpc.ssl_channel_credentials(node.ca)):
-            with pytest.raises(aio.AioRpcError):
-                await health(address, "nsqha.v1.Admin", stranger)
-        peers = peer_grpc.GrpcPeers(SERVICES, tls=administrator)
-        with pytest.raises(Unavailable, match="names none"):
-            await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
-        await peers.close()
-
-    admin_port(node, scenario)
-
-
-def test_only_a_certificate_that_says_so_is_an_administrators(folder: Path, node: tls.ClusterTls) -> None:
-    """One of a broker that has only its address yet, or of anything else that this CA signed, is not."""
-    view = View()
-    cluster = SimpleNamespace(members=SimpleNamespace(view=lambda: view))
-    broker = SimpleNamespace(cluster=cluster, topics={}, log_source=None)
-
-    async def asked(address: str, whose: tls.ClusterTls) -> grpc.StatusCode:
-        async with aio.secure_channel(address, peer_grpc.channel_credentials(whose)) as channel:
-            call = admin_pb2_grpc.AdminStub(channel).DescribeTopic(admin_pb2.DescribeTopicRequest(topic="t"), timeout=5)
-            return await call.code()  # type: ignore[no-any-return]
-
-    async def main() -> None:
-        server = AdminServer(cast(Any, broker), "127.0.0.1:0", tls=files(node))
-        await server.start()
-        try:
-            for n, names in enumerate(NOBODY):
-                code = await asked(server.address, made(folder, f"nobody{n}", *names))
-                assert code is grpc.StatusCode.PERMISSION_DENIED, names
-            administrator = made(folder, "boss", "URI:nsqha:administrator")
-            assert await asked(server.address, administrator) is not grpc.StatusCode.PERMISSION_DENIED
-        finally:
-            await server.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    "method", ["nsqha.v1.Admin/ListTopics", "nsqha.v1.Admin/PeekMessages", "grpc.health.v1.Health/Check"]
-)
-def test_a_request_that_can_not_be_read_is_told_and_nothing_is_logged(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario(address: str) -> None:
-        async with aio.insecure_channel(address) as channel:
-            call = channel.unary_unary(f"/{method}")(b"\xff\xff", timeout=5)
-            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert await call.details() == f"2 bytes that are no request of /{method}"
-
-    admin_port(None, scenario)
-    assert not [record for record in caplog.records if record.name.startswith("grpc")]
-
-
-def test_a_server_that_closes_tells_its_streams() -> None:
-    async def main() -> None:
-        acceptor = Acceptor()
-        served = peer_grpc.GrpcPeerServer(SERVICES)
-        served.on_stream("Push", acceptor)
-        server = AdminServer(cast(Any, SimpleNamespace(cluster=None, log_source=None)), "127.0.0.1:0", served)
-        await server.start()
-        peers = peer_grpc.GrpcPeers(SERVICES)
-        handler = Recorder()
-        peers.stream(server.address, "Push", handler).send(push(1))
-        accepted = await acceptor.next()
-        await accepted.until(lambda: accepted.messages)
-        await server.close()
-        assert "stopping" in await handler.end()
-        await accepted.end()
-        await peers.close()
-
-    asyncio.run(main())

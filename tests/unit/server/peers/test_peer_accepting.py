@@ -53,7 +53,7 @@ def with_grpc(
     async def scenario(world: World) -> None:
         assert isinstance(world, GrpcWorld)
         world.server.on_stream("Push", acceptor)
-        async with aio.insecure_channel(await world.streams_only(), options=options) as channel:
+        async with aio.insecure_channel(world.peer_address, options=options) as channel:
             async with asyncio.timeout(20):
                 await talk(channel)
 

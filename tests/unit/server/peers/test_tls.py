@@ -57,7 +57,7 @@ def test_a_ca_file_may_have_comments_in_any_encoding(
         acceptor = Acceptor(lambda stream: Recorder(lambda _: stream.send(reply(1))))
         world.server.on_stream("Push", acceptor)
         handler = Recorder()
-        world.peers.stream(world.address, "Push", handler).send(push(1))
+        world.peers.stream(world.peer_address, "Push", handler).send(push(1))
         await handler.until(lambda: handler.messages or handler.closed)
         assert handler.numbers == [1]
 
@@ -91,7 +91,7 @@ def test_streams_have_the_certificates_that_are_newest(certificates: Certificate
         peers = RenewingPeers(SERVICES, files)
         seen = []
         for number in range(2):
-            peers.stream(world.address, "Push", Recorder()).send(push(1))
+            peers.stream(world.peer_address, "Push", Recorder()).send(push(1))
             accepted = await acceptor.next(number)
             assert accepted.stream is not None
             seen.append(accepted.stream.peer.node_uid)

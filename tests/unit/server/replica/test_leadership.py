@@ -72,7 +72,7 @@ class Leading:
         self.records = Records()
         self.links = FakeLinks()
         self.ended: list[str] = []
-        nodes = {node: NodeInfo(node, grpc_address=f"n{node}") for node in (A, B)}
+        nodes = {node: NodeInfo(node, grpc_address=f"n{node}", peer_address=f"n{node}") for node in (A, B)}
         self.leadership = Leadership(
             self.partition,
             meta,

@@ -50,7 +50,7 @@ def test_a_publish_that_an_old_leader_refuses_goes_where_that_one_says():
         await answered(*outcomes)
         assert {tuple(outcome.answers) for outcome in outcomes} == {("OK",)}
         assert nodes[3].log == [b"%d" % n for n in range(9)], "in the order of the connection"
-        assert nodes[1].leaders.leader("t", 0) == LeaderAt(3, "n3", 2, TOPIC_UID)
+        assert nodes[1].leaders.leader("t", 0) == LeaderAt(3, "n3", "n3", 2, TOPIC_UID)
 
     Nodes(3).run(story)
 
@@ -173,7 +173,7 @@ def test_a_hint_counts_until_the_record_has_caught_up():
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, 2, 1)
         leaders = nodes[1].leaders
-        leaders.not_led("t", 0, by=2, hint=LeaderAt(3, "n3", 2, TOPIC_UID))
+        leaders.not_led("t", 0, by=2, hint=LeaderAt(3, "n3", "n3", 2, TOPIC_UID))
         assert leaders.leader("t", 0).node == 3 and leaders.recorded("t", 0).node == 2
         assert leaders.hints.names(3)
         leaders.hints.prune()
@@ -189,11 +189,11 @@ def test_a_hint_counts_until_the_record_has_caught_up():
 @pytest.mark.parametrize(
     "hint",
     [
-        LeaderAt(1, "n1", 9, TOPIC_UID),  # this node itself: it knows better
-        LeaderAt(3, "n3", 9, TOPIC_UID + 1),  # another life of the topic
-        LeaderAt(3, "", 9, TOPIC_UID),
-        LeaderAt(0, "n3", 9, TOPIC_UID),
-        LeaderAt(3, "n3", 1, TOPIC_UID),  # nothing new
+        LeaderAt(1, "n1", "n1", 9, TOPIC_UID),  # this node itself: it knows better
+        LeaderAt(3, "n3", "n3", 9, TOPIC_UID + 1),  # another life of the topic
+        LeaderAt(3, "", "", 9, TOPIC_UID),
+        LeaderAt(0, "n3", "n3", 9, TOPIC_UID),
+        LeaderAt(3, "n3", "n3", 1, TOPIC_UID),  # nothing new
     ],
 )
 def test_what_is_no_hint_for_this_node_changes_nothing(hint: LeaderAt):
@@ -209,10 +209,10 @@ def test_what_is_no_hint_for_this_node_changes_nothing(hint: LeaderAt):
 def test_hints_are_not_passed_on():
     async def story(nodes: Any) -> None:
         nodes.appoint("t", 0, 3, 1)
-        nodes[2].leaders.not_led("t", 0, by=3, hint=LeaderAt(4, "n4", 2, TOPIC_UID))
+        nodes[2].leaders.not_led("t", 0, by=3, hint=LeaderAt(4, "n4", "n4", 2, TOPIC_UID))
         assert nodes[2].leaders.leader("t", 0).node == 4
         told = hint_of(nodes[2].leaders, "t", (TOPIC_UID, 0))
-        assert from_wire(told) == LeaderAt(3, "n3", 1, TOPIC_UID)
+        assert from_wire(told) == LeaderAt(3, "n3", "n3", 1, TOPIC_UID)
         assert hint_of(nodes[2].leaders, "t", (TOPIC_UID + 1, 0)) is None
         assert hint_of(nodes[2].leaders, "t", (TOPIC_UID, 1)) is None
 

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import uvloop
@@ -16,8 +16,10 @@ from nsqha.errors import ConfigError, Unavailable
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import calls as peer_grpc
-from nsqha.server.peers import listener as front_door
+from nsqha.server.peers.listener import PeerListener
 from nsqha.server.peers.renewing import RenewingPeers
+from nsqha.server.peers.renewing import listen as grpc_listen
+from nsqha.server.runtime import listen
 from nsqha.server.runtime.certificates import CertificateFiles, ClientCertificate
 from tests.certificates import Certificates
 from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder
@@ -98,8 +100,21 @@ def test_what_can_not_be_used_at_the_start_is_refused(rotated: Rotated) -> None:
         rotated.open()
 
 
-async def served(files: CertificateFiles) -> tuple[front_door.PeerListener, aio.Server, list[str]]:
-    """A server that answers Status and accepts Push; whom it has seen."""
+class Served(NamedTuple):
+    """A node that answers Status and accepts Push, and who has asked for Status."""
+
+    address: str
+    peer_address: str
+    seen: list[str]
+    server: aio.Server
+    listener: PeerListener
+
+    async def stop(self) -> None:
+        await self.server.stop(None)
+        await self.listener.close()
+
+
+async def served(files: CertificateFiles) -> Served:
     seen: list[str] = []
 
     async def status(peer: Any, request: Any) -> Any:
@@ -111,17 +126,21 @@ async def served(files: CertificateFiles) -> tuple[front_door.PeerListener, aio.
     methods.on_stream("Push", Acceptor())
     server = aio.server(options=peer_grpc.server_options())
     methods.add_to(server)
-    return await front_door.serve(methods, server, "127.0.0.1:0", files), server, seen
+    address = await grpc_listen(server, "127.0.0.1:0", files)
+    sock = listen.listen("127.0.0.1:0", flag="peer-address")
+    listener = PeerListener(methods, sock, files)
+    listener.start()
+    return Served(address, listen.bound_address(sock), seen, server, listener)
 
 
 def test_new_connections_have_the_newest_certificate_and_old_streams_stand(rotated: Rotated) -> None:
     async def main() -> None:
         files = rotated.open()
-        door, server, seen = await served(files)
-        address = door.address
+        node = await served(files)
+        address, seen = node.address, node.seen
         peers = RenewingPeers(SERVICES, files)
         old, new = Recorder(), Recorder()
-        stream = peers.stream(address, "Push", old)
+        stream = peers.stream(node.peer_address, "Push", old)
         await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
         rotated.use("second", "ca", "newer")
         files.look()
@@ -132,13 +151,12 @@ def test_new_connections_have_the_newest_certificate_and_old_streams_stand(rotat
         assert seen == ["first", "second", "third"]
         assert not old.closed, "its certificate is trusted no more, but it stands"
         assert len(peers._older) == 1, "connections without a stream are closed, those with one are kept"
-        peers.stream(address, "Push", new)
+        peers.stream(node.peer_address, "Push", new)
         stream.close()
         await old.end()
         assert not peers._older
         await peers.close()
-        await server.stop(None)
-        await door.close()
+        await node.stop()
 
     asyncio.run(main())
 
@@ -149,16 +167,15 @@ def test_who_is_trusted_no_more_can_not_connect(rotated: Rotated, tmp_path: Path
         (tmp_path / "other").mkdir()
         other.use("first", "ca", "newer")
         files = rotated.open()
-        door, server, _ = await served(files)
-        address = door.address
+        node = await served(files)
+        address = node.address
         rotated.use("third", "newer")
         files.look()
         peers = RenewingPeers(SERVICES, other.open())
         with pytest.raises(Unavailable, match="no connection"):
             await peers.call(address, "Status", pb.StatusRequest(), timeout=5)
         await peers.close()
-        await server.stop(None)
-        await door.close()
+        await node.stop()
 
     asyncio.run(main())
 

@@ -103,7 +103,9 @@ def test_with_cluster_certificates_it_speaks_tls(tmp_path: Path) -> None:
 def test_others_are_told_an_address_that_they_can_dial() -> None:
     def told(segments: str) -> str:
         wanted = Options(broadcast_address="broker1")
-        return node_info(wanted, 1, "", tcp=1, http=2, grpc="127.0.0.1:3", segments=segments).segments_address
+        return node_info(
+            wanted, 1, "", tcp=1, http=2, grpc="127.0.0.1:3", peer="127.0.0.1:4", segments=segments
+        ).segments_address
 
     assert told("0.0.0.0:4154") == told("[::]:4154") == "broker1:4154"
     assert told("10.0.0.7:4154") == "10.0.0.7:4154"

@@ -34,7 +34,7 @@ class NodeMetadata:
 def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
     metas = {n: PartitionMeta(leader=leader) for n, leader in enumerate((1, 2, 0, 9))}
     metas[4] = PartitionMeta(leader=2, successor=3)  # it leads until the other one does
-    nodes = {n: NodeInfo(n, grpc_address=f"n{n}") for n in (1, 2, 3)}
+    nodes = {n: NodeInfo(n, grpc_address=f"n{n}", peer_address=f"n{n}") for n in (1, 2, 3)}
 
     async def scenario() -> None:
         channels = Channels(
