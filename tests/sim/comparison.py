@@ -72,7 +72,7 @@ class Comparison:
                 partition = leadership.partition
                 found.append((node, partition.log, partition.cursors.state, leadership.committed))
             elif (follower := replicas.followers.get(key)) is not None:
-                found.append((node, follower.log, follower.state, follower.committed))
+                found.append((node, follower.log, follower.applier.state, follower.applier.committed))
         return found
 
     def level(self) -> bool:

@@ -109,15 +109,15 @@ class Oracle:
                     self._look_again.add(key)
             self._check_durable(node, key, log)
         for key, follower in replicas.followers.items():
-            if self._moved(node, key, follower.log, follower.committed):
-                self._read(key, follower.log, follower.committed)
-                self._check_log(node, key, follower.log, follower.committed)
+            if self._moved(node, key, follower.log, follower.applier.committed):
+                self._read(key, follower.log, follower.applier.committed)
+                self._check_log(node, key, follower.log, follower.applier.committed)
             self._check_durable(node, key, follower.log)
             if follower.port is not None:
                 self._check_promise(node, key, follower.epoch)
-            if follower.state is not None and follower.state.applied.log_id >= max(follower.committed, 1):
-                at = follower.state.applied.log_id
-                self.broken(f"I11 {node.name} {key}: applied {at}, committed is {follower.committed}")
+            state, committed = follower.applier.state, follower.applier.committed
+            if state is not None and state.applied.log_id >= max(committed, 1):
+                self.broken(f"I11 {node.name} {key}: applied {state.applied.log_id}, committed is {committed}")
         if self._look_again:
             self.check_electable()
         if self._deliveries:

@@ -39,7 +39,7 @@ def epoch_unchecked() -> Iterator[None]:
     """A follower takes appends of any leader that ever spoke to it."""
 
     def append(self: Follower, port: Any, message: Any) -> None:
-        self._port, self.epoch = port, message.epoch
+        self.port, self.epoch = port, message.epoch
         original(self, port, message)
 
     def decide(**known: Any) -> Any:
@@ -47,8 +47,8 @@ def epoch_unchecked() -> Iterator[None]:
         return Accepted() if isinstance(verdict, Fenced) else verdict
 
     def follow(self: Follower, port: Any, epoch: int, start: int) -> None:
-        self._port, self.epoch = port, epoch
-        self._told, self._needed = 0, start
+        self.port, self.epoch = port, epoch
+        self.leader_log.committed, self.leader_log.start = 0, start
         self._held.clear()
 
     original, decided = Follower.append, promises.decide_open
@@ -146,8 +146,8 @@ def ack_from_the_page_cache() -> Iterator[None]:
 
     def append(self: Follower, message: Any) -> None:
         original(self, message)
-        if self._port is not None:
-            self._port.ack(self)
+        if self.port is not None:
+            self.port.ack(self)
 
     def answer(self: Receiver) -> Any:
         acks = list(self._acks)
@@ -311,7 +311,7 @@ def opened_anywhere() -> Iterator[None]:
         original(self, message, registration)
 
     def in_sync(self: FollowerService, key: Any, follower: Follower, message: Any) -> bool:
-        return follower.state is not None and self._trust.unsound_from(key) is None
+        return follower.applier.state is not None and self._trust.unsound_from(key) is None
 
     original = FollowerProgress.opened
     with patch.object(FollowerProgress, "opened", opened), patch.object(FollowerService, "_in_sync", in_sync):

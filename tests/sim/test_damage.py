@@ -241,12 +241,14 @@ def test_a_damaged_batch_that_nobody_has_is_looked_behind(entry: bool) -> None:
         def follower() -> Follower | None:
             return None if node.replicas is None or not node.joined else node.replicas.followers.get(key)
 
-        cluster.until(lambda: (f := follower()) is not None and f.damage is not None, 15.0, "it waits")
+        cluster.until(lambda: (f := follower()) is not None and f.applier.damage is not None, 15.0, "it waits")
         if entry:
             pair = node.replicas.followers[key].log.pair_of(damaged)
             node.storage.flip(pair.path(COMMITLOG), 8 * (pair.slot(damaged) + 50))
         leads.replicas.leading[key].partition.retention.retention = Retention(keep_ns=0, keep_bytes=0)
-        cluster.until(lambda: (f := follower()) is not None and f.damage is None, 60.0, "it does not wait for ever")
+        cluster.until(
+            lambda: (f := follower()) is not None and f.applier.damage is None, 60.0, "it does not wait for ever"
+        )
         cluster.until(cluster.comparison.level, 10.0, "all have applied the same")
 
 

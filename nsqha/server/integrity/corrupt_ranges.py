@@ -89,20 +89,29 @@ class FollowedLeader(Protocol):
     leader: int  # its uid
 
 
+class FollowedState(Protocol):
+    """The channel state of a replica that follows, as far as its repair goes."""
+
+    committed: int
+    damage: tuple[int, int] | None  # log ids that are committed and can not be read here
+
+    def mended(self) -> None:
+        """Go on with what can be read now."""
+
+
 class FollowedReplica(Protocol):
     """A replica that follows, as far as its repair goes."""
 
     epoch: int
-    committed: int
     behind: bool  # it catches up
-    damage: tuple[int, int] | None  # log ids that are committed and can not be read here
+
+    @property
+    def applier(self) -> FollowedState:
+        """What waits for a repair."""
 
     @property
     def port(self) -> FollowedLeader | None:
         """None: there is no stream from a leader."""
-
-    def mended(self) -> None:
-        """Go on with what can be read now."""
 
 
 class RepairableReplicas(Protocol):
@@ -253,7 +262,7 @@ class CorruptRanges:
             for delivery in leadership.partition.deliveries.values():
                 delivery.mended()
         if (follower := self._replicas.followers.get(key)) is not None:
-            follower.mended()
+            follower.applier.mended()
         self._trust.look(key)
 
     def mended_alone(self, log: PartitionLog, first: int, end: int) -> None:
@@ -280,7 +289,7 @@ class CorruptRanges:
                     return False
                 self._trust.mended(key, first, end)
         if (follower := self._replicas.followers.get(key)) is not None:
-            follower.mended()
+            follower.applier.mended()
         return True
 
     async def _as_leader(
@@ -305,7 +314,8 @@ class CorruptRanges:
         log, follower = self._replicas.log_of(key), self._replicas.followers.get(key)
         if log is None or follower is None or follower.port is None or follower.behind:
             return
-        if follower.damage is not None and follower.damage[1] <= follower.committed:
+        applier = follower.applier
+        if applier.damage is not None and applier.damage[1] <= applier.committed:
             await self._look_behind(key)
         try:
             if (await self._lost_of(log, first, end)).total() == end - first or (port := follower.port) is None:
@@ -318,7 +328,7 @@ class CorruptRanges:
         except (NsqhaError, ValueError, OSError) as error:
             logger.info("not_mended", "%s: %s", log.directory, error)
         else:
-            follower.mended()
+            applier.mended()
 
     def _only_here(self, key: PartitionKey) -> bool:
         """Whether no other node has a replica, or is to have one."""

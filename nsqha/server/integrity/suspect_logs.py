@@ -27,10 +27,18 @@ if TYPE_CHECKING:
     from nsqha.commitlog.verdict import RecoveryReport
 
 
+class AppliedLog(Protocol):
+    """The committed part of a log that is followed."""
+
+    damage: tuple[int, int] | None  # log ids that are committed and can not be read here
+
+
 class FollowedLog(Protocol):
     """A replica that follows, as far as trust in its log goes."""
 
-    damage: tuple[int, int] | None  # log ids that are committed and can not be read here
+    @property
+    def applier(self) -> AppliedLog:
+        """How far its channel state is."""
 
     @property
     def complete(self) -> bool:
@@ -90,7 +98,8 @@ class SuspectLogs:
         follower = self._followers.get(key)
         if key in self._cut and follower is not None and follower.complete:
             self._cut.discard(key)  # what was cut has come again, as far as it counts
-        return key in self._cut, key in self._doubted or (follower is not None and follower.damage is not None)
+        stuck = follower is not None and follower.applier.damage is not None
+        return key in self._cut, key in self._doubted or stuck
 
     def unsound_from(self, key: PartitionKey) -> int | None:
         """The log id from which on nothing can be vouched for; None: all can."""

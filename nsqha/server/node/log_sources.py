@@ -90,7 +90,7 @@ class ClusterLogs:
         return self._here.led()
 
     def followed(self) -> Iterator[PartitionState | None]:
-        return (follower.state for follower in self._cluster.replicas.followers.values())
+        return (follower.applier.state for follower in self._cluster.replicas.followers.values())
 
     def replicas_of(self, topic: Topic, number: int) -> list[ServingReplica]:
         cluster = self._cluster

@@ -15,4 +15,6 @@ Downwards:
     replica_runtime    what a node lends to its replicas
     log_manager        logs and channel state opened; partitions that are led made of them
     follower           a log that is followed
+    follower_jobs      work on the files of such a log: rolls, catching up, removals
+    applier            what is committed of a log that is followed, and the channel state that it makes
 """

@@ -86,7 +86,7 @@ class CatchUp:
         follower.behind = True
         await self._agree()
         await self._pull()
-        if follower.state is None:
+        if follower.applier.state is None:
             await self._files.reload(follower)
             self._check()
         follower.caught_up()
@@ -99,14 +99,13 @@ class CatchUp:
 
     async def _agree(self) -> None:
         """Cut what the leader does not have."""
-        follower = self._follower
+        follower, applier = self._follower, self._follower.applier
         common = await self._common_end()
         if common is None or common >= follower.log.end.log_id:
-            follower.differs_at = None
+            follower.leader_log.differs_at = None
             return
-        state = follower.state
-        applied = state.applied.log_id + 1 if state is not None else 0
-        committed = max(applied, follower.committed)
+        applied = applier.state.applied.log_id + 1 if applier.state is not None else 0
+        committed = max(applied, applier.committed)
         if common < committed:
             text = f"{follower.log.directory}: the leader's log parts from this one at {common}, not at {committed}"
             if not self._files.may_lose_committed(follower):
@@ -117,9 +116,9 @@ class CatchUp:
         if common < applied:
             self._files.forget_state(follower)  # first: whoever ends this catch-up half way leaves no state that lies
         await self._files.cut(follower, common)
-        follower.differs_at = None
-        follower.forget_pending()
-        follower.committed = min(follower.committed, common)
+        follower.leader_log.differs_at = None
+        applier.forget_pending()
+        applier.committed = min(applier.committed, common)
 
     async def _common_end(self) -> int | None:
         """The end of what both logs have. None: the leader's files begin behind it, and ours was begun anew."""
@@ -127,7 +126,7 @@ class CatchUp:
         search = Divergence(
             own=lambda epoch: _epoch_end(log, epoch),
             chain_before=lambda log_id: log.entry_before(log_id).chain,
-            differs_at=self._follower.differs_at,
+            differs_at=self._follower.leader_log.differs_at,
         )
         while search.outcome is None:
             reply = await self._call("EpochEnd", self._request(pb.EpochEndRequest(asked_epoch=search.asked)))
@@ -147,14 +146,14 @@ class CatchUp:
         if anchor is None:
             raise Unavailable("the leader's log can not be begun anew from")
         if not self._files.may_lose_committed(self._follower):
-            check_anew(anchor.log_id + 1, committed=self._follower.committed)
+            check_anew(anchor.log_id + 1, committed=self._follower.applier.committed)
         logger.warning("log_begun_anew", "%s: begins at batch %d", self._follower.log.directory, anchor.log_id + 1)
         await self._files.begin_anew(self._follower, anchor)
 
     # ---- what is missing
 
     async def _pull(self) -> None:
-        follower = self._follower
+        follower, applier = self._follower, self._follower.applier
         end = 0  # of the leader's log when it was last asked
         while True:
             log = follower.log
@@ -165,7 +164,7 @@ class CatchUp:
                 await self._begin_anew(first)
                 continue
             cost = await self._store(reply)
-            follower.committed = max(follower.committed, min(reply.committed, log.end.log_id))
+            applier.committed = max(applier.committed, min(reply.committed, log.end.log_id))
             if log.end.log_id >= reply.end and len(reply.data) < NEAR_BYTES:
                 return
             grown, end = reply.end - (end or reply.end), reply.end
@@ -180,10 +179,10 @@ class CatchUp:
             try:
                 log.append_copy(entry, data, raw)
             except LogCorrupt:
-                follower.compare([entry], last)
+                follower.leader_log.compare([entry], log, last)
                 raise
             if entry.lost:
-                follower.on_damage(entry.log_id, entry.log_id + 1)  # whoever has more than the leader may give it
+                follower.applier.on_damage(entry.log_id, entry.log_id + 1)  # a replica that has more may give it
             if log.needs_roll:
                 await self._files.roll(follower)
                 self._check()

@@ -154,7 +154,7 @@ class FollowerService:
         times.append(self._clock.monotonic())
         await self._promise(follower, epoch, needed=isinstance(decision, PromiseNeeded))
         times.append(self._clock.monotonic())
-        await follower.files_free()  # the last wait: housekeeping takes them too
+        await follower.jobs.finish()  # the last wait: housekeeping takes them too
         if receiver.ended() or follower.closed:
             return
         times.append(self._clock.monotonic())
@@ -200,7 +200,7 @@ class FollowerService:
         else:
             follower.behind = True
             receiver.opened(follower, behind=True)
-            follower.exclusively(self._catch_up(follower, receiver), interruptible=True)
+            follower.jobs.take(self._catch_up(follower, receiver), interruptible=True)
 
     def _decide(self, key: PartitionKey, epoch: int, leader: int, topic: Versioned[TopicRecord] | None) -> Opening:
         leadership = self._table.leading.get(key)
@@ -221,9 +221,9 @@ class FollowerService:
         """Whether our log is the beginning of the leader's, without asking."""
         log = follower.log
         end = log.end.log_id
-        if self._trust.unsound_from(key) is not None or follower.state is None:
+        if self._trust.unsound_from(key) is not None or follower.applier.state is None:
             return False
-        if end < opened.first or follower.differs_at is not None:
+        if end < opened.first or follower.leader_log.differs_at is not None:
             return False
         last = log.entry_before(end)
         # What we have of this epoch came from this leader, who takes nothing back.
@@ -250,7 +250,7 @@ class FollowerService:
                         logger.warning("refetching", text, follower.log.directory, bad)
                         self._trust.cut_off(follower.key)
                         await self._files.cut(follower, bad)
-                        follower.forget_pending()
+                        follower.applier.forget_pending()
                 if self._journal.dirty:
                     await self._journal_writer.promise()  # of a cut that is done, before anything is appended again
                 ask = self._caller(leader.grpc_address)

@@ -39,7 +39,7 @@ from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.partition import Partition, PartitionRuntime
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
-from nsqha.server.replica.follower import MUST_READ
+from nsqha.server.replica.applier import MUST_READ
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import Measures

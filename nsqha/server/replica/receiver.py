@@ -142,7 +142,7 @@ class Receiver:
             last_epoch=last.epoch,
             chain=last.chain,
             behind=behind,
-            unfit=not follower.fit,
+            unfit=not follower.applier.fit,
         )
 
     def ack(self, follower: Follower) -> None:
@@ -177,6 +177,6 @@ class Receiver:
                     log_uid=follower.log_uid,
                     end=end,
                     durable=min(follower.log.local_durable, end),
-                    unfit=not follower.fit,
+                    unfit=not follower.applier.fit,
                 )
         return reply

@@ -247,28 +247,28 @@ class ReplicaFiles:
     async def _reload(self, follower: Follower, alone: bool) -> None:
         # Nothing is found when a log was begun anew and its leader has committed nothing yet. It may need this replica
         # for that.
-        key, cache = follower.key, self._opener.cursor_cache
+        key, applier, cache = follower.key, follower.applier, self._opener.cursor_cache
         async with self._one_load:
-            if (follower.state is not None and follower.damage is None) or follower.closed:
+            if applier.fit or follower.closed:
                 return
             self._loading.add(key)
-            log, past, known = follower.log, follower.log.past, follower.known
-            committed, snapshot = min(follower.committed, log.end.log_id), log.snapshot()
+            log, past, known = follower.log, follower.log.past, applier.known
+            committed, snapshot = min(applier.committed, log.end.log_id), log.snapshot()
             try:
                 state, damage = await self._disk.run(
                     lambda: self._opener.state_vouched_for(key, log, committed=committed, seen_as=snapshot)
                 )
-                follower.tried = known
+                applier.tried = known
             finally:
                 self._loading.discard(key)
             changed = follower.log is not log or log.past is not past or follower.closed
             if state is None:
                 if damage is not None and not changed:
-                    follower.found(damage)
+                    applier.found(damage)
             elif changed or (not alone and not follower.quiet):
                 cache.give_back(key, state)  # of a log that is another one now, or about to be
             else:
-                follower.know(state)
+                applier.know(state)
 
     def may_lose_committed(self, follower: Follower) -> bool:
         return self._meta(follower).isr.get(self._node) != follower.log_uid

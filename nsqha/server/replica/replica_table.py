@@ -46,7 +46,7 @@ class ReplicaTable:
     def committed_of(self, key: PartitionKey) -> int:
         """The high watermark of a replica, as far as this node knows; 0 if there is none here."""
         leader, follower = self.leading.get(key), self.followers.get(key)
-        return leader.committed if leader is not None else follower.committed if follower is not None else 0
+        return leader.committed if leader is not None else follower.applier.committed if follower is not None else 0
 
     def changing(self, key: PartitionKey) -> AbstractAsyncContextManager[None]:
         """One change of a partition's role at a time; who opens a log or ends a leadership holds this."""

@@ -91,7 +91,12 @@ class Replicas:
         self._leaders_changed = leaders_changed
         self._limits = limits
         self._follower_runtime = FollowerRuntime(
-            runtime.loop, runtime.disk, runtime.on_failure, sync_every, sync_seconds
+            runtime.loop,
+            runtime.disk,
+            runtime.on_failure,
+            on_damage=lambda key, first, end: self.damage.found(key, first, end),
+            sync_every=sync_every,
+            sync_seconds=sync_seconds,
         )
         self._strays: set[PartitionKey] = set()  # was moved away, perhaps while this node was down: files that go
         self._again: dict[PartitionKey, asyncio.TimerHandle] = {}  # roles that could not be taken
@@ -248,7 +253,7 @@ class Replicas:
         """Everything that recovery found damaged is mended: this log is what it was, if no leader has taken it on."""
         async with self.table.changing(key):
             follower = self.followers.get(key)
-            idle = follower is not None and follower.port is None and not follower.busy and not follower.closed
+            idle = follower is not None and follower.port is None and follower.quiet
             if follower is None or not idle or self.trust.unsound_from(key) is None or self.table.stopping:
                 return
             text = "%s: all that was damaged is mended from other replicas"
@@ -264,8 +269,8 @@ class Replicas:
             follower.log.doubtful_from = None
             self.trust.renewed(key)
             logger.warning("whole_again", text, follower.log.directory)
-            follower.mended()
-            if follower.state is None:
+            follower.applier.mended()
+            if follower.applier.state is None:
                 await self._files.reload(follower)
 
     def _follow(self, topic: Versioned[TopicRecord], number: int, opened: OpenedLog, *, promise: int) -> None:
@@ -280,13 +285,12 @@ class Replicas:
             sync=self._sync_of(topic.record, topic.record.partitions[number]),
             epoch=promise,
         )
-        follower.on_damage = lambda first, end: self.damage.found(key, first, end)
         if opened.damage is not None:
-            follower.found(opened.damage)
+            follower.applier.found(opened.damage)
 
     def _follow_again(self, topic: Versioned[TopicRecord], released: Follower) -> None:
         """It was to lead, and does not."""
-        opened = OpenedLog(released.log, released.log_uid, released.state, None)
+        opened = OpenedLog(released.log, released.log_uid, released.applier.state, None)
         self._follow(topic, released.key[1], opened, promise=released.epoch)
         self.followers[released.key].stopped = released.stopped
 
@@ -331,25 +335,25 @@ class Replicas:
         """An operator lets this replica lead with what it has: what nobody else has of its damage is given up."""
         key = follower.key
         follower.fence(epoch)
-        await follower.files_free()
+        await follower.jobs.finish()
         self._opener.stage_promise(key, epoch, follower.log, follower.log_uid)
         await self._journal_writer.promise()
         await self.giving_up.give_up(key)
-        follower.mended()
-        if follower.state is None:
+        follower.applier.mended()
+        if follower.applier.state is None:
             await self._files.reload(follower)
-        if follower.state is None:
-            log, end = follower.log, max(follower.committed, follower.log.start.log_id)
+        if follower.applier.state is None:
+            log, end = follower.log, max(follower.applier.committed, follower.log.start.log_id)
             text = "%s: nothing is left that says where its channels were: they begin where the log does"
             damage_logger.error("channels_lost", text, log.directory)
-            follower.know(await self._disk.run(lambda: self._opener.state_anew(key, log, committed=end)))
+            follower.applier.know(await self._disk.run(lambda: self._opener.state_anew(key, log, committed=end)))
 
     async def _promise_to_lead(
         self, fresh: Versioned[TopicRecord], number: int, follower: Follower
     ) -> OpenedLog | None:
         """Journal the promise of our own epoch; the log and state to lead with. None: the node stops."""
         record, key = fresh.record, follower.key
-        epoch, state = record.partitions[number].epoch, follower.state
+        epoch, state = record.partitions[number].epoch, follower.applier.state
         assert state is not None
         opened = OpenedLog(follower.log, follower.log_uid, state, None)
         del self.followers[key]
@@ -433,9 +437,9 @@ class Replicas:
             return "in an earlier life"
         if meta.isr.get(self._node) != follower.log_uid:
             return "the ISR names another log"
-        if follower.state is None:
+        if follower.applier.state is None:
             return "its channels are not known yet"
-        if len(meta.replicas) > 1 and (self.trust.unsound_from(key) is not None or not follower.readable):
+        if len(meta.replicas) > 1 and (self.trust.unsound_from(key) is not None or not follower.applier.readable):
             return "its log is damaged"
         return follower.stopped or ""
 
@@ -552,22 +556,24 @@ class Replicas:
                 follower.keep_house()
                 if self._could_lead_now(key, follower):
                     self._spawn(self._try_to_settle(self._records[key], key[1]))
-                news = follower.known != follower.tried and not self._files.loading(key)
-                if follower.state is None and follower.quiet and news:
+                applier = follower.applier
+                news = applier.known != applier.tried and not self._files.loading(key)
+                if applier.state is None and follower.quiet and news:
                     self._spawn(self._files.reload(follower, alone=False))
             except Exception as error:
                 # The others go on, and so does the journal, which comes next.
                 logger.error("housekeeping_failed", "%s: %s", follower.log.directory, error)
             # Not while files are exchanged: the journal already speaks of the new ones.
-            if not follower.busy and not ids.is_ephemeral(self._records[key].record.name):
+            if follower.jobs.running is None and not ids.is_ephemeral(self._records[key].record.name):
                 self._opener.stage_durable(key, follower.log)
 
     def followed(self) -> list[Scrubbed]:
         """The logs of partitions that are followed, for the scrub."""
-        return [
-            Scrubbed(self._records[key].record.name, key[1], f.log, lambda f=f: f.committed, lambda f=f: f.closed)  # type: ignore[misc]
-            for key, f in self.followers.items()
-        ]
+        return [self._scrubbed(key, follower) for key, follower in self.followers.items()]
+
+    def _scrubbed(self, key: PartitionKey, follower: Follower) -> Scrubbed:
+        name = self._records[key].record.name
+        return Scrubbed(name, key[1], follower.log, lambda: follower.applier.committed, lambda: follower.closed)
 
     def nodes_changed(self) -> None:
         """A node came, went or moved."""

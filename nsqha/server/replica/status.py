@@ -60,9 +60,9 @@ class ReplicaAnswers:
                 log, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
                 role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
             elif (follower := table.followers.get(key)) is not None:
-                log, log_uid, committed = follower.log, follower.log_uid, follower.committed
+                log, log_uid, committed = follower.log, follower.log_uid, follower.applier.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER
-                stopped, known = follower.stopped, follower.state is not None
+                stopped, known = follower.stopped, follower.applier.state is not None
             else:
                 continue
             last = log.entry_before(log.end.log_id)

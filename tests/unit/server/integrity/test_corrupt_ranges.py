@@ -44,13 +44,17 @@ def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_c
         for _ in range(2):
             rig.replicas.keep_house()
             await pause()
-        assert follower.state is None and follower.damage == (2, 3)
+        assert follower.applier.state is None and follower.applier.damage == (2, 3)
         assert "Fetch" in rig.peers.calls
         commitlog.pwrite(lost.encode(), 2 * ENTRY_BYTES)
         rig.replicas.damage.mended(KEY, 2, 3)
         rig.replicas.keep_house()
         await pause()
-        assert follower.damage is None and follower.state is not None and follower.state.applied.log_id == 4
+        assert (
+            follower.applier.damage is None
+            and follower.applier.state is not None
+            and follower.applier.state.applied.log_id == 4
+        )
 
     run(scenario)
 
@@ -73,14 +77,18 @@ def test_channels_that_nobody_can_mend_are_known_from_a_checkpoint_behind() -> N
         stream.push(2, log, 1)
         await pause()
         follower = rig.follower
-        follower.forget_pending()  # as after a restart
+        follower.applier.forget_pending()  # as after a restart
         commitlog = rig.storage.open(f"{follower.log.directory}/{0:020}.commitlog")
         commitlog.pwrite(follower.log.entry(2)._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
         rig.nodes.clear()  # nobody to ask
         follower.committed_to(5)
-        assert follower.damage == (2, 3) and follower.state is not None and follower.state.applied.log_id == 1
+        assert (
+            follower.applier.damage == (2, 3)
+            and follower.applier.state is not None
+            and follower.applier.state.applied.log_id == 1
+        )
         await rig.replicas.damage._follow_leader(KEY, 2, 3)
-        assert follower.damage is None and follower.state.applied.log_id == 4
+        assert follower.applier.damage is None and follower.applier.state.applied.log_id == 4
 
     run(scenario)
 
@@ -89,14 +97,14 @@ def test_the_leader_is_told_that_this_replica_could_not_lead() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         stream, _ = await followed(rig)
-        rig.follower.found(BatchCorrupt(Place(1, 0, 0), Place(2, 1, 36), "its data does not fit its CRC"))
+        rig.follower.applier.found(BatchCorrupt(Place(1, 0, 0), Place(2, 1, 36), "its data does not fit its CRC"))
         await pause()
         assert [ack.unfit for ack in stream.acks] == [True]
         stream.take()
-        rig.follower.mended()
+        rig.follower.applier.mended()
         await pause()
         assert [ack.unfit for ack in stream.acks] == [False]
-        rig.follower.damage = (1, 2)
+        rig.follower.applier.damage = (1, 2)
         assert (await stream.open(1, log_of())).unfit
 
     run(scenario)

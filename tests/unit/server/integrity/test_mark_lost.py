@@ -114,7 +114,7 @@ def test_a_log_whose_damage_others_mend_goes_by_its_old_name_again() -> None:
         assert not told.corrupt and told.log_uid == log_uid and not told.damage
         record = rig.journal.record(KEY)
         assert record is not None and record.log_uid == log_uid and record.local_durable == 10
-        state: Any = rig.follower.state
+        state: Any = rig.follower.applier.state
         assert state is not None and rig.follower.log.read(leader.entry(5)) == leader.read(leader.entry(5))
         rig.journal.close()
         again = await back(rig.storage, log_uid)
@@ -169,10 +169,10 @@ def test_channels_unreadable_at_a_start_are_mended_without_a_leader() -> None:
         log_uid, _ = await member(storage, leader)
         storage.open(SEGMENT).pwrite(b"\xff", 3)
         rig = await back(storage, log_uid)
-        assert rig.follower.state is None and (await status(rig)).corrupt
+        assert rig.follower.applier.state is None and (await status(rig)).corrupt
         rig.peers.serves = has(leader)
         await house(rig)
-        state: Any = rig.follower.state
+        state: Any = rig.follower.applier.state
         assert state is not None and state.epoch == 1 and not (await status(rig)).corrupt
 
     run(scenario)
@@ -322,7 +322,7 @@ def test_a_follower_gets_what_was_given_up_as_lost_and_goes_on_behind_it() -> No
         assert rig.follower.log.end == leader.end and rig.follower.log.entry(5).lost and not rig.follower.behind
         stream.push(1, log_of(*[1] * 10), 10, committed=11)
         await pause()
-        state: Any = rig.follower.state
+        state: Any = rig.follower.applier.state
         assert state is not None and state.applied.log_id == 10 and rig.replicas.damage.known(KEY) == [(5, 6)]
 
     run(scenario)

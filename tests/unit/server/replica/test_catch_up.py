@@ -98,7 +98,7 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         rig, log = ReplicaRig(), trimmed()
         checkpoint(log)
         stream = await begins_anew(rig, log)
-        assert not rig.follower.state
+        assert not rig.follower.applier.state
         status = await rig.replicas.answers.status(stream.peer, pb.StatusRequest(cluster_id=9))
         assert status.replicas[0].corrupt, "it can not lead yet"
         add(log, 1, b"more")
@@ -108,10 +108,10 @@ def test_its_channels_are_known_as_soon_as_a_checkpoint_is_committed() -> None:
         rig.replicas.keep_house()
         await pause()
         rig.replicas.keep_house()
-        assert rig.follower.state is None, "it is looked for off the loop"
+        assert rig.follower.applier.state is None, "it is looked for off the loop"
         rig.disk.gate.set()
         await pause()
-        state: Any = rig.follower.state
+        state: Any = rig.follower.applier.state
         assert state is not None and state.applied.log_id == 14
         stream.push(1, log, 15, committed=16)
         assert state.applied.log_id == 15
@@ -127,7 +127,7 @@ def test_the_checkpoint_that_a_log_was_trimmed_for_is_committed() -> None:
         checkpoint(log, as_of=7)
         add(log, 1, b"more")
         await begins_anew(rig, log)
-        assert rig.follower.state is not None and rig.follower.state.applied.log_id == 14
+        assert rig.follower.applier.state is not None and rig.follower.applier.state.applied.log_id == 14
 
     run(scenario)
 
@@ -145,10 +145,10 @@ def test_channels_are_known_though_the_leader_died_before_saying_what_is_committ
         stream.push(1, log, 15)
         await pause()
         stream.close()
-        assert not rig.follower.state
+        assert not rig.follower.applier.state
         rig.replicas.keep_house()
         await pause()
-        assert rig.follower.state is not None and rig.follower.state.applied.log_id == 14
+        assert rig.follower.applier.state is not None and rig.follower.applier.state.applied.log_id == 14
 
     run(scenario)
 
@@ -176,7 +176,7 @@ def test_a_state_that_was_found_too_late_is_dropped(meanwhile: Callable[[Any], N
         meanwhile(rig.follower)
         rig.disk.gate.set()
         await pause()
-        assert rig.follower.state is None and not rig.opener.cursor_cache._partitions and not rig.errors
+        assert rig.follower.applier.state is None and not rig.opener.cursor_cache._partitions and not rig.errors
 
     run(scenario)
 
@@ -190,7 +190,7 @@ def test_a_catch_up_given_up_behind_a_cut_of_applied_batches_leaves_no_state() -
         mine = log_of(1, 1, 1)
         stream.push(1, mine, 1, committed=4)
         await pause()
-        state: Any = rig.follower.state
+        state: Any = rig.follower.applier.state
         assert state.applied.log_id == 3
         other = copy_of(mine, 2)
         add(other, 2, b"x")
@@ -206,12 +206,12 @@ def test_a_catch_up_given_up_behind_a_cut_of_applied_batches_leaves_no_state() -
         rig.replicas._files.cut = cut_and_lose_the_leader  # type: ignore[method-assign]
         winner.ask(2, other, start=2)
         await pause(1)
-        assert rig.follower.log.end.log_id == 2 and rig.follower.state is None
+        assert rig.follower.log.end.log_id == 2 and rig.follower.applier.state is None
         again = rig.leader(B)
         again.ask(2, other, start=2)
         await pause(1)
         assert same(rig.follower.log, other)
-        found: Any = rig.follower.state
+        found: Any = rig.follower.applier.state
         assert found is not None and found.applied.log_id == 2 and not rig.errors
 
     run(scenario)
@@ -226,7 +226,7 @@ def test_a_node_starts_with_a_log_that_was_begun_anew_a_moment_ago() -> None:
         rig.journal.stop()
         again = ReplicaRig(rig.storage)
         await again.replicas.recover(again.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B, again.node)))
-        assert again.follower.state is None and again.follower.log_uid == log_uid
+        assert again.follower.applier.state is None and again.follower.log_uid == log_uid
         assert again.follower.log.start.log_id == 7
 
     run(scenario)
@@ -295,10 +295,10 @@ def test_of_a_log_that_was_given_up_nothing_counts_as_committed_behind_the_cut()
         rig = ReplicaRig()
         stream, _ = await followed(rig)
         mine = log_of(1, 1, 1)
-        rig.follower.damage = (1, 2)  # it applies nothing for the time being
+        rig.follower.applier.damage = (1, 2)  # it applies nothing for the time being
         stream.push(1, mine, 1, committed=4)
         await pause()
-        assert rig.follower.committed == 4
+        assert rig.follower.applier.committed == 4
         other = copy_of(mine, 2)
         add(other, 2, b"x")
         add(other, 2, b"y")
@@ -306,7 +306,7 @@ def test_of_a_log_that_was_given_up_nothing_counts_as_committed_behind_the_cut()
         rig.peers.serves = serving(other, 2)
         rig.leader(B).ask(2, other, start=2)
         await pause(1)
-        assert same(rig.follower.log, other) and rig.follower.committed == 2
+        assert same(rig.follower.log, other) and rig.follower.applier.committed == 2
         record = rig.journal.record(KEY)
         assert record is not None and record.cut is None and not rig.journal.dirty
 
@@ -371,7 +371,7 @@ def test_a_shorter_part_of_another_epoch_is_cut_when_the_first_batch_shows_it() 
         stream = rig.leader(B)
         stream.ask(3, other, start=4)
         await pause(5)
-        assert same(rig.follower.log, other) and rig.follower.differs_at is None
+        assert same(rig.follower.log, other) and rig.follower.leader_log.differs_at is None
         assert not stream.opened[-1].behind and not rig.errors
 
     run(scenario)

@@ -13,8 +13,8 @@ from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.cursor.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.replica import follower as follower_module
-from nsqha.server.replica.follower import Follower, FollowerRuntime
+from nsqha.server.replica import applier as applier_module
+from nsqha.server.replica.follower import Follower, FollowerRuntime, LeaderLog
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import KEY, UID, add, log_of
 from tests.unit.server.shell_rig import HeldDisk, ManualLoop
@@ -35,7 +35,7 @@ class Port:
     def ack(self, follower: Follower) -> None:
         end = follower.log.end.log_id
         self.acks.append((end, min(follower.log.local_durable, end)))
-        self.fit.append(follower.fit)
+        self.fit.append(follower.applier.fit)
 
     def refused(self, key: Any, epoch: int, refusal: Any, promised: int, why: str) -> None:
         self.refusals.append(refusal)
@@ -49,7 +49,15 @@ class Rig:
         self.failures: list[BaseException] = []
         self.disk = HeldDisk(self.loop, self.failures.append)
         self.storage = SimStorage()
-        runtime = FollowerRuntime(cast(Any, self.loop), cast(Any, self.disk), self.failures.append, 100, 2.0)
+        self.damage: list[tuple[int, int]] = []
+        runtime = FollowerRuntime(
+            cast(Any, self.loop),
+            cast(Any, self.disk),
+            self.failures.append,
+            on_damage=lambda key, first, end: self.damage.append((first, end)),
+            sync_every=100,
+            sync_seconds=2.0,
+        )
         self.leader = log_of()
         self.log = log_of(storage=self.storage, limits=limits)
         self.state = PartitionState()
@@ -196,66 +204,60 @@ def test_only_what_is_committed_is_applied() -> None:
 
 def test_damage_in_front_of_what_is_to_be_applied_is_told_and_waited_for() -> None:
     rig = Rig(sync="interval")
-    told: list[tuple[int, int]] = []
-    rig.follower.on_damage = lambda first, end: told.append((first, end))
     rig.write(b"a", b"b", b"c")
     rig.push(1)
-    rig.follower.forget_pending()  # as after a restart: it is read from the files
+    rig.follower.applier.forget_pending()  # as after a restart: it is read from the files
     bit = 8 * (2 * ENTRY_BYTES + 10)
     commitlog = next(path for path in rig.storage.contents() if path.endswith(".commitlog"))
     rig.storage.flip(commitlog, bit)
     assert rig.port.fit == [True]
     rig.follower.committed_to(4)
-    assert told == [(2, 3)] and rig.state.applied.log_id < 2 and not rig.follower.readable
+    assert rig.damage == [(2, 3)] and rig.state.applied.log_id < 2 and not rig.follower.applier.readable
     assert rig.port.fit == [True, False], "its leader hears of it, though nothing is published"
     assert rig.follower.stopped is None and not rig.failures
     rig.write(b"d")
     rig.push(4)
     assert rig.log.end.log_id == 5, "it follows on meanwhile"
     rig.storage.flip(commitlog, bit)
-    rig.follower.mended()
-    assert rig.state.applied.log_id == 3 and rig.follower.readable
+    rig.follower.applier.mended()
+    assert rig.state.applied.log_id == 3 and rig.follower.applier.readable
     assert rig.port.fit == [True, False, False, True]
 
 
 def test_a_follower_whose_channels_are_not_known_says_that_it_could_not_lead() -> None:
     rig = Rig(sync="interval")
-    rig.follower.state = None
+    rig.follower.applier.state = None
     rig.write(b"a")
     rig.push(1)
     assert rig.port.fit == [False]
-    rig.follower.know(rig.state)
+    rig.follower.applier.know(rig.state)
     assert rig.port.fit == [False, True]
 
 
 def test_a_repair_that_was_not_possible_is_asked_for_again() -> None:
     rig = Rig(sync="interval")
-    told: list[tuple[int, int]] = []
-    rig.follower.on_damage = lambda first, end: told.append((first, end))
     rig.write(b"a", b"b")
     rig.push(1)
-    rig.follower.forget_pending()
+    rig.follower.applier.forget_pending()
     rig.storage.flip(next(path for path in rig.storage.contents() if path.endswith(".commitlog")), 8 * ENTRY_BYTES)
     rig.follower.committed_to(3)
     rig.follower.keep_house()
-    assert told == [(1, 2), (1, 2)]
+    assert rig.damage == [(1, 2), (1, 2)]
 
 
 def test_what_recovery_marked_as_lost_is_not_passed_over() -> None:
     """There may have been channel events in it, and the other replicas have them."""
     rig = Rig(sync="interval")
-    told: list[tuple[int, int]] = []
-    rig.follower.on_damage = lambda first, end: told.append((first, end))
     rig.write(b"a", b"b")
     rig.push(1)
-    rig.follower.forget_pending()  # as after a restart
+    rig.follower.applier.forget_pending()  # as after a restart
     lost = rig.log.entry(2)
     commitlog = rig.storage.open(next(path for path in rig.storage.contents() if path.endswith(".commitlog")))
     commitlog.pwrite(lost._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
     rig.follower.committed_to(3)
-    assert told == [(2, 3)] and rig.state.applied.log_id == 1 and not rig.follower.readable
+    assert rig.damage == [(2, 3)] and rig.state.applied.log_id == 1 and not rig.follower.applier.readable
     commitlog.pwrite(lost.encode(), 2 * ENTRY_BYTES)
-    rig.follower.mended()
+    rig.follower.applier.mended()
     assert rig.state.applied.log_id == 2
 
 
@@ -264,11 +266,11 @@ def test_a_damaged_end_is_not_forgotten_while_nobody_says_that_it_is_committed()
     rig.write(b"a", b"b")
     rig.push(1, committed=2)
     rig.storage.flip(next(path for path in rig.storage.contents() if path.endswith(".commitlog")), 16 * ENTRY_BYTES)
-    assert not rig.follower.readable
+    assert not rig.follower.applier.readable
     rig.follower.keep_house()
-    assert rig.follower.damage == (2, 3)
-    rig.follower.mended()  # something else was
-    assert rig.follower.damage == (2, 3), "else it is elected, and can not lead"
+    assert rig.follower.applier.damage == (2, 3)
+    rig.follower.applier.mended()  # something else was
+    assert rig.follower.applier.damage == (2, 3), "else it is elected, and can not lead"
 
 
 def too_many_files(*_: object) -> Any:
@@ -279,13 +281,13 @@ def test_what_can_not_be_opened_just_now_is_applied_later(monkeypatch: pytest.Mo
     rig = Rig(sync="interval")
     rig.write(b"a", b"b")
     rig.push(1)
-    rig.follower.forget_pending()  # as after a restart
+    rig.follower.applier.forget_pending()  # as after a restart
     with monkeypatch.context() as patched:
         patched.setattr(rig.log, "entries", too_many_files)
         rig.follower.committed_to(3)
         rig.follower.keep_house()
-        rig.follower.found(BatchCorrupt(rig.log.start, rig.log.end, "as somebody found"))
-        rig.follower.mended()
+        rig.follower.applier.found(BatchCorrupt(rig.log.start, rig.log.end, "as somebody found"))
+        rig.follower.applier.mended()
         assert rig.state.applied.log_id == 0 and rig.follower.stopped is None
     rig.follower.keep_house()
     assert rig.state.applied.log_id == 2 and not rig.port.refusals and not rig.failures
@@ -307,13 +309,13 @@ def test_batches_wait_while_new_files_are_made_and_are_not_acknowledged_before()
     rig = Rig(limits=LogLimits(segment_bytes=72))
     rig.write(b"x" * 40, b"y", b"z")
     rig.push(1, 2)
-    assert rig.follower.busy
+    assert rig.follower.jobs.running is not None
     rig.push(2)
     rig.follower.committed_to(4)
     assert rig.log.end.log_id == 2 and rig.state.applied.log_id == 1
     rig.disk.work()
     rig.loop.turn()
-    assert not rig.follower.busy and rig.log.end.log_id == 4 and len(rig.log.pairs) == 2
+    assert rig.follower.jobs.running is None and rig.log.end.log_id == 4 and len(rig.log.pairs) == 2
     assert rig.state.applied.log_id == 3, "what was told meanwhile is not told again"
     assert all(durable <= 2 for _, durable in rig.port.acks)
     rig.disk.sync()
@@ -351,7 +353,7 @@ def test_files_go_when_log_start_and_checkpoint_are_past_them_and_durable_here(m
     rig.loop.turn()
     rig.disk.work()
     rig.loop.turn()
-    assert (len(rig.log.pairs) == 2) == (missing == "nothing") and not rig.follower.busy
+    assert (len(rig.log.pairs) == 2) == (missing == "nothing") and rig.follower.jobs.running is None
 
 
 def test_batches_go_on_while_files_are_unlinked_and_another_role_waits_for_that() -> None:
@@ -362,7 +364,7 @@ def test_batches_go_on_while_files_are_unlinked_and_another_role_waits_for_that(
     rig.loop.turn()
     rig.push(4)
     assert rig.storage.exists(segment) and rig.port.acks[-1][0] == 5, "it is appended and acknowledged meanwhile"
-    free = rig.loop.create_task(rig.follower.files_free())
+    free = rig.loop.create_task(rig.follower.jobs.finish())
     rig.disk.work(removals=False)
     assert not free.done()
     rig.disk.work()
@@ -383,7 +385,7 @@ def test_files_that_can_not_be_unlinked_are_tried_again() -> None:
 
 
 def test_much_that_is_committed_at_once_is_applied_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_module, "APPLY_SLICE", 3)
+    monkeypatch.setattr(applier_module, "APPLY_SLICE", 3)
     rig = Rig(sync="interval")
     rig.write(*[b"m"] * 10)
     rig.push(1)
@@ -394,7 +396,7 @@ def test_much_that_is_committed_at_once_is_applied_in_turns(monkeypatch: pytest.
 
 
 def test_who_leads_with_the_state_is_not_disturbed_by_what_was_left_to_apply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower_module, "APPLY_SLICE", 3)
+    monkeypatch.setattr(applier_module, "APPLY_SLICE", 3)
     rig = Rig(sync="interval")
     rig.write(*[b"m"] * 10)
     rig.push(1)
@@ -411,13 +413,13 @@ def test_a_job_that_is_given_up_before_it_began_leaves_the_files_free() -> None:
     async def never() -> None:
         raise AssertionError("it was given up")
 
-    rig.follower.exclusively(job := never(), interruptible=True)
-    freeing = rig.loop.create_task(rig.follower.files_free())
-    task = rig.follower._exclusive
+    rig.follower.jobs.take(job := never(), interruptible=True)
+    freeing = rig.loop.create_task(rig.follower.jobs.finish())
+    task = rig.follower.jobs.running
     assert task is not None
     task.cancel()
     rig.loop.turn(most=100)
-    assert freeing.done() and not rig.follower.busy
+    assert freeing.done() and rig.follower.jobs.running is None
     job.close()
 
 
@@ -429,3 +431,41 @@ def test_what_was_pulled_is_synced_though_nothing_more_comes() -> None:
     rig.follower.caught_up()
     rig.disk.sync()
     assert rig.port.acks == [(2, 2)]
+
+
+# ---- what is known of the leader's log
+
+
+@pytest.mark.parametrize(
+    ("committed", "start", "end", "complete"),
+    [
+        (0, 1, 9, False),  # the leader has said nothing yet
+        (5, 1, 4, False),
+        (5, 1, 5, True),
+        (5, 7, 6, False),  # what was committed before its epoch is missing
+        (5, 7, 7, True),
+    ],
+)
+def test_a_log_is_complete_when_it_has_what_was_committed(committed: int, start: int, end: int, complete: bool) -> None:
+    leader = LeaderLog()
+    leader.begin(start, new_epoch=True)
+    leader.committed = committed
+    assert leader.is_complete(end) is complete
+
+
+@pytest.mark.parametrize("new_epoch", [False, True])
+def test_where_the_logs_part_is_known_for_one_epoch(new_epoch: bool) -> None:
+    ours, theirs = log_of(1, 1, 1), log_of(1, 1, 2)
+    leader = LeaderLog()
+    leader.compare(list(theirs.entries(2, 4)), ours, ours.last)
+    assert leader.differs_at == 3
+    leader.committed = 3
+    leader.begin(4, new_epoch=new_epoch)
+    assert leader.differs_at == (None if new_epoch else 3) and leader.committed == 0
+
+
+def test_entries_that_are_the_same_say_nothing() -> None:
+    ours = log_of(1, 1)
+    leader = LeaderLog()
+    leader.compare(list(log_of(1, 1, 1).entries(2, 3)), ours, ours.last)
+    assert leader.differs_at is None

@@ -148,7 +148,7 @@ def test_what_was_cut_while_it_was_read_is_not_reported_as_committed() -> None:
         log = rig.follower.log
         log.cutting(3)()
         add(log, 3, b"another batch under log id 3")
-        rig.follower.committed = 4
+        rig.follower.applier.committed = 4
         told.set()
         with pytest.raises(NotFound):
             await reading

@@ -1,0 +1,104 @@
+"""Work on the files of a log that is followed: jobs that have the files to themselves, and removals beside appends.
+
+    take(job) -> [job, which may be catching up for hours] -> released
+    unlink    -> [the thread for removals: step, step, ..]
+
+One job at a time. While there is one nothing is appended; batches go on while files are removed, but another role of
+the replica, or another log in the place of this one, waits for both (`finish`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from nsqha.errors import AppendFailed
+from nsqha.nsqlog import Logger
+from nsqha.server.partition.file_jobs import Removals
+
+if TYPE_CHECKING:
+    from nsqha.commitlog.entry import Place
+    from nsqha.commitlog.log import PartitionLog
+    from nsqha.cursor.state import PartitionState
+    from nsqha.server.runtime.disk import DiskRounds
+
+logger = Logger("follower")
+
+
+class FollowerJobs:
+    """The jobs on one log's files."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        disk: DiskRounds,
+        *,
+        failed: Callable[[Exception], None],
+        released: Callable[[], None],
+    ) -> None:
+        """`failed`: a job did what it must not. `released`: the files are free again."""
+        self.running: asyncio.Task[None] | None = None  # has the files to itself
+        self._loop = loop
+        self._failed = failed
+        self._released = released
+        self._removals = Removals(loop, disk, failed)
+        self._interruptible = False  # the running job may be cancelled
+
+    def take(self, job: Awaitable[None], *, interruptible: bool = False) -> None:
+        """Run a job that has the files to itself."""
+        assert self.running is None, "the files are taken"
+        self._interruptible = interruptible
+        self.running = self._loop.create_task(self._run(job))
+
+    async def _run(self, job: Awaitable[None]) -> None:
+        try:
+            await job
+        except AppendFailed as error:
+            logger.warning("files_delayed", "%s; trying again", error)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self.running = None
+        self._released()
+
+    def unlink(self, log: PartitionLog, state: PartitionState | None) -> None:
+        """Remove the files that nothing needs any more, by what is committed and durable here; and those that could not
+        be removed before. None may be under way."""
+        self._removals.begin(log)
+        if state is None or self._removals.task is not None:
+            return
+        if (end := unneeded_end(log, state)) is not None and log.forget_pairs(end):
+            logger.info("unlinked", "%s: files below offset %d go", log.directory, end.offset)
+            self._removals.begin(log)
+
+    @property
+    def removing(self) -> bool:
+        """Whether files are being removed."""
+        return self._removals.task is not None
+
+    async def finish(self) -> None:
+        """End what there is: catching up is given up, everything else is waited for, removals too."""
+        while task := self.running or self._removals.task:
+            if self._interruptible and task is self.running:
+                task.cancel()
+            await asyncio.wait([task])
+            if self.running is task:  # cancelled before it began, so that nothing of it ever ran
+                self.running = None
+
+
+def unneeded_end(log: PartitionLog, state: PartitionState) -> Place | None:
+    """The end of the files that the channels, deferred references and a committed checkpoint are past; None: there are
+    none, or what is needed instead of them is not durable here."""
+    end: Place | None = None
+    for pair in log.pairs[:-1]:
+        if (
+            pair.end.offset > state.log_start[0]
+            or pair.end.position > state.log_start[1]
+            or state.checkpoint.as_of < pair.end.log_id
+            or pair.end.log_id > state.applied.log_id
+        ):
+            break
+        end = pair.end
+    needed = max(state.checkpoint.end_log_id, state.log_start_log_id)
+    return end if log.local_durable > needed else None
