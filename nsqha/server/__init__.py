@@ -9,6 +9,7 @@ they say. Rooms, downwards: an import goes only to a room further down.
     routing    publishes and consumers of this node for partitions that other nodes lead
     replica    the replicas of this node: leading, following, catching up
     integrity  batches that do not verify, until other replicas mended them
+    opening    logs and channel states opened, and partitions made of them
     partition  one partition that is led here: group commit, delivery, retention
     http       nsqd's HTTP API, statistics, metrics
     peers      how nodes talk to each other: gRPC calls and streams

@@ -22,7 +22,7 @@ from nsqha.options import Options
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.membership import Membership
 from nsqha.server.node.start import limits_of
-from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime.disk import DiskRounds
 from tests.sim.loop import NodeLoop, SimClock, SimPool
 from tests.sim.operators import AdminPort

@@ -15,8 +15,8 @@ from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.state import LogStartMoved, PartitionState
 from nsqha.election import moves
 from nsqha.errors import NsqhaError
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.partition.partition import Partition
-from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.topics.channels import Channels
 from tests.sim.planting import batch_readers, in_order, long_delays, mutant, topics_go
 

@@ -15,16 +15,16 @@ from nsqha.replication.acceptance import Accepted, Fenced
 from nsqha.replication.isr import IsrKeeper, ProposalRefused
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.clients.publish import PublishWaiter
-from nsqha.server.replica import catch_up as catchup
 from nsqha.server.replica import follower_service as promises
-from nsqha.server.replica import leadership
-from nsqha.server.replica.catch_up import CatchUp
-from nsqha.server.replica.follower import Follower
 from nsqha.server.replica.follower_service import FollowerService
-from nsqha.server.replica.leadership import PartitionRecords
-from nsqha.server.replica.receiver import Receiver
+from nsqha.server.replica.following import catch_up as catchup
+from nsqha.server.replica.following.catch_up import CatchUp
+from nsqha.server.replica.following.follower import Follower
+from nsqha.server.replica.following.receiver import Receiver
+from nsqha.server.replica.leading import leadership
+from nsqha.server.replica.leading.leadership import PartitionRecords
+from nsqha.server.replica.leading.sender import FollowerProgress
 from nsqha.server.replica.roles import Replicas
-from nsqha.server.replica.sender import FollowerProgress
 from nsqha.server.routing.publisher import PartitionPublisher
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter

@@ -11,8 +11,8 @@ from nsqha.commitlog.pairs import COMMITLOG
 from nsqha.commitlog.retention import Retention
 from nsqha.election.placement import PartitionName
 from nsqha.frames import HAS_EVENTS
-from nsqha.server.replica.follower import Follower
-from nsqha.server.replica.log_manager import durable_everywhere
+from nsqha.server.opening.opener import durable_everywhere
+from nsqha.server.replica.following.follower import Follower
 from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.faults import Misfortune
 from tests.sim.node import SimNode

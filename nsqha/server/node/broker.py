@@ -31,11 +31,11 @@ from nsqha.server.http.broker_api import BoundPorts, Check
 from nsqha.server.node.log_sources import ClusterLogs, SingleNodeLogs
 from nsqha.server.node.readiness import cluster_checks
 from nsqha.server.node.snapshot import broker_stats
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.partition.delivery import Delivery
 from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.scrub import ScrubbedReplica, Scrubber
 from nsqha.server.partition.topic import Topic
-from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.runtime.cache import CacheWriter
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter

@@ -24,7 +24,7 @@ from nsqha.errors import ConfigError, NsqhaError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers.identity import Members
-from nsqha.server.replica.sender import FollowerStreams
+from nsqha.server.replica.leading.sender import FollowerStreams
 from nsqha.server.routing.hints import Hints
 from nsqha.server.routing.leaders import LeaderAt
 from nsqha.server.runtime.tasks import Background

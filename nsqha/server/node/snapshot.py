@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from nsqha.options import Options
     from nsqha.server.clients.connection import Connection
     from nsqha.server.node.membership import Membership
+    from nsqha.server.opening.opener import PartitionOpener
     from nsqha.server.partition.delivery import Consumer
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.scrub import Scrubber
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.replica.leadership import Leadership
-    from nsqha.server.replica.log_manager import PartitionOpener
+    from nsqha.server.replica.leading.leadership import Leadership
     from nsqha.server.runtime.disk import DiskRounds
     from nsqha.server.runtime.measures import Measures, Space
     from nsqha.server.segments.byte_server import ByteServer

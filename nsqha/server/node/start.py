@@ -33,7 +33,7 @@ from nsqha.server.http.broker_api import BoundPorts
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.registrar import ProducerIdentity, Registrar
 from nsqha.server.node.statsd import StatsdPusher, host_prefix
-from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import collector, keep_large_blocks

@@ -24,16 +24,16 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Accepted, Fenced, NotConfirmed, Opening, PromiseNeeded, decide_open
-from nsqha.server.replica.catch_up import CALL_SECONDS, CatchUp, SharedRate
-from nsqha.server.replica.receiver import Receiver
+from nsqha.server.replica.following.catch_up import CALL_SECONDS, CatchUp, SharedRate
+from nsqha.server.replica.following.receiver import Receiver
 
 if TYPE_CHECKING:
     from nsqha.election.model import TopicRecord, Versioned
     from nsqha.server.integrity.corrupt_ranges import CorruptRanges
     from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.peers.api import PeerStream
-    from nsqha.server.replica.follower import Follower
-    from nsqha.server.replica.leadership import Leadership
+    from nsqha.server.replica.following.follower import Follower
+    from nsqha.server.replica.leading.leadership import Leadership
     from nsqha.server.replica.replica_files import ReplicaFiles
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
     from nsqha.server.replica.replica_table import ReplicaTable

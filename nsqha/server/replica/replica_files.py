@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from nsqha.election.model import PartitionMeta, TopicRecord
     from nsqha.server.integrity.corrupt_ranges import CorruptRanges
     from nsqha.server.integrity.suspect_logs import SuspectLogs
-    from nsqha.server.replica.follower import Follower
-    from nsqha.server.replica.log_manager import OpenedLog
+    from nsqha.server.opening.opener import OpenedLog
+    from nsqha.server.replica.following.follower import Follower
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.model import NodeInfo
+    from nsqha.server.opening.opener import PartitionOpener
     from nsqha.server.peers.api import Peers
-    from nsqha.server.replica.log_manager import PartitionOpener
     from nsqha.server.runtime.disk import DiskRounds
     from nsqha.server.runtime.journal import JournalWriter
     from nsqha.server.runtime.metadata import NodeMetadata

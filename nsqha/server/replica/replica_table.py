@@ -15,8 +15,8 @@ from nsqha.server.runtime.tasks import Locks
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import TopicRecord, Versioned
-    from nsqha.server.replica.follower import Follower
-    from nsqha.server.replica.leadership import Leadership
+    from nsqha.server.replica.following.follower import Follower
+    from nsqha.server.replica.leading.leadership import Leadership
 
 
 class ReplicaTable:

@@ -34,11 +34,11 @@ from nsqha.nsqlog import Logger
 from nsqha.server.integrity.corrupt_ranges import CorruptRanges
 from nsqha.server.integrity.mark_lost import MarkLost
 from nsqha.server.integrity.suspect_logs import SuspectLogs
+from nsqha.server.opening.opener import OpenedLog
 from nsqha.server.partition.scrub import ScrubbedReplica as Scrubbed
-from nsqha.server.replica.follower import Follower, FollowerRuntime
 from nsqha.server.replica.follower_service import FollowerService
-from nsqha.server.replica.leadership import Leadership, PartitionRecords
-from nsqha.server.replica.log_manager import OpenedLog
+from nsqha.server.replica.following.follower import Follower, FollowerRuntime
+from nsqha.server.replica.leading.leadership import Leadership, PartitionRecords
 from nsqha.server.replica.replica_files import ReplicaFiles, ReplicaLogs
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
 from nsqha.server.replica.replica_table import ReplicaTable
@@ -47,7 +47,7 @@ from nsqha.server.replica.status import ReplicaAnswers
 if TYPE_CHECKING:
     from nsqha.replication.isr import IsrLimits
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.replica.sender import FollowerStreams
+    from nsqha.server.replica.leading.sender import FollowerStreams
 
 logger = Logger("replicas")
 damage_logger = Logger("damage")

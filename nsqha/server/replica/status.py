@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqha.server.integrity.corrupt_ranges import CorruptRanges
     from nsqha.server.integrity.suspect_logs import SuspectLogs
     from nsqha.server.peers.api import PeerIdentity, PeerServer
-    from nsqha.server.replica.leadership import Leadership
+    from nsqha.server.replica.leading.leadership import Leadership
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
     from nsqha.server.replica.replica_table import ReplicaTable
 

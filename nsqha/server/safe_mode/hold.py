@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.commitlog.journal import NodeJournal
     from nsqha.election.model import TopicRecord, Versioned
-    from nsqha.server.replica.log_manager import PartitionOpener
+    from nsqha.server.opening.opener import PartitionOpener
     from nsqha.server.runtime.certificates import CertificateFiles
     from nsqha.server.runtime.disk import DiskRounds
 

@@ -31,7 +31,7 @@ from nsqha.errors import ConfigError, LogCorrupt
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.integrity.suspect_logs import can_be_whole, good_name
-from nsqha.server.replica.log_manager import OpenedLog, PartitionOpener
+from nsqha.server.opening.opener import OpenedLog, PartitionOpener
 from nsqha.server.safe_mode.rebuilding import channels_of, salt_of
 
 SEEN = "metadata.seen"

@@ -17,7 +17,7 @@ from nsqha.commitlog.storage import Storage
 from nsqha.cursor.state import PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList, PartitionMeta, TopicRecord, TopicSettings
 from nsqha.nsqlog import Logger
-from nsqha.server.replica.log_manager import OpenedLog, PartitionOpener
+from nsqha.server.opening.opener import OpenedLog, PartitionOpener
 
 _FOLDER = re.compile(r"(?P<name>.+)-(?P<uid>[0-9a-f]{16})")
 

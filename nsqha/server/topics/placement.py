@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from nsqha.election.model import TopicRecord, TopicSettings, Versioned
     from nsqha.options import Options
+    from nsqha.server.opening.opener import PartitionOpener
     from nsqha.server.partition.topic import NewDelivery, Topic
-    from nsqha.server.replica.log_manager import PartitionOpener
     from nsqha.server.runtime.disk import DiskRounds
     from nsqha.server.runtime.journal import JournalWriter
     from nsqha.server.runtime.metadata import NodeMetadata

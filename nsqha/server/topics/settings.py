@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from nsqha.election.model import NodeInfo, TopicRecord, TopicSettings, Versioned
 from nsqha.election.placement import able, host_of, min_isr_of, replicas_wanted
 from nsqha.errors import Conflict, NotFound, Unavailable
-from nsqha.server.replica.log_manager import abandoned_of
+from nsqha.server.opening.opener import abandoned_of
 from nsqha.server.runtime.metadata import CHANGE_RETRIES
 
 if TYPE_CHECKING:
+    from nsqha.server.opening.opener import PartitionOpener
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.replica.log_manager import PartitionOpener
     from nsqha.server.runtime.metadata import NodeMetadata
 
 

@@ -19,9 +19,9 @@ from nsqha.election.embedded import EmbeddedStore
 from nsqha.options import Options
 from nsqha.server.node.broker import Broker
 from nsqha.server.node.start import limits_of
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.partition.delivery import Consumer
 from nsqha.server.partition.partition import Partition
-from nsqha.server.replica.log_manager import PartitionOpener
 from nsqha.server.runtime.disk import DiskRounds
 from tests.unit.server.shell_rig import FakeWire
 

@@ -26,9 +26,9 @@ from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSett
 from nsqha.errors import Unavailable
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.peers.api import PeerIdentity
-from nsqha.server.replica.follower import Follower
-from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
 from nsqha.server.replica.roles import Replicas
 from nsqha.server.runtime.journal import JournalWriter

@@ -18,8 +18,8 @@ from nsqha.commitlog.storage import OsStorage
 from nsqha.cursor.seek import SeekPlan
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.node.broker import Broker
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.partition.topic import Topic
-from nsqha.server.replica.log_manager import PartitionOpener
 from tests.unit.commitlog.logs import roll
 from tests.unit.server.broker_rig import Gate, consumer, led, on_a_broker, running, start, subscribed, until
 

@@ -9,8 +9,8 @@ import pytest
 from nsqha.clock import ManualClock
 from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.cursor.state import PartitionState
-from nsqha.server.replica import applier as applier_module
-from nsqha.server.replica.applier import Applier
+from nsqha.server.replica.following import applier as applier_module
+from nsqha.server.replica.following.applier import Applier
 from tests.unit.server.replica_rig import add, log_of
 from tests.unit.server.shell_rig import ManualLoop
 

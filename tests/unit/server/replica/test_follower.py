@@ -13,8 +13,8 @@ from nsqha.commitlog.entry import ENTRY_BYTES, FAULTY, BatchCorrupt
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.cursor.state import CheckpointMark, PartitionState
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.replica import applier as applier_module
-from nsqha.server.replica.follower import Follower, FollowerRuntime, LeaderLog
+from nsqha.server.replica.following import applier as applier_module
+from nsqha.server.replica.following.follower import Follower, FollowerRuntime, LeaderLog
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import KEY, UID, add, log_of
 from tests.unit.server.shell_rig import HeldDisk, ManualLoop

@@ -12,7 +12,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.ranges import RangeSet
 from nsqha.server.integrity.suspect_logs import Doubted
 from nsqha.server.peers.api import PeerIdentity
-from nsqha.server.replica import catch_up as catchup
+from nsqha.server.replica.following import catch_up as catchup
 from tests.sim.storage import SimStorage
 from tests.unit.server.replica_rig import (
     CLUSTER,

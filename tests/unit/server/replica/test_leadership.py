@@ -12,7 +12,7 @@ import pytest
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.errors import Conflict, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.replica.leadership import HOLD_SECONDS_MAX, Leadership
+from nsqha.server.replica.leading.leadership import HOLD_SECONDS_MAX, Leadership
 from tests.unit.server.replica_rig import A, B, FakeLinks
 from tests.unit.server.shell_rig import NODE, Rig
 

@@ -9,7 +9,7 @@ import pytest
 
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers.api import PeerIdentity
-from nsqha.server.replica.receiver import Receiver
+from nsqha.server.replica.following.receiver import Receiver
 
 ME = pb.PushHello(cluster_id=7, node_uid=2, registration=40)
 

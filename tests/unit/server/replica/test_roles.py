@@ -16,7 +16,7 @@ from nsqha.election.model import ChannelList, PartitionMeta, TopicRecord, TopicS
 from nsqha.errors import AppendFailed, LogCorrupt
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.partition.partition import Partition
-from nsqha.server.replica.leadership import Leadership
+from nsqha.server.replica.leading.leadership import Leadership
 from tests.sim.storage import SimStorage
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import (

@@ -13,8 +13,8 @@ from nsqha.commitlog.copying import batches
 from nsqha.commitlog.entry import BatchCorrupt, Place
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.replica import sender as push
-from nsqha.server.replica.sender import FollowerProgress, FollowerStreams
+from nsqha.server.replica.leading import sender as push
+from nsqha.server.replica.leading.sender import FollowerProgress, FollowerStreams
 from tests.unit.commitlog.logs import drop_pairs, roll
 from tests.unit.server.replica_rig import add, copy_of, log_of
 from tests.unit.server.shell_rig import ManualLoop

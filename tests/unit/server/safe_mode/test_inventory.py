@@ -22,7 +22,7 @@ from nsqha.election.session import View
 from nsqha.errors import ConfigError
 from nsqha.options import Options
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.replica.log_manager import PartitionOpener
+from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.safe_mode import hold as held
 from nsqha.server.safe_mode import inventory as evidence

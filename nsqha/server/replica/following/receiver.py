@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from nsqha.errors import Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.replica.follower import Follower
+from nsqha.server.replica.following.follower import Follower
 
 if TYPE_CHECKING:
     from nsqha.server.peers.api import PeerStream

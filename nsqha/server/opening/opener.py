@@ -16,7 +16,7 @@ from typing import cast
 from nsqha import ids
 from nsqha.clock import Clock
 from nsqha.commitlog import copying
-from nsqha.commitlog.entry import BatchCorrupt, Entry
+from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
 from nsqha.commitlog.lookup import LogIdentity, LogReader
@@ -39,13 +39,14 @@ from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.partition import Partition, PartitionRuntime
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
-from nsqha.server.replica.applier import MUST_READ
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import Measures
 
 UNLINKED_AT_ONCE = 4  # files of a deleted topic: a large one takes a tenth of a second
 DURABLE_ENTRIES = 512  # of a log's end that are asked what is durable everywhere: a leader's first know little
+
+MUST_READ = NEEDS_LOOK | FAULTY  # what was lost here other replicas have, and only they know which events were in it
 
 logger = Logger("opening")
 

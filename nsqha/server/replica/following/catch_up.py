@@ -27,7 +27,7 @@ from nsqha.replication.divergence import Divergence, EpochEndAnswer, InSync, Ran
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.replica.follower import Follower, Port
+    from nsqha.server.replica.following.follower import Follower, Port
 
 logger = Logger("catchup")
 

@@ -32,8 +32,8 @@ from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.replication.acceptance import Append, Duplicate, decide_append, first_difference
-from nsqha.server.replica.applier import Applier
-from nsqha.server.replica.follower_jobs import FollowerJobs
+from nsqha.server.replica.following.applier import Applier
+from nsqha.server.replica.following.follower_jobs import FollowerJobs
 from nsqha.server.runtime.disk import DiskRounds, LazySync
 
 logger = Logger("follower")

@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry
-from nsqha.cursor.state import NEEDS_LOOK, PartitionState
+from nsqha.commitlog.entry import BatchCorrupt, Entry
+from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
+from nsqha.server.opening.opener import MUST_READ
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 logger = Logger("follower")
 
 APPLY_SLICE = 2000  # entries read and applied at once when the high watermark jumps
-MUST_READ = NEEDS_LOOK | FAULTY  # what was lost here other replicas have, and only they know which events were in it
 
 
 class Applier:

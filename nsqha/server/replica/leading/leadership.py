@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nsqha.clock import Clock
     from nsqha.replication.isr import Action, IsrLimits, Outcome
     from nsqha.server.partition.partition import Partition
-    from nsqha.server.replica.sender import FollowerProgress, FollowerStreams, PushPiece
+    from nsqha.server.replica.leading.sender import FollowerProgress, FollowerStreams, PushPiece
     from nsqha.server.runtime.metadata import NodeMetadata
 
 HOLD_SECONDS_MAX = 3.0  # that publishes wait for a successor
