@@ -78,8 +78,8 @@ async def skip_damage(broker: Broker, message: Any, fan_out: FanOut) -> Any:
 async def _give_up(broker: Broker, topic: Topic, numbers: list[int]) -> dict[int, list[Any]]:
     if broker.cluster is None:
         return {}
-    giving_up, led = broker.cluster.replicas.giving_up, [n for n in numbers if topic.leads(n) is not None]
-    lost = await asyncio.gather(*[giving_up.give_up((topic.record.uid, n), seconds=ASK_SECONDS) for n in led])
+    mark_lost, led = broker.cluster.replicas.integrity.mark_lost, [n for n in numbers if topic.leads(n) is not None]
+    lost = await asyncio.gather(*[mark_lost.give_up((topic.record.uid, n), seconds=ASK_SECONDS) for n in led])
     return {
         number: [
             admin_pb2.GivenUp(partition=number, first_offset=one.first_offset, end_offset=one.end_offset)

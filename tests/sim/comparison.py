@@ -189,7 +189,7 @@ class Comparison:
                 applied = None if state is None else state.applied.log_id
                 uid = meta.isr.get(node.uid, 0)
                 lines.append(
-                    f"\n    {node.name} {role} promise {node.replicas.promises.promised(key)} [{log.start.log_id}, "
+                    f"\n    {node.name} {role} promise {node.replicas.service.promised(key)} [{log.start.log_id}, "
                     f"{log.end.log_id}) durable {log.local_durable} committed {committed} applied {applied}"
                     f"{extra} log_uid in ISR {uid:016x} up={node.up} joined={node.joined} frozen={node.frozen}"
                 )

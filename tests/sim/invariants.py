@@ -218,7 +218,7 @@ class Oracle:
             return
         if mine != log_uid:
             return
-        if replicas.trust.unsound_from(key) is not None and (key, meta.epoch) in self.operators_elections:
+        if replicas.integrity.suspects.unsound_from(key) is not None and (key, meta.epoch) in self.operators_elections:
             return  # it is about to give up what it has not got; else a log that is doubted has another name
         has = min(log.local_durable, log.end.log_id) if self.cluster.sync_always else log.end.log_id
         if has < committed:

@@ -17,7 +17,8 @@ from nsqha.election.unclean import elect_unclean
 from nsqha.server.integrity.corrupt_ranges import CorruptRanges
 from nsqha.server.integrity.peer_repair import Repairer, is_lost
 from nsqha.server.integrity.suspect_logs import SuspectLogs
-from nsqha.server.replica.roles import Replicas
+from nsqha.server.replica.follower_roles import FollowerRoles
+from nsqha.server.replica.leader_roles import LeaderRoles
 from nsqha.server.replica.status import ReplicaAnswers
 from tests.sim.planting import damage, losses, mutant
 
@@ -60,10 +61,10 @@ def checkpoints_sought_by_the_block() -> Iterator[None]:
 def nobody_looks_behind() -> Iterator[None]:
     """A follower waits for a batch that retention took from everybody else."""
 
-    async def look(self: Replicas, key: Any) -> None:
+    async def look(self: FollowerRoles, key: Any) -> None:
         pass
 
-    with patch.object(Replicas, "look_behind_damage", look):
+    with patch.object(FollowerRoles, "look_behind_damage", look):
         yield
 
 
@@ -119,11 +120,11 @@ def damage_journalled_as_durable() -> Iterator[None]:
 def old_name_never_taken_back() -> Iterator[None]:
     """A log that was mended is another one for ever."""
 
-    async def whole(self: Replicas, key: Any, name: int) -> None:
+    async def whole(self: FollowerRoles, key: Any, name: int) -> None:
         await original(self, key, 0)
 
-    original = Replicas._whole_again
-    with patch.object(Replicas, "_whole_again", whole):
+    original = FollowerRoles.whole_again
+    with patch.object(FollowerRoles, "whole_again", whole):
         yield
 
 
@@ -164,10 +165,10 @@ def elected_without_an_operator() -> Iterator[None]:
 def operator_not_heard() -> Iterator[None]:
     """A damaged replica does not lead, whatever the record says of its epoch."""
 
-    async def before_leading(self: Replicas, follower: Any, epoch: int) -> None:
+    async def before_leading(self: LeaderRoles, follower: Any, epoch: int) -> None:
         pass
 
-    with patch.object(Replicas, "_before_leading", before_leading):
+    with patch.object(LeaderRoles, "_before_leading", before_leading):
         yield
 
 

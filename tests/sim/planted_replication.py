@@ -21,10 +21,10 @@ from nsqha.server.replica.following import catch_up as catchup
 from nsqha.server.replica.following.catch_up import CatchUp
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.following.receiver import Receiver
+from nsqha.server.replica.leader_roles import LeaderRoles
 from nsqha.server.replica.leading import leadership
 from nsqha.server.replica.leading.leadership import PartitionRecords
 from nsqha.server.replica.leading.sender import FollowerProgress
-from nsqha.server.replica.roles import Replicas
 from nsqha.server.routing.publisher import PartitionPublisher
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.journal import JournalWriter
@@ -79,17 +79,17 @@ def promise_not_journalled() -> Iterator[None]:
 def epoch_resumed() -> Iterator[None]:
     """A leader that was restarted goes on in the epoch of its earlier life."""
 
-    async def lead(self: Replicas, record: Any, number: int) -> None:
-        follower = self.followers[record.uid, number]
+    async def lead(self: LeaderRoles, record: Any, number: int) -> None:
+        follower = self._table.followers[record.uid, number]
         if record.partitions[number].epoch == follower.epoch:
             follower.epoch -= 1
         await original(self, record, number)
 
-    def unfit(self: Replicas, key: Any, follower: Follower, meta: Any) -> str:
+    def unfit(self: LeaderRoles, key: Any, follower: Follower, meta: Any) -> str:
         return ""
 
-    original = Replicas._lead
-    with patch.object(Replicas, "_lead", lead), patch.object(Replicas, "_unfit", unfit):
+    original = LeaderRoles.lead
+    with patch.object(LeaderRoles, "lead", lead), patch.object(LeaderRoles, "_unfit", unfit):
         yield
 
 
@@ -311,7 +311,7 @@ def opened_anywhere() -> Iterator[None]:
         original(self, message, registration)
 
     def in_sync(self: FollowerService, key: Any, follower: Follower, message: Any) -> bool:
-        return follower.applier.state is not None and self._trust.unsound_from(key) is None
+        return follower.applier.state is not None and self._integrity.suspects.unsound_from(key) is None
 
     original = FollowerProgress.opened
     with patch.object(FollowerProgress, "opened", opened), patch.object(FollowerService, "_in_sync", in_sync):

@@ -215,7 +215,7 @@ def test_damage_is_found_at_each_start_until_it_is_mended(entry: bool) -> None:
             node.start()
             cluster.until(lambda: node.joined, 15.0, "it is back")
             cluster.run_for(2.0)
-            assert node.replicas is not None and node.replicas.trust.unsound_from(key) == damaged
+            assert node.replicas is not None and node.replicas.integrity.suspects.unsound_from(key) == damaged
             node.end("killed")
         all_up(cluster)
         cluster.end_well()

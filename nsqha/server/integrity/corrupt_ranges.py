@@ -110,6 +110,10 @@ class FollowedReplica(Protocol):
         """What waits for a repair."""
 
     @property
+    def complete(self) -> bool:
+        """Whether it has all that was committed."""
+
+    @property
     def port(self) -> FollowedLeader | None:
         """None: there is no stream from a leader."""
 
@@ -142,14 +146,14 @@ class CorruptRanges:
         self,
         runtime: RepairRuntime,
         replicas: RepairableReplicas,
-        trust: SuspectLogs,
+        suspects: SuspectLogs,
         *,
         look_behind: Callable[[PartitionKey], Awaitable[None]],
     ) -> None:
         """`look_behind`: nobody has what a follower's channels wait for; they may be known from further on."""
         self.on_mended: Callable[[PartitionLog, int, int], None] = lambda log, first_log_id, end_log_id: None
         self._replicas = replicas
-        self._trust = trust
+        self._suspects = suspects
         self._look_behind = look_behind
         self._node = runtime.node
         self._nodes = runtime.nodes
@@ -210,7 +214,7 @@ class CorruptRanges:
         """The same, for people, with what recovery found missing at the end."""
         if (log := self._replicas.log_of(key)) is None:
             return []
-        missing = [(first, end) for first, end in self._trust.left(key) if first >= log.end.log_id]
+        missing = [(first, end) for first, end in self._suspects.left(key) if first >= log.end.log_id]
         return [damaged_range(log, first, end) for first, end in self.known(key) + missing]
 
     def keep_house(self) -> None:
@@ -219,7 +223,7 @@ class CorruptRanges:
             log = self._replicas.log_of(key)
             if log is None and self._replicas.record_of(key) is None:
                 self.gone(key)
-                self._trust.gone(key)
+                self._suspects.gone(key)
             elif log is not None:
                 bad.cut_below(log.start.log_id)
                 bad.discard(log.end.log_id, 1 << 63)
@@ -255,7 +259,7 @@ class CorruptRanges:
         """[first, end) is as it was: whoever stopped in front of it goes on."""
         if (bad := self._bad.get(key)) is not None:
             bad.discard(first, end)
-        self._trust.mended(key, first, end)
+        self._suspects.mended(key, first, end)
         if (log := self._replicas.log_of(key)) is not None:
             self.on_mended(log, first, end)
         if (leadership := self._replicas.leading.get(key)) is not None:
@@ -263,7 +267,7 @@ class CorruptRanges:
                 delivery.mended()
         if (follower := self._replicas.followers.get(key)) is not None:
             follower.applier.mended()
-        self._trust.look(key)
+        self._suspects.look(key)
 
     def mended_alone(self, log: PartitionLog, first: int, end: int) -> None:
         """The same, said by a log that no other node has."""
@@ -278,16 +282,16 @@ class CorruptRanges:
     async def mend_before_following(self, key: PartitionKey, leader: str, epoch: int) -> bool:
         """Mend what recovery found of a log that is about to follow, instead of cutting it off: behind the damage may
         be batches that its leader has lost. Whether there is nothing left to cut. Unavailable: not yet."""
-        if self._trust.unsound_from(key) is None or (log := self._replicas.log_of(key)) is None:
+        if self._suspects.unsound_from(key) is None or (log := self._replicas.log_of(key)) is None:
             return True
-        for first, end in [(first, min(end, log.end.log_id)) for first, end in self._trust.left(key)]:
+        for first, end in [(first, min(end, log.end.log_id)) for first, end in self._suspects.left(key)]:
             if first < end and not await self._repairer.mend(key, log, first, end):
                 try:
                     await self._as_leader(key, log, leader, epoch, first, end)
                 except LogCorrupt as error:
                     logger.info("not_mended", "%s: the leader has another log: %s", log.directory, error)
                     return False
-                self._trust.mended(key, first, end)
+                self._suspects.mended(key, first, end)
         if (follower := self._replicas.followers.get(key)) is not None:
             follower.applier.mended()
         return True

@@ -37,8 +37,8 @@ class MarkLost:
     def __init__(
         self,
         disk: DiskRounds,
-        damage: CorruptRanges,
-        trust: SuspectLogs,
+        corrupt: CorruptRanges,
+        suspects: SuspectLogs,
         *,
         log_of: Callable[[PartitionKey], PartitionLog | None],
         on_failure: Callable[[BaseException], None],
@@ -46,8 +46,8 @@ class MarkLost:
         """`on_failure`: the disk failed."""
         self._disk = disk
         self._on_failure = on_failure
-        self._damage = damage
-        self._trust = trust
+        self._corrupt = corrupt
+        self._suspects = suspects
         self._log_of = log_of
 
     async def give_up(self, key: PartitionKey, *, seconds: float = ASK_SECONDS) -> list[DamagedRange]:
@@ -57,26 +57,26 @@ class MarkLost:
         repeat. Poisoned: the disk failed. StorageError: it is full, or the like."""
         if (log := self._log_of(key)) is None:
             return []
-        before = {n for first, end in self._damage.known(key) for n in range(first, end) if is_lost(log, n)}
+        before = {n for first, end in self._corrupt.known(key) for n in range(first, end) if is_lost(log, n)}
         try:
             async with asyncio.timeout(seconds):
-                await self._damage.ask_everybody(key, log)
+                await self._corrupt.ask_everybody(key, log)
         except TimeoutError:
             logger.warning("asked_in_vain", "%s: whoever else has a replica takes too long", log.directory)
         given_up = await self._mark(key, log, before)
         for lost in given_up:
             text = "%s: log ids [%d, %d), offsets [%d, %d) are given up: replicas are made without them"
             logger.error("given_up", text, log.directory, *lost)
-        if (bad := self._trust.unsound_from(key)) is not None:
+        if (bad := self._suspects.unsound_from(key)) is not None:
             logger.error("sound_again", "%s: what recovery doubted from log id %d on counts", log.directory, bad)
-            self._trust.renewed(key)
+            self._suspects.renewed(key)
             log.doubtful_from = None
         return given_up
 
     async def _mark(self, key: PartitionKey, log: PartitionLog, before: set[int]) -> list[DamagedRange]:
         """Write LOST over what is still damaged; what was not marked `before`."""
         given_up = []
-        for first, end in self._damage.known(key):
+        for first, end in self._corrupt.known(key):
             if self._log_of(key) is not log or not log.start.log_id <= first < end <= log.end.log_id:
                 continue  # begun anew or cut meanwhile: nothing is known of that
             try:
@@ -91,5 +91,5 @@ class MarkLost:
                 whole.discard(*log.whole_damage(*part))
                 given_up += [part] if not before.issuperset(range(*part)) else []
             for part in list(whole):
-                self._damage.mended(key, *part)  # their own frames proved the entries, or memory had them
+                self._corrupt.mended(key, *part)  # their own frames proved the entries, or memory had them
         return [damaged_range(log, first, end) for first, end in given_up]

@@ -69,9 +69,12 @@ def can_be_whole(log: PartitionLog, report: RecoveryReport) -> bool:
 class SuspectLogs:
     """What is held against the logs of one node."""
 
-    def __init__(self, followers: Mapping[PartitionKey, FollowedLog]) -> None:
-        self.on_whole: Callable[[PartitionKey, int], None] = lambda key, name: None
-        """All that recovery found is mended, and nothing is held against the log's old name (0: that is gone)."""
+    def __init__(
+        self, followers: Mapping[PartitionKey, FollowedLog], *, on_whole: Callable[[PartitionKey, int], None]
+    ) -> None:
+        """`on_whole(key, name)`: all that recovery found is mended, and nothing is held against the log's old name (0:
+        that is gone)."""
+        self.on_whole = on_whole
         self._followers = followers
         self._cut: set[PartitionKey] = set()
         self._doubted: dict[PartitionKey, Doubted] = {}

@@ -185,7 +185,7 @@ class Broker:
         if self.cluster is None:
             self.opener.on_mended = scrubber.mended
         else:
-            self.cluster.replicas.damage.on_mended = scrubber.mended
+            self.cluster.replicas.integrity.corrupt.on_mended = scrubber.mended
         return scrubber
 
     def _join_parts(self, cluster: Membership, topic_context: TopicContext) -> None:
@@ -194,7 +194,7 @@ class Broker:
         from nsqha.server.node.disk_watch import DiskWatch
         from nsqha.server.node.placement import ClusterPlacement
         from nsqha.server.replica.replica_runtime import ReplicaRuntime
-        from nsqha.server.replica.roles import Replicas
+        from nsqha.server.replica.roles import ReplicaLimits, Replicas
 
         options = self.options
         cluster.topics = self.topics
@@ -216,15 +216,14 @@ class Broker:
         cluster.replicas = Replicas(
             runtime,
             links=cluster.links,
-            name_of=cluster.name_of,
+            cluster=cluster,
             topic_of=self.topics.of_uid,
-            leaders_changed=cluster.changed,
-            stream_lost=cluster.stream_lost,
-            stream_found=cluster.stream_found,
-            sync_every=options.sync_every,
-            sync_seconds=options.sync_timeout_ns / 1e9,
-            limits=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
-            catch_up_bytes_per_second=options.catch_up_bytes_per_second,
+            limits=ReplicaLimits(
+                sync_every=options.sync_every,
+                sync_seconds=options.sync_timeout_ns / 1e9,
+                catch_up_bytes_per_second=options.catch_up_bytes_per_second,
+                isr=IsrLimits(replica_timeout=options.isr_timeout_ns / 1e9),
+            ),
         )
         cluster.disk_watch = DiskWatch(lambda: self.disk.running, cluster.disk_hangs, cluster.spawn)
         self.topics.placement = ClusterPlacement(self.topics, topic_context, cluster)
@@ -234,7 +233,7 @@ class Broker:
         """The scrub found batches that do not verify: another replica has them, or their frames say enough."""
         if self.cluster is not None:
             identity = replica.log.identity
-            self.cluster.replicas.damage.found((identity.topic_uid, identity.partition), first, end)
+            self.cluster.replicas.integrity.corrupt.found((identity.topic_uid, identity.partition), first, end)
             return
         for topic in self.topics.values():
             for partition in topic.led:

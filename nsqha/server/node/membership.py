@@ -225,7 +225,7 @@ class Membership:
 
     def serve(self, server: PeerServer) -> None:
         """What other nodes may ask of this one."""
-        server.on_stream("Push", self.replicas.promises.receive)
+        server.on_stream("Push", self.replicas.service.receive)
         server.on_stream("Live", self._accept_live)
         self.hints.register(server)
         self.replicas.answers.register(server)

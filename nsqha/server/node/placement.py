@@ -87,7 +87,7 @@ class ClusterPlacement:
         return self._cluster.has_seen_end_of(topic)
 
     async def drop(self, uid: int, numbers: Collection[int]) -> None:
-        await self._cluster.replicas.drop(uid, numbers)
+        await self._cluster.replicas.removal.drop(uid, numbers)
 
     async def remove_files(self, record: TopicRecord) -> None:
         """Nothing before the watch has shown this node the tombstone (`Topics.dropped`): an older view that comes first

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.entry import Entry
     from nsqha.commitlog.log import PartitionLog
     from nsqha.election.model import PartitionMeta, TopicRecord
-    from nsqha.server.integrity.corrupt_ranges import CorruptRanges
-    from nsqha.server.integrity.suspect_logs import SuspectLogs
+    from nsqha.server.integrity.log_integrity import LogIntegrity
     from nsqha.server.opening.opener import OpenedLog
     from nsqha.server.replica.following.follower import Follower
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
@@ -63,15 +62,14 @@ class Unusable:
 class ReplicaLogs:
     """Opens the logs of one node's replicas."""
 
-    def __init__(self, runtime: ReplicaRuntime, damage: CorruptRanges, trust: SuspectLogs) -> None:
+    def __init__(self, runtime: ReplicaRuntime, integrity: LogIntegrity) -> None:
         self._clock = runtime.clock
         self._node = runtime.node
         self._journal = runtime.journal
         self._journal_writer = runtime.journal_writer
         self._opener = runtime.opener
         self._disk = runtime.disk
-        self._damage = damage
-        self._trust = trust
+        self._integrity = integrity
         self._drawn: set[int] = set()  # names of logs that are about to be made
         self.unusable: dict[PartitionKey, Unusable] = {}
 
@@ -127,8 +125,8 @@ class ReplicaLogs:
             promise = max(promise, meta.epoch)
         goes_by = opened.log_uid
         if opened.report is not None:
-            bad = self._damage.recovered(key, opened.report)
-            old = self._trust.recovered(key, opened.log, opened.report, name, bad)
+            bad = self._integrity.corrupt.recovered(key, opened.report)
+            old = self._integrity.suspects.recovered(key, opened.log, opened.report, name, bad)
             if known is not None and old and opened.log.vouched_durable < known.local_durable:
                 # It may yet be what it was. The next start finds the same damage by the same record, and asks others
                 # for it again; by the new one it might take what is behind it for a torn end.

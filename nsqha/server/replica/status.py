@@ -18,8 +18,7 @@ from nsqha.pb.v1 import replication_pb2 as pb
 
 if TYPE_CHECKING:
     from nsqha.commitlog.lookup import LogReader
-    from nsqha.server.integrity.corrupt_ranges import CorruptRanges
-    from nsqha.server.integrity.suspect_logs import SuspectLogs
+    from nsqha.server.integrity.log_integrity import LogIntegrity
     from nsqha.server.peers.api import PeerIdentity, PeerServer
     from nsqha.server.replica.leading.leadership import Leadership
     from nsqha.server.replica.replica_runtime import ReplicaRuntime
@@ -34,10 +33,9 @@ logger = Logger("answers")
 class ReplicaAnswers:
     """Answers for one node."""
 
-    def __init__(self, runtime: ReplicaRuntime, table: ReplicaTable, damage: CorruptRanges, trust: SuspectLogs) -> None:
+    def __init__(self, runtime: ReplicaRuntime, table: ReplicaTable, integrity: LogIntegrity) -> None:
         self._table = table
-        self._damage = damage
-        self._trust = trust
+        self._integrity = integrity
         self._journal = runtime.journal
         self._disk = runtime.disk
         self._node = runtime.node
@@ -67,7 +65,7 @@ class ReplicaAnswers:
                 continue
             last = log.entry_before(log.end.log_id)
             record = journal.record(key)
-            cut, damaged = self._trust.doubts(key)
+            cut, damaged = self._integrity.suspects.doubts(key)
             told = reply.replicas.add(
                 key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
                 role=role if stopped is None else pb.ROLE_NONE,
@@ -82,7 +80,7 @@ class ReplicaAnswers:
                 corrupt=damaged or stopped is not None or not known,
                 start=log.start.log_id,
             )
-            ranges = self._damage.told(key)
+            ranges = self._integrity.corrupt.told(key)
             told.damaged_ranges = len(ranges)
             for range_ in ranges[:SHOWN_MAX]:
                 told.damage.add(**range_._asdict())
@@ -123,7 +121,7 @@ class ReplicaAnswers:
             )
         except BatchCorrupt as error:
             key = (request.key.topic_uid, request.key.partition)
-            if self._damage.found(key, error.first.log_id, error.end.log_id) and lost:
+            if self._integrity.corrupt.found(key, error.first.log_id, error.end.log_id) and lost:
                 text = "%s: %s; no replica can be made of it until it is mended, or given up with `nsqha log skip`"
                 logger.error("copy_stopped", text, log.directory, error)
             raise

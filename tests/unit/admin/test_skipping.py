@@ -24,8 +24,8 @@ class Rig:
         self.topic = topic_of([0, 1], 2)
         for partition in self.topic.led:
             partition.serving, partition.closed, partition.deliveries = partition.number == 0, False, {}
-        giving_up = SimpleNamespace(give_up=self.give_up)
-        cluster = SimpleNamespace(replicas=SimpleNamespace(giving_up=giving_up))
+        integrity = SimpleNamespace(mark_lost=SimpleNamespace(give_up=self.give_up))
+        cluster = SimpleNamespace(replicas=SimpleNamespace(integrity=integrity))
         self.broker: Any = SimpleNamespace(cluster=cluster, topics=SimpleNamespace(topic=lambda name: self.topic))
 
     async def give_up(self, key: tuple[int, int], *, seconds: float) -> list[Any]:

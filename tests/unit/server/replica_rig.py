@@ -30,7 +30,7 @@ from nsqha.server.opening.opener import PartitionOpener
 from nsqha.server.peers.api import PeerIdentity
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.replica_runtime import ReplicaRuntime
-from nsqha.server.replica.roles import Replicas
+from nsqha.server.replica.roles import ReplicaLimits, Replicas
 from nsqha.server.runtime.journal import JournalWriter
 from tests.unit.server.peer_rig import VirtualLoop
 
@@ -168,6 +168,23 @@ class FakePeers:
         raise AssertionError("no streams here")
 
 
+class FakeCluster:
+    """Remembers the nodes whose streams were lost."""
+
+    def __init__(self, lost: list[int]) -> None:
+        self._lost = lost
+
+    def name_of(self, node: int) -> str:
+        return ""
+
+    def stream_lost(self, node: int) -> None:
+        self._lost.append(node)
+
+    def stream_found(self, node: int) -> None: ...
+
+    def changed(self, topic: str) -> None: ...
+
+
 class FakeLinks:
     def __init__(self) -> None:
         self.added: list[int] = []
@@ -202,7 +219,7 @@ class LeaderStream:
         self.peer = PeerIdentity("somewhere")
         self.pending = 0
         self.replies: list[pb.PushReply] = []
-        self.receiver = rig.replicas.promises.receive(self)
+        self.receiver = rig.replicas.service.receive(self)
         hello = pb.PushHello(cluster_id=CLUSTER, node_uid=node, registration=7, target_uid=rig.node)
         self.receiver.on_message(pb.PushMessage(hello=hello))
 
@@ -314,14 +331,9 @@ class ReplicaRig:
         self.replicas = Replicas(
             runtime,
             links=cast(Any, self.links),
-            name_of=lambda node: "",
+            cluster=FakeCluster(self.lost),
             topic_of=lambda name, uid: cast(Any, self.topic),
-            leaders_changed=lambda name: None,
-            stream_lost=self.lost.append,
-            stream_found=lambda node: None,
-            sync_every=2500,
-            sync_seconds=2.0,
-            catch_up_bytes_per_second=catch_up_bytes_per_second,
+            limits=ReplicaLimits(2500, 2.0, catch_up_bytes_per_second),
         )
         self.replicas.registered(REGISTRATION)
         self.version = 0

@@ -1,6 +1,6 @@
 """The follower's half of live replication: one handler for each stream that another node pushes on.
 
-    PushMessage: opens -> Promises.open (promise, catch-up) -> Opened
+    PushMessage: opens -> FollowerService.open (promise, catch-up) -> Opened
                  appends -> Follower.append [-> disk round] ..... when the stream asks -> one PushReply with all acks
                  committed -> Follower.committed_to
 
@@ -34,6 +34,10 @@ class FollowedReplicas(Protocol):
     def open(self, receiver: Receiver, opened: pb.Open) -> None:
         """A leader asks for a promise, and where the log ends; answered on the receiver, some time."""
 
+
+class LeaderNodes(Protocol):
+    """The nodes that push to this one, as its membership in the cluster knows them."""
+
     def name_of(self, node: int) -> str:
         """What a node's certificate may call it; empty if it is not known."""
 
@@ -47,11 +51,12 @@ class FollowedReplicas(Protocol):
 class Receiver:
     """One incoming stream."""
 
-    def __init__(self, promises: FollowedReplicas, stream: PeerStream) -> None:
+    def __init__(self, service: FollowedReplicas, nodes: LeaderNodes, stream: PeerStream) -> None:
         self.leader = 0  # node uid, from the hello
         self.registration = 0
         self.closed = False
-        self._promises = promises
+        self._service = service
+        self._nodes = nodes
         self._stream = stream
         self._acks: dict[Follower, None] = {}
         self._answers: pb.PushReply | None = None  # all but the acks
@@ -76,10 +81,10 @@ class Receiver:
         # Most messages have one append and nothing else, and to walk through nothing costs as much as to read that.
         if message.opens:
             for opened in message.opens:
-                self._promises.open(self, opened)
+                self._service.open(self, opened)
         for append in message.appends:
             key = (append.topic_uid, append.partition)
-            follower = self._promises.following(key)
+            follower = self._service.following(key)
             if follower is None:
                 unknown = pb.PartitionKey(topic_uid=key[0], partition=key[1])
                 self.refused(unknown, append.epoch, pb.REFUSAL_UNKNOWN, 0, "this partition is not followed here")
@@ -87,31 +92,31 @@ class Receiver:
                 follower.append(self, append)
         if message.committed:
             for committed in message.committed:
-                follower = self._promises.following((committed.topic_uid, committed.partition))
+                follower = self._service.following((committed.topic_uid, committed.partition))
                 if follower is not None and follower.port is self and follower.epoch == committed.epoch:
                     follower.committed_to(committed.committed)
 
     def _stranger(self, hello: pb.PushHello) -> str:
         """Why this stream is not for us, or not from whom it says; empty: it is welcome."""
-        mine = self._promises.hello()
+        mine = self._service.hello()
         if hello.cluster_id != mine.cluster_id:
             return f"this node belongs to cluster {mine.cluster_id:016x}, not to {hello.cluster_id:016x}"
         if hello.target_uid != mine.node_uid:
             return f"this is node {mine.node_uid:016x}, not {hello.target_uid:016x}"
-        if not self._stream.peer.may_be(hello.node_uid, self._promises.name_of(hello.node_uid)):
+        if not self._stream.peer.may_be(hello.node_uid, self._nodes.name_of(hello.node_uid)):
             return f"{self._stream.peer} may not speak for node {hello.node_uid:016x}"
         return ""
 
     def _greet(self, hello: pb.PushHello) -> None:
         self.leader = hello.node_uid
-        self._promises.stream_found(hello.node_uid)
+        self._nodes.stream_found(hello.node_uid)
         self.registration = hello.registration
         self.greet()
 
     def greet(self) -> None:
         """Say who this node is; again after it has registered."""
         if self.leader:
-            hello = self._promises.hello()
+            hello = self._service.hello()
             hello.target_uid = self.leader
             self._answer().hello.CopyFrom(hello)
 
@@ -120,7 +125,7 @@ class Receiver:
         for follower in self._followers.values():
             follower.left(self)
         if self._followers:
-            self._promises.stream_lost(self.leader)
+            self._nodes.stream_lost(self.leader)
         self._followers.clear()
 
     # ---- out

@@ -39,7 +39,7 @@ def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_c
         lost = follower.log.entry(2)
         commitlog = rig.storage.open(f"{follower.log.directory}/{0:020}.commitlog")
         commitlog.pwrite(lost._replace(flags=FAULTY).encode(), 2 * ENTRY_BYTES)
-        rig.replicas._files.forget_state(follower)  # as after a cut: it is looked for anew
+        rig.replicas.files.forget_state(follower)  # as after a cut: it is looked for anew
         follower.committed_to(5)
         for _ in range(2):
             rig.replicas.keep_house()
@@ -47,7 +47,7 @@ def test_channels_that_can_not_be_read_are_asked_of_others_and_known_when_they_c
         assert follower.applier.state is None and follower.applier.damage == (2, 3)
         assert "Fetch" in rig.peers.calls
         commitlog.pwrite(lost.encode(), 2 * ENTRY_BYTES)
-        rig.replicas.damage.mended(KEY, 2, 3)
+        rig.replicas.integrity.corrupt.mended(KEY, 2, 3)
         rig.replicas.keep_house()
         await pause()
         assert (
@@ -87,7 +87,7 @@ def test_channels_that_nobody_can_mend_are_known_from_a_checkpoint_behind() -> N
             and follower.applier.state is not None
             and follower.applier.state.applied.log_id == 1
         )
-        await rig.replicas.damage._follow_leader(KEY, 2, 3)
+        await rig.replicas.integrity.corrupt._follow_leader(KEY, 2, 3)
         assert follower.applier.damage is None and follower.applier.state.applied.log_id == 4
 
     run(scenario)
@@ -113,7 +113,7 @@ def test_the_leader_is_told_that_this_replica_could_not_lead() -> None:
 def test_a_partition_that_goes_while_its_leader_is_asked_is_no_failure() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
-        damage = rig.replicas.damage
+        damage = rig.replicas.integrity.corrupt
         damage._bad[KEY] = RangeSet([(1, 2)])
 
         async def goes(*asked: Any) -> None:
@@ -142,7 +142,7 @@ def test_what_is_left_of_a_range_as_its_leader_has_it_is_not_read_on_the_loop() 
             entry = log.entry(log_id)
             commitlog.pwrite(entry._replace(flags=entry.flags | LOST).encode(), log_id * ENTRY_BYTES)
         log.entry = log.entries = None  # type: ignore[assignment,method-assign]
-        damage = rig.replicas.damage
+        damage = rig.replicas.integrity.corrupt
         damage._bad[KEY] = RangeSet([(1, 6)])
 
         async def mended(*asked: Any) -> None:
@@ -167,7 +167,7 @@ def test_a_disk_that_lacks_descriptors_says_nothing_of_what_was_given_up() -> No
         stream, _ = await followed(rig)
         stream.push(1, log_of(1, 1), 1)
         await pause()
-        damage, log = rig.replicas.damage, rig.follower.log
+        damage, log = rig.replicas.integrity.corrupt, rig.follower.log
         damage._bad[KEY] = RangeSet([(1, 2)])
 
         class NoFiles(MemStorage):

@@ -263,8 +263,8 @@ def test_what_was_given_up_is_taken_when_somebody_comes_back_with_it() -> None:
         await elected(rig, accepted=2)
         log = rig.replicas.leading[KEY].log
         assert log.entry(5).lost
-        assert await rig.replicas.giving_up.give_up(KEY) == [], "once is enough"
-        assert rig.replicas.damage.known(KEY) == [(5, 6)]
+        assert await rig.replicas.integrity.mark_lost.give_up(KEY) == [], "once is enough"
+        assert rig.replicas.integrity.corrupt.known(KEY) == [(5, 6)]
         await house(rig, 1)
         rig.peers.serves = has(leader)
         await house(rig, 31)
@@ -323,7 +323,9 @@ def test_a_follower_gets_what_was_given_up_as_lost_and_goes_on_behind_it() -> No
         stream.push(1, log_of(*[1] * 10), 10, committed=11)
         await pause()
         state: Any = rig.follower.applier.state
-        assert state is not None and state.applied.log_id == 10 and rig.replicas.damage.known(KEY) == [(5, 6)]
+        assert (
+            state is not None and state.applied.log_id == 10 and rig.replicas.integrity.corrupt.known(KEY) == [(5, 6)]
+        )
 
     run(scenario)
 
@@ -336,7 +338,7 @@ def test_a_replica_with_damage_of_its_own_keeps_what_its_leader_has_lost() -> No
         leader = lost(good, 5)
         await asked(rig, leader, leads(leader, 1))
         log = rig.follower.log
-        assert not rig.follower.behind and not list(rig.replicas.damage.known(KEY))
+        assert not rig.follower.behind and not list(rig.replicas.integrity.corrupt.known(KEY))
         assert [log.read(log.entry(n)) for n in range(1, 10)] == [good.read(good.entry(n)) for n in range(1, 10)]
 
     run(scenario)
@@ -358,8 +360,8 @@ def test_a_replica_marks_the_damage_that_its_leader_gave_up_and_keeps_the_rest(
         log = rig.follower.log
         assert log is before and log.past is past, "nothing was cut"
         assert log.entry(log_id) == leader.entry(log_id) and log.entry(log_id).lost and not rig.follower.behind
-        assert rig.replicas.trust.unsound_from(KEY) is None
-        assert rig.replicas.damage.known(KEY) == [(log_id, log_id + 1)]
+        assert rig.replicas.integrity.suspects.unsound_from(KEY) is None
+        assert rig.replicas.integrity.corrupt.known(KEY) == [(log_id, log_id + 1)]
         assert (await status(rig)).corrupt is False
 
     run(scenario)

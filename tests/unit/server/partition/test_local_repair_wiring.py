@@ -100,7 +100,7 @@ def test_the_only_replica_of_a_cluster_is_rebuilt(finder: str) -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         partition = await leading_alone(rig)
-        damage, log = rig.replicas.damage, partition.log
+        damage, log = rig.replicas.integrity.corrupt, partition.log
         mended: list[tuple[int, int]] = []
         damage.on_mended = lambda log, first, end: mended.append((first, end))
         bad = log.end.log_id - 3
@@ -123,11 +123,11 @@ def test_what_was_away_for_a_moment_is_not_known_as_damage_any_more() -> None:
         rig = ReplicaRig()
         partition = await leading_alone(rig)
         bad = partition.log.end.log_id - 3
-        rig.replicas.damage.found(KEY, bad, bad + 1)
-        assert rig.replicas.damage.known(KEY) == [(bad, bad + 1)]
+        rig.replicas.integrity.corrupt.found(KEY, bad, bad + 1)
+        assert rig.replicas.integrity.corrupt.known(KEY) == [(bad, bad + 1)]
         keep_house(rig)
         await pause()
-        assert rig.replicas.damage.known(KEY) == [] and "Fetch" not in rig.peers.calls and rig.failures == []
+        assert rig.replicas.integrity.corrupt.known(KEY) == [] and "Fetch" not in rig.peers.calls and rig.failures == []
 
     run(scenario)
 
@@ -140,7 +140,7 @@ def test_damage_found_while_there_were_others_is_rebuilt_when_there_are_none() -
         await alone(rig, 2, log_uid, A)
         bad = log.end.log_id - 3
         rot(log, bad)
-        rig.replicas.damage.found(KEY, bad, bad + 1)
+        rig.replicas.integrity.corrupt.found(KEY, bad, bad + 1)
         for _ in range(3):
             keep_house(rig)
             await pause()
@@ -149,7 +149,7 @@ def test_damage_found_while_there_were_others_is_rebuilt_when_there_are_none() -
         for _ in range(3):
             keep_house(rig)
             await pause()
-        assert not verify(log).problems and rig.replicas.damage.known(KEY) == []
+        assert not verify(log).problems and rig.replicas.integrity.corrupt.known(KEY) == []
 
     run(scenario)
 
@@ -161,12 +161,12 @@ def test_what_is_noted_is_left_alone_as_soon_as_there_is_another_replica() -> No
         log = partition.log
         bad = log.end.log_id - 3
         rot(log, bad)
-        rig.replicas.damage.found(KEY, bad, bad + 1)
+        rig.replicas.integrity.corrupt.found(KEY, bad, bad + 1)
         await alone(rig, 2, rig.replicas.leading[KEY].log_uid, A)
         for _ in range(3):
             keep_house(rig)
             await pause()
-        assert len(verify(log).problems) == 1 and rig.replicas.damage.known(KEY) == [(bad, bad + 1)]
+        assert len(verify(log).problems) == 1 and rig.replicas.integrity.corrupt.known(KEY) == [(bad, bad + 1)]
         assert "Fetch" in rig.peers.calls
 
     run(scenario)
@@ -183,13 +183,13 @@ def test_what_can_not_be_rebuilt_is_looked_at_once() -> None:
         entry, pair = log.entry(bad), log.pair_of(bad)
         log._shelf.clear()
         pair.segment.pwrite(b"\xff" * 9, entry.position - pair.position)
-        rig.replicas.damage.found(KEY, bad, bad + 1)
+        rig.replicas.integrity.corrupt.found(KEY, bad, bad + 1)
         looked: list[int] = []
         rebuilding = log.rebuilding
         log.rebuilding = lambda first, end: (looked.append(first), rebuilding(first, end))[1]  # type: ignore
         for _ in range(5):
             keep_house(rig)
             await pause()
-        assert looked == [bad] and rig.replicas.damage.known(KEY) == [(bad, bad + 1)]
+        assert looked == [bad] and rig.replicas.integrity.corrupt.known(KEY) == [(bad, bad + 1)]
 
     run(scenario)

@@ -197,13 +197,13 @@ def test_a_catch_up_given_up_behind_a_cut_of_applied_batches_leaves_no_state() -
         rig.record(leader=B, epoch=2, isr={B: 6})
         rig.peers.serves = serving(other, 2, committed=3)
         winner = rig.leader(B)
-        cut = rig.replicas._files.cut
+        cut = rig.replicas.files.cut
 
         async def cut_and_lose_the_leader(*args: Any) -> None:
             await cut(*args)
             winner.close()
 
-        rig.replicas._files.cut = cut_and_lose_the_leader  # type: ignore[method-assign]
+        rig.replicas.files.cut = cut_and_lose_the_leader  # type: ignore[method-assign]
         winner.ask(2, other, start=2)
         await pause(1)
         assert rig.follower.log.end.log_id == 2 and rig.follower.applier.state is None
@@ -252,7 +252,7 @@ def test_whenever_it_dies_while_a_log_begins_anew_the_next_start_opens_a_log(see
             anchor = trimmed().entry_before(7)
             storage.crash_after(steps)
             try:
-                await rig.replicas._files.begin_anew(rig.follower, anchor)
+                await rig.replicas.files.begin_anew(rig.follower, anchor)
             except Crashed:
                 pass
             else:
@@ -319,7 +319,7 @@ def test_the_journal_forgets_a_cut_before_anything_is_appended_again() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         await another_past(rig)
-        await rig.replicas._files.cut(rig.follower, 2)
+        await rig.replicas.files.cut(rig.follower, 2)
         record = rig.journal.record(KEY)
         assert record is not None and record.cut is None and not rig.journal.dirty
 

@@ -218,7 +218,7 @@ def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
             add(log, 1, b"x")
         stream.push(1, log, 1)
         await pause()
-        rig.replicas.trust._doubted[KEY] = Doubted(2, 0, RangeSet([(2, 3)]))
+        rig.replicas.integrity.suspects._doubted[KEY] = Doubted(2, 0, RangeSet([(2, 3)]))
         rig.follower.log.doubtful_from = 2
         whole, broken = serving(log, 1), True
         fetched: list[int] = []
@@ -242,7 +242,7 @@ def test_what_came_anew_is_not_cut_again_though_the_rest_has_to_wait() -> None:
         broken = False
         await pause(1)
         assert rig.follower.log.end.log_id == 5 and not rig.follower.behind
-        assert rig.replicas.trust.unsound_from(KEY) is None and not rig.errors
+        assert rig.replicas.integrity.suspects.unsound_from(KEY) is None and not rig.errors
 
     run(scenario)
 

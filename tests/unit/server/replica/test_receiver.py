@@ -61,7 +61,7 @@ class Node:
 async def pushed(hello: pb.PushHello) -> tuple[Stream, Node]:
     """What a stream and a node look like after a hello with an Open behind it."""
     stream, node = Stream(), Node()
-    receiver = Receiver(node, stream)  # type: ignore[arg-type]
+    receiver = Receiver(node, node, stream)  # type: ignore[arg-type]
     message = pb.PushMessage(hello=hello)
     message.opens.add(topic="orders")
     receiver.on_message(message)

@@ -151,7 +151,7 @@ def test_a_damaged_end_is_not_led() -> None:
         record = rig.record(leader=rig.node, epoch=2, isr={rig.node: log_uid, A: 5}, registration=REGISTRATION)
         await rig.settle(record)
         assert not rig.replicas.leading and KEY in rig.replicas.followers
-        assert rig.replicas.trust.doubts(KEY) == (False, True)
+        assert rig.replicas.integrity.suspects.doubts(KEY) == (False, True)
 
     run(scenario)
 
@@ -174,9 +174,9 @@ def test_a_deleted_topic_leaves_by_its_uid_whatever_has_its_name_now() -> None:
     async def scenario() -> None:
         rig = ReplicaRig()
         await followed(rig)
-        await rig.replicas.drop(KEY[0] + 1, range(1))
+        await rig.replicas.removal.drop(KEY[0] + 1, range(1))
         assert rig.replicas.followers
-        await rig.replicas.drop(KEY[0], range(1))
+        await rig.replicas.removal.drop(KEY[0], range(1))
         assert not rig.replicas.followers
         assert not list(rig.replicas.table.locks), "topics come and go for years"
 
@@ -422,7 +422,7 @@ def test_a_consumer_that_can_not_be_told_keeps_no_leader_in_office(monkeypatch: 
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(rig.topic, "remove_led", broken)
-        monkeypatch.setattr(rig.replicas, "_leaders_changed", broken)
+        monkeypatch.setattr(rig.replicas._leader_roles, "_leaders_changed", broken)
         await rig.settle(rig.record(leader=A, epoch=3, isr=isr))
         assert partition.closed and not rig.replicas.leading and KEY in rig.replicas.followers and not rig.errors
         assert told == [partition, "t"], "who reads it from elsewhere has to know, whoever else could not be told"
@@ -512,7 +512,7 @@ def test_nothing_is_kept_of_a_log_that_could_not_be_opened_when_its_topic_is_del
         monkeypatch.setattr(rig.opener, "recover", refuses)
         await rig.replicas.recover(rig.record(leader=A, epoch=1, isr={A: 5}))
         assert rig.replicas.logs.unusable
-        await rig.replicas.drop(KEY[0], [KEY[1]])
+        await rig.replicas.removal.drop(KEY[0], [KEY[1]])
         assert not rig.replicas.logs.unusable
 
     run(scenario)

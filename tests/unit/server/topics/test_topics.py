@@ -85,6 +85,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self.logs = ReplicaLogs()
+        self.removal = self
 
     async def settle(self, topic: Any) -> None: ...
 

@@ -1,0 +1,257 @@
+"""The role of a leader: what it takes to begin, how it ends.
+
+    record names us --lead--> read it again -> [promise] -> files free -> promise, journalled -> epoch-start batch
+    another epoch | the record is lost | a fault --step_down--> the log and its state go to a follower
+
+What makes a leader: the record, read linearizably, names this node, this process life and this log, in an epoch above
+the promise; then the promise is journalled. Spec: `Become`. Both ways hold the partition (`ReplicaTable.changing`).
+
+Invariants: a process life leads an epoch at most once; nothing is written in an epoch before its promise is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from nsqha import ids
+from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
+from nsqha.ids import PartitionKey
+from nsqha.nsqlog import Logger
+from nsqha.server.opening.opener import OpenedLog
+from nsqha.server.replica.leading.leadership import Leadership, PartitionRecords
+
+if TYPE_CHECKING:
+    from nsqha.replication.isr import IsrLimits
+    from nsqha.server.integrity.log_integrity import LogIntegrity
+    from nsqha.server.partition.topic import Topic
+    from nsqha.server.replica.follower_roles import FollowerRoles
+    from nsqha.server.replica.following.follower import Follower
+    from nsqha.server.replica.leading.sender import FollowerStreams
+    from nsqha.server.replica.replica_files import ReplicaFiles
+    from nsqha.server.replica.replica_runtime import ReplicaRuntime
+    from nsqha.server.replica.replica_table import ReplicaTable
+
+logger = Logger("replicas")
+damage_logger = Logger("damage")
+
+
+class LeaderRoles:
+    """Begins and ends the leaderships of one node."""
+
+    def __init__(
+        self,
+        runtime: ReplicaRuntime,
+        table: ReplicaTable,
+        following: FollowerRoles,
+        integrity: LogIntegrity,
+        files: ReplicaFiles,
+        *,
+        links: FollowerStreams,
+        topic_of: Callable[[str, int], Topic | None],
+        leaders_changed: Callable[[str], None],
+        limits: IsrLimits | None,
+    ) -> None:
+        self._runtime = runtime
+        self._table = table
+        self._following = following
+        self._integrity = integrity
+        self._files = files
+        self._links = links
+        self._topic_of = topic_of
+        self._leaders_changed = leaders_changed
+        self._limits = limits
+
+    # ---- begin
+
+    async def lead(self, record: TopicRecord, number: int) -> None:
+        """Become leader, if the record as it is now says so."""
+        name, uid, key = record.name, record.uid, (record.uid, number)
+        follower = self._table.followers[key]
+        times = [self._runtime.clock.monotonic()]
+        if (epoch := record.partitions[number].epoch) > follower.epoch:
+            logger.info("elected", "%s/%d: elected in epoch %d", name, number, epoch)
+        fresh = await self._runtime.metadata.read(lambda: self._runtime.metadata.store.topic(name))
+        if fresh is None or fresh.record.uid != uid or self._table.stopping:
+            return
+        meta = fresh.record.partitions[number]
+        topic = self._topic_of(name, uid)
+        if meta.leader != self._runtime.node or meta.epoch <= follower.epoch or topic is None:
+            return
+        ours = meta.registration == self._table.registration and meta.isr.get(self._runtime.node) == follower.log_uid
+        if meta.damage_accepted == meta.epoch and ours:
+            await self._before_leading(follower, meta.epoch)
+        why = self._unfit(key, follower, meta)
+        times.append(self._runtime.clock.monotonic())
+        if not why:
+            follower.fence(meta.epoch)
+            await follower.release()
+            why = self._unfit(key, follower, meta)  # its last job may have begun the log anew
+            if why:
+                self._following.follow_again(fresh, follower)
+        if why:
+            logger.warning("not_leading", "%s/%d: elected in epoch %d, but %s", name, number, meta.epoch, why)
+            return
+        times.append(self._runtime.clock.monotonic())
+        opened = await self._promise_to_lead(fresh, number, follower)
+        times.append(self._runtime.clock.monotonic())
+        if opened is not None:
+            self._begin_leading(fresh, number, topic, opened, times)
+
+    async def _before_leading(self, follower: Follower, epoch: int) -> None:
+        """An operator lets this replica lead with what it has: what no other node has of its damage is given up."""
+        key = follower.key
+        follower.fence(epoch)
+        await follower.jobs.finish()
+        self._runtime.opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+        await self._runtime.journal_writer.promise()
+        await self._integrity.mark_lost.give_up(key)
+        follower.applier.mended()
+        if follower.applier.state is None:
+            await self._files.reload(follower)
+        if follower.applier.state is None:
+            log, end = follower.log, max(follower.applier.committed, follower.log.start.log_id)
+            text = "%s: nothing is left that says where its channels were: they begin where the log does"
+            damage_logger.error("channels_lost", text, log.directory)
+            opener, disk = self._runtime.opener, self._runtime.disk
+            follower.applier.know(await disk.run(lambda: opener.state_anew(key, log, committed=end)))
+
+    async def _promise_to_lead(
+        self, fresh: Versioned[TopicRecord], number: int, follower: Follower
+    ) -> OpenedLog | None:
+        """Journal the promise of our own epoch; the log and state to lead with. None: the node stops."""
+        record, key = fresh.record, follower.key
+        epoch, state = record.partitions[number].epoch, follower.applier.state
+        assert state is not None
+        opened = OpenedLog(follower.log, follower.log_uid, state, None)
+        del self._table.followers[key]
+        if not ids.is_ephemeral(record.name):  # whose record goes with this process: no other node ever leads it
+            self._runtime.opener.stage_promise(key, epoch, follower.log, follower.log_uid)
+            try:
+                await self._runtime.journal_writer.promise()
+            except Exception:
+                self._following.follow_again(fresh, follower)
+                raise
+        if self._table.stopping:
+            self._following.follow(fresh, number, opened, promise=epoch)
+            return None
+        return opened
+
+    def _begin_leading(
+        self, fresh: Versioned[TopicRecord], number: int, topic: Topic, opened: OpenedLog, times: list[float]
+    ) -> None:
+        """Write the first batch of the epoch; `times`: when the steps up to here ended."""
+        name, key, meta = fresh.record.name, (fresh.record.uid, number), fresh.record.partitions[number]
+        partition = self._runtime.opener.partition(fresh.record, number, meta, opened)
+        # What was changed through this node since that read: no other node knows that its logs have to follow.
+        channels = max(fresh.record.channels, topic.record.channels, key=lambda channels: channels.version)
+        try:
+            started = partition.start_epoch(channels)
+        except Exception:  # only now: a leader that never begins would be taken for one
+            self._following.follow(fresh, number, opened, promise=meta.epoch)
+            raise
+        leadership = Leadership(
+            partition,
+            meta,
+            key=key,
+            topic=name,
+            log_uid=opened.log_uid,
+            node=self._runtime.node,
+            clock=self._runtime.clock,
+            links=self._links,
+            records=PartitionRecords(self._runtime.metadata, name, key[0], number),
+            nodes=self._runtime.nodes,
+            spawn=self._runtime.spawn,
+            step_down=self._stepping_down,
+            limits=self._limits,
+        )
+        self._table.leading[key] = leadership
+        self._table.saw(key, fresh)
+        end = opened.log.end.log_id
+        took = [round(1000 * (after - before), 1) for before, after in pairwise(times)]
+        logger.info(
+            "leading",
+            "%s/%d: leading in epoch %d from log id %d; took %s ms to read the record, free the files, promise",
+            name,
+            number,
+            meta.epoch,
+            end,
+            took,
+            took_ms=took,
+        )
+        self._integrity.leads(key, partition)
+        topic.add_led(partition)
+        started.add_done_callback(lambda done: self._begun(leadership, times[-1], done))
+        leadership.start()
+        self._leaders_changed(name)
+
+    def _begun(self, leadership: Leadership, since: float, done: asyncio.Future[None]) -> None:
+        """The epoch-start batch is committed, or never will be."""
+        if not done.cancelled() and done.exception() is None:
+            took = 1000 * (self._runtime.clock.monotonic() - since)
+            text = "%s/%d: the first batch of epoch %d is committed, %.1f ms later"
+            logger.info(
+                "epoch_begun", text, leadership.topic, leadership.key[1], leadership.epoch, took, took_ms=round(took, 1)
+            )
+
+    def _unfit(self, key: PartitionKey, follower: Follower, meta: PartitionMeta) -> str:
+        """Why this node can not lead although it was elected; empty: it can."""
+        if meta.registration != self._table.registration:
+            return "in an earlier life"
+        if meta.isr.get(self._runtime.node) != follower.log_uid:
+            return "the ISR names another log"
+        if follower.applier.state is None:
+            return "its channels are not known yet"
+        unsound = self._integrity.suspects.unsound_from(key) is not None
+        if len(meta.replicas) > 1 and (unsound or not follower.applier.readable):
+            return "its log is damaged"
+        return follower.stopped or ""
+
+    def could_lead_now(self, key: PartitionKey, follower: Follower) -> bool:
+        """Elected, and what was in the way is mended: the record stays as it is until this node leads or time is up."""
+        meta = self._table.records[key].record.partitions[key[1]]
+        elected = meta.leader == self._runtime.node and meta.epoch > follower.epoch and not self._table.stopping
+        return elected and not self._unfit(key, follower, meta)
+
+    # ---- end
+
+    def _stepping_down(self, leadership: Leadership, why: str) -> None:
+        self._runtime.spawn(self._step_down_later(leadership, why))
+
+    async def _step_down_later(self, leadership: Leadership, why: str) -> None:
+        async with self._table.changing(leadership.key):
+            if self._table.leading.get(leadership.key) is leadership and not self._table.stopping:
+                await self.step_down(leadership, why)
+
+    async def step_down(self, leadership: Leadership, why: str) -> None:
+        """Lead no longer: the log goes to a follower of the same partition."""
+        key, partition = leadership.key, leadership.partition
+        name, number = leadership.topic, key[1]
+        logger.info("stepping_down", "%s/%d: epoch %d ends here: %s", name, number, leadership.epoch, why)
+        leadership.stop()
+        topic = self._topic_of(name, key[0])
+        if topic is not None:
+            for tell in (partial(topic.remove_led, partition, why), partial(self._leaders_changed, name)):
+                try:
+                    tell()
+                except Exception as error:  # whatever a consumer did: there is another leader, and this one ends
+                    logger.error("consumers_not_told", "%s/%d", name, number, error=error)
+        await partition.release(f"this node does not lead any more: {why}")
+        del self._table.leading[key]
+        record = self._table.records[key]
+        opened = OpenedLog(partition.log, leadership.log_uid, partition.cursors.state, None)
+        follower = self._following.follow(record, number, opened, promise=leadership.epoch)
+        if partition.stopped is not None:
+            follower.stopped = partition.stopped
+
+    def each(self, step: Callable[[Leadership], None]) -> None:
+        """What goes wrong with one leadership stays there: its epoch ends, and the others' time goes on."""
+        for leadership in list(self._table.leading.values()):
+            try:
+                step(leadership)
+            except Exception as error:
+                logger.error("leadership_failed", "%r", leadership, error=error)
+                self._stepping_down(leadership, f"{type(error).__name__}: {error}")
