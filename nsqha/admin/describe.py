@@ -126,7 +126,7 @@ class Describer:
             ),
             partitions=[self._partition(topic, partition) for partition in topic.led],
             channels=topic.channel_names(),
-            message_count=sum(partition.message_count for partition in topic.led),
+            message_count=sum(partition.batches.publishes.message_count for partition in topic.led),
         )
 
     def _partition(self, topic: Topic, partition: Any) -> Any:
@@ -144,7 +144,7 @@ class Describer:
         state.bytes = log.end.position - log.start.position
         state.first_timestamp_ns = timestamp_of(partition, log.start.offset)
         state.last_timestamp_ns = last.timestamp_ns if last else 0
-        state.message_count = partition.message_count
+        state.message_count = partition.batches.publishes.message_count
         state.holds.extend(holds_of(partition))
         return state
 

@@ -486,5 +486,5 @@ class Broker:
 
     def _stopped(self) -> str:
         """Partitions that a broken invariant stopped."""
-        stopped = {f"{name}/{p.number}": p.stopped for name, topic in self.topics.items() for p in topic.led}
+        stopped = {f"{name}/{p.number}": p.life.stopped for name, topic in self.topics.items() for p in topic.led}
         return "; ".join(f"{partition} {why}" for partition, why in stopped.items() if why is not None)

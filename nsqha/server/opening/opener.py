@@ -36,8 +36,9 @@ from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.local_repair import LocalRepair
-from nsqha.server.partition.partition import Partition, PartitionRuntime
+from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds
@@ -362,11 +363,7 @@ class PartitionOpener:
         )
         partition = Partition(
             self._runtime,
-            number=number,
-            id_base=id_base,
-            log=log,
-            cursors=cursors,
-            leader=leader,
+            LedLog(number, id_base, log, cursors, leader),
             retention=RetentionRunner(self.retention_of(record), abandoned_of(record)),
             sync=sync,
             held_back_max=self._options.mem_queue_size if ids.is_ephemeral(record.name) else None,

@@ -56,8 +56,11 @@ class DeliveredPartition(Protocol):
     log: PartitionLog
     cursors: PartitionCursors
     deliveries: Deliveries
-    closed: bool
     on_damage: Callable[[int, int], object]
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes nothing more."""
 
     @property
     def hands_out(self) -> bool:

@@ -1,7 +1,7 @@
 """Work on a partition's files: beginning new ones while nothing is appended, unlinking old ones beside appends.
 
-    run    -> [a worker thread: job] -> then(result) | failed(error) -> ended
-    remove -> [the thread for removals: step, step, ..] | failed(error)
+    run  -> [a worker thread: job] -> then(result) | failed(error) -> ended
+    drop -> [the thread for removals: step, step, ..] | failed(error)
 
 One job at a time; publishes wait meanwhile. Deliveries go on, so a job must not change what readers of the log look at:
 what it found or made is taken in by `then`, on the loop. Files that are unlinked have left the log before: only who
@@ -15,8 +15,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from nsqha.commitlog.entry import Place
 from nsqha.commitlog.log import PartitionLog
 from nsqha.nsqlog import Logger
+from nsqha.server.partition.context import PartitionLifecycle, PartitionRuntime
 from nsqha.server.runtime.disk import DiskRounds
 
 REMOVAL_RETRY_SECONDS = 60.0
@@ -55,37 +57,41 @@ class Removals:
 
 
 class FileJobs:
-    """Of one partition."""
+    """Jobs on the files of one partition that is led here, one at a time."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        disk: DiskRounds,
+        runtime: PartitionRuntime,
+        log: PartitionLog,
+        life: PartitionLifecycle,
         *,
         failed: Callable[[Exception], None],
         ended: Callable[[], None],
     ) -> None:
-        self._loop = loop
-        self._disk = disk
+        self._loop = runtime.loop
+        self._disk = runtime.disk
+        self._log = log
+        self._life = life
         self._failed = failed
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
-        self._removals = Removals(loop, disk, failed)
+        self._removals = Removals(runtime.loop, runtime.disk, failed)
 
     @property
     def busy(self) -> bool:
         """Whether a job has the files for itself."""
         return self._task is not None
 
-    @property
-    def removing(self) -> bool:
-        """Whether files are being unlinked."""
-        return self._removals.task is not None
-
-    def run(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Nothing else may be busy."""
-        assert self._task is None, "two jobs at once"
+    def run(self, job: Callable[[], T], then: Callable[[T], None]) -> bool:
+        """Run a job that has the files for itself; False: another job has them, or the partition closes."""
+        if self._task is not None or self._life.closed:
+            return False
         self._task = self._loop.create_task(self._run(job, then))
+        return True
+
+    def roll(self) -> None:
+        """Begin a new pair of files."""
+        self.run(self._log.next_pair, self._log.use)
 
     async def _run(self, job: Callable[[], T], then: Callable[[T], None]) -> None:
         try:
@@ -96,9 +102,12 @@ class FileJobs:
             self._task = None
         self._ended()
 
-    def remove(self, log: PartitionLog) -> None:
-        """Unlink files that nobody looks at any more; none may be under way."""
-        self._removals.begin(log)
+    def drop(self, up_to: Place | None) -> None:
+        """Unlink the files that end at or below `up_to`, and what could not go before, beside whatever is appended."""
+        if not (self._task is not None or self._removals.task is not None or self._life.closed):
+            if up_to is not None:
+                self._log.forget_pairs(up_to)
+            self._removals.begin(self._log)
 
     async def wait(self) -> None:
         """Return when the files are free, and nothing is unlinked any more."""

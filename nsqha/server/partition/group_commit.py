@@ -1,254 +1,227 @@
-"""Group commit of one partition: what goes into the next batch, when it is written, and who waits for its commit.
+"""Group commit of one partition: what goes into the next batch, and when it is written.
 
-    publishes, channel events -> [Gathering: now, or in a later turn?] -> a batch -> Outstanding -> committed -> answers
+    WaitingPublishes, PendingEvents -> flush -> PartitionLog.append -> {disk round || push} -> OutstandingBatches
 
-PendingEvents holds the channel events on their way into the log, and the callers that wait until they are committed
-and applied:
+Adaptive: publishes gather until nothing is outstanding and the publishers answered just now are back
+(`publishes.Linger`), or until `FLUSH_BYTES` wait; with followers `PUSHED_FLUSH_BYTES`, as each batch costs each of them
+a message and an ack. They leave at the end of a tick. Merging stops at `BATCH_BYTES`; an MPUB is never split.
 
-    take -> Events -> written | not_written (the disk refused) | wait_on (outcome unknown: only the waiters are kept)
+A leader that hands over writes one thing still: the progress of its channels, which the next leader would miss.
+A disk that refuses is tried again after a pause; what it refused of the publishes is answered at once.
 
-What a disk refuses is kept and goes first, without any other: what it says has been counted as said, nobody sends it
-again, and with what becomes due meanwhile it would grow for as long as the disk is full.
-
-Gathering decides whether a flush waits for the publishers that were answered just now. Publishers that wait for their
-OKs fall into two groups: one waits for the batch under way, the other for that one's end, so each batch has half of
-what it could; and where a commit takes no time, those who were answered first are back while the others are still
-being answered. Who was answered usually publishes again at once; the next batch is therefore given a few turns of the
-loop until as much waits as was answered or waiting at the commit: about as many bytes or, where bodies differ, as many
-runs and most of the bytes.
-
-Publishers that do not come back cost that once: each time most was not there in the end, twice as many commits pass
-before it is tried again. So it is with the last ones: each time only they were missing, twice as many commits go with
-most. All this is counted in turns, not in time: a turn looks at every socket once and takes some microseconds.
-
-A publisher that can not be answered keeps no other one from its answer.
+Invariants: batches are appended in the order in which they are committed; no append while a job has the files.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from nsqha import hot
-from nsqha.clock import Now
+from nsqha.clock import Now, read
 from nsqha.commitlog.entry import Entry
-from nsqha.cursor.partition import PartitionCursors
-from nsqha.errors import Unavailable
-from nsqha.hot import Waiter
-from nsqha.nsqlog import Logger
+from nsqha.errors import AppendFailed
+from nsqha.frames import HAS_ATTRIBUTES
+from nsqha.hot import NOT_STORED, OUTCOME_UNKNOWN, Taken
+from nsqha.server.partition.context import LedLog, PartitionLifecycle, PartitionRuntime
+from nsqha.server.partition.file_jobs import FileJobs
+from nsqha.server.partition.log_sync import LogSync
+from nsqha.server.partition.outstanding import Outstanding, OutstandingBatches, settle
+from nsqha.server.partition.pending_events import Events, PendingEvents
+from nsqha.server.partition.publishes import FLUSH_BYTES, PUSHED_FLUSH_BYTES, WaitingPublishes
 
-TURNS = 32
-SKIPPED_MAX = 64
-ALL_BYTES = 31 / 32  # of what is expected: bodies differ
-MOST_BYTES = 3 / 4
-
-logger = Logger("partition")
-
-Future = asyncio.Future[None]
+BATCH_BYTES = 512 << 10  # merging stops here
+RETRY_SECONDS = 1.0  # after an append that failed: channel events are tried again
 
 
-class Outstanding:
-    """A written batch that is not committed yet, and who waits for it."""
-
-    __slots__ = ("data", "done", "entry", "size", "waiters", "written_at")
+class GroupCommit:
+    """Writes the batches of one partition."""
 
     def __init__(
         self,
-        entry: Entry,
-        data: bytearray,
-        waiters: list[Waiter],
-        done: list[Future],
-        written_at: float,
-        size: int,
+        runtime: PartitionRuntime,
+        led: LedLog,
+        life: PartitionLifecycle,
+        files: FileJobs,
+        *,
+        sync: str,
+        held_back_max: int | None,
+        commit: Callable[[Now], None],
+        resume: Callable[[], None],
+        stop: Callable[[Exception], None],
     ) -> None:
-        self.entry = entry
-        self.data = data
-        self.waiters = waiters
-        self.done = done  # end when its events are applied
-        self.written_at = written_at
-        self.size = size  # what it has of the budget
+        """`commit`: the commit point moved. `resume`: a disk that refused may be tried again. `stop`: an invariant is
+        broken."""
+        self.publishes = WaitingPublishes(runtime, led, life, self._flush_soon, held_back_max)
+        self.events = PendingEvents()
+        self.outstanding = OutstandingBatches(led, life, self.publishes, runtime.measures, self.schedule)
+        self.sync = LogSync(runtime, led, life, sync, commit=commit, flush=self.flush_publishes)
+        self.on_appended: Callable[[], None] | None = None  # a batch is in the log: push it
+        self.on_committed: Callable[[], None] | None = None  # the commit point moved
+        self.retry: asyncio.TimerHandle | None = None  # a disk refused, and is tried again then
+        self._progress_unwritten = False  # a leader hands over, and has not written its last progress
+        self._runtime = runtime
+        self._led = led
+        self._life = life
+        self._files = files
+        self._commit = commit
+        self._resume = resume
+        self._stop = stop
 
-    def committed(self) -> None:
-        """Tell everybody."""
-        hot.tell_stored(self.waiters, _not_told)
-        if self.done:
-            settle(self.done)
+    def set_followers(self, appended: Callable[[], None] | None, committed: Callable[[], None] | None) -> None:
+        """Call these for each batch and each move of the commit point; None: nothing is pushed."""
+        self.on_appended, self.on_committed = appended, committed
+        self.publishes.flush_bytes = FLUSH_BYTES if appended is None else PUSHED_FLUSH_BYTES
 
+    # ---- when
 
-def refuse(waiters: Iterable[Waiter], why: str) -> None:
-    """Tell publishers that nothing was stored, or that nobody knows; `why` says which."""
-    for reply, _ in waiters:
+    def schedule(self) -> None:
+        """Write at the end of this tick, and wait for no publisher."""
+        self.publishes.linger.stop()
+        if not self.publishes.queue.scheduled:
+            self.publishes.queue.scheduled = True
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        self._runtime.loop.call_soon(self._end_of_tick)
+
+    def _end_of_tick(self) -> None:
+        self.publishes.queue.scheduled = False
+        self._flush()
+
+    def flush_publishes(self) -> None:
+        """A batch was committed or synced: write the publishes that waited for that."""
+        if self.publishes.queue.runs:
+            self._flush()
+
+    def _flush(self) -> None:
+        publishes, life, events = self.publishes, self._life, self.events
+        queue, outstanding = publishes.queue, self.outstanding.batches
         try:
-            reply.failed(why)
+            while True:
+                # Who waits for an OK passes here in two or three turns: as few calls as can be.
+                if queue.runs and not outstanding and publishes.linger.waits(len(queue.runs), queue.bytes_waiting):
+                    if not queue.scheduled:
+                        queue.scheduled = True
+                        self._flush_soon()
+                    return
+                urgent = events.urgent or (life.serving and self._led.cursors.urgent)  # before, nothing takes them
+                if self._files.busy or life.closed or life.handing_over or not (queue.runs or urgent):
+                    return
+                if not urgent and outstanding and queue.bytes_waiting < publishes.flush_bytes:
+                    return
+                if not self.write(force_events=events.forced()):
+                    return
         except Exception as error:
-            _not_told(error)
+            self._stop(error)
 
+    # ---- what
 
-def settle(futures: Iterable[Future], why: str | None = None) -> None:
-    """End those that have not been given up. `why`: what they wait for will not come."""
-    for future in futures:
-        if future.done():
-            continue
-        if why is None:
-            future.set_result(None)
-        else:
-            future.set_exception(Unavailable(why))
-
-
-def settle_behind(batches: Sequence[Outstanding], futures: list[Future]) -> None:
-    """There is nothing more to write for these: they end with what is written, the last batch included."""
-    if batches:
-        batches[-1].done += futures
-    else:
-        settle(futures)
-
-
-def _not_told(error: Exception) -> None:
-    logger.error("reply_failed", "a publisher could not be answered", error=error)
-
-
-class Events(NamedTuple):
-    """What goes in front of a batch, and who waits for it."""
-
-    frames: bytes
-    flags: int
-    done: list[Future]
-
-
-class PendingEvents:
-    """The channel events of one partition that are not in its log yet."""
-
-    __slots__ = ("_flags", "_refused", "_waiters", "_wanted")
-
-    def __init__(self) -> None:
-        self._refused = b""
-        self._flags = 0
-        self._waiters: list[Future] = []
-        self._wanted = False
-
-    @property
-    def refused(self) -> bool:
-        """Whether there are some that a disk refused, or that were put first."""
-        return bool(self._refused)
-
-    @property
-    def urgent(self) -> bool:
-        """Whether they are not to wait for publishes."""
-        return bool(self._waiters or self._wanted or self._refused)
-
-    def wait(self, future: Future) -> None:
-        """It ends when what is due now is committed and applied."""
-        self._waiters.append(future)
-
-    def want(self) -> None:
-        """All that are due are to be written soon; nobody waits."""
-        self._wanted = True
-
-    def forced(self) -> bool:
-        """Whether all that are due go with the next batch, asked once for it."""
-        wanted, self._wanted = self._wanted, False
-        return wanted or bool(self._waiters)
-
-    def first(self, frames: bytes, flags: int) -> None:
-        """These go before all others."""
-        self._refused, self._flags = frames, flags
-
-    def take(self, cursors: PartitionCursors | None, now: Now, force: bool) -> Events:
-        """Those of the next batch: refused ones, or what is due at `cursors`; None: they may say nothing yet."""
-        if self._refused:
-            return Events(self._refused, self._flags, [])
-        frames, flags = cursors.take_events(now, force) if cursors is not None else (b"", 0)
-        done, self._waiters = self._waiters, []
-        return Events(frames, flags, done)
-
-    def written(self) -> None:
-        """They are in the log: nothing is kept any more."""
-        self._refused, self._flags = b"", 0
-
-    def not_written(self, events: Events) -> None:
-        """The disk refused: they are tried again."""
-        self._refused, self._flags = events.frames, events.flags
-        self.wait_on(events.done)
-
-    def wait_on(self, done: list[Future]) -> None:
-        """These still wait, and first."""
-        self._waiters = done + self._waiters
-
-    def give_up(self) -> list[Future]:
-        """Nothing is written any more; who waits."""
-        waiters, self._waiters = self._waiters, []
-        return waiters
-
-
-class _Patience:
-    """Each failure in a row doubles how many commits pass before the next try."""
-
-    __slots__ = ("_skip", "_skipped")
-
-    def __init__(self) -> None:
-        self._skip = 0  # commits that pass before the next try
-        self._skipped = 0  # how many passed the last time
-
-    def tries(self) -> bool:
-        if self._skip:
-            self._skip -= 1
+    def write(self, *, force_events: bool = False, take_publishes: bool = True) -> bool:
+        """Write one batch. False if the disk refused."""
+        led, publishes = self._led, self.publishes
+        now = read(self._runtime.clock)
+        events = self.events.take(led.cursors if self._life.serving else None, now, force_events)
+        taken = publishes.queue.take(BATCH_BYTES) if take_publishes else Taken([], [], [], 0)
+        if not taken.runs and not events.frames:
+            self.outstanding.settle_behind(events.done)
+            return True
+        try:
+            entry, data = _append(led, now, events, taken)
+        except AppendFailed as error:
+            self.events.not_written(events)
+            publishes.refuse(taken.waiters, taken.size, f"{NOT_STORED}{error}")
+            if self.retry is None:
+                self.retry = self._runtime.loop.call_later(RETRY_SECONDS, self._try_again)
             return False
+        except Exception as error:
+            self.events.wait_on(events.done)
+            publishes.refuse(taken.waiters, taken.size, f"{OUTCOME_UNKNOWN}{type(error).__name__}: {error}")
+            self._stop(error)
+            return False
+        self.events.written()
+        count = entry.count
+        publishes.message_count += count
+        publishes.message_bytes += len(data) - len(events.frames) - count * hot.HEADER
+        self.outstanding.batches.append(Outstanding(entry, data, taken.waiters, events.done, now.mono, taken.size))
+        self.sync.wrote(count)
+        if self.on_appended is not None:
+            self.on_appended()
+        if led.leader.written(led.log.end.log_id):
+            self._commit(now)
+        if led.log.needs_roll:
+            self._files.roll()
         return True
 
-    def succeeded(self) -> None:
-        self._skipped = 0
+    def _try_again(self) -> None:
+        self.retry = None
+        self.write_last_progress()
+        self._resume()
 
-    def failed(self) -> None:
-        self._skipped = self._skip = min(2 * self._skipped or 1, SKIPPED_MAX)
+    # ---- the end
+
+    def hand_over(self, handing_over: bool) -> None:
+        """Another node is about to lead, or is not any more. It would miss progress that is not written by then."""
+        self._progress_unwritten = handing_over and self._life.serving
+        self.write_last_progress()
+
+    def write_last_progress(self) -> None:
+        """Write it behind what a disk refused, and without publishes, once the files are free."""
+        while self._progress_unwritten and not (self._life.closed or self._files.busy or self.retry):
+            self._progress_unwritten = self.events.refused
+            writes = self._progress_unwritten or self._led.cursors.prepare_stop()
+            if writes and not self.write(force_events=True, take_publishes=False):
+                self._progress_unwritten = True
+
+    @property
+    def last_progress_due(self) -> bool:
+        """Whether progress that the next leader would miss is about to be written; a full disk is not waited for."""
+        return self._progress_unwritten and self.retry is None and not self._life.closed
+
+    def close(self) -> None:
+        """Take no more publishes, and begin nothing more."""
+        self.publishes.queue.closed = True
+        self.sync.cancel()
+        if self.retry is not None:
+            self.retry.cancel()
+
+    async def finish(self) -> None:
+        """A clean stop: write what waits and the last progress, and sync."""
+        if self.events.refused:
+            self.write()
+        if self._life.serving:
+            self._led.cursors.prepare_stop()
+            self.write(force_events=True)
+        while self.publishes.queue.runs:
+            self.write()
+        await self.sync.finish()
+
+    def abandon(self, why: str) -> None:
+        """Answer every waiter that nothing more comes."""
+        self.publishes.refuse_all(why)
+        behind_batches = self.outstanding.abandon(why)
+        settle(self.events.give_up(), why)
+        settle(behind_batches, why)
 
 
-class Linger:
-    """Decides whether flushes of one partition wait.
-
-    `committed` is called at each commit that leaves nothing outstanding, `waits` at each flush after it.
-    """
-
-    __slots__ = ("_bytes", "_first", "_for_last", "_last", "_runs", "_turns")
-
-    def __init__(self) -> None:
-        self._bytes = 0  # expected
-        self._runs = 0
-        self._turns = 0  # left
-        self._first = _Patience()
-        self._last = _Patience()
-        self._for_last = False  # waits for the last ones too
-
-    def committed(self, runs: int, size: int, bytes_max: int) -> None:
-        """So many runs, of `size` bytes in all, were answered just now or wait; no more than `bytes_max` ever will."""
-        if self._first.tries():
-            self._runs = runs
-            self._bytes = min(size, bytes_max)
-            self._turns = TURNS
-            self._for_last = self._last.tries()
-
-    def stop(self) -> None:
-        """The next flush waits for nobody."""
-        self._turns = 0
-
-    def waits(self, runs: int, size: int) -> bool:
-        """Whether to look again in the next turn, with so much waiting now."""
-        if not self._turns:
-            return False
-        most = size >= MOST_BYTES * self._bytes
-        everybody = size >= ALL_BYTES * self._bytes or (most and runs >= self._runs)
-        if not everybody and (self._for_last or not most):
-            self._turns -= 1
-            if self._turns:
-                return True
-        self._turns = 0
-        if not most:
-            self._first.failed()
-            return False
-        self._first.succeeded()
-        if self._for_last:
-            if everybody:
-                self._last.succeeded()
-            else:
-                self._last.failed()
-        return False
+def _append(led: LedLog, now: Now, events: Events, taken: Taken) -> tuple[Entry, bytearray]:
+    """Stamp the runs behind the events, and write both as one batch."""
+    frames, flags, _ = events
+    runs = taken.runs
+    for index, delay_ms in taken.delays:
+        flags |= HAS_ATTRIBUTES
+        run = runs[index]
+        _, covers = hot.walk(run, 0, len(run), len(run))
+        runs[index] = led.cursors.deliver_at(now.wall_ns + delay_ms * 1_000_000, run, covers)
+    data = bytearray().join((frames, *runs)) if frames else bytearray().join(runs)
+    timestamp_ns = led.log.next_timestamp(now.wall_ns)
+    count = hot.stamp(data, len(frames), led.id_base + led.log.end.offset, timestamp_ns) if runs else 0
+    entry = led.log.append(
+        data,
+        count=count,
+        flags=flags,
+        timestamp_ns=timestamp_ns,
+        epoch=led.leader.epoch,
+        durable=led.leader.durable,
+    )
+    return entry, data

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from nsqha.clock import Now
 from nsqha.commitlog.log import PartitionLog
@@ -32,8 +32,7 @@ from nsqha.server.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from nsqha.server.partition.delivery import Deliveries
-
-T = TypeVar("T")
+    from nsqha.server.partition.file_jobs import FileJobs
 
 ENTRIES_AT_ONCE = 4096  # that are looked at, to find what does not verify
 LOOK_BYTES = 1 << 20  # that are read at a time, unless one batch is larger: publishes wait meanwhile
@@ -48,12 +47,10 @@ class RepairedLog(Protocol):
 
     log: PartitionLog
     deliveries: Deliveries
+    files: FileJobs
 
     def now(self) -> Now:
         """Read both clocks."""
-
-    def work_on_files(self, job: Callable[[], T], then: Callable[[T], None]) -> bool:
-        """Run a job that has the files for itself, then pass on its result; False: another job has them."""
 
 
 class LocalRepair:
@@ -116,9 +113,9 @@ class LocalRepair:
                 continue
             if rebuild is None:
                 look = partial(_verified_part, self._partition.log.part_at(first), first, until)
-                self._partition.work_on_files(look, partial(self._looked_at, first, until))
+                self._partition.files.run(look, partial(self._looked_at, first, until))
             else:
-                self._partition.work_on_files(partial(_tried, rebuild), partial(self._rebuilt, rebuild))
+                self._partition.files.run(partial(_tried, rebuild), partial(self._rebuilt, rebuild))
             return
 
     def _rebuilt(self, rebuild: Rebuild, done: CorruptRange | AppendFailed | None) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog
     from nsqha.cursor.partition import PartitionCursors
     from nsqha.server.partition.delivery import Deliveries
+    from nsqha.server.partition.file_jobs import FileJobs
 
 # Per second and partition: carrying shares the log with publishers, and one batch has what is carried at once.
 CARRY_AT_ONCE = 1000  # messages
@@ -51,18 +52,13 @@ class AbandonedPolicy:
 
 
 class RetainedLog(Protocol):
-    """The partition whose log start moves: its log, its channels, and who works on its files."""
+    """The partition whose log start moves: its log, its channels, and the jobs on its files."""
 
     log: PartitionLog
     cursors: PartitionCursors
     deliveries: Deliveries
+    files: FileJobs
     on_damage: Callable[[int, int], object]
-
-    def roll(self) -> None:
-        """Begin a new pair of files."""
-
-    def drop_files(self, up_to: Place | None) -> None:
-        """Unlink the files that end at or below `up_to`, and those that could not be unlinked before."""
 
     def write_events(self) -> None:
         """Write the channel events that were queued soon; the caller does not wait."""
@@ -93,10 +89,10 @@ class RetentionRunner:
     def _step(self, partition: RetainedLog, now: Now) -> None:
         pairs = partition.log.pairs
         if partition.log.forgotten_files:
-            partition.drop_files(None)
+            partition.files.drop(None)
         if len(pairs) == 1:
             if roll_due(pairs[0], self.retention, now.wall_ns) and self._all_read(partition, pairs[0], now):
-                partition.roll()
+                partition.files.roll()
             return
         self._unlink(partition, pairs)
         given_up = self._give_up(partition, pairs, now)
@@ -167,7 +163,7 @@ class RetentionRunner:
             up_to = end
         if up_to is not None and partition.log.local_durable > cursors.needed_durable:
             logger.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
-            partition.drop_files(up_to)
+            partition.files.drop(up_to)
 
     def _give_up(self, partition: RetainedLog, pairs: list[PairInfo], now: Now) -> list[Abandoned]:
         """What the policy takes from channels nobody reads, so that the log start can pass it."""

@@ -134,7 +134,7 @@ class Topic:
 
     def add_led(self, partition: Partition) -> None:
         """This node leads the partition from now on; consumers get their place when its epoch has begun."""
-        partition.on_effects = lambda effects: self._happened(partition, effects)
+        partition.batches.outstanding.on_effects = lambda effects: self._happened(partition, effects)
         self._sync_deliveries(partition)
         others = [led for led in self.led if led.number != partition.number]
         self.led = tuple(sorted([*others, partition], key=lambda led: led.number))
@@ -158,7 +158,8 @@ class Topic:
 
     def _keep_counts(self, partition: Partition) -> None:
         """Counters never go back, whatever is led here: who draws differences would see everything once more."""
-        self.ended.update(message_count=partition.message_count, message_bytes=partition.message_bytes)
+        published = partition.batches.publishes
+        self.ended.update(message_count=published.message_count, message_bytes=published.message_bytes)
         for name, delivery in partition.deliveries.items():
             channel = delivery.channel
             self.ended_channels[name].update(

@@ -244,8 +244,8 @@ class LeaderRoles:
         record = self._table.records[key]
         opened = OpenedLog(partition.log, leadership.log_uid, partition.cursors.state, None)
         follower = self._following.follow(record, number, opened, promise=leadership.epoch)
-        if partition.stopped is not None:
-            follower.stopped = partition.stopped
+        if partition.life.stopped is not None:
+            follower.stopped = partition.life.stopped
 
     def each(self, step: Callable[[Leadership], None]) -> None:
         """What goes wrong with one leadership stays there: its epoch ends, and the others' time goes on."""

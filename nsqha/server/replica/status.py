@@ -56,7 +56,7 @@ class ReplicaAnswers:
         for key in keys:
             if (leadership := table.leading.get(key)) is not None:
                 log, log_uid, committed = leadership.log, leadership.log_uid, leadership.committed
-                role, stopped, known = pb.ROLE_LEADER, leadership.partition.stopped, True
+                role, stopped, known = pb.ROLE_LEADER, leadership.partition.life.stopped, True
             elif (follower := table.followers.get(key)) is not None:
                 log, log_uid, committed = follower.log, follower.log_uid, follower.applier.committed
                 role = pb.ROLE_CATCHING_UP if follower.behind else pb.ROLE_FOLLOWER

@@ -58,7 +58,7 @@ class TopicChanges:
         """What is led here goes by the record's settings from now on."""
         record = topic.record
         for partition in topic.led:
-            partition.set_sync(self._opener.sync_of(record))
+            partition.batches.sync.change(self._opener.sync_of(record))
             partition.retention.change(retention=self._opener.retention_of(record), abandoned=abandoned_of(record))
 
 

@@ -20,8 +20,9 @@ from nsqha.election.model import ChannelInfo, ChannelList, TopicRecord, Versione
 from nsqha.errors import NotFound
 from nsqha.replication.leader import LeaderReplica
 from nsqha.server.partition.consumer_acks import ConsumerAcks
+from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.delivery import Consumer, Delivery
-from nsqha.server.partition.partition import Partition, PartitionRuntime
+from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.partition.topic import Topic
 from nsqha.server.routing.relay_client import Relaying
@@ -220,13 +221,15 @@ class RelayNode:
         base = ids.id_base(number, 3)
         partition = Partition(
             runtime,
-            number=number,
-            id_base=base,
-            log=log,
-            cursors=PartitionCursors(id_base=base, state=state, limits=ChannelLimits()),
-            leader=LeaderReplica(
-                node=self.number, epoch=epoch, isr=(self.number,), min_isr=1, sync_always=False, end=log.end.log_id,
-                durable=log.local_durable,
+            LedLog(
+                number,
+                base,
+                log,
+                PartitionCursors(id_base=base, state=state, limits=ChannelLimits()),
+                LeaderReplica(
+                    node=self.number, epoch=epoch, isr=(self.number,), min_isr=1, sync_always=False,
+                    end=log.end.log_id, durable=log.local_durable,
+                ),
             ),
             retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
             sync="none",

@@ -30,8 +30,9 @@ from nsqha.cursor.state import Effect, PartitionState
 from nsqha.election.model import ChannelInfo, ChannelList
 from nsqha.errors import Poisoned
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.delivery import Consumer, Delivery
-from nsqha.server.partition.partition import Partition, PartitionRuntime
+from nsqha.server.partition.partition import Partition
 from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import Measures
@@ -275,22 +276,25 @@ class Rig:
         }
         self.budget = PublishBudget(self.loop, waiting_bytes_max)  # type: ignore[arg-type]
         self.runtime = self._runtime(settings | runtime)
-        self.partition = Partition(
-            self.runtime,
-            number=0,
-            id_base=ids.id_base(0, 3),
-            log=self.log,
-            cursors=self.cursors,
-            leader=leader,
-            retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
-            sync=sync,
-            held_back_max=held_back_max,
-        )
-        self.partition.on_effects = self._happened
-        self.partition.serving = True  # as if its epoch start were committed; without the batch, log ids are simple
+        self._sync, self._held_back_max = sync, held_back_max
+        # As if its epoch start were committed; without the batch, log ids are simple.
+        self.lead(leader, serving=True)
         self.version = 0
         if channel:
             self.channels("c")
+
+    def lead(self, leader: LeaderReplica, *, serving: bool) -> None:
+        """The partition in the epoch of this leader."""
+        self.partition = Partition(
+            self.runtime,
+            LedLog(0, ids.id_base(0, 3), self.log, self.cursors, leader),
+            retention=RetentionRunner(Retention(keep_ns=0, keep_bytes=0), AbandonedPolicy()),
+            sync=self._sync,
+            held_back_max=self._held_back_max,
+        )
+        self.partition.batches.outstanding.on_effects = self._happened
+        self.partition.life.serving = serving
+        self._sync_deliveries()
 
     def _runtime(self, settings: dict[str, Any]) -> PartitionRuntime:
         return PartitionRuntime(

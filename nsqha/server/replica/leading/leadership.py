@@ -133,8 +133,7 @@ class Leadership:
             limits=limits,
             sync_always=partition.leader.sync_always,
         )
-        partition.on_appended = self._appended
-        partition.on_committed = self._committed
+        partition.batches.set_followers(self._appended, self._committed)
 
     def start(self) -> None:
         """Push to everybody who has a replica."""
@@ -143,7 +142,7 @@ class Leadership:
     def stop(self) -> None:
         """This node does not lead any more, or ends."""
         self.ended = True
-        self.partition.on_appended = self.partition.on_committed = None
+        self.partition.batches.set_followers(None, None)
         for progress in self._followers.values():
             progress.stop()
         self._followers.clear()
@@ -188,7 +187,7 @@ class Leadership:
         held = self._clock.monotonic() - self._holding_since
         if self._holding_for and held >= HOLD_SECONDS_MAX and self._keeper.ended is None:
             # Whoever was to take over did not, and nobody said that it is given up: the metadata may be away.
-            self.partition.hold(False)
+            self.partition.hand_over(False)
         self._step()
 
     def _hold(self) -> None:
@@ -196,7 +195,7 @@ class Leadership:
         successor = self._keeper.heir
         if successor != self._holding_for:
             self._holding_for, self._holding_since = successor, self._clock.monotonic()
-            self.partition.hold(bool(successor))
+            self.partition.hand_over(bool(successor))
 
     # ---- followers
 
@@ -281,7 +280,7 @@ class Leadership:
                 committed=partition.leader.committed,
                 end=end,
                 end_durable=min(partition.log.local_durable, end),
-                complete=not partition.has_last_words,
+                complete=not partition.batches.last_progress_due,
                 now=self._clock.monotonic(),
             )
         )

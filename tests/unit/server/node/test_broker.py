@@ -405,10 +405,10 @@ async def test_a_leader_whose_epoch_has_only_begun_queues_no_seek(broker: Broker
     await broker.publishing.publish("t", ONE)
     await broker.channels.create("t", "c")
     partition = led(broker)
-    partition.serving = False
+    partition.life.serving = False
     done = await broker.channels.seek("t", "c", {0: 1})
     assert isinstance(done[0], Unavailable)
-    partition.serving = True
+    partition.life.serving = True
     await partition.commit_events()
     channel = partition.cursors.channels["c"]
     assert (channel.floor, channel.committed.floor, channel.committed.undo) == (0, 0, None)
@@ -489,12 +489,12 @@ async def test_a_seek_of_a_channel_that_another_node_deletes_meanwhile_says_so(b
     await broker.channels.create("t", "c")
     topic = broker.topics.topic("t")
     (partition,) = topic.led
-    partition.hold(True)
+    partition.hand_over(True)
     seek = asyncio.create_task(broker.channels.seek("t", "c", {0: 1}))
     await until(lambda: partition.cursors.urgent)
     changed = topic.record.channels.without_channel("c")
     partition.cursors.reconcile(changed.with_channel("c", 77) if anew else changed)
-    partition.hold(False)
+    partition.hand_over(False)
     done = await seek
     assert isinstance(done[0], NotFound)
 
@@ -507,7 +507,7 @@ async def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(
     """A full disk, or too small an ISR: a SUB that never ends holds its client for ever, and each try a change."""
     await broker.publishing.publish("t", ONE)
     partition = led(broker)
-    partition.hold(True)
+    partition.hand_over(True)
     patience, broker.changes.wait_seconds = broker.changes.wait_seconds, 0.05
     for _ in range(2):
         with pytest.raises(OutcomeUnknown):
@@ -518,7 +518,7 @@ async def test_who_waits_for_a_log_that_takes_nothing_is_told_that_nobody_knows(
         await broker.channels.pause_topic("t", True)
     assert len(broker.changes) == 2, "the channel, once, and the pause behind it"
     broker.changes.wait_seconds = patience
-    partition.hold(False)
+    partition.hand_over(False)
     await until(lambda: not len(broker.changes))
     assert partition.cursors.state.paused
     await broker.channels.pause_topic("t", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqha import hot
-from nsqha.server.partition.group_commit import SKIPPED_MAX, TURNS, Linger
+from nsqha.server.partition.publishes import SKIPPED_MAX, TURNS, Linger
 from tests.unit.server.shell_rig import Rig
 
 

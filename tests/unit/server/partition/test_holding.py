@@ -161,11 +161,11 @@ def test_a_hold_has_a_length(hold_ms: int) -> None:
 
 def test_nothing_is_held_before_the_epoch_has_begun() -> None:
     rig = filled()
-    rig.partition.serving = False
+    rig.partition.life.serving = False
     for question in (hold(rig.partition, 1, 2, MINUTE_MS), release(rig.partition, 1)):
         with pytest.raises(Unavailable):
             answer(rig, question)
-    rig.partition.serving = True
+    rig.partition.life.serving = True
     answer(rig, _events(rig))
     assert not live_holds(rig.partition), "nothing was queued either"
 

@@ -158,7 +158,7 @@ def test_a_disk_that_refuses_is_asked_again_later_and_the_node_goes_on(
         rig.clock.advance(1.0)
         rig.keep_house()
         rig.partition.on_damage(old.first.log_id, old.first.log_id + 1)  # as readers do that meet it
-    assert delays(caplog) == 3 and rig.failures == [] and rig.partition.stopped is None
+    assert delays(caplog) == 3 and rig.failures == [] and rig.partition.life.stopped is None
     assert storage.contents() == files
     storage.heal()
     if operation == "open":
@@ -201,7 +201,7 @@ def test_whoever_can_not_take_in_what_was_mended_stops_nothing():
     consumer = rig.consume(100)
     rig.keep_house()
     rig.turn()
-    assert rig.failures == [] and rig.partition.stopped is None
+    assert rig.failures == [] and rig.partition.life.stopped is None
     assert consumer.wire.bodies == [b"%d" % n * 20 for n in range(8)]
 
 
@@ -303,7 +303,7 @@ def test_a_lack_of_descriptors_says_nothing_of_a_range(caplog: pytest.LogCapture
     rig.partition.on_damage(pair.first.log_id, pair.first.log_id + 1)
     for _ in range(3):
         rig.keep_house()
-    assert delays(caplog) == 1 and rig.mended == [] and rig.partition.stopped is None and rig.failures == []
+    assert delays(caplog) == 1 and rig.mended == [] and rig.partition.life.stopped is None and rig.failures == []
     storage.descriptors = descriptors
     rig.clock.advance(31.0)
     rig.keep_house()

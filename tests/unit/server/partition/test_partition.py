@@ -82,7 +82,7 @@ def test_an_entry_says_what_was_durable_everywhere_when_it_was_written_and_no_mo
         rig.publish(body)
         rig.turn()
     assert [rig.log.entry(log_id).durable for log_id in (1, 2)] == [1, 1]
-    rig.disk.request(rig.partition)
+    rig.disk.request(rig.partition.batches.sync)
     rig.disk.sync()
     for body in (b"three", b"four"):
         rig.publish(body)
@@ -138,9 +138,9 @@ def test_what_was_written_with_sync_none_is_synced_when_the_setting_changes():
     rig = Rig(sync="none")
     rig.publish(b"one")
     rig.turn()
-    rig.partition.set_sync("interval")
+    rig.partition.batches.sync.change("interval")
     rig.pass_time(2.1)
-    assert list(rig.disk.wanting) == [rig.partition]
+    assert list(rig.disk.wanting) == [rig.partition.batches.sync]
 
 
 def test_figures_are_there_although_a_batch_can_not_be_read():
@@ -276,12 +276,12 @@ def test_the_last_progress_is_written_behind_what_a_full_disk_refused():
 
 def test_a_leader_that_hands_over_during_a_roll_writes_its_progress_afterwards():
     rig = rolling_with_news()
-    rig.partition.hold(True)
+    rig.partition.hand_over(True)
     held = rig.publish(b"held")
     end = rig.log.end
-    assert rig.partition.has_last_words
+    assert rig.partition.batches.last_progress_due
     rig.disk.work()
-    assert not rig.partition.has_last_words
+    assert not rig.partition.batches.last_progress_due
     rig.pass_time(3)
     rig.disk.sync()
     assert rig.floor == 1
@@ -301,12 +301,12 @@ def test_a_leader_that_hands_over_says_first_what_a_full_disk_refused():
         (retry,) = [timer for at, _, timer in rig.loop.timers if at == rig.loop.armed[0]]
         storage.heal()
         if flush_first:
-            rig.partition.hold(True)
-            assert not rig.partition.has_last_words, "nobody waits for a full disk"
+            rig.partition.hand_over(True)
+            assert not rig.partition.batches.last_progress_due, "nobody waits for a full disk"
             retry.run()
         else:
             retry.run()
-            rig.partition.hold(True)
+            rig.partition.hand_over(True)
         end = rig.log.end.log_id
         rig.disk.sync()
         assert rig.floor == 2 and rig.log.end.log_id == end
@@ -314,9 +314,9 @@ def test_a_leader_that_hands_over_says_first_what_a_full_disk_refused():
 
 def test_a_leader_that_hands_over_before_its_epoch_has_begun_has_nothing_to_say():
     rig = sim_rig()
-    rig.partition.serving = False
-    rig.partition.hold(True)
-    assert not rig.partition.has_last_words
+    rig.partition.life.serving = False
+    rig.partition.hand_over(True)
+    assert not rig.partition.batches.last_progress_due
 
 
 def test_what_a_full_disk_refuses_of_the_last_words_is_said_when_it_has_room():
@@ -325,7 +325,7 @@ def test_what_a_full_disk_refuses_of_the_last_words_is_said_when_it_has_room():
     consumer = rig.consume(10)
     rig.finish(consumer)
     storage = full_disk(rig)
-    rig.partition.hold(True)
+    rig.partition.hand_over(True)
     rig.pass_time(3)
     storage.heal()
     rig.pass_time(3)
@@ -377,7 +377,7 @@ def test_a_broken_invariant_stops_the_partition_and_answers_who_waits():
     assert len(outcome.answers) == 1 and "cannot be" in outcome.answers[0]
     assert isinstance(waiting.exception(), Unavailable)
     assert rig.failures == []  # the disk is fine, other partitions go on
-    assert rig.partition.stopped is not None and "cannot be" in rig.partition.stopped
+    assert rig.partition.life.stopped is not None and "cannot be" in rig.partition.life.stopped
 
 
 def test_an_event_that_cannot_be_applied_stops_the_partition():
@@ -531,7 +531,7 @@ def test_a_clean_stop_answers_what_it_stored():
 
 def test_channel_events_queued_too_early_wait_for_the_epoch_and_block_none():
     rig = Rig(channel=False)
-    rig.partition.serving = False
+    rig.partition.life.serving = False
     rig.partition.start_epoch()
     rig.turn()
     rig.cursors.reconcile(rig.channel_list("c"))  # the record changed; whoever waits for it is told to try again

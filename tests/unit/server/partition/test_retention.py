@@ -95,7 +95,7 @@ def test_files_stay_until_what_replaces_them_is_on_the_disk() -> None:
     needed = rig.cursors.needed_durable
     assert rig.cursors.log_start[1] > 0 and rig.cursors.state.checkpoint.as_of, "committed"
     assert rig.log.local_durable <= needed and rig.log.start.log_id == 1, "and not durable: nothing goes"
-    rig.disk.request(rig.partition)
+    rig.disk.request(rig.partition.batches.sync)
     rig.disk.sync()
     assert rig.log.local_durable > needed
     rig.partition.keep_house(rig.partition.now())

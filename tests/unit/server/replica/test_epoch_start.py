@@ -23,9 +23,7 @@ def stored(rig: Rig, *bodies: bytes) -> None:
 
 def elected(rig: Rig) -> None:
     """As if this node had just been elected with one follower in the ISR, in epoch 2."""
-    partition = rig.partition
-    partition.serving = False
-    partition.leader = LeaderReplica(
+    leader = LeaderReplica(
         node=NODE,
         epoch=2,
         isr=(NODE, FOLLOWER),
@@ -34,6 +32,7 @@ def elected(rig: Rig) -> None:
         end=rig.log.end.log_id,
         durable=rig.log.local_durable,
     )
+    rig.lead(leader, serving=False)
 
 
 def acked(rig: Rig) -> None:
@@ -128,11 +127,11 @@ def test_the_log_is_in_line_with_the_record_from_the_first_batch_on() -> None:
 def test_a_leader_that_is_to_be_followed_by_another_writes_nothing_more() -> None:
     rig = Rig(sync="interval")
     end = rig.log.end
-    rig.partition.hold(True)
+    rig.partition.hand_over(True)
     outcome = rig.publish(b"later")
     rig.pass_time(3)
     assert rig.log.end == end and not outcome.answers
-    rig.partition.hold(False)
+    rig.partition.hand_over(False)
     rig.turn()
     assert outcome.answers == ["OK"]
 
@@ -145,7 +144,7 @@ def test_a_leader_that_hands_over_says_first_where_its_channels_are() -> None:
     rig.finish(consumer)
     channel = rig.cursors.channels["c"].committed
     assert (consumer.wire.bodies, channel.floor) == ([b"one", b"two", b"three"], 0)
-    rig.partition.hold(True)
+    rig.partition.hand_over(True)
     assert (channel.floor, channel.attempts) == (1, [(1, 3, 1)])
     end = rig.log.end
     stored_later = rig.publish(b"four")
@@ -157,18 +156,18 @@ def test_a_leader_that_hands_over_says_first_where_its_channels_are() -> None:
 def test_a_leader_that_hands_over_hands_out_nothing_more() -> None:
     rig = Rig(sync="interval")
     stored(rig, b"one", b"two")
-    rig.partition.hold(True)
+    rig.partition.hand_over(True)
     consumer = rig.consume(10)
     rig.pass_time(1)
     assert consumer.wire.bodies == []
-    rig.partition.hold(False)
+    rig.partition.hand_over(False)
     rig.turn()
     assert consumer.wire.bodies == [b"one", b"two"], "nobody took over"
 
 
 def test_what_it_held_was_definitely_not_stored() -> None:
     rig = Rig(sync="interval")
-    rig.partition.hold(True)
+    rig.partition.hand_over(True)
     outcome = rig.publish(b"later")
     rig.turn()
     rig.partition.abandon("another leads")

@@ -59,8 +59,7 @@ class Leading:
 
     def __init__(self, *, sync: str = "interval", meta: PartitionMeta = META) -> None:
         self.rig = Rig(sync=sync)
-        self.partition = self.rig.partition
-        self.partition.leader = LeaderReplica(
+        leader = LeaderReplica(
             node=NODE,
             epoch=1,
             isr=meta.isr,
@@ -69,6 +68,8 @@ class Leading:
             end=self.rig.log.end.log_id,
             durable=self.rig.log.local_durable,
         )
+        self.rig.lead(leader, serving=True)
+        self.partition = self.rig.partition
         self.records = Records()
         self.links = FakeLinks()
         self.ended: list[str] = []
@@ -317,7 +318,7 @@ def test_a_leader_hands_over_when_the_last_words_that_a_roll_holds_up_are_commit
     leading.rig.publish(b"m")
     leading.rig.turn()
     leading.heard(A, 71)
-    leading.partition.roll()
+    leading.partition.files.roll()
     leading.rig.fin(consumer, consumer.wire.messages[0][0])
     leading.leadership.retire()
     leading.passes(0.5)
@@ -333,7 +334,7 @@ def test_a_leader_hands_over_when_the_last_words_that_a_roll_holds_up_are_commit
 def test_a_leader_whose_roll_does_not_end_hands_over_without_last_words() -> None:
     leading = Leading()
     leading.heard(A, 71)
-    leading.partition.roll()
+    leading.partition.files.roll()
     leading.leadership.retire()
     leading.passes(HOLD_SECONDS_MAX + 0.2)
     assert leading.records.proposed[0].leader == A

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsqha.server.node.snapshot import topic_stats
-from nsqha.server.partition.partition import BATCH_BYTES
+from nsqha.server.partition.group_commit import BATCH_BYTES
 from nsqha.server.routing.relay_server import UNTAKEN_BYTES, joined
 from tests.unit.server.relay_rig import RelayNodes, until
 
@@ -257,7 +257,7 @@ def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool)
         first = await nodes.relayed("e#ephemeral", rdy=10)
         topic = nodes[2].topic
         (partition,) = topic.led
-        partition.hold(True)
+        partition.hand_over(True)
         if not goes:  # the log refuses it
             partition.cursors.delete_ephemeral = lambda name: None
         first.leave()
@@ -265,7 +265,7 @@ def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool)
         second = nodes[1].subscribe("e#ephemeral", rdy=10)
         await until(lambda: topic.used("e#ephemeral"))
         await asyncio.sleep(0.2)
-        partition.hold(False)
+        partition.hand_over(False)
         await until(lambda: second.consumer.lent_credit == 10)
         nodes[2].publish(b"for the second")
         await until(lambda: second.bodies == [b"for the second"])

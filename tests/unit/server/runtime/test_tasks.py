@@ -138,7 +138,7 @@ def test_a_topic_whose_log_takes_nothing_is_made_once_however_many_ask(tmp_path:
             def stalled(*args: Any) -> list[Partition]:
                 held.extend(lead(*args))
                 for each in held:
-                    each.hold(True)
+                    each.hand_over(True)
                 return held
 
             broker.opener.lead = stalled  # type: ignore[method-assign]
@@ -146,7 +146,7 @@ def test_a_topic_whose_log_takes_nothing_is_made_once_however_many_ask(tmp_path:
                 with pytest.raises(OutcomeUnknown):
                     await broker.topics.topic_for_client("t")
             assert len(held) == 1 and "t" not in broker.topics
-            held[0].hold(False)
+            held[0].hand_over(False)
             await until(lambda: not len(broker.changes))
             assert (await broker.topics.topic_for_client("t")).led == tuple(held)
 

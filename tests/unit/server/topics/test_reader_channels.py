@@ -62,7 +62,7 @@ async def test_a_new_channel_begins_at_the_pump_and_back_takes_it_to_the_reader(
 async def test_only_partitions_led_here_are_moved_and_one_without_an_epoch_says_so(broker: Broker) -> None:
     await published(broker)
     await commit(broker, 1)
-    led(broker).serving = False
+    led(broker).life.serving = False
     moved = await broker.channels.commit_reader("t", "spark", {0: 2, 9: 4}, back=False)
     assert list(moved) == [0] and isinstance(moved[0], Unavailable)
 

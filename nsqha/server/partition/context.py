@@ -1,0 +1,77 @@
+"""What the parts of one led partition share: its log and channels, what the node lends it, and how far it has come.
+
+    begun -> serving  the epoch start is committed and applied
+          -> closed   takes nothing more, and begins nothing more
+          -> ended    every caller that waited has its answer
+
+A leader that hands over writes and delivers nothing meanwhile, but takes publishes: they wait for it or are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nsqha.clock import Clock
+from nsqha.commitlog.log import PartitionLog
+from nsqha.cursor.partition import PartitionCursors
+from nsqha.replication.leader import LeaderReplica
+from nsqha.server.runtime.budget import PublishBudget
+from nsqha.server.runtime.disk import DiskRounds
+from nsqha.server.runtime.measures import Measures
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRuntime:
+    """What the node lends to each of its partitions."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    disk: DiskRounds
+    measures: Measures
+    on_failure: Callable[[BaseException], None]
+    budget: PublishBudget  # of the whole node: beyond it publishers are not read
+    wait_seconds_max: float  # a publish that could not be written for so long is refused
+    written_seconds_max: float  # a written publish without outcome is answered "unknown"
+    sync_every: int  # messages per fsync with sync=interval
+    sync_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedLog:
+    """The log of one partition that this node leads, its channels, and the commit rule of the epoch."""
+
+    number: int
+    id_base: int
+    log: PartitionLog
+    cursors: PartitionCursors
+    leader: LeaderReplica
+
+
+class PartitionLifecycle:
+    """How far one partition has come in the epoch in which this node leads it.
+
+    Invariants: the first reason to close stands; what has ended is closed.
+    """
+
+    __slots__ = ("closed", "ended", "handing_over", "serving", "stopped", "why")
+
+    def __init__(self) -> None:
+        self.serving = False  # deliveries and channel events may go on
+        self.handing_over = False
+        self.closed = False
+        self.ended = False
+        self.stopped: str | None = None  # which broken invariant ended it; shown in the health checks
+        self.why = "the partition is closed"
+
+    def close(self, why: str) -> None:
+        """Take nothing more."""
+        if not self.closed:
+            self.closed = True
+            self.why = why
+
+    def end(self, why: str) -> None:
+        """Answer nothing more: all answers are given now."""
+        self.close(why)
+        self.ended = True
