@@ -139,7 +139,7 @@ class Describer:
         state.log_start_offset = log.start.offset
         state.log_end_offset = log.end.offset
         state.high_watermark = partition.high_watermark
-        state.pump_offset = partition.cursors.pump
+        state.pump_offset = partition.cursors.state.pump
         state.leader_epoch = partition.leader.epoch
         state.bytes = log.end.position - log.start.position
         state.first_timestamp_ns = timestamp_of(partition, log.start.offset)

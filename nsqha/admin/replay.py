@@ -102,7 +102,7 @@ async def seek(broker: Broker, message: Any, fan_out: FanOut) -> Any:
 
     def plan(partition: Partition) -> PlannedSeek:
         to = _offset_of(partition, target, number, topic.name)
-        found = partition.cursors.plan_seek(message.channel, to)
+        found = partition.cursors.requests.plan_seek(message.channel, to)
         return PlannedSeek(to, _answer(partition, found, _before_log(partition, target, found)))
 
     return _response(message, await fan_out.answers(MoveChannel(broker, topic, "Seek", message, plan), numbers))
@@ -117,7 +117,7 @@ async def undo(broker: Broker, message: Any, fan_out: FanOut) -> Any:
         before = _committed(partition, message.channel).undo
         if before is None:
             raise NotFound("there is no seek to undo")
-        found = partition.cursors.plan_seek(message.channel, before.floor)
+        found = partition.cursors.requests.plan_seek(message.channel, before.floor)
         return PlannedSeek(None, _answer(partition, found, found.clamped))
 
     return _response(message, await fan_out.answers(MoveChannel(broker, topic, "UndoSeek", message, plan), numbers))
@@ -182,7 +182,7 @@ def _offset_of(partition: Partition, target: Any, number: int, topic: str) -> in
                 raise _UnknownId(f"message id {target.message_id} is not one of topic {topic}")
             return number - partition.id_base
         case "start":
-            return partition.cursors.log_start[0]
+            return partition.cursors.state.log_start[0]
         case "timestamp_ns":
             skew_ns = target.clock_skew_ns if target.HasField("clock_skew_ns") else CLOCK_SKEW_NS
             entry = partition.log.entry_for_time(target.timestamp_ns - skew_ns)
@@ -195,7 +195,7 @@ def _before_log(partition: Partition, target: Any, plan: SeekPlan) -> bool:
     if plan.clamped or choice(target, "to") != "timestamp_ns":
         return plan.clamped
     first = timestamp_of(partition, plan.target)
-    return 0 < plan.target <= partition.cursors.log_start[0] and target.timestamp_ns < first
+    return 0 < plan.target <= partition.cursors.state.log_start[0] and target.timestamp_ns < first
 
 
 def bytes_between(partition: Partition, first: int, end: int) -> int:

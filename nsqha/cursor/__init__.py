@@ -14,7 +14,9 @@ Reading order: `events`, `deferred`, `state`, `cursor`, `channel`, `progress`, `
     lmdb_partition  one partition in the cache
     lmdb_tables     the database, and the only user of lmdb
     lmdb_proof      whether the database is what was last written
-    partition       all channels of one partition: the queue of events, applying them, log start
+    partition       all channels of one partition: their events into the log, and out of it
+    retention       what channels keep of the log, and how its start moves
+    requests        what was asked for and is not in the log yet
     seek            a cursor moved: what would happen, what did, and the way back
     ordered         live: the strict kind of channel
     channel         live: handing out, FIN, REQ, TOUCH, time-outs

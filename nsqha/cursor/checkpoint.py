@@ -36,6 +36,7 @@ from nsqha.cursor import events
 from nsqha.cursor.deferred import Deferred, NewDeferred
 from nsqha.cursor.events import CHANNEL_PAUSED, CHANNEL_READER, CheckpointFrame, Reader
 from nsqha.cursor.holds import LiveHold
+from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.state import (
     AppliedEntry,
     ChannelState,
@@ -44,7 +45,7 @@ from nsqha.cursor.state import (
     Undo,
 )
 from nsqha.errors import LogCorrupt
-from nsqha.frames import CHECKPOINT, CONTROL_MIN
+from nsqha.frames import CHECKPOINT, CONTROL_MIN, HAS_CHECKPOINT
 from nsqha.frames import HEAD as FRAME_HEAD
 from nsqha.ranges import RangeSet
 
@@ -156,6 +157,56 @@ def write(state: PartitionState, body_bytes_max: int = BODY_BYTES_MAX) -> Iterat
         hashed.update(record)
         body += record
     yield CheckpointFrame(identity, sequence, as_of, True, bytes(body) + hashed.digest()).encode()
+
+
+class CheckpointWriter:
+    """Writes checkpoints of a partition that this node leads: when they are due, some frames with each batch."""
+
+    __slots__ = ("_as_of", "_begun_at", "_limits", "_state", "frames")
+
+    def __init__(self, state: PartitionState, limits: ChannelLimits) -> None:
+        self.frames: Iterator[bytes] | None = None  # of the one that is being written
+        self._state = state
+        self._limits = limits
+        self._begun_at = 0  # the position of the log's end when the last one was begun here
+        self._as_of = 0  # of that one
+
+    @property
+    def due(self) -> bool:
+        """Whether the log grew enough since the last one. Asked for each batch."""
+        mark, end = self._state.checkpoint, self._state.applied.end_position
+        if end - mark.end_position < self._limits.checkpoint_every_bytes:
+            return False
+        grown = end - max(mark.end_position, self._begun_at)
+        return grown >= max(self._limits.checkpoint_every_bytes, 4 * mark.size)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a checkpoint is being written, or waits to be committed; it rides with the next batches."""
+        return self.frames is not None or self._as_of > self._state.checkpoint.as_of
+
+    def begin(self, snapshot: PartitionState) -> None:
+        """Write `snapshot`, which may lag behind, with the next batches; replaces one that is being written."""
+        if snapshot.applied.log_id >= self._state.checkpoint.as_of:
+            self._begun_at = self._state.applied.end_position
+            self._as_of = snapshot.applied.log_id
+            self.frames = write(snapshot, self._limits.checkpoint_frame_bytes)
+
+    def take(self, parts: list[bytes]) -> int:
+        """Append the frames of the next batch to `parts`; the flags that the batch needs for them."""
+        if self.frames is None and self.due:
+            self.begin(self._state.snapshot())
+        if self.frames is None:
+            return 0
+        size = 0
+        while size < self._limits.checkpoint_bytes_per_batch:
+            frame = next(self.frames, None)
+            if frame is None:
+                self.frames = None
+                break
+            parts.append(frame)
+            size += len(frame)
+        return HAS_CHECKPOINT if size else 0
 
 
 # ---- reading

@@ -30,6 +30,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from nsqha import frames, hot
 from nsqha.errors import LogCorrupt
@@ -72,6 +73,28 @@ class Attributes:
         for key, value in self.headers:
             parts += (len(key).to_bytes(2), key, len(value).to_bytes(4), value)
         return control_frame(frames.ATTRIBUTES, b"".join(parts))
+
+
+class ChannelInfoLike(Protocol):
+    """A channel of the metadata record."""
+
+    @property
+    def uid(self) -> int: ...
+    @property
+    def paused(self) -> bool: ...
+    @property
+    def reader(self) -> bool: ...
+
+
+class ChannelListLike(Protocol):
+    """The metadata record of a topic's channels."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def paused(self) -> bool: ...
+    @property
+    def channels(self) -> Mapping[str, ChannelInfoLike]: ...
 
 
 @dataclass(frozen=True)

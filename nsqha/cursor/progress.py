@@ -9,12 +9,17 @@ it. (A batch is applied whole, so within one batch the order matters to readers 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 
+from nsqha import frames as layout
 from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, ProgressEvent, Range
 from nsqha.ranges import RangeSet
 
 ROWS_PER_PIECE = 3000  # of at most 18 bytes
+
+T = TypeVar("T")
 
 
 class Written:
@@ -113,3 +118,37 @@ def frames(parts: Iterable[ChannelProgress]) -> Iterator[bytes]:
         size += part_size
     if gathered:
         yield ProgressEvent(tuple(gathered)).encode()
+
+
+class TakenEvents(Generic[T]):
+    """Events that went into batches, in order, with what is to be settled when those are committed."""
+
+    __slots__ = ("_taken",)
+
+    def __init__(self) -> None:
+        self._taken: deque[tuple[bytes, list[T]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def add(self, data: bytes, news: list[T]) -> None:
+        """`data` goes into the log in front of what is taken after it."""
+        self._taken.append((data, news))
+
+    def committed(self, batch: bytes | bytearray | memoryview) -> list[T]:
+        """What of the news is in this batch, which was committed; recognised by its bytes."""
+        found: list[T] = []
+        front = bytes(batch[: sum(len(data) for data, _ in self._taken) + 64])
+        at = 0
+        while self._taken and at < len(front):
+            data, news = self._taken[0]
+            if front.startswith(data, at):
+                self._taken.popleft()
+                found += news
+                at += len(data)
+            else:
+                size, frame_type = layout.HEAD.unpack_from(front, at) if at + 8 <= len(front) else (0, 0)
+                if frame_type < layout.CONTROL_MIN:
+                    break
+                at += 4 + size
+        return found

@@ -12,6 +12,7 @@ from nsqha.cursor.events import EpochStart
 from nsqha.cursor.holds import NEVER_PASSED, Holds
 from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.retention import ChannelRetention
 from nsqha.cursor.state import LogStartMoved, PartitionState
 from nsqha.election import moves
 from nsqha.errors import NsqhaError
@@ -30,7 +31,7 @@ def seek_answered_before_it_is_committed() -> Iterator[None]:
     async def move(self: Channels, partition: Partition, channel: str, target: int | None) -> Any:
         cursors = partition.cursors
         try:
-            plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
+            plan = cursors.requests.undo(channel) if target is None else cursors.requests.seek(channel, target)
         except NsqhaError as error:
             return error
         partition.write_events()
@@ -186,7 +187,7 @@ def deferred_not_carried() -> Iterator[None]:
         effects.append(LogStartMoved(*self.log_start))
 
     with (
-        patch.object(PartitionCursors, "to_carry", lambda self, offset, position, limit=None: []),
+        patch.object(ChannelRetention, "to_carry", lambda self, offset, position, limit=None: []),
         patch.object(PartitionState, "_log_start", log_start),
     ):
         yield

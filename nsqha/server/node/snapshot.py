@@ -177,7 +177,7 @@ def under_replicated(meta: PartitionMeta, alive: Container[int], wanted: int | N
 
 
 def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Membership | None = None) -> TopicStats:
-    unhanded = sum(p.log.end.offset - p.cursors.pump for p in topic.led)
+    unhanded = sum(p.log.end.offset - p.cursors.state.pump for p in topic.led)
     channels = tuple(channel_stats(topic, name, now, clients) for name in topic.channel_names())
     windows = [w for p in topic.led for d in p.deliveries.values() if (w := d.latency) is not None]
     return TopicStats(

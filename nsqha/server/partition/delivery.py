@@ -284,7 +284,7 @@ class Delivery:
         if not self._order or channel.paused or self.stuck is not None or not self.partition.hands_out:
             return
         try:
-            if channel.next_read >= self.partition.cursors.pump and channel.redelivery(now) is None:
+            if channel.next_read >= self.partition.cursors.state.pump and channel.redelivery(now) is None:
                 return
             ready = [subscription for subscription in self._order if subscription.consumer.room > 0]
             if not ready:
@@ -317,7 +317,7 @@ class Delivery:
         channel = self.channel
         if channel.paused or self.stuck is not None or not self.partition.hands_out:
             return False
-        return channel.has_redelivery(now) or channel.next_run(self.partition.cursors.pump, 1) is not None
+        return channel.has_redelivery(now) or channel.next_run(self.partition.cursors.state.pump, 1) is not None
 
     def mended(self) -> None:
         """What could not be read can be read again."""
@@ -351,7 +351,7 @@ class Delivery:
 
     def _deliver(self, ready: list[Subscription], now: Now) -> None:
         channel = self.channel
-        end = self.partition.cursors.pump
+        end = self.partition.cursors.state.pump
         while ready:
             subscription = ready[self._turn % len(ready)]
             consumer = subscription.consumer

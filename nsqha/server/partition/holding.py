@@ -26,7 +26,7 @@ _NS = 1_000_000
 
 def live_holds(partition: Partition) -> dict[int, LiveHold]:
     """What is held in this partition now, by id."""
-    return partition.cursors.holds(log_time(partition))
+    return partition.cursors.retention.holds(log_time(partition))
 
 
 async def hold(partition: Partition, hold_id: int, offset: int, hold_ms: int) -> LiveHold:
@@ -42,7 +42,7 @@ async def hold(partition: Partition, hold_id: int, offset: int, hold_ms: int) ->
         raise Unavailable(partition.begins)  # before an event is queued
     now_ns = log_time(partition)
     offset = min(offset, partition.log.end.offset)
-    partition.cursors.hold(hold_id, offset, now_ns + hold_ms * _NS, now_ns=now_ns)
+    partition.cursors.retention.hold(hold_id, offset, now_ns + hold_ms * _NS, now_ns=now_ns)
     await partition.commit_events()
     held = live_holds(partition).get(hold_id)
     if held is None:  # others, of the last leader, were in front; or it was released meanwhile
@@ -71,7 +71,7 @@ async def release(partition: Partition, hold_id: int) -> bool:
         raise Unavailable(partition.begins)
     if hold_id not in live_holds(partition):
         return False
-    partition.cursors.release(hold_id)
+    partition.cursors.retention.release(hold_id)
     await partition.commit_events()
     return True
 

@@ -18,8 +18,7 @@ import asyncio
 from collections.abc import Callable
 
 from nsqha.clock import Now, read
-from nsqha.cursor.events import EpochStart
-from nsqha.cursor.partition import ChannelListLike
+from nsqha.cursor.events import ChannelListLike, EpochStart
 from nsqha.cursor.state import NEEDS_LOOK
 from nsqha.errors import AppendFailed, Poisoned, Unavailable
 from nsqha.frames import HAS_EVENTS
@@ -87,7 +86,7 @@ class Partition:
             self.batches.outstanding.batches.append(batch)
         events = EpochStart(self.leader.epoch, self.leader.node).encode()
         if channels is not None:
-            events += self.cursors.opening_events(channels)
+            events += self.cursors.requests.opening_events(channels)
         self.batches.events.first(events, HAS_EVENTS)
         future: asyncio.Future[None] = self._runtime.loop.create_future()
         if self.closed:

@@ -83,7 +83,7 @@ class WaitingPublishes:
         cursors = self._led.cursors
         _, count = hot.walk(frames, 0, len(frames), len(frames))
         waiting = sum(hot.walk(run, 0, len(run), len(run))[1] for run in self.queue.runs)
-        room = max(held_back_max - (self._led.log.end.offset + waiting - cursors.pump), 0)
+        room = max(held_back_max - (self._led.log.end.offset + waiting - cursors.state.pump), 0)
         if cursors.state.moving or count <= room:
             return frames
         self.message_count += count - room

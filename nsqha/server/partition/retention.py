@@ -104,7 +104,7 @@ class RetentionRunner:
             self._propose(partition, pairs, start, given_up, now)
 
     def _limit(self, partition: RetainedLog, now: Now) -> int:
-        return partition.cursors.log_start_limit(partition.log.next_timestamp(now.wall_ns))
+        return partition.cursors.retention.log_start_limit(partition.log.next_timestamp(now.wall_ns))
 
     def _all_read(self, partition: RetainedLog, pair: PairInfo, now: Now) -> bool:
         return self._limit(partition, now) >= pair.end.offset
@@ -116,7 +116,7 @@ class RetentionRunner:
         if self._refused[0] == start.position and now.mono < self._refused[1]:
             return
         # One more than are carried at once tells whether there are more; a million of them would fill memory.
-        references = cursors.to_carry(start.offset, start.position, CARRY_AT_ONCE + 1)
+        references = cursors.retention.to_carry(start.offset, start.position, CARRY_AT_ONCE + 1)
         frames: list[tuple[int, bytes]] = []
         if references:
             first = references[0].offset, references[0].position
@@ -127,7 +127,7 @@ class RetentionRunner:
                 samples = references[:: len(references) // SAMPLES + 1]
                 average = sum(len(partition.log.message(r.offset, r.position)) for r in samples) / len(samples)
                 affordable = int(going / average / CARRY_SHARE)
-                if cursors.must_carry_more(start.offset, start.position, than=affordable):
+                if cursors.retention.must_carry_more(start.offset, start.position, than=affordable):
                     # Mostly deferred messages: appending them again would free little.
                     self._refused = (start.position, now.mono + REFUSED_SECONDS)
                     return
@@ -138,13 +138,13 @@ class RetentionRunner:
                 frames.append((reference.offset, partition.log.message(reference.offset, reference.position)))
                 size += len(frames[-1][1])
             for offset, frame in frames:
-                cursors.carry(offset, frame)
+                cursors.retention.carry(offset, frame)
             self._carried = first
         if len(frames) == len(references):
             for abandoned in given_up:
                 count = abandoned.end - abandoned.first
                 logger.warning("abandoned", "%d unread messages of an abandoned channel are given up", count)
-            cursors.propose_log_start(start.offset, start.position, tuple(given_up))
+            cursors.retention.propose_log_start(start.offset, start.position, tuple(given_up))
             self._asked = cursors.state.log_start_log_id
         partition.write_events()
 
@@ -153,15 +153,17 @@ class RetentionRunner:
         up_to: Place | None = None
         for pair in pairs[:-1]:
             end = pair.end
-            if end.offset > cursors.log_start[0] or end.position > cursors.log_start[1]:
+            if end.offset > cursors.state.log_start[0] or end.position > cursors.state.log_start[1]:
                 break
-            if not cursors.may_unlink(end_offset=end.offset, end_position=end.position, end_log_id=end.log_id):
-                if cursors.state.checkpoint.as_of < end.log_id and not cursors.checkpointing:
-                    cursors.begin_checkpoint(cursors.state.snapshot())
+            if not cursors.retention.may_unlink(
+                end_offset=end.offset, end_position=end.position, end_log_id=end.log_id
+            ):
+                if cursors.state.checkpoint.as_of < end.log_id and not cursors.checkpoints.unfinished:
+                    cursors.checkpoints.begin(cursors.state.snapshot())
                     partition.write_events()
                 break
             up_to = end
-        if up_to is not None and partition.log.local_durable > cursors.needed_durable:
+        if up_to is not None and partition.log.local_durable > cursors.retention.needed_durable:
             logger.info("unlinked", "%s: files below offset %d go", partition.log.directory, up_to.offset)
             partition.files.drop(up_to)
 
@@ -170,7 +172,7 @@ class RetentionRunner:
         policy = self.abandoned
         if policy.after_ns is None and policy.over_bytes is None:
             return []
-        kept_from = partition.cursors.kept_from(partition.log.next_timestamp(now.wall_ns))
+        kept_from = partition.cursors.retention.kept_from(partition.log.next_timestamp(now.wall_ns))
         wanted = log_start(pairs, self.retention, now.wall_ns, limit_offset=kept_from)
         found = []
         for name, channel in partition.cursors.channels.items():

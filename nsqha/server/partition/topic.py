@@ -179,7 +179,7 @@ class Topic:
                 self._give_places(partition)
             elif isinstance(effect, EpochStarted):
                 # The record may have changed while the epoch could not write events yet.
-                if partition.serving and partition.cursors.reconcile(self.record.channels):
+                if partition.serving and partition.cursors.requests.reconcile(self.record.channels):
                     partition.write_events()
                 self._give_places(partition)
             elif isinstance(effect, Forgotten):
@@ -269,7 +269,7 @@ class Topic:
     async def reconcile(self) -> None:
         """Bring the log of every led partition in line with the record; returns when that is committed."""
         for partition in self.led:
-            partition.cursors.reconcile(self.record.channels)
+            partition.cursors.requests.reconcile(self.record.channels)
         await self.commit_events()
 
     async def commit_events(self) -> None:

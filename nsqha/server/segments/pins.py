@@ -73,7 +73,7 @@ async def pin(
     state, log = partition.cursors.state, partition.log
     applied = state.applied
     end = Place(applied.log_id + 1, applied.end_offset, applied.end_position)
-    start = _start(log, partition.cursors.log_start, end)
+    start = _start(log, partition.cursors.state.log_start, end)
     answer = segments_pb2.PartitionSnapshot(
         topic=topic.name,
         topic_uid=topic.record.uid,

@@ -71,7 +71,7 @@ async def add_channel(
     if ids.is_ephemeral(channel):
         for partition in topic.led:
             if partition.serving:  # another leader's epoch may have only begun; it is asked again
-                partition.cursors.create_ephemeral(channel, ids.new_uid(rng))
+                partition.cursors.requests.create_ephemeral(channel, ids.new_uid(rng))
         return
     uid = ids.new_uid(rng)
 
@@ -185,7 +185,7 @@ class Channels:
             with found.leaves(channel):  # a SUB that comes now waits for the lock, and makes it anew
                 if ids.is_ephemeral(channel):
                     for partition in found.led:
-                        partition.cursors.delete_ephemeral(channel)
+                        partition.cursors.requests.delete_ephemeral(channel)
                     await found.commit_events()
                 else:
                     await self._change(found, lambda channels: channels.without_channel(channel))
@@ -261,7 +261,7 @@ class Channels:
             return Unavailable(partition.begins)  # before an event is queued
         moved = cursors.channels.get(channel)
         try:
-            plan = cursors.undo(channel) if target is None else cursors.seek(channel, target)
+            plan = cursors.requests.undo(channel) if target is None else cursors.requests.seek(channel, target)
             await partition.commit_events()
         except NsqhaError as error:
             return error
@@ -326,13 +326,13 @@ class Channels:
             if not partition.serving:
                 raise Unavailable(partition.begins)
             if channel not in cursors.channels:  # its log does not follow the record yet
-                cursors.reconcile(topic.record.channels)
+                cursors.requests.reconcile(topic.record.channels)
                 await partition.commit_events()
             moved = cursors.channels.get(channel)
             if moved is not None and moved.committed.reader:
                 floor, goal = moved.committed.floor, cursors.state.clamp(moved.committed, target)
                 if goal > floor or (back and goal < floor):
-                    (cursors.seek if back else cursors.advance)(channel, target)
+                    (cursors.requests.seek if back else cursors.requests.advance)(channel, target)
                     await partition.commit_events()
         except NsqhaError as error:
             return error
@@ -438,10 +438,10 @@ class Channels:
         for partition in led:
             cursors = partition.cursors
             if what == Administration.EMPTY_TOPIC:
-                cursors.topic_empty()
+                cursors.requests.topic_empty()
             elif channel in cursors.channels:
                 if what == Administration.EMPTY_CHANNEL:
-                    cursors.empty(channel)
+                    cursors.requests.empty(channel)
                 else:
                     cursors.channels[channel].paused = what == Administration.PAUSE_CHANNEL
         ends = await asyncio.gather(*[partition.commit_events() for partition in led], return_exceptions=True)

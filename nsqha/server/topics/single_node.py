@@ -142,7 +142,7 @@ class SingleNodePlacement:
             for partition in partitions:
                 for channel in topic.channel_names():
                     if ids.is_ephemeral(channel):
-                        partition.cursors.create_ephemeral(channel, ids.new_uid(self._rng))
+                        partition.cursors.requests.create_ephemeral(channel, ids.new_uid(self._rng))
                 await partition.commit_events()
         except (NsqhaError, OSError) as error:
             for partition in partitions:

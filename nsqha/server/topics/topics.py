@@ -99,7 +99,7 @@ class Topics(Mapping[str, Topic]):
                 if grown:
                     self._forget_targets()
                 for partition in topic.led:
-                    if partition.serving and partition.cursors.reconcile(record.channels):
+                    if partition.serving and partition.cursors.requests.reconcile(record.channels):
                         partition.write_events()
                 self.announce(name)
             return topic

@@ -102,7 +102,7 @@ class History(Life):
         record = self.record
         wanted = {name: (info.uid, info.paused) for name, info in record.channels.items() if not info.reader}
         readers = {name: info.uid for name, info in record.channels.items() if info.reader}
-        if self.leader.cursors.reconcile(record):
+        if self.leader.cursors.requests.reconcile(record):
             self._request(lambda: self.model.listed(wanted, readers, record.paused))
         self.leader.flush()
 
@@ -124,12 +124,12 @@ class History(Life):
             return
         uid, back = self.model.readers[READER].uid, self.rng.random() < 0.3
         target = self.rng.randint(0, self.log.end_offset + 2)
-        (cursors.seek if back else cursors.advance)(READER, target)
+        (cursors.requests.seek if back else cursors.requests.advance)(READER, target)
 
         def moved() -> None:
             reader = self.model.readers.get(READER)
             if reader is not None and reader.uid == uid:
-                reader.moved(min(max(target, cursors.log_start[0]), self.model.end), back=back)
+                reader.moved(min(max(target, cursors.state.log_start[0]), self.model.end), back=back)
 
         self._request(moved)
         self.leader.flush()
@@ -166,31 +166,31 @@ class History(Life):
         if EPHEMERAL not in self.leader.cursors.channels:
             self.uids += 1
             uid = self.uids
-            self.leader.cursors.create_ephemeral(EPHEMERAL, uid)
+            self.leader.cursors.requests.create_ephemeral(EPHEMERAL, uid)
             self._request(lambda: self.model.ephemeral(EPHEMERAL, uid, True))
             self.leader.flush()
 
     def delete_ephemeral(self) -> None:
         if EPHEMERAL in self.leader.cursors.channels:
             uid = self.leader.cursors.channels[EPHEMERAL].uid
-            self.leader.cursors.delete_ephemeral(EPHEMERAL)
+            self.leader.cursors.requests.delete_ephemeral(EPHEMERAL)
             self._request(lambda: self.model.ephemeral(EPHEMERAL, uid, False))
             self.leader.flush()
 
     def empty_topic(self) -> None:
-        self.leader.cursors.topic_empty()
+        self.leader.cursors.requests.topic_empty()
         self._request(self.model.topic_emptied)
         self.leader.flush()
 
     def seek(self) -> None:
         if (found := self.some_channel()) is not None:
             target = self.rng.choice([0, TARGET_END, self.rng.randint(0, self.log.end_offset + 2)])
-            self.leader.cursors.seek(found[0].name, target)
+            self.leader.cursors.requests.seek(found[0].name, target)
             self._seek_requested(found[1], target)
 
     def empty(self) -> None:
         if (found := self.some_channel()) is not None:
-            self.leader.cursors.empty(found[0].name)
+            self.leader.cursors.requests.empty(found[0].name)
             self._seek_requested(found[1], TARGET_END, drop=True)
 
     def undo(self) -> None:
@@ -198,10 +198,10 @@ class History(Life):
             return
         if found[0].committed.undo is None:
             target = self.rng.randint(0, self.log.end_offset)
-            self.leader.cursors.seek(found[0].name, target)
+            self.leader.cursors.requests.seek(found[0].name, target)
             self._seek_requested(found[1], target)
         if found[0].committed.undo is not None:
-            self.leader.cursors.undo(found[0].name)
+            self.leader.cursors.requests.undo(found[0].name)
             self._seek_requested(found[1], 0, undo=True)
 
     def _seek_requested(self, model: ChannelModel, target: int, *, drop: bool = False, undo: bool = False) -> None:
@@ -263,7 +263,7 @@ class History(Life):
     def write_checkpoint(self) -> None:
         if not self.snapshots or self.rng.random() < 0.5:
             self.take_snapshot()
-        self.leader.cursors.begin_checkpoint(self.rng.choice(self.snapshots))  # one that was written, perhaps
+        self.leader.cursors.checkpoints.begin(self.rng.choice(self.snapshots))  # one that was written, perhaps
 
     def _border(self, highest: int) -> tuple[int, int] | None:
         """A place between batches at or below an offset, where a log could start."""
@@ -275,21 +275,21 @@ class History(Life):
     def move_log_start(self) -> None:
         cursors = self.leader.cursors
         careless = self.rng.random() < 0.3  # a leader that did not look; applying must cap it
-        place = self._border(self.log.end_offset if careless else cursors.log_start_limit(self.now_ns))
+        place = self._border(self.log.end_offset if careless else cursors.retention.log_start_limit(self.now_ns))
         if place is None:
             return
         place_is_free = False
         if not careless or self.rng.random() < 0.5:
-            for ref in cursors.to_carry(*place):
+            for ref in cursors.retention.to_carry(*place):
                 frame = self.log.frame_at(ref.position) if ref.position else self.log.frame_of(ref.offset)
-                cursors.carry(ref.offset, frame)
+                cursors.retention.carry(ref.offset, frame)
             if self.rng.random() < 0.5:
                 self.leader.flush()
                 place_is_free = not careless and not self.leader.hold
-        cursors.propose_log_start(*place)
+        cursors.retention.propose_log_start(*place)
         self.leader.flush()
         if place_is_free:
-            start = cursors.log_start
+            start = cursors.state.log_start
             check(
                 start[0] >= place[0] and start[1] >= place[1], f"log start is {start}, nothing holds it below {place}"
             )
@@ -299,17 +299,17 @@ class History(Life):
         cursors, id_ = self.leader.cursors, self.rng.randint(1, 3)
         offset = self.rng.randint(0, self.log.end_offset)
         until_ns = self.now_ns + self.rng.choice([1, 60, 600]) * 1_000_000_000
-        cursors.hold(id_, offset, until_ns, now_ns=self.now_ns)
+        cursors.retention.hold(id_, offset, until_ns, now_ns=self.now_ns)
 
         def held() -> None:
-            self.model.hold(id_, max(offset, cursors.log_start[0]), until_ns, self.leader.applied_ns)
+            self.model.hold(id_, max(offset, cursors.state.log_start[0]), until_ns, self.leader.applied_ns)
 
         self._request(held)
         self.leader.flush()
 
     def release_files(self) -> None:
         id_ = self.rng.randint(1, 3)
-        self.leader.cursors.release(id_)
+        self.leader.cursors.retention.release(id_)
         self._request(lambda: self.model.held.pop(id_, None))
         self.leader.flush()
 
@@ -317,13 +317,13 @@ class History(Life):
         if (found := self.some_channel()) is None or found[1].ephemeral:
             return
         channel, model = found
-        place = self._border(self.leader.cursors.pump)
+        place = self._border(self.leader.cursors.state.pump)
         if place is None:
             return
-        for ref in self.leader.cursors.to_carry(*place):
+        for ref in self.leader.cursors.retention.to_carry(*place):
             frame = self.log.frame_at(ref.position) if ref.position else self.log.frame_of(ref.offset)
-            self.leader.cursors.carry(ref.offset, frame)
-        self.leader.cursors.propose_log_start(*place, (Abandoned(channel.uid, channel.floor, place[0]),))
+            self.leader.cursors.retention.carry(ref.offset, frame)
+        self.leader.cursors.retention.propose_log_start(*place, (Abandoned(channel.uid, channel.floor, place[0]),))
 
         def abandoned() -> None:
             live = self.leader.cursors.channels.get(model.name)
@@ -347,11 +347,11 @@ class History(Life):
         """Files hold one batch each here; those that may go, go."""
         cursors, batches = self.leader.cursors, self.log.batches
         durable = self.leader.outstanding[0][0].log_id - 1 if self.leader.outstanding else self.log.log_id
-        if cursors.needed_durable > durable:
+        if cursors.retention.needed_durable > durable:
             return
         while len(batches) > 1:
             entry = batches[0][0]
-            if not cursors.may_unlink(
+            if not cursors.retention.may_unlink(
                 end_offset=entry.end_offset, end_position=entry.end_position, end_log_id=entry.log_id + 1
             ):
                 return
@@ -365,7 +365,7 @@ class History(Life):
 
     def cut(self) -> None:
         """A log that ends earlier gives the state of then."""
-        lowest = max(self.leader.cursors.needed_durable, self.log_unlinked, 1)
+        lowest = max(self.leader.cursors.retention.needed_durable, self.log_unlinked, 1)
         applied = self.leader.cursors.state.applied.log_id
         if lowest < applied:
             self._judge_rebuilt(self.rng.randint(lowest, applied))
@@ -466,7 +466,7 @@ class History(Life):
         check(not left, f"{model.name} never delivers {left}: {channel}")
 
     def judge_drained(self, channel: Channel, model: ChannelModel) -> None:
-        end = self.leader.cursors.pump
+        end = self.leader.cursors.state.pump
         committed = channel.committed
         check(committed.floor == channel.floor == channel.next_read == end, f"{channel} is not at the end {end}")
         check(not committed.ranges, f"{channel} has ranges left: {committed.ranges}")

@@ -73,7 +73,7 @@ class Judged(Leader):
     def after_commit(self, entry: Entry) -> None:
         self.encoded[entry.log_id] = checkpoint.encode(self.cursors.state)
         state = self.cursors.state
-        self.model.judge_held(state.log_start[0], self.cursors.holds(entry.timestamp_ns), entry.timestamp_ns)
+        self.model.judge_held(state.log_start[0], self.cursors.retention.holds(entry.timestamp_ns), entry.timestamp_ns)
         check(state.pump == self.model.pump, f"the pump is at {state.pump}, nsqd's at {self.model.pump}")
         known = self.model.channels.keys() | self.model.readers.keys()
         check(state.channels.keys() == known, "the channels differ")

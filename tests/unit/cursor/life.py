@@ -100,7 +100,7 @@ class Life:
         total = 0
         owner = self.rng.choice(OWNERS)
         deadline = self.clock.monotonic() + self.rng.choice([10.0, 60.0])
-        while count > 0 and (run := channel.next_run(self.leader.cursors.pump, count)) is not None:
+        while count > 0 and (run := channel.next_run(self.leader.cursors.state.pump, count)) is not None:
             first, end = run
             check(end <= self.model.pump, f"{model.name} is to read up to {end}, the pump is at {self.model.pump}")
             stamped = [o for o in range(first, end) if o in self.model.deliver_at]

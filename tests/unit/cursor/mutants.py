@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from nsqha.cursor import checkpoint, events, loading
 from nsqha.cursor.channel import Channel
-from nsqha.cursor.checkpoint import Gatherer
+from nsqha.cursor.checkpoint import CheckpointWriter, Gatherer
 from nsqha.cursor.deferred import Deferred, MemoryDeferred
 from nsqha.cursor.deferred_overlay import DeferredOverlay
 from nsqha.cursor.events import ChannelProgress
@@ -20,6 +20,7 @@ from nsqha.cursor.flight import Flight
 from nsqha.cursor.ordered import OrderedChannel
 from nsqha.cursor.partition import PartitionCursors
 from nsqha.cursor.progress import Written
+from nsqha.cursor.retention import ChannelRetention
 from nsqha.cursor.state import ChannelState, PartitionState
 from nsqha.hot import WAITING
 from tests.mutation import Patch, instead, run
@@ -288,7 +289,7 @@ def seek_without_progress() -> list[Patch]:
     take = PartitionCursors._take_progress
 
     def wrong(self: PartitionCursors, parts: list[bytes], now: Any) -> Any:
-        return [] if self._queue else take(self, parts, now)
+        return [] if self.requests.queue else take(self, parts, now)
 
     return [instead(PartitionCursors, "_take_progress", wrong)]
 
@@ -393,18 +394,18 @@ def carry_revives() -> list[Patch]:
 
 @mutant("nothing is unlinked without a complete checkpoint above it")
 def unlink_without_checkpoint() -> list[Patch]:
-    def wrong(self: PartitionCursors, *, end_offset: int, end_position: int, end_log_id: int) -> bool:
-        return end_offset <= self.state.log_start[0] and end_position <= self.state.log_start[1]
+    def wrong(self: ChannelRetention, *, end_offset: int, end_position: int, end_log_id: int) -> bool:
+        return end_offset <= self._state.log_start[0] and end_position <= self._state.log_start[1]
 
-    return [instead(PartitionCursors, "may_unlink", wrong)]
+    return [instead(ChannelRetention, "may_unlink", wrong)]
 
 
 @mutant("a pair goes only if its position is below log start, too")
 def unlink_by_offset_only() -> list[Patch]:
-    def wrong(self: PartitionCursors, *, end_offset: int, end_position: int, end_log_id: int) -> bool:
-        return end_offset <= self.state.log_start[0] and self.state.checkpoint.as_of >= end_log_id
+    def wrong(self: ChannelRetention, *, end_offset: int, end_position: int, end_log_id: int) -> bool:
+        return end_offset <= self._state.log_start[0] and self._state.checkpoint.as_of >= end_log_id
 
-    return [instead(PartitionCursors, "may_unlink", wrong)]
+    return [instead(ChannelRetention, "may_unlink", wrong)]
 
 
 # ---- checkpoints
@@ -453,13 +454,13 @@ def the_last_checkpoint_wins() -> list[Patch]:
         if self.checkpoint.as_of < highest.as_of:
             self.checkpoint = highest
 
-    def wrong_begin(self: PartitionCursors, snapshot: PartitionState) -> None:
-        self._checkpoint = checkpoint.write(snapshot, self.limits.checkpoint_frame_bytes)
+    def wrong_begin(self: CheckpointWriter, snapshot: PartitionState) -> None:
+        self.frames = checkpoint.write(snapshot, self._limits.checkpoint_frame_bytes)
 
     return [
         instead(Gatherer, "feed", wrong_feed),
         instead(PartitionState, "_checkpoint_frame", wrong_apply),
-        instead(PartitionCursors, "begin_checkpoint", wrong_begin),
+        instead(CheckpointWriter, "begin", wrong_begin),
     ]
 
 

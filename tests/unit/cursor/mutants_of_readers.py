@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from nsqha.cursor import checkpoint, events
 from nsqha.cursor.holds import NEVER_PASSED, Holds
-from nsqha.cursor.partition import PartitionCursors
+from nsqha.cursor.requests import ChannelRequests
 from nsqha.cursor.state import ChannelState, PartitionState
 from tests.mutation import Patch, instead
 from tests.unit.cursor.mutant import mutant
@@ -78,7 +78,7 @@ def readers_take_the_backlog() -> list[Patch]:
 
 @mutant("a reader's floor does not go back unless it is asked to")
 def readers_go_back() -> list[Patch]:
-    return [instead(PartitionCursors, "advance", PartitionCursors.seek)]
+    return [instead(ChannelRequests, "advance", ChannelRequests.seek)]
 
 
 @mutant("the kind of a channel is in the log")

@@ -53,7 +53,7 @@ def test_a_restart_delivers_what_was_not_committed_and_only_that():
 def test_the_first_channel_gets_the_backlog_a_later_one_starts_now():
     leader = Leader()
     leader.publish(3)
-    assert leader.cursors.pump == 0
+    assert leader.cursors.state.pump == 0
     first = leader.create("first")
     leader.publish(2)
     second = leader.create("second")

@@ -19,7 +19,7 @@ NOW = 1_000 * SECOND
 
 def hold(leader: Leader, id_: int, offset: int, seconds: float = 60) -> None:
     now_ns = leader.now.wall_ns
-    leader.cursors.hold(id_, offset, now_ns + round(seconds * SECOND), now_ns=now_ns)
+    leader.cursors.retention.hold(id_, offset, now_ns + round(seconds * SECOND), now_ns=now_ns)
     leader.flush()
 
 
@@ -35,9 +35,9 @@ def read_log(count: int = 9) -> Leader:
 
 def log_start_after(leader: Leader, offset: int) -> int:
     """Propose a log start as a leader does that knows of no hold."""
-    leader.cursors.propose_log_start(offset, leader.log.end_position)
+    leader.cursors.retention.propose_log_start(offset, leader.log.end_position)
     leader.flush()
-    return leader.cursors.log_start[0]
+    return leader.cursors.state.log_start[0]
 
 
 def test_a_log_start_is_capped_by_the_lowest_live_hold():
@@ -45,7 +45,7 @@ def test_a_log_start_is_capped_by_the_lowest_live_hold():
     hold(leader, 1, 5)
     hold(leader, 2, 3)
     assert log_start_after(leader, 9) == 3
-    leader.cursors.release(2)
+    leader.cursors.retention.release(2)
     assert log_start_after(leader, 9) == 5
 
 
@@ -67,14 +67,14 @@ def test_a_renewal_puts_the_end_off_and_lowers_the_offset_if_it_is_asked_to():
     leader.clock.advance(50)
     assert log_start_after(leader, 9) == 5
     hold(leader, 1, 2)
-    assert leader.cursors.holds(leader.now.wall_ns)[1].offset == 5, "what is below the log start is gone"
+    assert leader.cursors.retention.holds(leader.now.wall_ns)[1].offset == 5, "what is below the log start is gone"
 
 
 def test_a_hold_begins_at_the_log_start_at_the_lowest():
     leader = read_log()
     assert log_start_after(leader, 4) == 4
     hold(leader, 1, 0)
-    assert leader.cursors.holds(leader.now.wall_ns)[1].offset == 4
+    assert leader.cursors.retention.holds(leader.now.wall_ns)[1].offset == 4
 
 
 @pytest.mark.parametrize("how", ["log", "checkpoint"])
@@ -83,7 +83,7 @@ def test_a_hold_outlives_a_leader(how):
     hold(leader, 1, 5)
     if how == "checkpoint":
         assert log_start_after(leader, 5) == 5
-        leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
+        leader.cursors.checkpoints.begin(leader.cursors.state.snapshot())
         leader.flush()
     loaded = loading.load(leader.log, leader.log.read)
     assert loaded.source == {"log": loading.LOG_START, "checkpoint": loading.CHECKPOINT}[how]
@@ -98,7 +98,7 @@ def test_a_hold_that_was_not_committed_is_none_after_a_crash():
     leader = read_log()
     leader.hold = True
     hold(leader, 1, 5)
-    assert not leader.cursors.holds(leader.now.wall_ns), "not before it is committed"
+    assert not leader.cursors.retention.holds(leader.now.wall_ns), "not before it is committed"
     del leader.log.batches[-1]
     leader.log.log_id -= 1
     leader.log.end_position = leader.log.batches[-1][0].end_position
@@ -141,10 +141,10 @@ def test_the_leader_stays_below_what_is_held():
     """A file border at the offset of a hold may have files of events in front that begin at the same offset."""
     leader = read_log()
     hold(leader, 1, 5)
-    assert leader.cursors.log_start_limit(leader.now.wall_ns) == 4
+    assert leader.cursors.retention.log_start_limit(leader.now.wall_ns) == 4
     leader.clock.advance(60)
-    assert leader.cursors.log_start_limit(leader.now.wall_ns) == 9
-    assert leader.cursors.log_start_limit() == 4, "who has no clock takes every hold for a live one"
+    assert leader.cursors.retention.log_start_limit(leader.now.wall_ns) == 9
+    assert leader.cursors.retention.log_start_limit() == 4, "who has no clock takes every hold for a live one"
 
 
 def test_the_leader_refuses_one_hold_too_many_and_renews_the_others():
@@ -162,9 +162,9 @@ def test_the_leader_refuses_one_hold_too_many_and_renews_the_others():
 def test_holds_that_wait_to_be_written_count():
     leader = read_log()
     for id_ in range(HOLDS_MAX):
-        leader.cursors.hold(id_, 0, NOW * NOW, now_ns=0)
+        leader.cursors.retention.hold(id_, 0, NOW * NOW, now_ns=0)
     with pytest.raises(LimitReached):
-        leader.cursors.hold(HOLDS_MAX, 0, NOW * NOW, now_ns=0)
+        leader.cursors.retention.hold(HOLDS_MAX, 0, NOW * NOW, now_ns=0)
 
 
 # ---- what is applied is bounded, whoever wrote it

@@ -103,10 +103,10 @@ def test_partitions_do_not_see_each_other(path: str) -> None:
 def test_the_checkpoint_that_is_being_written_is_remembered(path: str) -> None:
     """Its last frame completes it, also for who starts in the middle of it."""
     rig = Rig(path)
+    rig.leader = Leader(rig.leader.log, limits=SMALL)
     for n in range(20):
         rig.leader.create(f"channel-{n}")
-    rig.leader.cursors.limits = SMALL
-    rig.leader.cursors.begin_checkpoint(rig.leader.cursors.state.snapshot())
+    rig.leader.cursors.checkpoints.begin(rig.leader.cursors.state.snapshot())
     rig.leader.publish(1, force=True)
     assert rig.leader.cursors.state.partial is not None
     assert flush(rig.cache)
@@ -187,7 +187,7 @@ def rows_at_rest(cache: LmdbCache) -> int:
 def test_rows_of_an_emptied_channel_are_deleted_in_time(path: str, small_room: None) -> None:
     rig = rig_with_deferred(path)
     assert flush(rig.cache) and rows_at_rest(rig.cache) == 20
-    rig.leader.cursors.empty("c")
+    rig.leader.cursors.requests.empty("c")
     rig.leader.flush()
     assert len(rig.leader.cursors.state.channels["c"].deferred) == 0
     for _ in range(20):
@@ -226,7 +226,7 @@ def test_a_file_that_is_mostly_free_is_written_anew(path: str, monkeypatch: pyte
     rig = rig_with_deferred(path, 6000)
     assert flush(rig.cache)
     big = os.path.getsize(f"{path}/data.mdb")
-    rig.leader.cursors.empty("c")
+    rig.leader.cursors.requests.empty("c")
     rig.leader.publish(1)
     rig.leader.deliver(rig.leader.cursors.channels["c"])
     rig.defer(6000)

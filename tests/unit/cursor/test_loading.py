@@ -112,7 +112,7 @@ def test_a_state_from_before_the_first_file_is_not_taken():
 def write_checkpoint(leader: Leader) -> int:
     """A checkpoint of several batches; the log_id it is as of."""
     as_of = leader.cursors.state.applied.log_id
-    leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
+    leader.cursors.checkpoints.begin(leader.cursors.state.snapshot())
     leader.flush()
     return as_of
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over():
         leader.publish(1)
         leader.create(f"d{leader.log.log_id}")  # many channels: the checkpoint takes several batches
     as_of = write_checkpoint(leader)
-    leader.cursors.begin_checkpoint(leader.cursors.state.snapshot())
+    leader.cursors.checkpoints.begin(leader.cursors.state.snapshot())
     leader.publish(1, force=True)
     assert leader.cursors.state.partial is not None
     result, _ = loaded(leader)
@@ -252,10 +252,10 @@ def test_files_that_went_for_an_event_that_is_applied_later_end_nothing_before_i
     assert channel.req(7, 1, 3_600_000, leader.now) is None
     leader.fin(channel, *(offset for offset in range(10) if offset != 7))
     leader.flush()
-    leader.cursors.carry(7, leader.log.frame_of(7))
-    leader.cursors.propose_log_start(last.end_offset, last.end_position)
+    leader.cursors.retention.carry(7, leader.log.frame_of(7))
+    leader.cursors.retention.propose_log_start(last.end_offset, last.end_position)
     leader.flush()
-    assert leader.cursors.may_unlink(
+    assert leader.cursors.retention.may_unlink(
         end_offset=last.end_offset, end_position=last.end_position, end_log_id=last.log_id + 1
     )
     del leader.log.batches[: last.log_id]

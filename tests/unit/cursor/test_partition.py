@@ -74,7 +74,7 @@ def test_what_was_asked_for_is_urgent_and_takes_progress_with_it():
     leader, channel = consumed()
     leader.fin(channel, 0)
     assert not leader.cursors.urgent
-    leader.cursors.seek("c", 5)
+    leader.cursors.requests.seek("c", 5)
     assert leader.cursors.urgent
     kinds = [type(frame).__name__ for frame in frames_in(leader.cursors.take_events(leader.now)[0])]
     assert kinds == ["ProgressEvent", "Seek"]
@@ -185,24 +185,24 @@ def test_a_clean_stop_of_an_idle_partition_writes_nothing():
 
 def test_flags_say_what_is_in_the_batch():
     leader = Leader()
-    leader.cursors.carry(0, b"frame")
+    leader.cursors.retention.carry(0, b"frame")
     assert leader.cursors.take_events(leader.now)[1] == HAS_CARRY
-    leader.cursors.topic_empty()
+    leader.cursors.requests.topic_empty()
     assert leader.cursors.take_events(leader.now)[1] == HAS_EVENTS
 
 
 def test_plain_batches_change_only_the_end():
     cursors = PartitionCursors(id_base=ID_BASE)
     assert cursors.apply(Entry(1, 1, 0, 5, 0, 100, 7, 0), b"never looked at", Now(1.0, 1)) == []
-    assert (cursors.state.applied.end_offset, cursors.pump) == (5, 0)
+    assert (cursors.state.applied.end_offset, cursors.state.pump) == (5, 0)
 
 
 def test_reconcile_is_idempotent():
     leader = Leader()
     leader.create("c")
-    assert not leader.cursors.reconcile(leader.record)
-    assert leader.cursors.reconcile(Record(2, True, leader.record.channels))
-    assert not leader.cursors.reconcile(Record(2, True, leader.record.channels))
+    assert not leader.cursors.requests.reconcile(leader.record)
+    assert leader.cursors.requests.reconcile(Record(2, True, leader.record.channels))
+    assert not leader.cursors.requests.reconcile(Record(2, True, leader.record.channels))
     leader.flush()
     assert leader.cursors.state.paused
 

@@ -7,8 +7,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress
-from nsqha.cursor.progress import ROWS_PER_PIECE, Written, deliveries, frames, pieces, without
+from nsqha.cursor.events import FRAME_BYTES_MAX, ChannelProgress, EpochStart, TopicEmpty
+from nsqha.cursor.progress import ROWS_PER_PIECE, TakenEvents, Written, deliveries, frames, pieces, without
+from nsqha.hot import frame
 from nsqha.ranges import RangeSet
 
 sets = st.sets(st.integers(0, 60))
@@ -92,3 +93,39 @@ def test_deliveries_of_what_is_unfinished(settled, known):
     told = {offset: n for first, end, n in found for offset in range(first, end)}
     assert told == {offset: known.get(offset, 1) for offset in range(61) if offset not in settled}
     assert all(a[1] <= b[0] for a, b in pairwise(found))
+
+
+FIRST, SECOND = TopicEmpty().encode(), EpochStart(2).encode()
+
+
+def taken() -> TakenEvents[str]:
+    events = TakenEvents[str]()
+    events.add(FIRST, ["first"])
+    events.add(SECOND, ["second", "too"])
+    return events
+
+
+def test_taken_events_are_found_in_the_batches_that_hold_them():
+    events = taken()
+    assert events.committed(FIRST + frame(b"a message")) == ["first"]
+    assert events.committed(frame(b"a message")) == []
+    assert events.committed(SECOND) == ["second", "too"]
+    assert not events
+
+
+def test_events_of_a_refused_batch_are_found_in_front_of_the_next():
+    events = taken()
+    assert events.committed(FIRST + SECOND + frame(b"a message")) == ["first", "second", "too"]
+    assert not events
+
+
+def test_taken_events_are_found_behind_events_of_others():
+    events = taken()
+    assert events.committed(EpochStart(1).encode() + FIRST) == ["first"]
+    assert len(events) == 1
+
+
+def test_taken_events_are_not_looked_for_behind_messages():
+    events = taken()
+    assert events.committed(frame(b"a message") + FIRST) == []
+    assert len(events) == 2

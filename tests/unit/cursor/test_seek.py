@@ -24,10 +24,10 @@ def test_a_seek_back_delivers_again_from_there():
     leader, channel = leader_with(6)
     leader.fin(channel, *leader.deliver(channel))
     leader.flush()
-    plan = leader.cursors.plan_seek("c", 2)
+    plan = leader.cursors.requests.plan_seek("c", 2)
     assert (plan.floor, plan.target, plan.again, plan.skipped, plan.clamped) == (6, 2, 4, 0, False)
     assert channel.floor == 6, "a plan changes nothing"
-    leader.cursors.seek("c", 2)
+    leader.cursors.requests.seek("c", 2)
     assert leader.cursors.urgent
     leader.flush()
     assert leader.deliver(channel) == [2, 3, 4, 5]
@@ -36,9 +36,9 @@ def test_a_seek_back_delivers_again_from_there():
 
 def test_a_seek_to_the_end_skips_what_is_unread_and_the_target_is_clamped():
     leader, channel = leader_with(6)
-    plan = leader.cursors.plan_seek("c", 1000)
+    plan = leader.cursors.requests.plan_seek("c", 1000)
     assert (plan.target, plan.skipped, plan.clamped) == (6, 6, True)
-    leader.cursors.seek("c", TARGET_END)
+    leader.cursors.requests.seek("c", TARGET_END)
     leader.flush()
     sought = [effect for effect in leader.effects if isinstance(effect, Sought)]
     assert sought[0].floor == 6
@@ -49,7 +49,7 @@ def test_a_seek_forgets_what_is_in_flight_and_tells_whose_it_was():
     leader, channel = leader_with(6)
     leader.deliver(channel, 2, owner=1)
     leader.deliver(channel, 3, owner=2)
-    leader.cursors.seek("c", 0)
+    leader.cursors.requests.seek("c", 0)
     leader.flush()
     forgotten = [effect for effect in leader.effects if isinstance(effect, Forgotten)]
     assert forgotten[0].counts == {1: 2, 2: 3}
@@ -64,7 +64,7 @@ def test_all_that_was_deferred_is_written_before_a_seek_and_stays_deferred():
     leader.publish(6)
     for offset in leader.deliver(channel):
         assert channel.req(offset, 1, 60_000, leader.now) is None
-    leader.cursors.seek("c", TARGET_END)
+    leader.cursors.requests.seek("c", TARGET_END)
     leader.flush()
     assert len(channel.deferred_overlay) == len(channel.committed.deferred) == 6
     leader.clock.advance(61)
@@ -74,7 +74,7 @@ def test_all_that_was_deferred_is_written_before_a_seek_and_stays_deferred():
 def test_an_old_fin_can_not_finish_a_new_delivery():
     leader, channel = leader_with(3)
     leader.deliver(channel)
-    leader.cursors.seek("c", 0)
+    leader.cursors.requests.seek("c", 0)
     leader.flush()
     leader.deliver(channel)
     assert channel.touch(0, 1, leader.now, 60.0) == NOT_IN_FLIGHT  # takes nothing off
@@ -89,7 +89,7 @@ def test_an_old_fin_can_not_finish_a_new_delivery():
 def test_another_connection_has_nothing_to_do_with_it():
     leader, channel = leader_with(1)
     leader.deliver(channel, owner=1)
-    leader.cursors.seek("c", 0)
+    leader.cursors.requests.seek("c", 0)
     leader.flush()
     leader.deliver(channel, owner=2)
     assert leader.fin(channel, 0, owner=2) == [None]
@@ -103,7 +103,7 @@ def test_a_seek_does_not_touch_deferred_messages_nor_their_deliveries():
     leader.flush()
     leader.clock.advance(60)
     leader.redeliver(channel, 1)
-    leader.cursors.seek("c", 0)
+    leader.cursors.requests.seek("c", 0)
     leader.flush()
     assert channel.in_flight == 1
     assert leader.deliver(channel) == [2, 3], "the reader passes over what is deferred"
@@ -115,7 +115,7 @@ def test_what_was_requeued_after_the_seek_was_written_is_pending_by_position():
     leader, channel = leader_with(3)
     leader.deliver(channel)
     leader.hold = True
-    leader.cursors.seek("c", 0)
+    leader.cursors.requests.seek("c", 0)
     leader.flush()
     channel.req(0, 1, 60_000, leader.now)
     leader.fin(channel, 1)
@@ -129,22 +129,22 @@ def test_undo_goes_back_with_the_finished_ranges():
     leader, channel = leader_with(6)
     leader.deliver(channel)
     leader.fin(channel, 0, 2, 3)
-    leader.cursors.seek("c", 0)
+    leader.cursors.requests.seek("c", 0)
     leader.flush()
     leader.fin(channel, *leader.deliver(channel, 1))
-    leader.cursors.undo("c")
+    leader.cursors.requests.undo("c")
     leader.flush()
     assert leader.deliver(channel) == [1, 4, 5]
 
 
 def test_an_undo_can_be_undone():
     leader, channel = leader_with(3)
-    leader.cursors.seek("c", TARGET_END)
+    leader.cursors.requests.seek("c", TARGET_END)
     leader.flush()
-    leader.cursors.undo("c")
+    leader.cursors.requests.undo("c")
     leader.flush()
     assert channel.committed.floor == 0
-    leader.cursors.undo("c")
+    leader.cursors.requests.undo("c")
     leader.flush()
     assert channel.committed.floor == 3
 
@@ -154,7 +154,7 @@ def test_too_many_ranges_are_left_out_and_the_plan_says_so():
     leader.deliver(channel)
     leader.fin(channel, *range(1, 9000, 2))
     leader.flush()
-    plan = leader.cursors.seek("c", 0)
+    plan = leader.cursors.requests.seek("c", 0)
     assert not plan.exact
     leader.flush()
     assert channel.committed.undo.ranges is None
@@ -168,12 +168,12 @@ def test_empty_drops_everything_and_its_undo_does_not_bring_deferred_back():
     channel.req(1, 1, 0, leader.now)
     leader.fin(channel, 2)
     leader.flush()
-    leader.cursors.empty("c")
+    leader.cursors.requests.empty("c")
     leader.flush()
     assert (channel.in_flight, channel.depth(5), channel.deferred_count) == (0, 0, 0)
     leader.clock.advance(60)
     assert leader.redeliver(channel) == []
-    leader.cursors.undo("c")
+    leader.cursors.requests.undo("c")
     leader.flush()
     assert leader.deliver(channel) == [1, 3, 4]
 
@@ -185,7 +185,7 @@ def test_empty_drops_deferred_messages_in_flight_too():
     leader.flush()
     leader.clock.advance(60)
     leader.redeliver(channel)
-    leader.cursors.empty("c")
+    leader.cursors.requests.empty("c")
     leader.flush()
     assert leader.fin(channel, 0) == [NOT_IN_FLIGHT]
     assert channel.in_flight == 0
@@ -196,9 +196,9 @@ def test_a_message_met_again_before_its_time_is_deferred():
     channel = leader.create("c")
     due = leader.now.wall_ns + 60_000_000_000
     leader.publish(1, deliver_at=due)
-    leader.cursors.empty("c")
+    leader.cursors.requests.empty("c")
     leader.flush()
-    leader.cursors.seek("c", 0)
+    leader.cursors.requests.seek("c", 0)
     leader.flush()
     assert channel.next_run(1, 10) == (0, 1)
     assert channel.meet(0, due, leader.now)
@@ -210,6 +210,6 @@ def test_a_message_met_again_before_its_time_is_deferred():
 def test_seek_of_an_unknown_channel_or_nothing_to_undo():
     leader, _ = leader_with(1)
     with pytest.raises(NotFound):
-        leader.cursors.seek("x", 0)
+        leader.cursors.requests.seek("x", 0)
     with pytest.raises(NotFound):
-        leader.cursors.undo("c")
+        leader.cursors.requests.undo("c")

@@ -199,7 +199,7 @@ class Leader:
     # ---- the record
 
     def _reconcile(self) -> None:
-        self.cursors.reconcile(self.record)
+        self.cursors.requests.reconcile(self.record)
         self.flush()
 
     def create(self, name: str, uid: int | None = None, *, reader: bool = False) -> Channel:
@@ -228,7 +228,7 @@ class Leader:
     def deliver(self, channel: Channel, count: int = 1_000_000, *, owner: int = 1, timeout: float = 60.0) -> list[int]:
         """First deliveries, up to `count`."""
         found: list[int] = []
-        while count > 0 and (run := channel.next_run(self.cursors.pump, count)) is not None:
+        while count > 0 and (run := channel.next_run(self.cursors.state.pump, count)) is not None:
             first, end = run
             channel.delivered(first, end, owner, self.clock.monotonic() + timeout)
             found += range(first, end)

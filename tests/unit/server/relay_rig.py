@@ -187,7 +187,7 @@ class RelayNode:
         topic.versioned = Versioned(self.store.record, topic.versioned.version + 1)
         if ids.is_ephemeral(channel):
             for partition in topic.led:
-                partition.cursors.create_ephemeral(channel, ids.new_uid(self.rng))
+                partition.cursors.requests.create_ephemeral(channel, ids.new_uid(self.rng))
         elif channel not in topic.record.channels.channels:
             raise NotFound("deleted topic/channel")
         await topic.reconcile()
@@ -199,7 +199,7 @@ class RelayNode:
         if not found.used(channel):
             with found.leaves(channel):
                 for partition in found.led:
-                    partition.cursors.delete_ephemeral(channel)
+                    partition.cursors.requests.delete_ephemeral(channel)
                 await found.commit_events()
 
     # ---- leading

@@ -315,7 +315,7 @@ class Rig:
 
     def channels(self, *names: str) -> None:
         """Make these the channels, committed."""
-        self.cursors.reconcile(self.channel_list(*names))
+        self.cursors.requests.reconcile(self.channel_list(*names))
         self.partition.commit_events()
         self.disk.sync()
 

@@ -421,7 +421,7 @@ async def test_an_ephemeral_channel_that_ended_with_an_epoch_is_made_for_its_rea
     topic = broker.topics.topic("t")
     (partition,) = topic.led
     topic.remove_led(partition, "another node leads it")
-    partition.cursors.delete_ephemeral("e#ephemeral")  # as an epoch start does
+    partition.cursors.requests.delete_ephemeral("e#ephemeral")  # as an epoch start does
     await partition.commit_events()
     topic.add_led(partition)
     assert topic.places_missing(reader) == [0]
@@ -493,7 +493,7 @@ async def test_a_seek_of_a_channel_that_another_node_deletes_meanwhile_says_so(b
     seek = asyncio.create_task(broker.channels.seek("t", "c", {0: 1}))
     await until(lambda: partition.cursors.urgent)
     changed = topic.record.channels.without_channel("c")
-    partition.cursors.reconcile(changed.with_channel("c", 77) if anew else changed)
+    partition.cursors.requests.reconcile(changed.with_channel("c", 77) if anew else changed)
     partition.hand_over(False)
     done = await seek
     assert isinstance(done[0], NotFound)

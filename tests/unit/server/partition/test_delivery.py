@@ -216,8 +216,8 @@ def test_a_deferred_publish_that_is_read_again_before_its_time_waits_once_more()
     rig.publish(b"first")
     rig.publish(b"later", defer_ms=60_000)
     rig.store(b"last")
-    rig.cursors.empty("c")
-    rig.cursors.seek("c", 0)
+    rig.cursors.requests.empty("c")
+    rig.cursors.requests.seek("c", 0)
     rig.partition.commit_events()
     rig.disk.sync()
     consumer = rig.consume(10, timeout=600.0)
@@ -338,10 +338,10 @@ def test_in_flight_counts_never_drift(seed: int):
         elif step == 9:
             rig.pass_time(rng.choice((0.1, 0.9, 3.5)))
         elif step == 10 and rng.random() < 0.4:
-            rig.cursors.seek("c", rng.choice((0, rig.log.end.offset // 2, TARGET_END)))
+            rig.cursors.requests.seek("c", rng.choice((0, rig.log.end.offset // 2, TARGET_END)))
             rig.partition.commit_events()
         elif step == 11 and rng.random() < 0.2:
-            rig.cursors.empty("c")
+            rig.cursors.requests.empty("c")
             rig.partition.commit_events()
         for consumer in consumers:
             if rng.random() < 0.2:

@@ -177,6 +177,6 @@ async def _events(rig: Rig) -> None:
 def test_one_reader_too_many_is_told() -> None:
     rig = filled()
     for id_ in range(64):
-        rig.cursors.hold(id_, 0, rig.clock.wall_ns() + 1_000_000_000, now_ns=rig.clock.wall_ns())
+        rig.cursors.retention.hold(id_, 0, rig.clock.wall_ns() + 1_000_000_000, now_ns=rig.clock.wall_ns())
     with pytest.raises(LimitReached, match="64 readers"):
         answer(rig, hold(rig.partition, 64, 0, MINUTE_MS))

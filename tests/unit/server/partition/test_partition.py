@@ -402,7 +402,7 @@ def test_an_event_that_another_batch_carries_is_waited_for():
     """Its first asker went away; who asks again must not hear of success before it is committed."""
     rig = Rig()
     rig.partition.write_events()
-    rig.cursors.topic_empty()
+    rig.cursors.requests.topic_empty()
     rig.turn()
     rig.disk.begin()
     waiting = rig.partition.commit_events()
@@ -444,11 +444,11 @@ def test_a_carried_message_comes_out_as_it_was_published():
     rig.store(b"one", b"two", defer_ms=2_000)
     stored = [rig.log.message(offset) for offset in (0, 1)]
     for _ in range(2):  # what was carried may be carried again
-        for ref in rig.cursors.to_carry(2, rig.log.end.position):
-            rig.cursors.carry(ref.offset, rig.log.message(ref.offset, ref.position))
+        for ref in rig.cursors.retention.to_carry(2, rig.log.end.position):
+            rig.cursors.retention.carry(ref.offset, rig.log.message(ref.offset, ref.position))
         rig.partition.commit_events()
         rig.disk.sync()
-    carried = rig.cursors.to_carry(2, rig.log.end.position)
+    carried = rig.cursors.retention.to_carry(2, rig.log.end.position)
     assert all(ref.position for ref in carried)
     assert [rig.log.message(ref.offset, ref.position) for ref in carried] == stored
     consumer = rig.consume(10)
@@ -534,7 +534,9 @@ def test_channel_events_queued_too_early_wait_for_the_epoch_and_block_none():
     rig.partition.life.serving = False
     rig.partition.start_epoch()
     rig.turn()
-    rig.cursors.reconcile(rig.channel_list("c"))  # the record changed; whoever waits for it is told to try again
+    rig.cursors.requests.reconcile(
+        rig.channel_list("c")
+    )  # the record changed; whoever waits for it is told to try again
     outcome = rig.publish(b"one")
     rig.turn()
     for _ in range(3):

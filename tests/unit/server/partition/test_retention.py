@@ -25,7 +25,7 @@ def fill(rig: Rig, body: bytes = b"y" * 300, *, pairs: int = 3) -> None:
 
 def skip_to_end(rig: Rig) -> None:
     """Nobody reads what is there."""
-    rig.cursors.seek("c", rig.cursors.pump)
+    rig.cursors.requests.seek("c", rig.cursors.state.pump)
     rig.partition.commit_events()
 
 
@@ -92,8 +92,8 @@ def test_files_stay_until_what_replaces_them_is_on_the_disk() -> None:
         rig.turn()
         rig.partition.keep_house(rig.partition.now())
         rig.disk.work()
-    needed = rig.cursors.needed_durable
-    assert rig.cursors.log_start[1] > 0 and rig.cursors.state.checkpoint.as_of, "committed"
+    needed = rig.cursors.retention.needed_durable
+    assert rig.cursors.state.log_start[1] > 0 and rig.cursors.state.checkpoint.as_of, "committed"
     assert rig.log.local_durable <= needed and rig.log.start.log_id == 1, "and not durable: nothing goes"
     rig.disk.request(rig.partition.batches.sync)
     rig.disk.sync()
@@ -186,7 +186,7 @@ def test_nothing_is_carried_again_while_commits_stall(monkeypatch: pytest.Monkey
     before = rig.log.end.position
     after = stalled(rig, 3)
     assert after > before and stalled(rig, 50) == after
-    while not rig.cursors.log_start[0]:
+    while not rig.cursors.state.log_start[0]:
         rig.disk.sync()
         rig.partition.keep_house(rig.partition.now())
     assert not rig.cursors.state.checkpoint.as_of

@@ -72,7 +72,7 @@ def test_channels_begin_where_the_files_do_if_nothing_says_why() -> None:
         rig.disk.work()
     rig.log.forget_pairs(rig.log.pairs[0].end)
     first = rig.log.start.offset
-    assert first > 0 == rig.cursors.log_start[0]
+    assert first > 0 == rig.cursors.state.log_start[0]
     elected(rig)
     rig.partition.start_epoch()
     rig.turn()

@@ -196,7 +196,7 @@ def test_a_leader_with_clients_of_its_own_serves_only_those():
 def test_a_channel_that_is_deleted_closes_its_clients_on_other_nodes():
     async def story(nodes: Any) -> None:
         client = await nodes.relayed(rdy=10)
-        nodes[2].topic.led[0].cursors.reconcile(nodes.store.channels(2))
+        nodes[2].topic.led[0].cursors.requests.reconcile(nodes.store.channels(2))
         await nodes[2].topic.commit_events()
         await until(lambda: client.closed)
 
@@ -259,7 +259,7 @@ def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool)
         (partition,) = topic.led
         partition.hand_over(True)
         if not goes:  # the log refuses it
-            partition.cursors.delete_ephemeral = lambda name: None
+            partition.cursors.requests.delete_ephemeral = lambda name: None
         first.leave()
         await until(lambda: topic.leaving)
         second = nodes[1].subscribe("e#ephemeral", rdy=10)

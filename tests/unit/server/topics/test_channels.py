@@ -61,7 +61,7 @@ class Emptied:
         self.number = number
         self.serving = True
         self.times = 0
-        self.cursors = SimpleNamespace(topic_empty=self._empty)
+        self.cursors = SimpleNamespace(requests=SimpleNamespace(topic_empty=self._empty))
         self._error = error
 
     def _empty(self) -> None:

@@ -176,7 +176,7 @@ async def test_consumers_of_a_channel_that_is_made_anew_for_a_reader_are_closed(
     reader = await subscribed(broker, "t", "spark")
     partition = led(broker)
     changed = broker.topics.topic("t").record.channels.without_channel("spark").with_channel("spark", 77, reader=True)
-    partition.cursors.reconcile(changed)
+    partition.cursors.requests.reconcile(changed)
     await partition.commit_events()
     await until(lambda: reader.wire.closed)
     assert not partition.deliveries["spark"].consumers
@@ -241,20 +241,20 @@ def test_the_first_channel_of_consumers_begins_where_the_log_does_after_restarts
 def test_a_topic_of_readers_alone_lets_go_what_they_have_read() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
     record = ChannelList().with_channel("r", 200, reader=True)
-    rig.cursors.reconcile(record)
+    rig.cursors.requests.reconcile(record)
     rig.partition.commit_events()
     rig.disk.sync()
     fill(rig, pairs=6)
     end = rig.log.end.offset
     keep_house(rig, 8)
     assert rig.log.start.offset == 0
-    rig.cursors.advance("r", end)
+    rig.cursors.requests.advance("r", end)
     rig.partition.commit_events()
     rig.disk.sync()
     keep_house(rig, 8)
     start = rig.log.start.offset
-    assert 0 < start == rig.cursors.pump <= end
-    rig.cursors.reconcile(record.with_channel("a", 300))
+    assert 0 < start == rig.cursors.state.pump <= end
+    rig.cursors.requests.reconcile(record.with_channel("a", 300))
     rig.partition.commit_events()
     rig.disk.sync()
     assert rig.cursors.channels["a"].floor == start
@@ -263,12 +263,12 @@ def test_a_topic_of_readers_alone_lets_go_what_they_have_read() -> None:
 def test_a_reader_is_never_abandoned_and_others_keep_what_it_keeps() -> None:
     rig = Rig(limits=LogLimits(segment_bytes=300), channel=False)
     record = rig.channel_list("abandoned").with_channel("r", 200, reader=True)
-    rig.cursors.reconcile(record)
+    rig.cursors.requests.reconcile(record)
     rig.partition.commit_events()
     rig.disk.sync()
     rig.partition.retention.abandoned = AbandonedPolicy(over_bytes=1)
     fill(rig, pairs=6)
-    rig.cursors.advance("r", 2)
+    rig.cursors.requests.advance("r", 2)
     rig.partition.commit_events()
     rig.disk.sync()
     keep_house(rig, 8)

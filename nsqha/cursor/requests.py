@@ -1,0 +1,123 @@
+"""What a partition's leader was asked to do with its channels, until it is in the log.
+
+A request changes nothing: it becomes an event of the next batch, and its effect comes when that batch is applied. A
+seek is made into an event only then, because the event says where the cursor was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nsqha.cursor import events
+from nsqha.cursor import seek as seeks
+from nsqha.cursor.channel import Channel
+from nsqha.cursor.state import PartitionState
+from nsqha.errors import NotFound
+
+
+@dataclass(frozen=True)
+class _SeekRequest:
+    channel: Channel
+    target: int
+    drop_deferred: bool = False
+    undo: bool = False
+    forward: bool = False
+
+    def event(self) -> events.Seek:
+        return seeks.event(
+            self.channel, self.target, drop_deferred=self.drop_deferred, undo=self.undo, forward=self.forward
+        )
+
+
+class ChannelRequests:
+    """Requests about the channels of one partition, in the order in which they go into the log."""
+
+    def __init__(self, state: PartitionState, channels: Mapping[str, Channel]) -> None:
+        """`channels` are the live ones, as they come and go."""
+        self.queue: list[events.Event | _SeekRequest] = []
+        self._state = state
+        self._channels = channels
+        self._version = state.version  # the highest of a channel list that the log has, or will have
+
+    # ---- which channels there are
+
+    def reconcile(self, record: events.ChannelListLike) -> bool:
+        """Bring the log in line with the metadata record; False if it is, or knows a newer one."""
+        if record.version <= max(self._version, self._state.version):
+            return False
+        self._version = record.version
+        channels = tuple(
+            events.ChannelEntry(name, info.uid, info.paused, info.reader)
+            for name, info in sorted(record.channels.items())
+        )
+        self.queue.append(events.ChannelsEvent(record.version, record.paused, channels))
+        return True
+
+    def opening_events(self, record: events.ChannelListLike) -> bytes:
+        """What the epoch-start batch says of the channel list, so that the log is in line from its first message on."""
+        assert not self.queue, "events are queued already"
+        self.reconcile(record)
+        return b"".join(event.encode() for event in self.take())
+
+    def create_ephemeral(self, name: str, uid: int) -> None:
+        if name not in self._channels:
+            self.queue.append(events.Ephemeral(name, uid, exists=True))
+
+    def delete_ephemeral(self, name: str) -> None:
+        channel = self._channels.get(name)
+        if channel is not None:
+            self.queue.append(events.Ephemeral(name, channel.uid, exists=False))
+
+    def topic_empty(self) -> None:
+        """Drop what the topic holds back from its channels."""
+        self.queue.append(events.TopicEmpty())
+
+    # ---- where they are
+
+    def plan_seek(self, name: str, target: int) -> seeks.SeekPlan:
+        """What `seek` would do now."""
+        return seeks.plan(self._state, self._channel(name), target)
+
+    def seek(self, name: str, target: int) -> seeks.SeekPlan:
+        """Move a channel's cursor to an offset (`events.TARGET_END`: the pump)."""
+        channel = self._channel(name)
+        self.queue.append(_SeekRequest(channel, target))
+        return seeks.plan(self._state, channel, target)
+
+    def advance(self, name: str, target: int) -> None:
+        """Move a channel's cursor forward to an offset; it stays if it is there, or beyond, when that is applied."""
+        self.queue.append(_SeekRequest(self._channel(name), target, forward=True))
+
+    def empty(self, name: str) -> seeks.SeekPlan:
+        """Drop everything a channel has: unread, in flight, waiting, deferred."""
+        channel = self._channel(name)
+        self.queue.append(_SeekRequest(channel, events.TARGET_END, drop_deferred=True))
+        return seeks.plan(self._state, channel, events.TARGET_END)
+
+    def undo(self, name: str) -> seeks.SeekPlan:
+        """Go back to where the channel's last seek came from."""
+        channel = self._channel(name)
+        undo = channel.committed.undo
+        if undo is None:
+            raise NotFound(f"channel {name} has no seek to undo")
+        self.queue.append(_SeekRequest(channel, undo.floor, undo=True))
+        return seeks.plan(self._state, channel, undo.floor)
+
+    def _channel(self, name: str) -> Channel:
+        channel = self._channels.get(name)
+        if channel is None:
+            raise NotFound(f"there is no channel {name}")
+        return channel
+
+    # ---- into the log
+
+    def moved(self) -> set[Channel]:
+        """The channels that are to be moved: all of their progress is written before."""
+        return {request.channel for request in self.queue if isinstance(request, _SeekRequest)}
+
+    def take(self) -> list[events.Event]:
+        """The events of all requests, which are in the caller's hands from now on."""
+        taken = [request.event() if isinstance(request, _SeekRequest) else request for request in self.queue]
+        self.queue.clear()
+        return taken
