@@ -2,8 +2,10 @@
 
 Downwards:
 
-    session      one client's side of the protocol: bytes in, calls of a handler out
+    session      one client's side of the protocol: bytes in, calls of handlers out
+    commands     what each command checks, and which call it becomes
     handler      what a session asks of the shell
+    unread       bytes that were received and not consumed
     mpub         the body of an MPUB while it arrives
     identify     IDENTIFY: what the client asks for, and what it gets
     compression  Snappy and deflate, bounded

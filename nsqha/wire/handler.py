@@ -1,4 +1,8 @@
-"""What a session of the V2 protocol asks of the shell."""
+"""What a session of the V2 protocol asks of the shell, one interface for each group of commands.
+
+Whatever is answered must leave in the order of these calls. After any call `FlowHandler.blocked` may be True: the
+session keeps the remaining bytes until `Session.resume`. A handler that ends the connection calls `Session.kill`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,8 @@ from typing import Protocol
 from nsqha.wire.identify import AgreedIdentify
 
 
-class Handler(Protocol):
-    """What a session calls; the shell's connection.
-
-    Whatever is answered must leave in the order of these calls. After any call `blocked` may be True: the session
-    keeps the remaining bytes until `Session.resume`. A handler that ends the connection itself calls `Session.kill`.
-    """
+class FlowHandler(Protocol):
+    """Whether the next command may run, and the end of the connection."""
 
     @property
     def blocked(self) -> bool: ...
@@ -26,9 +26,13 @@ class Handler(Protocol):
     def hang_up(self) -> None:
         """Close after all replies owed, without a frame."""
 
+
+class PublishHandler(Protocol):
+    """PUB, MPUB and DPUB."""
+
     def check_publish(self, command: str, topic: str) -> bool:
-        """Whether the client may publish; asked while `Session.checks_publish`. If not: the handler has refused it, or
-        is `blocked` until it knows; then the command runs again, this check first."""
+        """Whether the client may publish; asked while `PublishCommands.checks`. If not: the handler has refused it and
+        ended the connection, or is `blocked` until it knows; then the command runs again, this check first."""
 
     def ensure_topic(self, topic: str) -> None:
         """MPUB creates its topic before it looks at the body."""
@@ -39,11 +43,22 @@ class Handler(Protocol):
     def publish_deferred(self, topic: str, frame: bytes, delay_ms: int) -> None:
         """Store one blank frame; answer OK."""
 
+
+class ConsumeHandler(Protocol):
+    """SUB, RDY and CLS."""
+
     def subscribe(self, topic: str, channel: str) -> None:
-        """Check authorization and limits, then answer OK or fail fatally."""
+        """Check authorization and limits, then answer OK or fail fatally. Sets `ConsumeCommands.acks` before the OK."""
 
     def ready(self, count: int) -> None:
         """RDY; no answer."""
+
+    def cls(self) -> None:
+        """Deliver nothing more; answer CLOSE_WAIT."""
+
+
+class AckHandler(Protocol):
+    """FIN, REQ and TOUCH of a client that has subscribed."""
 
     def fin_run(self, data: bytes, pos: int, end: int) -> None:
         """Complete lines `FIN <16 bytes>`, 21 bytes each; answer only what fails."""
@@ -54,11 +69,12 @@ class Handler(Protocol):
     def touch(self, message_id: bytes) -> None:
         """No answer unless it fails."""
 
-    def cls(self) -> None:
-        """Deliver nothing more; answer CLOSE_WAIT."""
+
+class NegotiationHandler(Protocol):
+    """IDENTIFY and AUTH."""
 
     def identify(self, request: AgreedIdentify) -> None:
-        """Apply, answer with the request's reply, upgrade (`Session.take_unread` tells what came too early)."""
+        """Apply, answer with the request's reply, upgrade (`UnreadBytes.take` tells what came too early)."""
 
     def auth(self, secret: bytes) -> None:
         """Ask the authorization server; answer or fail fatally."""

@@ -2,10 +2,15 @@
 
 Downwards:
 
-    connection   one client's socket: commands in, replies and messages out
-    subscribe    consumers find their place at a topic's channel, and leave it
-    publish      where a publish goes; publishes by HTTP and gRPC
-    heartbeat    whether a client is still there
-    permissions  what one connection may do
-    auth         what the auth server says of a secret
+    connection        one client's socket: bytes in to the session, replies and messages out; all clients of the node
+    negotiation       IDENTIFY and AUTH: what client and server agree on
+    consuming         the SUB of a client, and its window
+    client_publisher  what a client publishes, and where to
+    flow              one command after the other: what makes the next one wait, and the end
+    transport         the transport, with TLS and compression over it
+    context           what connections work with
+    subscribe         consumers find their place at a topic's channel, and leave it
+    publish           where a publish goes; publishes by HTTP and gRPC
+    heartbeat         whether a client is still there
+    auth              what the auth server says of a secret, and what one connection may do
 """

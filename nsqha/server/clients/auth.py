@@ -11,6 +11,10 @@ random one on until one gives a usable answer; none, and the client hears only "
 Expressions are not anchored, and are read and matched by RE2, as in nsqd: in a time that is proportional to the name,
 whatever the expression is. One that RE2 can not read counts as a failed answer. A publish is checked with an empty
 channel name, so some channel expression must match the empty string.
+
+A connection's `Permissions` keep its secret and the last answer. An answer that has expired allows nothing: it is asked
+for again with the same secret first. Which command asks when, and what a refusal does to the connection, is decided by
+what runs the commands.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote_plus
 
 import msgspec
 
 from nsqha.clock import Clock
 from nsqha.nsqlog import Logger
+from nsqha.server.runtime.tls import common_name
 
 if TYPE_CHECKING:
     import aiohttp
@@ -256,3 +261,52 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
             raise AuthFailed(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+# ---- one connection
+
+
+class AskingClient(Protocol):
+    """The client that the auth server is asked about."""
+
+    remote_address: str
+    tls: ssl.SSLObject | None
+
+
+class Permissions:
+    """What one connection may do: its secret, and what the auth server said of it last."""
+
+    __slots__ = ("_auth", "_client", "_clock", "secret", "state")
+
+    def __init__(self, auth: AuthClient | None, clock: Clock, client: AskingClient) -> None:
+        """Without `auth` everything is allowed."""
+        self.secret = b""
+        self.state: AuthState | None = None  # None: no AUTH yet
+        self._auth = auth
+        self._clock = clock
+        self._client = client
+
+    @property
+    def needed(self) -> bool:
+        """Whether this node asks for AUTH at all."""
+        return self._auth is not None
+
+    @property
+    def expired(self) -> bool:
+        """Whether the answer there is has to be asked for again."""
+        return self.state is not None and self.state.expired(self._clock.monotonic())
+
+    async def ask(self) -> bool:
+        """Ask the auth server what the secret may do; False if no answer came, and the last one stays."""
+        assert self._auth is not None
+        tls = self._client.tls
+        host = self._client.remote_address.rpartition(":")[0].strip("[]")
+        try:
+            self.state = await self._auth.ask(Question(self.secret, host, tls is not None, common_name(tls)))
+        except AuthFailed:
+            return False
+        return True
+
+    def denial(self, command: str, topic: str, channel: str = "") -> bytes | None:
+        """The error with which the command is refused; None if it is allowed."""
+        return denial(self.state, command, topic, channel)

@@ -16,8 +16,11 @@ SLACK_SECONDS = 0.05
 class HeartbeatClient(Protocol):
     """The connection, as far as it is looked at here."""
 
-    blocked: bool
     writable: bool
+
+    @property
+    def blocked(self) -> bool:
+        """Whether its commands wait, so that it is not read."""
 
     @property
     def unread_bytes(self) -> int:

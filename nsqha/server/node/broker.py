@@ -24,7 +24,8 @@ from nsqha.election.store import MetadataStore
 from nsqha.errors import NsqhaError, Poisoned, StorageError
 from nsqha.options import Options
 from nsqha.quantile import LatencyWindow
-from nsqha.server.clients.connection import ClientContext, Connection
+from nsqha.server.clients.connection import Connections
+from nsqha.server.clients.context import ClientContext
 from nsqha.server.clients.publish import Publishing
 from nsqha.server.clients.subscribe import Subscriptions
 from nsqha.server.http.broker_api import BoundPorts, Check
@@ -93,8 +94,7 @@ class Broker:
         self.disk = disk
         self.opener = opener
         self.cache_writer = CacheWriter(opener.cursor_cache, loop, disk)
-        self.connections: dict[int, Connection] = {}
-        self.connections_total = 0
+        self.connections = Connections(lambda consumer: self.subscriptions.unsubscribe(consumer))
         self.start_time_ns = clock.wall_ns()
         self.exiting = False
         self.failure: str | None = None  # why the data directory is closed
@@ -110,7 +110,6 @@ class Broker:
         self.grpc_address = ""
         self.segments_address = ""
         self.segments: ByteServer | None = None  # once it serves
-        self._numbers = 0
         self._clean = True  # unless a partition could not be closed
         self._housekeeping: asyncio.TimerHandle | None = None
         self._background = Background(loop)
@@ -147,7 +146,7 @@ class Broker:
             loop=loop,
             budget=self.budget,
             refusal=self.refuses_publish if cluster is None else self.ends,
-            next_number=self.next_connection_number,
+            next_number=self.connections.next_number,
         )
         self.subscriptions = Subscriptions(
             self.topics, self.channels, options, exiting=lambda: self.exiting, now=self.now, spawn=self.spawn
@@ -169,7 +168,7 @@ class Broker:
             opener=self.opener,
             changes=self.changes,
             new_delivery=self._new_delivery,
-            forget_targets=self._forget_targets,
+            forget_targets=self.connections.forget_targets,
         )
 
     def _make_scrubber(self) -> Scrubber:
@@ -282,8 +281,7 @@ class Broker:
         self.exiting = True
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        for connection in list(self.connections.values()):
-            connection.read_no_more()
+        self.connections.stop_reading()
         self._background.cancel()
         self.subscriptions.unsubscribe_all()
         await self.changes.wait(CHANGES_SECONDS_MAX)
@@ -293,8 +291,7 @@ class Broker:
         if self.cluster is not None:
             await self.cluster.routing.drain()
             await self.cluster.replicas.close()
-        for connection in list(self.connections.values()):
-            connection.close()  # only now: publishes that were under way have had their answers
+        self.connections.close()  # only now: publishes that were under way have had their answers
         self.changes.cancel()
         self.scrubber.close()
         if self.cluster is not None:
@@ -381,7 +378,7 @@ class Broker:
                 logger.warning("disk_low", text, self.space.free_bytes, self.options.disk_low_bytes)
             else:
                 logger.info("disk_recovered", "%d bytes free: publishes are accepted again", self.space.free_bytes)
-            self._forget_targets()
+            self.connections.forget_targets()
 
     def now(self) -> Now:
         return read(self.clock)
@@ -403,28 +400,7 @@ class Broker:
             topics=self.topics,
             publishing=self.publishing,
             subscriptions=self.subscriptions,
-            connections=self,
         )
-
-    def next_connection_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
-
-    def connection_opened(self, connection: Connection) -> None:
-        self.connections[connection.number] = connection
-        self.connections_total += 1
-        if self.exiting:
-            connection.close()
-
-    def connection_closed(self, connection: Connection) -> None:
-        self.connections.pop(connection.number, None)
-        if connection.consumer is not None:
-            self.subscriptions.unsubscribe(connection.consumer)
-
-    def _forget_targets(self) -> None:
-        """Connections have to ask again where to publish."""
-        for connection in self.connections.values():
-            connection.forget_targets()
 
     def ends(self) -> str | None:
         """Why this node takes nothing any more; None if it goes on."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nsqha.cursor.channel import Channel
     from nsqha.election.model import PartitionMeta
     from nsqha.options import Options
-    from nsqha.server.clients.connection import Connection
+    from nsqha.server.clients.connection import Connection, Connections
     from nsqha.server.node.membership import Membership
     from nsqha.server.opening.opener import PartitionOpener
     from nsqha.server.partition.delivery import Consumer
@@ -59,8 +59,7 @@ class NodeFigures(Protocol):
     start_time_ns: int
     topics: Topics
     cluster: Membership | None
-    connections: dict[int, Connection]
-    connections_total: int
+    connections: Connections
     disk: DiskRounds
     disk_refusing: bool
     space: Space
@@ -80,7 +79,7 @@ def broker_stats(node: NodeFigures, topic: str, clients: bool) -> BrokerStats:
     """All topics, or `topic` alone; connections only if `clients`."""
     now = node.now()
     topics = [t for t in node.topics.values() if topic in ("", t.name)]
-    producers = [client_stats(c, None) for c in node.connections.values() if c.pub_counts] if clients else []
+    producers = [client_stats(c, None) for c in node.connections if c.publisher.counts] if clients else []
     return BrokerStats(
         health=node.health(),
         start_time_ns=node.start_time_ns,
@@ -101,7 +100,7 @@ def node_stats(node: NodeFigures) -> NodeStats:
         segments_address=node.segments_address,
         segments=SegmentStats() if node.segments is None else node.segments.figures,
         connections=len(node.connections),
-        connections_total=node.connections_total,
+        connections_total=node.connections.total,
         disk_free_bytes=node.space.free_bytes,
         disk_total_bytes=node.space.total_bytes,
         disk_refusing=node.disk_refusing,
@@ -289,9 +288,9 @@ def oldest_unfinished_seconds(partition: Partition, channel: Channel, now: Now) 
 
 
 def client_stats(connection: Connection | Any, consumer: Consumer | None) -> ClientStats:
-    agreed = connection.agreed
-    address = connection.remote_address
-    auth = connection.permissions.state
+    agreed = connection.negotiation.agreed
+    address = connection.transport.remote_address
+    auth = connection.negotiation.permissions.state
     counts: dict[str, Any] = {}
     if consumer is not None:
         counts = {
@@ -301,8 +300,8 @@ def client_stats(connection: Connection | Any, consumer: Consumer | None) -> Cli
             "finish_count": consumer.finish_count,
             "requeue_count": consumer.requeue_count,
         }
-    elif connection.consumer is not None:
-        return client_stats(connection, connection.consumer)
+    elif connection.consuming.consumer is not None:
+        return client_stats(connection, connection.consuming.consumer)
     identity: dict[str, Any]
     if agreed is None:
         # Never identified: nsqd shows the peer's address instead.
@@ -318,7 +317,7 @@ def client_stats(connection: Connection | Any, consumer: Consumer | None) -> Cli
         }
     return ClientStats(
         remote_address=address,
-        state=connection.session.state,
+        state=connection.session.consuming.state,
         connect_ts=connection.connected_at,
         sample_rate=agreed.sample_rate if agreed else 0,
         deflate=bool(agreed and agreed.deflate),
@@ -326,8 +325,8 @@ def client_stats(connection: Connection | Any, consumer: Consumer | None) -> Cli
         authed=auth is not None,
         auth_identity=auth.identity if auth else "",
         auth_identity_url=auth.identity_url if auth else "",
-        pub_counts=tuple(connection.pub_counts.items()),
-        **tls_fields(connection.tls),
+        pub_counts=tuple(connection.publisher.counts.items()),
+        **tls_fields(connection.transport.tls),
         **identity,
         **counts,
     )

@@ -382,7 +382,7 @@ class Node:
 
         loop = asyncio.get_running_loop()
         context = broker.client_context()
-        self._server = await loop.create_server(lambda: Connection(context), sock=sockets["tcp"])
+        self._server = await loop.create_server(lambda: Connection(context, broker.connections), sock=sockets["tcp"])
         logger.info("listening", "TCP: listening on %s", listen.bound_address(sockets["tcp"]), address="tcp")
         http = BrokerHttp(broker, sockets.get("http"), sockets.get("https"), broker.tls_context)
         await http.start()

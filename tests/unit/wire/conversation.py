@@ -74,6 +74,8 @@ class Recorder:
             return False
         if self.refuse_publish:
             self.fatal(error(b"E_UNAUTHORIZED"))
+            assert self.session is not None
+            self.session.kill()
             return False
         if command != "PUB":  # once per run, so it depends on the cuts
             self._call("check", command, topic)
@@ -95,6 +97,8 @@ class Recorder:
         self._call("dpub", topic, body, delay_ms)
 
     def subscribe(self, topic: str, channel: str) -> None:
+        assert self.session is not None
+        self.session.consuming.acks = self
         self._call("sub", topic, channel)
 
     def ready(self, count: int) -> None:
@@ -122,11 +126,18 @@ class Recorder:
         self._call("auth", secret)
 
 
+def session_of(handler: Recorder, limits: ProtocolLimits | None = None) -> Session:
+    """A session whose every call is one of `handler`; nothing was received yet."""
+    limits = limits or ProtocolLimits()
+    session = Session(limits, handler, publishes=handler, consumes=handler, negotiates=handler)
+    handler.session = session
+    return session
+
+
 def start(limits: ProtocolLimits | None = None) -> tuple[Session, Recorder]:
     """A session that has seen the magic."""
     handler = Recorder()
-    session = Session(limits or ProtocolLimits(), handler)
-    handler.session = session
+    session = session_of(handler, limits)
     session.receive(MAGIC)
     return session, handler
 

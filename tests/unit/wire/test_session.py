@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nsqha.wire import identify
+from nsqha.wire.commands import CLOSING, INIT, SUBSCRIBED
 from nsqha.wire.encoder import OK
 from nsqha.wire.limits import ProtocolLimits
-from nsqha.wire.session import CLOSING, INIT, MAGIC, SUBSCRIBED, Session
-from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
+from nsqha.wire.session import MAGIC
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, session_of, sized, start
 
 ID = b"0123456789abcdef"
 SUB: tuple[bytes, Call] = b"SUB t ch\n", ("sub", "t", "ch")
@@ -164,11 +165,11 @@ def test_rdy_while_closing_is_ignored_whatever_it_says() -> None:
 
 def test_states_are_the_numbers_of_stats() -> None:
     session, _ = start()
-    assert session.state == INIT == 0
+    assert session.consuming.state == INIT == 0
     session.receive(SUB[0])
-    assert session.state == SUBSCRIBED == 3
+    assert session.consuming.state == SUBSCRIBED == 3
     session.receive(b"CLS\n")
-    assert session.state == CLOSING == 4
+    assert session.consuming.state == CLOSING == 4
 
 
 @pytest.mark.parametrize("command", [b"CLS", b"SUB t ch", b"AUTH", b"IDENTIFY"])
@@ -270,7 +271,7 @@ def test_a_run_to_one_topic_is_one_call_and_topics_alternate() -> None:
         def publish(self, topic: str, frames: bytes, count: int, command: str) -> None:
             runs.append((topic, count))
 
-    session = Session(ProtocolLimits(), Counter())
+    session = session_of(Counter())
     a, b = b"PUB a\n" + sized(b"1"), b"PUB b\n" + sized(b"2")
     session.receive(MAGIC + a + b)  # the first of each topic is by itself
     session.receive(a * 5 + b * 3 + a)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nsqha.wire import session as session_module
 from nsqha.wire.limits import ProtocolLimits
-from nsqha.wire.session import LINE_BYTES_MAX, MAGIC, Session
-from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, sized, start
+from nsqha.wire.session import LINE_BYTES_MAX, MAGIC
+from nsqha.wire.unread import UnreadBytes
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, mpub_body, session_of, sized, start
 
 SMALL = ProtocolLimits(msg_bytes_max=40, body_bytes_max=200, rdy_count_max=100, req_timeout_ms_max=5000)
 
@@ -110,7 +112,7 @@ def test_the_magic_may_come_with_the_first_command_or_byte_by_byte() -> None:
     sent = MAGIC + b"PUB t\n" + sized(b"x")
     for pieces in ([sent], [sent[n : n + 1] for n in range(len(sent))], [sent[:2], sent[2:]]):
         handler = Recorder()
-        session = Session(ProtocolLimits(), handler)
+        session = session_of(handler)
         for piece in pieces:
             session.receive(piece)
         assert handler.calls == [("pub", "t", b"x")]
@@ -119,7 +121,7 @@ def test_the_magic_may_come_with_the_first_command_or_byte_by_byte() -> None:
 @pytest.mark.parametrize("magic", [b"GET ", b"  v2", b"  V1", b"  V3", b"\x16\x03\x01\x00"])
 def test_another_magic_is_refused(magic: bytes) -> None:
     handler = Recorder()
-    session = Session(ProtocolLimits(), handler)
+    session = session_of(handler)
     session.receive(magic + b"/ HTTP/1.1\r\n")
     session.receive(MAGIC)
     assert handler.calls == [fatal(b"E_BAD_PROTOCOL")]
@@ -128,7 +130,7 @@ def test_another_magic_is_refused(magic: bytes) -> None:
 @pytest.mark.parametrize("sent", [b"", b"  V", MAGIC])
 def test_a_client_that_leaves_at_once_gets_nothing(sent: bytes) -> None:
     handler = Recorder()
-    session = Session(ProtocolLimits(), handler)
+    session = session_of(handler)
     session.receive(sent)
     session.eof()
     assert handler.calls == []
@@ -250,17 +252,18 @@ def test_a_large_mpub_in_small_reads_is_published_once(size: int) -> None:
     assert found == [("check", "MPUB", "t"), ("ensure_topic", "t"), ("mpub", "t", parts), ("pub", "t", b"next")]
 
 
-def test_a_large_body_costs_one_copy() -> None:
+def test_a_large_body_costs_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[int] = []
 
-    class Counting(Session):
-        def _take(self) -> bytes:
-            data = super()._take()
+    class Counting(UnreadBytes):
+        def take(self) -> bytes:
+            data = super().take()
             joined.append(len(data))
             return data
 
+    monkeypatch.setattr(session_module, "UnreadBytes", Counting)
     handler = Recorder()
-    session = Counting(ProtocolLimits(msg_bytes_max=1 << 21), handler)
+    session = session_of(handler, ProtocolLimits(msg_bytes_max=1 << 21))
     sent = MAGIC + b"PUB t\n" + sized(bytes(1 << 21))
     for n in range(0, len(sent), 1 << 12):
         session.receive(sent[n : n + (1 << 12)])

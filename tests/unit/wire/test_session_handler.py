@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 
+from nsqha.wire.commands import INIT
 from nsqha.wire.identify import AgreedIdentify
 from nsqha.wire.limits import ProtocolLimits
-from nsqha.wire.session import INIT, MAGIC, Session
-from tests.unit.wire.conversation import Call, Recorder, calls, i32, sized, start
+from nsqha.wire.session import MAGIC
+from tests.unit.wire.conversation import Call, Recorder, calls, i32, session_of, sized, start
 
 TLS = ProtocolLimits(tls=True)
 ASK_TLS = b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"tls_v1":true}')
@@ -57,7 +58,7 @@ def test_nothing_follows_a_call_that_blocks_or_ends(name: str, ending: bool) -> 
                 self.session.kill()
 
     handler = Ending()
-    handler.session = session = Session(ProtocolLimits(), handler)
+    session = session_of(handler)
     session.receive(MAGIC + b"SUB t c\n" + PUB)
     del handler.calls[:]
     handler.block_on = {name}
@@ -66,7 +67,7 @@ def test_nothing_follows_a_call_that_blocks_or_ends(name: str, ending: bool) -> 
     handler.blocked = False
     session.resume()
     assert handler.calls[-1] == ("pub", "u", b"next") or (ending and handler.calls[-1][0] == name)
-    assert session.take_unread() == b""
+    assert session.unread.take() == b""
 
 
 def test_bytes_wait_when_the_handler_was_blocked_from_outside() -> None:
@@ -115,7 +116,7 @@ def test_a_refused_publish_to_a_known_topic_is_the_end_too(command: bytes) -> No
 
 def test_nobody_is_asked_where_everybody_may_publish() -> None:
     session, handler = start()
-    session.checks_publish = False
+    session.publishing.checks = False
     handler.refuse_publish = True
     for command in (PUB, PUB * 2, MPUB, MPUB, b"DPUB t 1\n" + sized(b"x")):
         session.receive(command)
@@ -159,7 +160,7 @@ def test_a_handler_that_ends_the_connection_hears_no_more() -> None:
             self.session.kill()
 
     handler = Ending()
-    handler.session = session = Session(ProtocolLimits(), handler)
+    session = session_of(handler)
     session.receive(MAGIC + b"SUB t c\n" + PUB)
     session.receive(PUB)
     session.eof()
@@ -183,7 +184,7 @@ def test_after_the_upgrade_all_is_allowed() -> None:
     session.tls_required_now = True
     handler.block_on = {"identify"}
     session.receive(ASK_TLS)
-    assert session.take_unread() == b""
+    assert session.unread.take() == b""
     session.tls_required_now = handler.blocked = False
     session.resume()
     session.receive(PUB)
@@ -198,7 +199,7 @@ def test_what_came_before_an_upgrade_can_be_taken() -> None:
     handler.block_on = {"identify"}
     session.receive(ASK_TLS + b"NOP")
     session.receive(b"\nNOP\n")
-    assert session.take_unread() == b"NOP\nNOP\n"
+    assert session.unread.take() == b"NOP\nNOP\n"
     handler.blocked = False
     session.resume()
     session.receive(PUB)
@@ -213,14 +214,14 @@ class Upgrading(Recorder):
     def identify(self, request: AgreedIdentify) -> None:
         super().identify(request)
         assert self.session is not None
-        self.taken = self.session.take_unread()
+        self.taken = self.session.unread.take()
         self.session.receive(self.taken)
 
 
 def test_what_came_before_an_upgrade_can_be_taken_at_once_and_fed_again() -> None:
     for rest, after in ((PUB + b"NO", [("pub", "t", b"x")]), (b"", []), (PUB[:-1], [])):
         handler = Upgrading()
-        handler.session = session = Session(ProtocolLimits(), handler)
+        session = session_of(handler)
         session.receive(MAGIC + ASK_SNAPPY + rest)
         assert handler.taken == rest
         assert handler.calls[1:] == after
@@ -252,7 +253,7 @@ def test_a_refused_identify_changes_nothing() -> None:
     session, handler = start()
     session.receive(b"IDENTIFY\n" + sized(b'{"sample_rate":100}'))
     assert handler.calls == [fatal(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid")]
-    assert session.state == INIT
+    assert session.consuming.state == INIT
 
 
 def test_many_commands_are_run_in_parts_if_the_handler_has_others_take_their_turn() -> None:

@@ -14,7 +14,8 @@ from nsqha import hot
 from nsqha.clock import ManualClock, read
 from nsqha.errors import Unavailable
 from nsqha.options import TlsRequired
-from nsqha.server.clients.connection import CLOSE_SECONDS_MAX, UNREAD_REPLIES_BYTES_MAX, WRITE_BUFFER_HIGH, Connection
+from nsqha.server.clients.connection import UNREAD_REPLIES_BYTES_MAX, Connection, Connections
+from nsqha.server.clients.transport import CLOSE_SECONDS_MAX, WRITE_BUFFER_HIGH
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.wire import session as session_module
 from nsqha.wire.compression import new_codec
@@ -119,7 +120,7 @@ class Bench:
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
         self.partition = FakePartition()
-        self.open: dict[int, Connection] = {}
+        self.connections = Connections(lambda consumer: None)
 
         async def subscribe(consumer: Any) -> None:
             raise Unavailable("not here")
@@ -134,17 +135,11 @@ class Bench:
             "budget": PublishBudget(self.loop, 1 << 20),  # type: ignore[arg-type]
             "tls_context": None,
             "measures": SimpleNamespace(publish_errors=Counter()),
-            "connections": SimpleNamespace(
-                exiting=False,
-                next_connection_number=lambda: 1,
-                connection_opened=lambda c: self.open.update({c.number: c}),
-                connection_closed=lambda c: self.open.pop(c.number, None),
-            ),
             "publishing": SimpleNamespace(refusal=lambda: None, target_for=lambda topic, number: self.partition),
             "topics": AllTopics(),
             "subscriptions": SimpleNamespace(subscribe=subscribe, unsubscribe=lambda consumer: None),
         }
-        self.connection = Connection(SimpleNamespace(**fields | context))  # type: ignore[arg-type]
+        self.connection = Connection(SimpleNamespace(**fields | context), self.connections)  # type: ignore[arg-type]
         self.transport = FakeTransport()
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
@@ -219,10 +214,10 @@ def test_a_line_that_is_too_long_ends_the_connection_after_the_answers():
 def test_bytes_that_do_not_decompress_end_the_connection_after_the_answers():
     bench = Bench()
     bench.send(pub("a"))
-    bench.connection._codec = new_codec("deflate", 6)
+    bench.connection.transport.codec = new_codec("deflate", 6)
     bench.send(b"\xff" * 100)
     assert not bench.transport.closing
-    bench.connection._codec = None  # the answer in clear
+    bench.connection.transport.codec = None  # the answer in clear
     bench.partition.waiting[0].stored()
     assert bench.frames == [b"OK"] and bench.transport.closing
 
@@ -231,7 +226,7 @@ def test_bytes_that_do_not_decompress_end_the_connection_after_the_answers():
 def test_all_that_was_sent_compressed_is_run_although_the_client_sends_no_more(codec: str):
     """A producer that has sent its last publish: what it sent is more than is decompressed at once."""
     bench = Bench()
-    bench.connection._codec = new_codec(codec, 6)
+    bench.connection.transport.codec = new_codec(codec, 6)
     client = new_codec(codec, 6)
     bench.send(client.compress(pub("t")))
     bench.connection.context.budget.take(1 << 21)  # publishers wait
@@ -265,7 +260,7 @@ def test_after_a_close_no_command_is_run():
 def test_a_stop_answers_what_was_run_and_runs_nothing_more():
     bench = Bench()
     bench.send(pub("a"))
-    bench.connection.context.connections.exiting = True  # type: ignore[misc]
+    bench.connections.exiting = True
     bench.connection.read_no_more()
     assert not bench.transport.reading
     bench.connection.data_received(pub("b"))  # the loop had read it already
@@ -287,16 +282,16 @@ def test_a_client_that_sends_endless_commands_leaves_others_their_turn(codec: st
     """Eleven kilobytes of deflate are ten megabytes of NOP: the loop stood still for half a minute."""
     ran = 0
 
-    def nop(session: Any, words: list[bytes], data: bytes, start: int, pos: int) -> int:
+    def nop(group: Any, words: list[bytes], data: bytes, start: int, pos: int) -> int:
         nonlocal ran
         ran += 1
         return pos
 
-    monkeypatch.setitem(session_module._COMMANDS, b"NOP", nop)
+    monkeypatch.setitem(session_module._COMMANDS, b"NOP", (0, nop))
     bench = Bench()
     wire = b"NOP\n" * 60_000 + pub("t")
     if codec:
-        bench.connection._codec = new_codec(codec, 6)
+        bench.connection.transport.codec = new_codec(codec, 6)
         wire = new_codec(codec, 6).compress(wire * 5)
     bench.connection.data_received(wire)
     assert 0 < ran < 2_000 and not bench.transport.reading
@@ -389,9 +384,9 @@ def test_a_slow_reader_stays():
 def test_a_closed_connection_that_can_not_be_flushed_is_torn_down():
     bench = Bench()
     bench.connection.close()
-    assert bench.open
+    assert len(bench.connections) == 1
     bench.loop.pass_time(CLOSE_SECONDS_MAX + 1)
-    assert bench.transport.aborted and not bench.open
+    assert bench.transport.aborted and not bench.connections
 
 
 # ---- heartbeats
@@ -412,7 +407,7 @@ def test_a_client_that_never_says_the_magic_is_dropped():
     bench = Bench()
     silent = Bench.__new__(Bench)
     silent.__dict__.update(bench.__dict__)
-    connection, transport = Connection(bench.connection.context), FakeTransport()
+    connection, transport = Connection(bench.connection.context, bench.connections), FakeTransport()
     transport.protocol = connection
     connection.connection_made(transport)  # type: ignore[arg-type]
     bench.loop.pass_time(61)
@@ -489,7 +484,7 @@ def test_a_client_that_is_gone_when_its_sub_is_granted_leaves_its_place():
     gate[0].set_result(None)
     bench.loop.turn()
     assert left == granted != []
-    assert bench.connection.consumer is None
+    assert bench.connection.consuming.consumer is None
 
 
 # ---- tls
@@ -505,5 +500,5 @@ def test_a_handshake_that_fails_leaves_no_connection_behind():
     bench.transport.abort = lambda: None  # type: ignore[method-assign]  # a loop that tells only its TLS layer
     body = b'{"tls_v1":true,"feature_negotiation":true}'
     bench.send(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
-    assert not bench.open
+    assert not bench.connections
     assert bench.loop.armed == []

@@ -62,7 +62,7 @@ def test_a_producer_that_ends_its_stream_has_all_its_commands_run_and_answered(s
     partition = bench.partition = FakePartition()
     connection, transport, budget = bench.connection, bench.transport, bench.connection.context.budget
     if codec:
-        connection._codec = new_codec(codec, 6)
+        connection.transport.codec = new_codec(codec, 6)
     wire = producer.wire(rng, codec)
     held, ended, by_command = 0, False, rng.random() < 0.5
     for _ in range(100_000):

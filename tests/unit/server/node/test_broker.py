@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -245,10 +246,10 @@ def test_a_stop_answers_the_publishes_that_are_under_way(tmp_path: Path):
             broker = await start(tmp_path)
             await broker.publishing.publish("t", ONE)
             order: list[str] = []
-            connection = SimpleNamespace(
-                number=1, read_no_more=lambda: order.append("unread"), close=lambda: order.append("closed")
-            )
-            broker.connections[1] = connection  # type: ignore[assignment]
+            connection = Mock()
+            connection.read_no_more = lambda: order.append("unread")
+            connection.close = lambda: order.append("closed")
+            broker.connections.opened(connection)
             reply = SimpleNamespace(stored=lambda: order.append("OK"), failed=order.append)
             led(broker).publish(ONE, reply)
             await broker.stop()

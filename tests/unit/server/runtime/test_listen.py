@@ -158,10 +158,8 @@ def test_clients_do_not_get_the_last_descriptors(
         clock=SystemClock(),
         limits=ProtocolLimits(),
         options=SimpleNamespace(tls_required=TlsRequired.NO),
-        connections=SimpleNamespace(
-            next_connection_number=lambda: 1, connection_opened=opened.append, connection_closed=opened.remove
-        ),
     )
+    connections: Any = SimpleNamespace(exiting=False, next_number=lambda: 1, opened=opened.append, closed=opened.remove)
 
     async def served() -> bool:
         """Whether a client that connects now is there a moment later."""
@@ -173,7 +171,7 @@ def test_clients_do_not_get_the_last_descriptors(
             server = HttpServer(HttpApi(), Logger("http"))
             await server.listen(sock)
         else:
-            server = await context.loop.create_server(lambda: Connection(context), sock=sock)
+            server = await context.loop.create_server(lambda: Connection(context, connections), sock=sock)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(b"GET /x HTTP/1.1\r\n\r\n" if http else b"  V2x\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -152,10 +152,12 @@ async def test_publishers_choose_anew_among_all(broker: Broker) -> None:
     await publish(broker, 1)
     topic = broker.topics.topic("t")
     seen: list[int] = []
-    connection: Any = SimpleNamespace(forget_targets=lambda: seen.append(len(topic.led)))
-    broker.connections[99] = connection
+    connection = Mock()
+    connection.publisher.forget_targets = lambda: seen.append(len(topic.led))
+    broker.connections.opened(connection)
     await broker.topics.change_settings("t", {"partitions": 2})
-    del broker.connections[99]
+    connection.consuming.consumer = None
+    broker.connections.closed(connection)
     assert seen[-1] == 2
 
 

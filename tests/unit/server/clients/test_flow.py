@@ -1,0 +1,96 @@
+"""What makes a client's next command wait, without a socket."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from nsqha import hot
+from nsqha.clock import ManualClock
+from nsqha.server.clients.flow import CommandFlow
+from tests.unit.server.shell_rig import ManualLoop
+
+
+class Client:
+    """Writes down what the flow has it do."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.done: list[str] = []
+        self.loop = ManualLoop(ManualClock())
+        self.replies = hot.Replies(self, lambda data: self.done.append(bytes(data).decode()))
+        transport: Any = SimpleNamespace(codec=None, remote_address="", pause_reading=lambda: self.done.append("pause"))
+        self.flow = CommandFlow(self, transport, self.replies, self.loop)  # type: ignore[arg-type]
+        session: Any = SimpleNamespace(kill=lambda: self.done.append("kill"), eof=lambda: self.done.append("eof"))
+        self.flow.session = session
+
+    def go_on(self) -> None:
+        self.done.append("go on")
+
+    def close(self) -> None:
+        self.closed = True
+        self.done.append("close")
+
+    def heed_unread(self) -> None: ...
+
+    def publish_failed(self, command: str, why: str) -> bytes:
+        raise NotImplementedError
+
+
+def test_without_replies_owed_a_command_runs_at_once():
+    client = Client()
+    client.flow.after_replies(lambda: client.done.append("run"))
+    assert client.done == ["run"] and not client.flow.blocked
+
+
+def test_a_command_waits_for_the_replies_of_all_earlier_ones():
+    client = Client()
+    slot = client.replies.publish("MPUB", 1)
+    client.flow.after_replies(lambda: client.done.append("run"))
+    assert client.done == ["pause"] and client.flow.blocked
+    slot.stored()
+    assert client.done == ["pause", "\0\0\0\6\0\0\0\0OK", "run", "go on"]
+
+
+def test_a_command_that_blocks_again_is_waited_for_again():
+    client = Client()
+    client.flow.block()
+    client.flow.unblock(client.flow.block)
+    assert client.done == ["pause", "pause"] and client.flow.blocked
+    client.flow.unblock()
+    assert client.done[2:] == ["go on"]
+
+
+def test_nothing_goes_on_at_a_client_that_was_closed_meanwhile():
+    client = Client()
+    client.flow.block()
+    client.close()
+    client.flow.unblock(lambda: client.done.append("run"))
+    assert client.done == ["pause", "close"]
+
+
+def test_a_client_that_sends_no_more_is_closed_when_all_is_answered():
+    client = Client()
+    slot = client.replies.publish("MPUB", 1)
+    assert client.flow.end_of_input(), "an answer is owed"
+    assert client.done == ["eof"]
+    slot.stored()
+    assert client.done[-1] == "close"
+
+
+def test_the_end_without_a_frame_waits_for_the_answers():
+    client = Client()
+    slot = client.replies.publish("MPUB", 1)
+    client.flow.hang_up()
+    assert not client.closed
+    slot.stored()
+    assert client.closed
+
+
+def test_a_rest_ends_with_the_turn_of_the_loop():
+    client = Client()
+    client.flow.rest()
+    client.flow.rest()
+    assert client.done == ["pause"]
+    client.loop.turn()
+    assert client.done == ["pause", "go on"]
