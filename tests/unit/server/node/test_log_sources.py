@@ -43,8 +43,8 @@ def member(topic: Any, *, followed: str | None = None, name: str = "t", leading:
     nodes[SILENT] = NodeInfo(SILENT, name="n4")
     record = SimpleNamespace(record=SimpleNamespace(name=name))
     table = SimpleNamespace(log_of=lambda key: followed, record_of=lambda key: record)
-    followed = SimpleNamespace(applier=SimpleNamespace(state=None))
-    replicas = SimpleNamespace(table=table, leading=leading or {}, followers={(8, 0): followed})
+    follower = SimpleNamespace(applier=SimpleNamespace(state=None))
+    replicas = SimpleNamespace(table=table, leading=leading or {}, followers={(8, 0): follower})
     cluster: Any = SimpleNamespace(node=ME, nodes=lambda: nodes, replicas=replicas)
     return ClusterLogs(alone(topic), cluster)
 
