@@ -5,10 +5,12 @@ Downwards:
     listener        the peer port, where streams between nodes arrive
     renewing        certificates that are renewed while connections live
     calls           streams and calls over gRPC
-    peer_calling    the end of a stream that opens it
-    peer_accepting  the end of a stream that accepts it
-    peer_http2      what both ends do on their connection
-    stream          what both ends of a stream do alike
+    client_stream   a stream at the end that opens it
+    server_stream   a stream at the end that accepts it
+    http2_stream    what both ends do: one stream of gRPC on a connection of its own
+    keepalive       pings after silence
+    send_queue      messages on their way out, as flow control and the socket let them pass
+    stream          messages, handler and end of a stream
     http2           frames and headers of HTTP/2
     dialling        where to connect to, and whether to try
     identity        who may ask what, by certificate

@@ -2,7 +2,7 @@
 
 What grpc.aio leaves open is decided here:
 
-- Streams are gRPC on the wire, and both their ends are ours (`nsqha.server.peers.peer_http2`); calls are grpc.aio's.
+- Streams are gRPC on the wire, and both their ends are ours (`nsqha.server.peers.http2_stream`); calls are grpc.aio's.
 - A call is first given a connection and only then sent. What fails before is `Unavailable`; afterwards it is
   `OutcomeUnknown`, unless the other side itself said what happened: it names our error in a trailer (`nsqha-error`), so
   that gRPC's own UNAVAILABLE is never taken for an answer.
@@ -55,9 +55,10 @@ from nsqha.server.peers.api import (
     one_line,
     status_of,
 )
+from nsqha.server.peers.client_stream import ClientStream
 from nsqha.server.peers.dialling import Failures
-from nsqha.server.peers.peer_accepting import AcceptingEnd
-from nsqha.server.peers.peer_calling import CallingEnd
+from nsqha.server.peers.http2_stream import Http2Stream
+from nsqha.server.peers.server_stream import ServerStream
 from nsqha.server.peers.stream import too_large
 from nsqha.server.runtime.tls import ClusterTls, cluster_client_context, cluster_tls
 
@@ -155,7 +156,7 @@ class GrpcPeers:
         self._context = cluster_client_context(tls) if tls else None
         self._options = client_options()
         self._links: dict[str, _Link] = {}
-        self._streams: set[CallingEnd] = set()
+        self._streams: set[Http2Stream] = set()
         self._failures = Failures()  # of their connections
         self._ending: set[asyncio.Task[None]] = set()  # connections that are closed
         self._closed = False
@@ -163,7 +164,7 @@ class GrpcPeers:
     def stream(self, address: str, method: str, handler: StreamHandler) -> PeerStream:
         chosen = self._method(method, streaming=True)
         self._check_open()
-        stream = CallingEnd(address, chosen, handler, self._context, self._failures)
+        stream = ClientStream(address, chosen, handler, self._context, self._failures).stream
         self._streams.add(stream)
         stream.over.add_done_callback(lambda _: self._streams.discard(stream))
         return stream
@@ -278,8 +279,8 @@ class GrpcPeerServer:
         self._identities = tls is not None
         self._accepts: dict[str, Accept] = {}
         self._answers: dict[str, Answer] = {}
-        self._streams: set[AcceptingEnd] = set()
-        self._unnamed: dict[AcceptingEnd, None] = {}  # those that have named no method yet; the first came first
+        self._streams: set[Http2Stream] = set()
+        self._unnamed: dict[Http2Stream, None] = {}  # those that have named no method yet; the first came first
         self._closed = False
 
     @property
@@ -301,23 +302,23 @@ class GrpcPeerServer:
             handlers = {method.name: self._rpc(method) for method in methods.values()}
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
-    def connection(self, address: str) -> AcceptingEnd:
-        """What reads a connection from `address` that is for one stream."""
-        end = AcceptingEnd(address, self._serve, tls=self._identities)
-        self._streams.add(end)
+    def connection(self, address: str) -> Http2Stream:
+        """The protocol of a connection from `address`, which is for one stream."""
+        stream = ServerStream(address, self._serve, tls=self._identities).stream
+        self._streams.add(stream)
         if len(self._unnamed) >= UNNAMED_MAX:
             oldest = next(iter(self._unnamed))
             del self._unnamed[oldest]
             oldest.close("too many connections that name no method")
-        self._unnamed[end] = None
-        end.over.add_done_callback(lambda _: self._gone(end))
+        self._unnamed[stream] = None
+        stream.over.add_done_callback(lambda _: self._gone(stream))
         if self._closed:
-            end.close(STOPPING)
-        return end
+            stream.close(STOPPING)
+        return stream
 
-    def _gone(self, end: AcceptingEnd) -> None:
-        self._streams.discard(end)
-        self._unnamed.pop(end, None)
+    def _gone(self, stream: Http2Stream) -> None:
+        self._streams.discard(stream)
+        self._unnamed.pop(stream, None)
 
     def close(self) -> None:
         """End all streams and refuse new calls; the server itself is its owner's."""
@@ -325,16 +326,17 @@ class GrpcPeerServer:
         for stream in list(self._streams):
             stream.close(STOPPING)
 
-    def _serve(self, end: AcceptingEnd, path: str) -> StreamHandler:
-        self._unnamed.pop(end, None)
+    def _serve(self, served: ServerStream, path: str) -> StreamHandler:
+        stream = served.stream
+        self._unnamed.pop(stream, None)
         method = self._paths.get(path)
         if method is None or not method.streaming:
             why = f"{path} is no stream between nodes; everything else is served at --grpc-address"
             raise CallRefused(why, UNIMPLEMENTED)
-        address = end.peer.address
-        end.speak(method, self._checked(end.identity, method) if self._identities else end.peer)
+        address = stream.peer.address
+        served.speak(method, self._checked(served.identity, method) if self._identities else stream.peer)
         try:
-            handler: StreamHandler = self._registered(self._accepts, method)(end)
+            handler: StreamHandler = self._registered(self._accepts, method)(stream)
         except Exception as error:
             self._log_bug(error, method, address)
             raise

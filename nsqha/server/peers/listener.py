@@ -15,7 +15,7 @@ import ssl
 from typing import Protocol
 
 from nsqha.nsqlog import Logger
-from nsqha.server.peers.peer_accepting import AcceptingEnd
+from nsqha.server.peers.http2_stream import Http2Stream
 from nsqha.server.runtime import listen
 from nsqha.server.runtime.certificates import CertificateFiles
 from nsqha.server.runtime.tls import cluster_stream_context
@@ -31,7 +31,7 @@ logger = Logger("peers")
 class Streams(Protocol):
     """The owner of the streams: a `GrpcPeerServer`."""
 
-    def connection(self, address: str) -> AcceptingEnd: ...
+    def connection(self, address: str) -> Http2Stream: ...
 
 
 class PeerListener:
@@ -93,16 +93,16 @@ class PeerListener:
         try:
             address = listen.address_text(sock.getpeername())
             context = self._tls()
-            end = self._streams.connection(address)
+            stream = self._streams.connection(address)
             task = asyncio.current_task()
             assert task is not None
-            end.over.add_done_callback(lambda _: task.cancel())  # another one takes its place; ignored after the end
+            stream.over.add_done_callback(lambda _: task.cancel())  # another one takes its place; ignored after the end
             try:
                 await self._loop.connect_accepted_socket(
-                    lambda: end, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS if context else None
+                    lambda: stream, sock, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS if context else None
                 )
             except BaseException:
-                end.close("no connection")
+                stream.close("no connection")
                 raise
         except Exception as error:
             sock.close()

@@ -1,9 +1,8 @@
-"""What both ends of a stream between nodes do alike: make and read messages, serve a handler, end once."""
+"""The messages of one end of a stream between nodes: encoded, taken apart, handed to a handler, and ended once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from google.protobuf.message import DecodeError
 from nsqha.nsqlog import Logger
 from nsqha.server.peers import api as peers
 from nsqha.server.peers.api import Message, Method, PeerIdentity, StreamHandler, kind_and_text, one_line
+from nsqha.server.peers.http2 import HEAD, HEAD_BYTES
 
 CLOSED_HERE = "closed"
 ENDED_THERE = "the other side ended the stream"
@@ -25,86 +25,117 @@ def too_large(size: int) -> str:
     return f"a message of {size} bytes is over the limit of {limit}" if size > limit else ""
 
 
-class StreamEnd:
-    """One end. It knows its handler, and what waits; how that travels is its subclasses' business."""
+class StreamMessages:
+    """Messages of one end, whatever carries their bytes."""
 
-    _method: Method
-    _out: type[Any]
-    _in: type[Any]
-
-    def __init__(self, peer: PeerIdentity) -> None:
+    def __init__(self, peer: PeerIdentity, on_end: Callable[[str, str], None]) -> None:
+        """`on_end(kind, why)` tells the other side that the stream is over; it is called once."""
         self.peer = peer
         self.ended = False
+        self.handler: StreamHandler | None = None
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[bytes] = deque()  # its first is being written
-        self._give: Callable[[], Message | None] | None = None  # asked when the queue is empty
-        self._handler: StreamHandler | None = None
+        self.over: asyncio.Future[None] = self._loop.create_future()  # the handler knows that it has ended
+        self._on_end = on_end
+        self._partial = bytearray()  # of a message that has not arrived as a whole
+        self._method: Method
+        self._sent_type: type[Any]
+        self._received_type: type[Any]
 
-    def _speak(self, method: Method, out: type[Any], in_: type[Any]) -> None:
-        """This stream's method, before any message."""
+    def speak(self, method: Method, sent: type[Any], received: type[Any]) -> None:
+        """The method of this stream and its types, before any message."""
         self._method = method
-        self._out = out
-        self._in = in_
+        self._sent_type = sent
+        self._received_type = received
 
-    @property
-    def pending(self) -> int:
-        return len(self._queue)
+    # ---- out
 
-    def close(self, why: str = "") -> None:
-        self._end("Unavailable", why or CLOSED_HERE)
-
-    def _encoded(self, message: Message) -> bytes | None:
-        """Its bytes; None: it is too large, and the stream has ended."""
-        data = self._method.encoded(message, self._out)
+    def encode(self, message: Message) -> bytes | None:
+        """The bytes of a message; None: it is too large, and the stream has ended."""
+        data = self._method.encoded(message, self._sent_type)
         if why := too_large(len(data)):
             logger.error("peer_message_too_large", "%s to %s: %s", self._method.name, self.peer, why)
-            self._end("ValueError", why)
+            self.end("ValueError", why)
             return None
         return data
 
-    def _arrived(self, data: bytes) -> None:
-        """Hand a message over; one that can not be read, or a handler that fails, ends the stream here."""
+    # ---- in
+
+    def take(self, data: bytes, start: int, stop: int) -> None:
+        """The next bytes of messages: data[start:stop]. ValueError: they are none that may be sent."""
+        partial = self._partial
+        while not partial and stop - start >= HEAD_BYTES:
+            # One frame, one message: by far the usual case.
+            end = start + HEAD_BYTES + _size(data, start)
+            if end > stop:
+                break
+            self._hand_over(data[start + HEAD_BYTES : end])
+            if self.ended:
+                return
+            start = end
+        if start == stop:
+            return
+        partial += memoryview(data)[start:stop]
+        while len(partial) >= HEAD_BYTES:
+            end = HEAD_BYTES + _size(partial, 0)
+            if len(partial) < end:
+                return
+            with memoryview(partial) as view:
+                whole = bytes(view[HEAD_BYTES:end])
+            del partial[:end]
+            self._hand_over(whole)
+            if self.ended:
+                return
+
+    def _hand_over(self, data: bytes) -> None:
+        """Call the handler; a message that cannot be decoded, or a handler that fails, ends the stream here."""
         try:
-            message = self._in.FromString(data)
+            message = self._received_type.FromString(data)
         except DecodeError:
-            why = f"{len(data)} bytes that are not a {self._in.__name__}"
+            why = f"{len(data)} bytes that are not a {self._received_type.__name__}"
             logger.warning("peer_message_bad", "%s from %s: %s", self._method.name, self.peer, why)
-            self._end("ValueError", why)
+            self.end("ValueError", why)
             return
         del data
-        handler = self._handler
+        handler = self.handler
         if handler is None:
             return
         try:
             handler.on_message(message)
         except Exception as error:
             logger.error("peer_handler_failed", "%s with %s: on_message", self._method.name, self.peer, error=error)
-            self._end(*kind_and_text(error))
+            self.end(*kind_and_text(error))
 
-    def _failed(self, error: Exception, doing: str) -> None:
-        """What must not happen ends the stream."""
+    # ---- the end
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """End the stream because of a bug."""
         logger.error("peer_stream_failed", "%s with %s: %s", self._method.name, self.peer, doing, error=error)
-        self._end(*kind_and_text(error))
+        self.end(*kind_and_text(error))
 
-    def _end(self, kind: str, why: str) -> None:
+    def end(self, kind: str, why: str) -> None:
         """The stream is over; tell the other side, and the handler a moment later."""
         if self.ended:
             return
         why = one_line(why)
         self.ended = True
-        self._queue.clear()
-        self._give = None
-        self._loop.call_soon(self._tell, why)
-        self._tear_down(kind, why)
+        self._loop.call_soon(self._close_handler, why)
+        self._on_end(kind, why)
 
-    def _tell(self, why: str) -> None:
-        handler, self._handler = self._handler, None
-        if handler is None:
-            return
+    def _close_handler(self, why: str) -> None:
+        handler, self.handler = self.handler, None
         try:
-            handler.on_closed(why)
+            if handler is not None:
+                handler.on_closed(why)
         except Exception as error:
             logger.error("peer_handler_failed", "%s with %s: on_closed", self._method.name, self.peer, error=error)
+        finally:
+            self.over.set_result(None)
 
-    def _tear_down(self, kind: str, why: str) -> None:
-        raise NotImplementedError
+
+def _size(data: bytes | bytearray, at: int) -> int:
+    """Of the message whose head is there."""
+    head: tuple[int, int] = HEAD.unpack_from(data, at)
+    compressed, size = head
+    if compressed or size > peers.MESSAGE_BYTES_MAX:
+        raise ValueError("a compressed message" if compressed else f"a message of {size} bytes")
+    return size

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from nsqha.server.peers import dialling, peer_calling, peer_http2
+from nsqha.server.peers import client_stream, dialling, http2_stream, keepalive
 from nsqha.server.peers.api import methods_of
 from nsqha.server.peers.calls import GrpcPeers
+from nsqha.server.peers.client_stream import ClientStream
 from nsqha.server.peers.http2 import PING, PREFACE, SETTINGS, frame
-from nsqha.server.peers.peer_calling import CallingEnd
+from nsqha.server.peers.http2_stream import Http2Stream
 from tests.unit.server.peer_rig import SERVICES, Recorder, push, request_in
 
 METHOD = methods_of(SERVICES)["Push"]
@@ -74,15 +75,15 @@ def run(main: Callable[[Other], Awaitable[None]], loop: Callable[[], Any] = uvlo
         runner.run(whole())
 
 
-def made(address: str, handler: Recorder | None = None) -> CallingEnd:
-    return CallingEnd(address, METHOD, handler or Recorder())
+def made(address: str, handler: Recorder | None = None) -> Http2Stream:
+    return ClientStream(address, METHOD, handler or Recorder()).stream
 
 
 # ---- nobody there
 
 
 def test_who_takes_the_connection_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(client_stream, "CONNECT_SECONDS", 0.2)
 
     async def main(other: Other) -> None:
         handler, began = Recorder(), time.monotonic()
@@ -104,8 +105,9 @@ def test_who_takes_the_connection_and_says_nothing_is_given_up(monkeypatch: pyte
 
 
 def test_silence_is_noticed_as_long_after_the_last_word_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "KEEPALIVE_SECONDS", 1.0)
-    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(keepalive, "KEEPALIVE_SECONDS", 1.0)
+    monkeypatch.setattr(keepalive, "PING_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(http2_stream, "PING_TIMEOUT_SECONDS", 0.3)
 
     async def main(other: Other) -> None:
         handler = Recorder()
@@ -125,9 +127,10 @@ def test_silence_is_noticed_as_long_after_the_last_word_as_is_said(monkeypatch: 
 def test_what_came_while_the_loop_stood_is_read_before_it_is_missed(
     monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setattr(peer_http2, "KEEPALIVE_SECONDS", 0.2)
-    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(client_stream, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(keepalive, "KEEPALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(keepalive, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http2_stream, "PING_TIMEOUT_SECONDS", 0.2)
 
     async def main(_: Other) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -180,7 +183,7 @@ def names() -> Names:
 
 
 def test_a_slow_lookup_is_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(client_stream, "CONNECT_SECONDS", 0.1)
 
     async def main(other: Other) -> None:
         other.says = frame(SETTINGS, 0, 0)
@@ -191,7 +194,7 @@ def test_a_slow_lookup_is_made_once_for_all(monkeypatch: pytest.MonkeyPatch) -> 
             made(address, handler)
         for handler in handlers:
             assert NONE_WITHIN in await handler.end()
-        monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 5.0)
+        monkeypatch.setattr(client_stream, "CONNECT_SECONDS", 5.0)
         stream = made(address)
         await asyncio.sleep(0.05)
         assert names().asked == 1
@@ -348,31 +351,32 @@ def test_how_long_an_address_is_left_alone() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "too late", "closed"])
 def test_a_connection_that_comes_when_nobody_wants_it_any_more(how: str) -> None:
-    class Late(CallingEnd):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+    class Late(ClientStream):
+        def connected(self, transport: Any) -> None:
+            super().connected(transport)
             if how == "cancelled":
                 self._connecting.cancel()
             elif how == "closed":
-                self.close()
+                self.stream.close()
             else:
                 time.sleep(0.3)
 
     async def main(other: Other) -> None:
         handler = Recorder()
-        stream = Late(await other.start(), METHOD, handler)
+        stream = Late(await other.start(), METHOD, handler).stream
         await stream.over
         del stream
         assert len(handler.closed) == 1
         await other.everything()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(peer_calling, "CONNECT_SECONDS", 0.2)
+        patched.setattr(client_stream, "CONNECT_SECONDS", 0.2)
         run(main)
 
 
 def test_closing_does_not_wait_for_who_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(keepalive, "PING_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(http2_stream, "PING_TIMEOUT_SECONDS", 0.1)
 
     async def main(other: Other) -> None:
         window = struct.pack(">HL", 4, 1 << 30)
@@ -387,7 +391,7 @@ def test_closing_does_not_wait_for_who_reads_nothing(monkeypatch: pytest.MonkeyP
             stream.send(push(number, size=1 << 20))
         await asyncio.sleep(0.05)
         assert stream.pending
-        transport = stream._transport
+        transport = stream.transport
         assert transport is not None
         stream.close("enough")
         assert await handler.end() == "enough"

@@ -16,10 +16,10 @@ import pytest
 import uvloop
 
 from nsqha.errors import ConfigError
-from nsqha.server.peers import http2, peer_calling, peer_http2
+from nsqha.server.peers import client_stream, http2, http2_stream, keepalive
 from nsqha.server.peers.api import methods_of
+from nsqha.server.peers.client_stream import ClientStream
 from nsqha.server.peers.http2 import INITIAL_WINDOW_SIZE, SETTINGS, WINDOW_UPDATE, frame
-from nsqha.server.peers.peer_calling import CallingEnd
 from nsqha.server.peers.renewing import RenewingPeers
 from nsqha.server.runtime import tls
 from nsqha.server.runtime.certificates import CertificateFiles
@@ -142,7 +142,7 @@ def test_who_does_not_agree_to_http2_is_told_nothing(
         server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_context(certificates, *protocols))
         handler = Recorder()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
+        stream = ClientStream(address, METHOD, handler, tls.cluster_client_context(node)).stream
         stream.send(push(1))
         if "h2" in protocols:
             reader = await accepted.get()
@@ -162,14 +162,14 @@ def test_who_does_not_agree_to_http2_is_told_nothing(
 
 @pytest.mark.parametrize("how", ["left alone", "closed"])
 def test_a_handshake_that_stalls(node: tls.ClusterTls, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    monkeypatch.setattr(peer_calling, "CONNECT_SECONDS", 0.3 if how == "left alone" else 5.0)
+    monkeypatch.setattr(client_stream, "CONNECT_SECONDS", 0.3 if how == "left alone" else 5.0)
 
     async def main() -> None:
         accepted: asyncio.Queue[asyncio.StreamReader] = asyncio.Queue()
         server = await asyncio.start_server(lambda reader, _: accepted.put_nowait(reader), "127.0.0.1", 0)
         handler, began = Recorder(), time.monotonic()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
+        stream = ClientStream(address, METHOD, handler, tls.cluster_client_context(node)).stream
         reader = await accepted.get()
         assert (await reader.readexactly(1)) == b"\x16", "it began"
         if how == "closed":
@@ -186,7 +186,8 @@ def test_a_handshake_that_stalls(node: tls.ClusterTls, monkeypatch: pytest.Monke
 def test_closing_does_not_wait_for_who_reads_nothing(
     certificates: Certificates, node: tls.ClusterTls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(keepalive, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http2_stream, "PING_TIMEOUT_SECONDS", 0.2)
 
     async def main() -> None:
         accepted: asyncio.Queue[Any] = asyncio.Queue()
@@ -199,7 +200,7 @@ def test_closing_does_not_wait_for_who_reads_nothing(
         server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=server_context(certificates, "h2"))
         handler = Recorder()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
+        stream = ClientStream(address, METHOD, handler, tls.cluster_client_context(node)).stream
         reader, writer = await accepted.get()
         await asyncio.sleep(0.1)
         for number in range(20):
@@ -251,8 +252,8 @@ def test_a_large_message_fills_its_records(certificates: Certificates, node: tls
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
         handler = Recorder()
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        stream = CallingEnd(address, METHOD, handler, tls.cluster_client_context(node))
-        while not stream._heard:
+        stream = ClientStream(address, METHOD, handler, tls.cluster_client_context(node)).stream
+        while not stream.keepalive.heard:
             await asyncio.sleep(0.01)
         stream.send(push(1, size=size))
         await done.wait()

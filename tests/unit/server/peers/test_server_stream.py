@@ -1,22 +1,18 @@
-"""What only the accepting end of a stream does: beside gRPC's own client, and beside callers that misbehave."""
+"""A stream at the end that accepts it: callers that are slow, silent, or say too much."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
 import pytest
 import uvloop
-from grpc import aio
 
-from nsqha.errors import Conflict, Unavailable
 from nsqha.pb.v1 import replication_pb2 as pb
 from nsqha.server.peers import calls as peer_grpc
-from nsqha.server.peers import peer_accepting, peer_http2
-from nsqha.server.peers.api import PeerStream, StreamHandler
+from nsqha.server.peers import http2_stream, keepalive, server_stream
+from nsqha.server.peers.api import PeerStream
 from nsqha.server.peers.calls import GrpcPeerServer
 from nsqha.server.peers.http2 import (
     ACK,
@@ -28,209 +24,13 @@ from nsqha.server.peers.http2 import (
     HEADERS,
     PING,
     PREFACE,
-    REFUSED_STREAM,
     RST_STREAM,
     SETTINGS,
-    STREAM,
     WINDOW_UPDATE,
-    Headers,
     frame,
 )
-from tests.unit.server.peer_rig import SERVICES, Acceptor, GrpcWorld, Recorder, World, push, reply
-
-PUSH = "/nsqha.v1.Replication/Push"
-GRPC = (("te", "trailers"), ("content-type", "application/grpc"))
-
-
-# ---- gRPC's own client
-
-
-def with_grpc(
-    acceptor: Callable[[PeerStream], StreamHandler],
-    talk: Callable[[aio.Channel], Awaitable[None]],
-    *options: tuple[str, int],
-) -> None:
-    async def scenario(world: World) -> None:
-        assert isinstance(world, GrpcWorld)
-        world.server.on_stream("Push", acceptor)
-        async with aio.insecure_channel(world.peer_address, options=options) as channel:
-            async with asyncio.timeout(20):
-                await talk(channel)
-
-    GrpcWorld().run(scenario)
-
-
-def echo(stream: PeerStream) -> Recorder:
-    return Recorder(lambda message: stream.send(reply(message.hello.registration)))
-
-
-def test_grpcs_client_is_understood() -> None:
-    async def talk(channel: aio.Channel) -> None:
-        call = channel.stream_stream(PUSH)(metadata=(("x-anything", "x" * 5000),))
-        for number in range(50):
-            await call.write(push(number, size=number * 3000).SerializeToString())
-        for number in range(50):
-            assert pb.PushReply.FromString(await call.read()).hello.registration == number
-        await call.done_writing()
-        assert await call.code() is grpc.StatusCode.UNAVAILABLE
-        assert await call.details() == "the other side ended the stream"
-
-    with_grpc(echo, talk)
-
-
-def test_the_end_is_told_in_trailers() -> None:
-    why = '50 % of "it": é, 日本; a\\b~'
-
-    async def talk(channel: aio.Channel) -> None:
-        call = channel.stream_stream(PUSH)()
-        await call.write(push(1).SerializeToString())
-        assert pb.PushReply.FromString(await call.read()).hello.registration == 7
-        assert (await call.code(), await call.details()) == (grpc.StatusCode.UNAVAILABLE, why)
-        assert dict(await call.trailing_metadata())["nsqha-error"] == "Unavailable"
-
-    def accept(stream: PeerStream) -> Recorder:
-        def react(_: Any) -> None:
-            stream.send(reply(7))
-            stream.close(why)
-
-        return Recorder(react)
-
-    with_grpc(accept, talk)
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "kind"),
-    [
-        (Unavailable("not now"), grpc.StatusCode.UNAVAILABLE, "Unavailable"),
-        (Conflict("no"), grpc.StatusCode.ALREADY_EXISTS, "Conflict"),
-        (ValueError("not like that"), grpc.StatusCode.INVALID_ARGUMENT, "ValueError"),
-        (KeyError("a bug"), grpc.StatusCode.UNKNOWN, "OutcomeUnknown"),
-    ],
-)
-def test_a_refusal_is_all_that_is_said(error: Exception, code: grpc.StatusCode, kind: str) -> None:
-    def accept(stream: PeerStream) -> Recorder:
-        stream.send(reply(1))
-        raise error
-
-    async def talk(channel: aio.Channel) -> None:
-        for _ in range(3):  # each on a connection of its own
-            call = channel.stream_stream(PUSH)()
-            assert await call.code() is code
-            assert str(error.args[0]) in await call.details()
-            assert dict(await call.trailing_metadata())["nsqha-error"] == kind
-
-    with_grpc(accept, talk)
-
-
-@pytest.mark.parametrize("path", ["/nsqha.v1.Replication/Status", "/nsqha.v1.Replication/Nothing", "/"])
-def test_what_is_no_stream_is_not_implemented(path: str) -> None:
-    async def talk(channel: aio.Channel) -> None:
-        call = channel.stream_stream(path)()
-        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert path in await call.details()
-
-    with_grpc(echo, talk)
-
-
-def test_a_second_stream_has_a_connection_of_its_own() -> None:
-    async def talk(channel: aio.Channel) -> None:
-        first = channel.stream_stream(PUSH)()
-        await first.write(push(1).SerializeToString())
-        assert pb.PushReply.FromString(await first.read()).hello.registration == 1
-        second = channel.stream_stream(PUSH)()  # gRPC's client holds it back until the first has ended
-        first.cancel()
-        await second.write(push(2).SerializeToString())
-        assert pb.PushReply.FromString(await second.read()).hello.registration == 2
-        second.cancel()
-
-    with_grpc(echo, talk)
-
-
-@pytest.mark.parametrize("size", [0, 100, 65536])
-def test_what_a_client_remembers_of_headers_is_as_much_as_it_says(size: int) -> None:
-    async def talk(channel: aio.Channel) -> None:
-        call = channel.stream_stream(PUSH)()
-        await call.write(push(1).SerializeToString())
-        assert pb.PushReply.FromString(await call.read()).hello.registration == 1
-        await call.done_writing()
-        assert await call.code() is grpc.StatusCode.UNAVAILABLE
-
-    with_grpc(echo, talk, ("grpc.http2.hpack_table_size.decoder", size))
-
-
-# ---- frame by frame
-
-
-class Caller:
-    """A connection to an accepting end, and what comes over it."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.headers = Headers()
-
-    def write(self, *frames: bytes) -> None:
-        self.writer.write(b"".join(frames))
-
-    def request(self, *fields: tuple[str, str], method: str = "POST", path: str = PUSH, flags: int = 0) -> bytes:
-        return self.headers.frame(flags, (":method", method), (":path", path), *(fields or GRPC))
-
-    async def frame(self) -> tuple[int, int, int, bytes]:
-        head = await self.reader.readexactly(9)
-        payload = await self.reader.readexactly(int.from_bytes(head[:3], "big"))
-        return head[3], head[4], int.from_bytes(head[5:], "big"), payload
-
-    async def next(self, wanted: int) -> tuple[int, int, bytes]:
-        """Flags, stream and payload of the next frame of this type; others are passed over."""
-        while True:
-            kind, flags, stream, payload = await self.frame()
-            if kind == wanted:
-                return flags, stream, payload
-
-    async def fields(self) -> dict[str, str]:
-        return self.headers.read((await self.next(HEADERS))[2])
-
-    async def messages(self, count: int) -> list[int]:
-        data, found = b"", []
-        while len(found) < count:
-            data += (await self.next(DATA))[2]
-            while len(data) >= 5 and len(data) >= 5 + (size := int.from_bytes(data[1:5], "big")):
-                found.append(pb.PushReply.FromString(data[5 : 5 + size]).hello.registration)
-                data = data[5 + size :]
-        return found
-
-
-Scenario = Callable[[Caller, Acceptor], Awaitable[None]]
-
-
-def run(scenario: Scenario, make: Callable[[PeerStream], Recorder] = echo) -> None:
-    async def main() -> None:
-        complaints: list[Any] = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        acceptor = Acceptor(make)
-        peers = GrpcPeerServer(SERVICES)
-        peers.on_stream("Push", acceptor)
-        server = await loop.create_server(lambda: peers.connection("somebody"), "127.0.0.1", 0)
-        async with asyncio.timeout(20):
-            caller = Caller(*await asyncio.open_connection(*server.sockets[0].getsockname()))
-            await scenario(caller, acceptor)
-            caller.writer.close()
-            while peers._streams:
-                await asyncio.sleep(0.01)
-        assert all(len(each.closed) == 1 for each in acceptor.accepted)
-        server.close()
-        await asyncio.sleep(0.01)
-        assert not complaints
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
-
-
-def body(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return b"\0" + struct.pack(">L", len(data)) + data
+from tests.unit.server.peer_rig import SERVICES, Acceptor, Recorder, push, reply
+from tests.unit.server.server_stream_rig import OPENING, STREAM, Caller, body, run
 
 
 @pytest.mark.parametrize("step", [1, 3, 24, 25, 1000])
@@ -278,7 +78,7 @@ def test_whoever_serves_it_may_speak_before_anything_came() -> None:
         return Recorder()
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request())
+        caller.write(OPENING, caller.request())
         assert ":status" in await caller.fields(), "headers come before messages"
         assert await caller.messages(2) == [1, 2]
 
@@ -290,16 +90,15 @@ def test_whoever_serves_it_may_speak_before_anything_came() -> None:
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not HTTP/2"),
         (PREFACE[:-1] + b"x", "not HTTP/2"),
-        (PREFACE + frame(DATA, 0, STREAM, body(push(1))), "data before headers"),
+        (OPENING + frame(DATA, 0, STREAM, body(push(1))), "data before headers"),
         (PREFACE + frame(0xEE, 0, 0, bytes(16385)), "too large"),
-        (PREFACE + frame(HEADERS, END_HEADERS, STREAM, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "headers"),
-        (PREFACE + frame(HEADERS, END_HEADERS, STREAM, b"\xbe"), "headers"),
-        (PREFACE + frame(HEADERS, 0, STREAM) + 5 * frame(CONTINUATION, 0, STREAM, bytes(16384)), "more than 16384"),
+        (OPENING + frame(HEADERS, END_HEADERS, STREAM, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "headers"),
+        (OPENING + frame(HEADERS, END_HEADERS, STREAM, b"\xbe"), "headers"),
+        (OPENING + frame(HEADERS, 0, STREAM) + 2 * frame(CONTINUATION, 0, STREAM, bytes(9000)), "more than 16384"),
         (PREFACE + frame(SETTINGS, 0, 0, b"x"), "not HTTP/2"),
-        (PREFACE + frame(PING, 0, 0, bytes(16384)), "a ping of 16384 bytes"),
-        (PREFACE + 2000 * frame(PING, 0, 0, bytes(8)), "does not read"),
+        (OPENING + frame(PING, 0, 0, bytes(16384)), "a ping of 16384 bytes"),
+        (OPENING + 2000 * frame(PING, 0, 0, bytes(8)), "does not read"),
         (PREFACE + 2000 * frame(SETTINGS, 0, 0), "does not read"),
-        (PREFACE + 2000 * frame(HEADERS, END_HEADERS, STREAM + 2, b"\x83"), "does not read"),
     ],
 )
 def test_who_does_not_get_as_far_as_a_stream_is_hung_up(said: bytes, why: str) -> None:
@@ -307,19 +106,6 @@ def test_who_does_not_get_as_far_as_a_stream_is_hung_up(said: bytes, why: str) -
         caller.write(said)
         assert why in (await caller.next(GOAWAY))[2].decode("utf-8", "replace")
         await caller.reader.read()
-        assert not acceptor.accepted
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("fields", "method"), [((("content-type", "text/html"),), "POST"), ((("te", "trailers"),), "POST"), (GRPC, "GET")]
-)
-def test_what_is_not_grpc_is_refused(fields: Any, method: str) -> None:
-    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request(*fields, method=method))
-        told = await caller.fields()
-        assert (told["grpc-status"], told["grpc-message"]) == ("3", "this is for gRPC only")
         assert not acceptor.accepted
 
     run(scenario)
@@ -340,7 +126,7 @@ def test_what_is_not_grpc_is_refused(fields: Any, method: str) -> None:
 )
 def test_whatever_ends_it_is_told_to_both(frames: bytes, why: str) -> None:
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request(), frames, frame(DATA, 0, STREAM, body(push(9))))
+        caller.write(OPENING, caller.request(), frames, frame(DATA, 0, STREAM, body(push(9))))
         accepted = await acceptor.next()
         assert why in await accepted.end()
         assert not accepted.messages, "nothing comes after the end"
@@ -356,7 +142,7 @@ def test_trailers_arrive_though_more_is_on_its_way() -> None:
     """A connection that is closed with something unread is reset, and what was sent may be lost with it."""
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request(), frame(DATA, 0, STREAM, body(push(1))))
+        caller.write(OPENING, caller.request(), frame(DATA, 0, STREAM, body(push(1))))
         for _ in range(200):
             caller.write(frame(DATA, 0, STREAM, body(push(2, size=16_000))))
         await (await acceptor.next()).end()
@@ -372,7 +158,7 @@ def test_trailers_arrive_though_more_is_on_its_way() -> None:
 
 def test_a_caller_that_wants_no_more_streams_keeps_this_one() -> None:
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request(), frame(GOAWAY, 0, 0, bytes(8)))
+        caller.write(OPENING, caller.request(), frame(GOAWAY, 0, 0, bytes(8)))
         caller.write(frame(DATA, 0, STREAM | 1 << 31, body(push(4))))  # the highest bit has no meaning
         assert await caller.messages(1) == [4]
 
@@ -381,7 +167,7 @@ def test_a_caller_that_wants_no_more_streams_keeps_this_one() -> None:
 
 def test_what_is_said_before_a_method_is_named_is_bounded() -> None:
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, 12 * frame(0xEE, 0, 0, bytes(8000)))  # frames that nobody knows
+        caller.write(OPENING, 12 * frame(0xEE, 0, 0, bytes(8000)))  # frames that nobody knows
         assert b"no stream within" in (await caller.next(GOAWAY))[2]
 
     run(scenario)
@@ -407,7 +193,7 @@ def test_who_reads_nothing_from_the_start_on_is_asked_for_nothing() -> None:
     accepted: Any = None
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request())
+        caller.write(OPENING, caller.request())
         await caller.fields()
         await asyncio.sleep(0.05)
         assert asked == 0
@@ -444,7 +230,7 @@ def test_a_connection_that_comes_about_after_the_end_is_closed() -> None:
 
 def test_the_end_is_told_though_its_reason_is_no_text() -> None:
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request())
+        caller.write(OPENING, caller.request())
         stream = (await acceptor.next()).stream
         assert stream is not None
         stream.close("cannot open /data/\udcff.log")
@@ -454,20 +240,8 @@ def test_the_end_is_told_though_its_reason_is_no_text() -> None:
     run(scenario)
 
 
-def test_other_streams_are_refused() -> None:
-    async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        block = caller.request()[9:]
-        other = frame(HEADERS, END_HEADERS | END_STREAM, STREAM + 2, b"\x83")
-        caller.write(PREFACE, frame(HEADERS, END_HEADERS, STREAM, block), other)
-        caller.write(frame(DATA, 0, STREAM, body(push(5))))
-        assert (await caller.next(RST_STREAM))[1:] == (STREAM + 2, struct.pack(">L", REFUSED_STREAM))
-        assert await caller.messages(1) == [5]
-
-    run(scenario)
-
-
 def test_who_says_nothing_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_accepting, "OPENING_SECONDS", 0.1)
+    monkeypatch.setattr(server_stream, "OPENING_SECONDS", 0.1)
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
         caller.write(PREFACE, frame(SETTINGS, 0, 0))
@@ -478,10 +252,10 @@ def test_who_says_nothing_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_is_served_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_accepting, "OPENING_SECONDS", 0.05)
+    monkeypatch.setattr(server_stream, "OPENING_SECONDS", 0.05)
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request())
+        caller.write(OPENING, caller.request())
         accepted = await acceptor.next()
         await asyncio.sleep(0.15)
         assert not accepted.closed
@@ -501,7 +275,7 @@ def test_connections_that_name_no_method_are_bounded(monkeypatch: pytest.MonkeyP
         async with asyncio.timeout(10):
             callers = [Caller(*await asyncio.open_connection(*server.sockets[0].getsockname())) for _ in range(2)]
             for caller in callers:
-                caller.write(PREFACE)
+                caller.write(OPENING)
             callers[1].write(callers[1].request())
             await callers[1].fields()
             for _ in range(2):
@@ -525,7 +299,7 @@ def test_connections_that_name_no_method_are_bounded(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("what", ["close", "headers"])
 def test_settings_that_change_for_ever_cost_nothing_later(what: str) -> None:
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request())
+        caller.write(OPENING, caller.request())
         accepted = await acceptor.next()
         sizes = [frame(SETTINGS, 0, 0, struct.pack(">HL", 1, size)) for size in (0, 4096)]
         caller.write(*sizes * 500)
@@ -546,11 +320,12 @@ def test_settings_that_change_for_ever_cost_nothing_later(what: str) -> None:
 
 
 def test_a_host_that_went_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "KEEPALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(keepalive, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(keepalive, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http2_stream, "PING_TIMEOUT_SECONDS", 0.2)
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request())
+        caller.write(OPENING, caller.request())
         for _ in range(3):
             flags, _, what = await caller.next(PING)
             caller.write(frame(PING, ACK, 0, what))
@@ -563,8 +338,9 @@ def test_a_host_that_went_silent_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_reads_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(peer_accepting, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(keepalive, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http2_stream, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(server_stream, "PING_TIMEOUT_SECONDS", 0.2)
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
         caller.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -578,7 +354,7 @@ def test_who_reads_nothing_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0)
         stream.close("enough")
         assert await acceptor.accepted[0].end() == "enough"
-        while stream._transport is not None:  # type: ignore[attr-defined]
+        while stream.transport is not None:  # type: ignore[attr-defined]
             await asyncio.sleep(0.01)
 
     run(scenario)
@@ -590,7 +366,7 @@ def test_a_stream_that_is_refused_while_it_is_served_is_told_once() -> None:
         return Recorder()
 
     async def scenario(caller: Caller, acceptor: Acceptor) -> None:
-        caller.write(PREFACE, caller.request())
+        caller.write(OPENING, caller.request())
         told = await caller.fields()
         assert (told[":status"], told["grpc-status"], told["grpc-message"]) == ("200", "14", "not today")
         assert await (await acceptor.next()).end() == "not today"

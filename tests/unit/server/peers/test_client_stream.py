@@ -11,10 +11,12 @@ import pytest
 import uvloop
 
 from nsqha.pb.v1 import replication_pb2 as pb
-from nsqha.server.peers import peer_http2
+from nsqha.server.peers import http2_stream, keepalive
 from nsqha.server.peers.api import methods_of
+from nsqha.server.peers.client_stream import ClientStream
 from nsqha.server.peers.http2 import (
     ACK,
+    CLIENT_STREAM,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -29,14 +31,14 @@ from nsqha.server.peers.http2 import (
     PRIORITY,
     RST_STREAM,
     SETTINGS,
-    STREAM,
     WINDOW_UPDATE,
     Headers,
     frame,
 )
-from nsqha.server.peers.peer_calling import CallingEnd
+from nsqha.server.peers.http2_stream import Http2Stream
 from tests.unit.server.peer_rig import SERVICES, Recorder, push, reply
 
+STREAM = CLIENT_STREAM
 METHOD = methods_of(SERVICES)["Push"]
 UNKNOWN_FRAME = 0xBE
 
@@ -72,7 +74,7 @@ class Server:
         self.writer.write(b"".join(frames))
 
 
-Scenario = Callable[[Server, CallingEnd, Recorder], Awaitable[None]]
+Scenario = Callable[[Server, Http2Stream, Recorder], Awaitable[None]]
 
 
 def run(scenario: Scenario) -> None:
@@ -81,7 +83,7 @@ def run(scenario: Scenario) -> None:
         server = await asyncio.start_server(lambda r, w: accepted.put_nowait(Server(r, w)), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         handler = Recorder()
-        stream = CallingEnd(f"127.0.0.1:{port}", METHOD, handler)
+        stream = ClientStream(f"127.0.0.1:{port}", METHOD, handler).stream
         async with asyncio.timeout(20):
             other = await accepted.get()
             assert await other.reader.readexactly(len(PREFACE)) == PREFACE
@@ -112,7 +114,7 @@ def update(stream: int, more: int) -> bytes:
 
 
 def test_it_says_what_a_grpc_client_says() -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         assert (await server.frame())[:3] == (SETTINGS, 0, 0)
         assert (await server.frame())[:3] == (WINDOW_UPDATE, 0, 0)
         kind, flags, number, block = await server.frame()
@@ -137,7 +139,7 @@ def test_it_says_what_a_grpc_client_says() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 9, 10, 31, 1000])
 def test_frames_and_messages_come_in_any_pieces(step: int) -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         small = body(reply(1)) + body(pb.PushReply()) + body(reply(2))
         big = body(pb.PushReply(hello=pb.PushHello(registration=3), refused=[pb.Refused(why="x" * 500)]))
         padded = bytes((4,)) + big[:100] + bytes(4)
@@ -165,7 +167,7 @@ def test_frames_and_messages_come_in_any_pieces(step: int) -> None:
 
 
 def test_flow_control_holds_messages_back_and_nobody_is_asked_meanwhile() -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         asked = 0
 
         def give() -> Any:
@@ -203,9 +205,9 @@ def test_flow_control_holds_messages_back_and_nobody_is_asked_meanwhile() -> Non
 
 
 def test_what_was_read_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "OUR_WINDOW_BYTES", 1 << 16)
+    monkeypatch.setattr(http2_stream, "OUR_WINDOW_BYTES", 1 << 16)
 
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         await server.next(HEADERS)
         data = body(pb.PushReply(refused=[pb.Refused(why="x" * 16_000)]))
         padding = 200
@@ -220,10 +222,11 @@ def test_what_was_read_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_pings_are_answered_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http2, "KEEPALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(peer_http2, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(keepalive, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(keepalive, "PING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http2_stream, "PING_TIMEOUT_SECONDS", 0.2)
 
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         server.write(frame(PING, 0, 0, b"somebody"))
         assert await server.next(PING) == (ACK, b"somebody")
         for _ in range(3):
@@ -277,7 +280,7 @@ def test_pings_are_answered_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_whatever_ends_it_is_told(frames: bytes, why: str) -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         server.write(frames, frame(DATA, 0, STREAM, body(reply(9))))
         assert why in await handler.end()
         assert not handler.messages, "nothing comes after the end"
@@ -289,7 +292,7 @@ def test_whatever_ends_it_is_told(frames: bytes, why: str) -> None:
 
 
 def test_a_lost_connection_ends_it() -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         server.writer.transport.abort()
         await handler.end()
 
@@ -297,7 +300,7 @@ def test_a_lost_connection_ends_it() -> None:
 
 
 def test_what_is_not_of_this_stream_is_passed_over() -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         server.write(
             frame(DATA, END_STREAM, STREAM + 2, body(reply(3))),
             frame(RST_STREAM, 0, STREAM + 2, bytes(4)),
@@ -323,7 +326,7 @@ def test_what_is_not_of_this_stream_is_passed_over() -> None:
 
 
 def test_handlers_may_send_and_close_from_within() -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         def react(message: Any) -> None:
             number = message.hello.registration
             stream.send(push(number))
@@ -341,7 +344,7 @@ def test_handlers_may_send_and_close_from_within() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_nothing_is_read_after_a_close(split: bool) -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         handler._react = lambda _: stream.close("enough")
         data = b"".join(body(reply(number)) for number in range(3))
         frames = [frame(DATA, 0, STREAM, data[:3]), frame(DATA, 0, STREAM, data[3:])] if split else []
@@ -354,7 +357,7 @@ def test_nothing_is_read_after_a_close(split: bool) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_who_is_asked_for_a_message_may_close(fails: bool) -> None:
-    async def scenario(server: Server, stream: CallingEnd, handler: Recorder) -> None:
+    async def scenario(server: Server, stream: Http2Stream, handler: Recorder) -> None:
         def give() -> Any:
             if fails:
                 raise ValueError("no message")
