@@ -22,8 +22,8 @@ from nsqha.server.replica.following.catch_up import CatchUp
 from nsqha.server.replica.following.follower import Follower
 from nsqha.server.replica.following.receiver import Receiver
 from nsqha.server.replica.leader_roles import LeaderRoles
-from nsqha.server.replica.leading import leadership
-from nsqha.server.replica.leading.leadership import PartitionRecords
+from nsqha.server.replica.leading import leadership, records
+from nsqha.server.replica.leading.records import PartitionRecords
 from nsqha.server.replica.leading.sender import FollowerProgress
 from nsqha.server.routing.publisher import PartitionPublisher
 from nsqha.server.runtime.disk import DiskRounds
@@ -260,7 +260,7 @@ def effective_too_small() -> Iterator[None]:
 @mutant()
 def unknown_taken_for_refused() -> Iterator[None]:
     """A compare-and-set without an answer counts as not done."""
-    with patch.object(leadership, "Unknown", ProposalRefused), patch.object(IsrKeeper, "_checked", _unchecked):
+    with patch.object(records, "Unknown", ProposalRefused), patch.object(IsrKeeper, "_checked", _unchecked):
         yield
 
 

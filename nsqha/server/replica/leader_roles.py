@@ -22,7 +22,8 @@ from nsqha.election.model import PartitionMeta, TopicRecord, Versioned
 from nsqha.ids import PartitionKey
 from nsqha.nsqlog import Logger
 from nsqha.server.opening.opener import OpenedLog
-from nsqha.server.replica.leading.leadership import Leadership, PartitionRecords
+from nsqha.server.replica.leading.leadership import Leadership, LeadershipRuntime
+from nsqha.server.replica.leading.records import PartitionRecords
 
 if TYPE_CHECKING:
     from nsqha.replication.isr import IsrLimits
@@ -60,10 +61,11 @@ class LeaderRoles:
         self._following = following
         self._integrity = integrity
         self._files = files
-        self._links = links
         self._topic_of = topic_of
         self._leaders_changed = leaders_changed
-        self._limits = limits
+        self._lent = LeadershipRuntime(
+            runtime.node, runtime.clock, links, runtime.nodes, runtime.spawn, self._stepping_down, limits
+        )
 
     # ---- begin
 
@@ -153,20 +155,9 @@ class LeaderRoles:
         except Exception:  # only now: a leader that never begins would be taken for one
             self._following.follow(fresh, number, opened, promise=meta.epoch)
             raise
+        records = PartitionRecords(self._runtime.metadata, name, key[0], number)
         leadership = Leadership(
-            partition,
-            meta,
-            key=key,
-            topic=name,
-            log_uid=opened.log_uid,
-            node=self._runtime.node,
-            clock=self._runtime.clock,
-            links=self._links,
-            records=PartitionRecords(self._runtime.metadata, name, key[0], number),
-            nodes=self._runtime.nodes,
-            spawn=self._runtime.spawn,
-            step_down=self._stepping_down,
-            limits=self._limits,
+            self._lent, partition, meta, key=key, topic=name, log_uid=opened.log_uid, records=records
         )
         self._table.leading[key] = leadership
         self._table.saw(key, fresh)

@@ -63,7 +63,6 @@ class LeadingPartition(Protocol):
     epoch: int
     topic: str
     epoch_start: int
-    wire_key: pb.PartitionKey
     piece: PushPiece | None  # the newest, for the other followers; the leader drops it when it is committed
 
     @property
@@ -127,9 +126,9 @@ class FollowerProgress:
     def open(self, message: pb.PushMessage) -> None:
         """Ask where the follower is."""
         leader = self.leader
-        start = leader.epoch_start
+        start, (topic_uid, partition) = leader.epoch_start, leader.key
         message.opens.add(
-            key=leader.wire_key,
+            key=pb.PartitionKey(topic_uid=topic_uid, partition=partition),
             topic=leader.topic,
             epoch=leader.epoch,
             start=start,

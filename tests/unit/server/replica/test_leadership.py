@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from nsqha.clock import ManualClock
 from nsqha.election.model import NodeInfo, PartitionMeta
 from nsqha.errors import Conflict, NsqhaError, OutcomeUnknown, StaleMetadata, Unavailable
 from nsqha.replication.leader import LeaderReplica
-from nsqha.server.replica.leading.leadership import HOLD_SECONDS_MAX, Leadership
+from nsqha.server.replica.leading.leadership import HOLD_SECONDS_MAX, Leadership, LeadershipRuntime, PublishHold
 from tests.unit.server.replica_rig import A, B, FakeLinks
 from tests.unit.server.shell_rig import NODE, Rig
 
@@ -74,19 +76,16 @@ class Leading:
         self.links = FakeLinks()
         self.ended: list[str] = []
         nodes = {node: NodeInfo(node, grpc_address=f"n{node}", peer_address=f"n{node}") for node in (A, B)}
-        self.leadership = Leadership(
-            self.partition,
-            meta,
-            key=(1, 0),
-            topic="t",
-            log_uid=70,
-            node=NODE,
-            clock=self.rig.clock,
+        lent = LeadershipRuntime(
+            NODE,
+            self.rig.clock,
             links=cast(Any, self.links),
-            records=self.records,
             nodes=lambda: nodes,
             spawn=lambda work: cast(Any, self.rig.loop.create_task(work)),
             step_down=lambda leadership, why: self.ended.append(why),
+        )
+        self.leadership = Leadership(
+            lent, self.partition, meta, key=(1, 0), topic="t", log_uid=70, records=self.records
         )
         self.leadership.start()
 
@@ -384,3 +383,25 @@ def test_what_waits_at_a_leader_that_handed_over_is_not_written_there() -> None:
     assert leading.ended
     leading.passes(HOLD_SECONDS_MAX + 1)
     assert leading.end == end and not outcome.answers
+
+
+def test_publishes_are_held_for_one_successor_at_a_time_and_not_for_ever() -> None:
+    held: list[bool] = []
+    clock = ManualClock()
+    hold = PublishHold(cast(Any, SimpleNamespace(hand_over=held.append)), clock)
+    hold.wait_for(0)
+    hold.release_overdue()
+    assert held == []
+    hold.wait_for(A)
+    hold.wait_for(A)
+    clock.advance(HOLD_SECONDS_MAX - 0.1)
+    hold.release_overdue()
+    assert held == [True]
+    hold.wait_for(B)
+    clock.advance(HOLD_SECONDS_MAX - 0.1)
+    hold.release_overdue()
+    assert held == [True, True], "another one has its time"
+    clock.advance(0.2)
+    hold.release_overdue()
+    hold.wait_for(0)
+    assert held == [True, True, False, False]
