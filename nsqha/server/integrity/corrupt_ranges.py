@@ -210,7 +210,7 @@ class CorruptRanges:
         """The log ids that are known not to verify."""
         return list(self._bad.get(key, ()))
 
-    def told(self, key: PartitionKey) -> list[DamagedRange]:
+    def shown(self, key: PartitionKey) -> list[DamagedRange]:
         """The same, for people, with what recovery found missing at the end."""
         if (log := self._replicas.log_of(key)) is None:
             return []

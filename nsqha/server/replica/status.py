@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqha.server.replica.replica_table import ReplicaTable
 
 FETCH_BYTES_MAX = 4 << 20
-SHOWN_MAX = 100  # damaged ranges of a replica that are told one by one
+SHOWN_MAX = 100  # damaged ranges of a replica that are listed one by one
 
 logger = Logger("answers")
 
@@ -66,7 +66,7 @@ class ReplicaAnswers:
             last = log.entry_before(log.end.log_id)
             record = journal.record(key)
             cut, damaged = self._integrity.suspects.doubts(key)
-            told = reply.replicas.add(
+            shown = reply.replicas.add(
                 key=pb.PartitionKey(topic_uid=key[0], partition=key[1]),
                 role=role if stopped is None else pb.ROLE_NONE,
                 promise=0 if record is None else record.promise,
@@ -80,10 +80,10 @@ class ReplicaAnswers:
                 corrupt=damaged or stopped is not None or not known,
                 start=log.start.log_id,
             )
-            ranges = self._integrity.corrupt.told(key)
-            told.damaged_ranges = len(ranges)
+            ranges = self._integrity.corrupt.shown(key)
+            shown.damaged_ranges = len(ranges)
             for range_ in ranges[:SHOWN_MAX]:
-                told.damage.add(**range_._asdict())
+                shown.damage.add(**range_._asdict())
         return reply
 
     async def epoch_end(self, peer: PeerIdentity, request: pb.EpochEndRequest) -> pb.EpochEndReply:

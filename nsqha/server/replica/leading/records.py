@@ -99,12 +99,12 @@ class RecordRequests:
         """Make the record newer than `version`, so that no earlier proposal is carried out any more."""
         self._spawn(self._write(self._records.fence(version), fence=True))
 
-    def reread(self, *, promised: int = 0) -> None:
+    def reread(self, *, promised: int | None = None) -> None:
         """Read the record. `promised`: a follower has promised that epoch; an earlier read may not have seen it.
 
         One read at a time: while the metadata are away each takes seconds, and one is asked for ten times a second.
         They would fill the memory, and hold up what has to be read or written first when the metadata are back."""
-        if promised:
+        if promised is not None:
             self._promised = max(self._promised, promised)
             self._read_again = self._reading
         if not self._reading:

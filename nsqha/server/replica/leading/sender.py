@@ -53,7 +53,7 @@ class PushPiece(NamedTuple):
     end: int
     committed: int
     size: int  # bytes of data
-    message: pb.PushMessage  # nobody may change it
+    message: pb.PushMessage  # it must not be changed
 
 
 class LeadingPartition(Protocol):
@@ -166,7 +166,7 @@ class FollowerProgress:
         )
         if near:
             self.link.wake(self)
-            self.link.tell_committed((leader,))
+            self.link.send_commits((leader,))
 
     def acked(self, ack: pb.Ack, registration: int) -> None:
         """The follower has more."""
@@ -275,16 +275,16 @@ class FollowerStream:
     ) -> None:
         """`hello` is what this node says of itself; `address` may change later."""
         self.node = node
+        self.hello = hello
         self.address = address
         self.registration = 0  # of the follower's process life; 0: it is not registered yet, or there is no stream
         self.wanted = False  # also without partitions, until the stream ends
         self._greeted = False  # it has said who it is
         self._loop = loop
         self._peers = peers
-        self._hello = hello
         self._followers: dict[tuple[int, int], FollowerProgress] = {}
         self._dirty: dict[FollowerProgress, None] = {}  # may have something to send
-        self._untold: dict[LeadingPartition, None] = {}  # their committed points moved, and perhaps no append says so
+        self._commits_unsent: dict[LeadingPartition, None] = {}  # these moved, and perhaps no append says so
         self._stream: PeerStream | None = None
         self._reconnect: asyncio.TimerHandle | None = None
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
@@ -352,7 +352,7 @@ class FollowerStream:
         if self._closed or not (self._followers or self.wanted) or self._stream is not None:
             return
         self._stream = self._peers.stream(self.address, "Push", self)
-        self._stream.send(pb.PushMessage(hello=self._hello))
+        self._stream.send(pb.PushMessage(hello=self.hello))
 
     def on_message(self, message: pb.PushReply) -> None:
         if message.HasField("hello"):
@@ -384,7 +384,7 @@ class FollowerStream:
 
     def on_closed(self, why: str) -> None:
         self._stream = None
-        self._untold.clear()
+        self._commits_unsent.clear()
         self.wanted = False
         if self._greeted:
             logger.info("push_lost", "the stream to node %016x at %s ended: %s", self.node, self.address, why)
@@ -406,10 +406,10 @@ class FollowerStream:
 
     def _next(self) -> pb.PushMessage | None:
         """What is new, as much as fits one message."""
-        if self._untold and (told := self._told()) is not None:
+        if self._commits_unsent and (commits := self._commit_message()) is not None:
             if self._dirty and self._stream is not None:
                 self._stream.pull(self._next)
-            return told
+            return commits
         pieces: list[pb.PushMessage] = []
         room = MESSAGE_BYTES
         for progress in list(self._dirty):
@@ -433,16 +433,16 @@ class FollowerStream:
             message.MergeFrom(one)
         return message
 
-    def tell_committed(self, leaders: Iterable[LeadingPartition]) -> None:
-        """Tell committed points when the stream asks, unless appends have."""
+    def send_commits(self, leaders: Iterable[LeadingPartition]) -> None:
+        """Send committed points when the stream asks, unless they went with appends."""
         if self._stream is not None:
-            self._untold.update(dict.fromkeys(leaders))
+            self._commits_unsent.update(dict.fromkeys(leaders))
             self._stream.pull(self._next)
 
-    def _told(self) -> pb.PushMessage | None:
+    def _commit_message(self) -> pb.PushMessage | None:
         message = pb.PushMessage()
-        untold, self._untold = self._untold, {}
-        for leader in untold:
+        unsent, self._commits_unsent = self._commits_unsent, {}
+        for leader in unsent:
             progress, committed = self._followers.get(leader.key), leader.committed
             if progress is None or progress.leader is not leader or progress.state is not PushState.PUSHING:
                 continue
@@ -453,7 +453,7 @@ class FollowerStream:
         return message if message.committed else None
 
     def close(self) -> None:
-        """End the stream; nobody is led for this node any more."""
+        """End the stream for good."""
         self._closed = True
         if self._reconnect is not None:
             self._reconnect.cancel()
@@ -470,8 +470,8 @@ class FollowerStreams:
         self._peers = peers
         self._hello = hello
         self._links: dict[int, FollowerStream] = {}
-        self._silent: dict[LeadingPartition, None] = {}  # their committed points moved
-        self._silent_timer: asyncio.TimerHandle | None = None
+        self._commits_moved: dict[LeadingPartition, None] = {}  # their committed points moved
+        self._commits_timer: asyncio.TimerHandle | None = None
 
     def add(self, leader: LeadingPartition, node: int, address: str) -> FollowerProgress:
         """Push a partition to a node."""
@@ -493,16 +493,16 @@ class FollowerStreams:
         return link
 
     def committed(self, leader: LeadingPartition) -> None:
-        """Its committed point moved: tell it soon, where no append does."""
-        self._silent[leader] = None
-        if self._silent_timer is None:
-            self._silent_timer = self._loop.call_later(COMMITTED_SECONDS, self._tell_committed)
+        """Its committed point moved: send it soon, where no append does."""
+        self._commits_moved[leader] = None
+        if self._commits_timer is None:
+            self._commits_timer = self._loop.call_later(COMMITTED_SECONDS, self._send_commits)
 
-    def _tell_committed(self) -> None:
-        self._silent_timer = None
-        silent, self._silent = self._silent, {}
+    def _send_commits(self) -> None:
+        self._commits_timer = None
+        moved, self._commits_moved = self._commits_moved, {}
         for link in self._links.values():
-            link.tell_committed(silent)
+            link.send_commits(moved)
 
     def moved(self, node: int, address: str) -> None:
         """The node is reached there from now on."""
@@ -513,10 +513,10 @@ class FollowerStreams:
         """This node's process life, as others compare it."""
         self._hello.registration = registration
         for link in self._links.values():
-            link._hello.registration = registration
+            link.hello.registration = registration
 
     def close(self) -> None:
-        if self._silent_timer is not None:
-            self._silent_timer.cancel()
+        if self._commits_timer is not None:
+            self._commits_timer.cancel()
         for link in self._links.values():
             link.close()
