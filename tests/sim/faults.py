@@ -26,7 +26,7 @@ from nsqha.commitlog.journal import JOURNAL
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.commitlog.recordfile import scan
 from nsqha.errors import LogCorrupt
-from nsqha.server.opening.opener import durable_everywhere
+from nsqha.server.opening.state_loader import durable_everywhere
 from tests.sim.metadata import Trouble
 from tests.sim.node import DATA
 from tests.sim.storage import SECTOR

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from nsqha.commitlog.pairs import COMMITLOG, SEGMENT
 from nsqha.errors import LogCorrupt
 from nsqha.frames import HAS_ATTRIBUTES, HAS_CARRY, HAS_EVENTS
-from nsqha.server.opening.opener import durable_everywhere
+from nsqha.server.opening.state_loader import durable_everywhere
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog

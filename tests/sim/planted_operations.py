@@ -16,7 +16,7 @@ from nsqha.cursor.retention import ChannelRetention
 from nsqha.cursor.state import LogStartMoved, PartitionState
 from nsqha.election import moves
 from nsqha.errors import NsqhaError
-from nsqha.server.opening.opener import PartitionOpener
+from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.partition import Partition
 from nsqha.server.topics.channels import Channels
 from tests.sim.planting import batch_readers, in_order, long_delays, mutant, topics_go
@@ -132,12 +132,12 @@ def moved_before_they_joined() -> Iterator[None]:
 def removal_not_synced() -> Iterator[None]:
     """Files of a deleted topic are left to chance, its tombstone is not."""
 
-    def remove(self: PartitionOpener, folder: str, *, within: bool) -> bool:
-        storage: Storage = self._storage
+    def remove(self: LogFolders, folder: str, *, within: bool) -> bool:
+        storage: Storage = self.storage
         storage.remove_tree(folder)
         return False
 
-    with patch.object(PartitionOpener, "_remove", remove):
+    with patch.object(LogFolders, "_remove", remove):
         yield
 
 

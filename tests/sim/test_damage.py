@@ -11,7 +11,7 @@ from nsqha.commitlog.pairs import COMMITLOG
 from nsqha.commitlog.retention import Retention
 from nsqha.election.placement import PartitionName
 from nsqha.frames import HAS_EVENTS
-from nsqha.server.opening.opener import durable_everywhere
+from nsqha.server.opening.state_loader import durable_everywhere
 from nsqha.server.replica.following.follower import Follower
 from tests.sim.cluster import CHANNEL, SimCluster
 from tests.sim.faults import Misfortune

@@ -2,5 +2,7 @@
 
 Downwards:
 
-    opener  logs created, recovered and removed; partitions made of them
+    opener        logs created and recovered; partitions made of them
+    log_folders   where logs lie, and how their files go
+    state_loader  the channel state that a log says
 """

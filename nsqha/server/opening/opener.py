@@ -1,8 +1,7 @@
 """From a topic's record to partitions that are led: create or recover the log, load the channels, begin an epoch.
 
-The slow halves (`recover`, `create`, `remove`) run on the disk thread and touch only files; the others run on the
-loop and touch only memory. A partition's folder is `topics/<name>-<topic uid>/<partition>`: the name is for people,
-the uid makes delete-and-recreate and names such as `..` harmless. An #ephemeral topic has the same log in memory.
+The slow halves (`recover`, `create`, `begin_at`, and what `LogFolders` and `StateLoader` do) run on the disk thread and
+touch only files; the others run on the loop and touch only memory.
 """
 
 from __future__ import annotations
@@ -11,31 +10,30 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from nsqha import ids
 from nsqha.clock import Clock
 from nsqha.commitlog import copying
-from nsqha.commitlog.entry import FAULTY, BatchCorrupt, Entry
+from nsqha.commitlog.entry import BatchCorrupt, Entry
 from nsqha.commitlog.journal import NodeJournal
 from nsqha.commitlog.log import LogLimits, PartitionLog
-from nsqha.commitlog.lookup import LogIdentity, LogReader
-from nsqha.commitlog.pairs import drop_files, parse_name, unlink_some
+from nsqha.commitlog.lookup import LogIdentity
+from nsqha.commitlog.pairs import drop_files, parse_name
 from nsqha.commitlog.reader import BatchCache
 from nsqha.commitlog.recovery import JournalCuts, RecoveryReport, recover
 from nsqha.commitlog.retention import Retention
-from nsqha.commitlog.storage import MemStorage, OsStorage, Storage, parent
+from nsqha.commitlog.storage import OsStorage, Storage
 from nsqha.commitlog.verdict import CorruptRange
 from nsqha.cursor.limits import ChannelLimits
 from nsqha.cursor.lmdb_cache import LmdbCache
-from nsqha.cursor.loading import first_checkpoint_end
 from nsqha.cursor.partition import PartitionCursors
-from nsqha.cursor.state import NEEDS_LOOK, PartitionState
+from nsqha.cursor.state import PartitionState
 from nsqha.election.model import UNLIMITED, PartitionMeta, TopicRecord
-from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
 from nsqha.options import Options
 from nsqha.replication.leader import LeaderReplica
+from nsqha.server.opening.log_folders import LogFolders
+from nsqha.server.opening.state_loader import StateLoader
 from nsqha.server.partition.context import LedLog, PartitionRuntime
 from nsqha.server.partition.local_repair import LocalRepair
 from nsqha.server.partition.partition import Partition
@@ -43,11 +41,6 @@ from nsqha.server.partition.retention import AbandonedPolicy, RetentionRunner
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.disk import DiskRounds
 from nsqha.server.runtime.measures import Measures
-
-UNLINKED_AT_ONCE = 4  # files of a deleted topic: a large one takes a tenth of a second
-DURABLE_ENTRIES = 512  # of a log's end that are asked what is durable everywhere: a leader's first know little
-
-MUST_READ = NEEDS_LOOK | FAULTY  # what was lost here other replicas have, and only they know which events were in it
 
 logger = Logger("opening")
 
@@ -63,8 +56,46 @@ class OpenedLog:
     damage: BatchCorrupt | None = None  # why there is no state, if that is why
 
 
+class RecoveryNews:
+    """Says what recovery found in the logs of one node, once each, under stable names: in log lines and in counts."""
+
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
+
+    def recovered(self, partition: str, report: RecoveryReport) -> None:
+        """A log was opened."""
+        if report.clean:
+            return
+        for cut in report.cuts:
+            logger.warning("log_cut", "%s: the log was cut at offset %d (%s)", partition, cut.at.offset, cut.why)
+            self._measures.log_events["log_cut"] += 1
+        for damage in report.damage:
+            self.damaged(partition, damage)
+        for position in report.unreadable:
+            text = "%s: the files at position %d can not be used, and were set aside as %020d.*.unreadable"
+            logger.error("log_damaged", text, partition, position, position)
+            self._measures.log_events["log_damaged"] += 1
+        if report.restored_anchors:
+            text = "%s: anchors that were lost are written anew: %d"
+            logger.error("log_damaged", text, partition, report.restored_anchors)
+            self._measures.log_events["log_damaged"] += 1
+        if report.verdict.alarm and not report.damage:
+            text = "%s: from log id %d on nothing is left of what was synced to this disk"
+            logger.error("log_damaged", text, partition, report.verdict.bad)
+            self._measures.log_events["log_damaged"] += 1
+        if report.possible_loss:
+            logger.warning("possible_loss", "%s: messages acknowledged before their fsync may be gone", partition)
+            self._measures.log_events["possible_loss"] += 1
+
+    def damaged(self, partition: str, damage: CorruptRange) -> None:
+        """Batches did not verify."""
+        text = "%s: offsets [%d, %d) did not verify: %s"
+        logger.error("log_damaged", text, partition, damage.first.offset, damage.end.offset, damage.what)
+        self._measures.log_events["log_damaged"] += 1
+
+
 class PartitionOpener:
-    """Opens, creates and removes the partitions of one node."""
+    """Opens and creates the logs of one node, and makes partitions of them."""
 
     def __init__(
         self,
@@ -86,9 +117,11 @@ class PartitionOpener:
         self._options = options
         self._journal = journal
         self._rng = rng
-        self._storage: Storage = storage or OsStorage()
-        self._cache = BatchCache(options.tail_cache_bytes)
+        self.folders = LogFolders(options.data_path, storage or OsStorage())
         self.cursor_cache = cursor_cache or LmdbCache.open(f"{options.data_path}/cursors.lmdb")
+        self.states = StateLoader(self.cursor_cache)
+        self._news = RecoveryNews(self.measures)
+        self._cache = BatchCache(options.tail_cache_bytes)
         self._limits = LogLimits(segment_bytes=options.segment_bytes_or_default)
         self._cursor_limits = ChannelLimits(
             max_msg_timeout_s=options.max_msg_timeout_ns / 1e9, ephemeral_unread_max=options.mem_queue_size
@@ -108,34 +141,30 @@ class PartitionOpener:
 
     # ---- files, on the disk thread
 
-    def folder(self, name: str, uid: int) -> str:
-        return f"{self._options.data_path}/topics/{name}-{uid:016x}"
-
     def create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> dict[int, OpenedLog]:
-        """New, empty logs. The record is durable already, so a crash here leaves nothing that nobody knows of."""
-        storage = self._storage_of(record)
-        folder = self.folder(record.name, record.uid)
+        """New, empty logs. The record is durable already, so a crash here leaves nothing that is not known of."""
+        storage = self.folders.storage_of(record)
         opened = {}
         for number, log_uid in log_uids.items():
             identity = LogIdentity(record.uid, number)
-            log = PartitionLog.create(storage, f"{folder}/{number}", identity, cache=self._cache, limits=self._limits)
-            state = PartitionState() if ids.is_ephemeral(record.name) else self.state_of((record.uid, number), log)
+            folder = self.folders.partition(record, number)
+            log = PartitionLog.create(storage, folder, identity, cache=self._cache, limits=self._limits)
+            state = PartitionState() if ids.is_ephemeral(record.name) else self.states.load((record.uid, number), log)
             opened[number] = OpenedLog(log, log_uid, state, None)
         return opened
 
     def recover(self, record: TopicRecord, numbers: Iterable[int] | None = None) -> dict[int, OpenedLog]:
         """The logs of a topic that was here before; only of these partitions if given."""
-        folder = self.folder(record.name, record.uid)
         opened = {}
         for number in record.partitions if numbers is None else numbers:
             key = (record.uid, number)
             meta = record.partitions[number]
             replicas = max(len({*meta.replicas, *meta.isr}), 1)
-            alone = set(meta.isr) == {self._journal.identity.node_uid}  # what it lost, nobody has
+            alone = set(meta.isr) == {self._journal.identity.node_uid}  # what it lost, no other node has
             before = self._journal.record(key)
             recovery = recover(
-                self._storage,
-                f"{folder}/{number}",
+                self.folders.storage,
+                self.folders.partition(record, number),
                 LogIdentity(record.uid, number),
                 before,
                 JournalCuts(self._journal, key),
@@ -146,7 +175,7 @@ class PartitionOpener:
                 limits=self._limits,
                 alone=alone,
             )
-            self._tell(f"{record.name}/{number}", recovery.report)
+            self._news.recovered(f"{record.name}/{number}", recovery.report)
             new_uid = recovery.report.new_log_uid or before is None or not before.log_uid
             log_uid = ids.new_uid(self._rng) if new_uid or before is None else before.log_uid
             state: PartitionState | None
@@ -154,64 +183,26 @@ class PartitionOpener:
                 state, damage = self._state_of_all(key, f"{record.name}/{number}", recovery.log), None
             else:
                 below = recovery.report.serve_end
-                state, damage = self.state_vouched_for(key, recovery.log, below=below, alone=alone)
+                state, damage = self.states.vouched_for(key, recovery.log, below=below, alone=alone)
             opened[number] = OpenedLog(recovery.log, log_uid, state, recovery.report, damage)
         return opened
 
     def _state_of_all(self, key: tuple[int, int], partition: str, log: PartitionLog) -> PartitionState:
-        """The channel state of a log that nobody else has. Its older entries, which recovery does not look at, may not
-        verify either."""
+        """The channel state of a log that no other node has. Its older entries, which recovery does not look at, may
+        not verify either."""
         while True:
             try:
-                return self.state_of(key, log, alone=True)
+                return self.states.load(key, log, alone=True)
             except BatchCorrupt as damage:
                 if (rebuild := log.rebuilding(damage.first.log_id, damage.end.log_id, starting=True)) is None:
                     raise  # not of entries: it would be met again
                 if (rebuilt := rebuild.run()) is not None:
-                    self._tell_damage(partition, rebuilt)
-
-    def state_vouched_for(
-        self,
-        key: tuple[int, int],
-        log: PartitionLog,
-        *,
-        committed: int = 0,
-        below: int | None = None,
-        seen_as: LogReader | None = None,
-        alone: bool = False,
-    ) -> tuple[PartitionState | None, BatchCorrupt | None]:
-        """The channel state up to what is known to be committed: `committed`, or what the batches say of all replicas.
-
-        `seen_as`: a snapshot of a log that is in use; only that is looked at, and not what the cache has of an earlier
-        one. `alone`: no other replica has more, so what is lost is passed over. None: nothing that is known to be
-        committed says it, as in a log that was begun anew a moment ago; or a batch does not verify, which is returned.
-        """
-        committed = max(committed, durable_everywhere(seen_as or log))
-        committed = committed if below is None else min(committed, below)
-        must_read = NEEDS_LOOK if alone else MUST_READ
-
-        def load(committed: int) -> PartitionState:
-            return self.state_of(key, log, committed=committed, seen_as=seen_as, must_read=must_read)
-
-        try:
-            try:
-                return load(committed), None
-            except BatchCorrupt:
-                raise
-            except LogCorrupt:
-                # It was trimmed, and fell silent: no batch behind the checkpoint says that this is committed.
-                end = trimmed_for(seen_as or log, must_read)
-                if end <= committed or (below is not None and below < end):
-                    raise
-                return load(end), None
-        except LogCorrupt as error:
-            logger.warning("state_unknown", "%s: the channels are not known yet: %s", log.directory, error)
-            return None, error if isinstance(error, BatchCorrupt) else None
+                    self._news.damaged(partition, rebuilt)
 
     def begin_at(self, record: TopicRecord, number: int, anchor: Entry) -> PartitionLog:
         """An empty log in the place of what is there, which goes on behind `anchor`: catch-up pulls the rest."""
-        directory = f"{self.folder(record.name, record.uid)}/{number}"
-        storage = self._storage_of(record)
+        directory = self.folders.partition(record, number)
+        storage = self.folders.storage_of(record)
         if storage.exists(directory):
             # Not the tree at once: what a crash leaves of that may be a log that can not be opened.
             parsed = [parse_name(name) for name in storage.list_dir(directory)]
@@ -224,98 +215,8 @@ class PartitionOpener:
         """The name of a log that is made now, or can not be vouched for under its old one."""
         return ids.new_uid(self._rng)
 
-    def state_of(
-        self,
-        key: tuple[int, int],
-        log: PartitionLog,
-        *,
-        committed: int | None = None,
-        seen_as: LogReader | None = None,
-        must_read: int = NEEDS_LOOK,
-        alone: bool = False,
-    ) -> PartitionState:
-        """The channel state that a log says, up to `committed` if that is not its end. `alone`: without what can not be
-        read, as nobody has more. LogCorrupt."""
-        read = lambda entry: _events(log, cast(Entry, entry), alone)  # noqa: E731
-        if seen_as is None:
-            return self.cursor_cache.load(key, log, read, committed=committed, must_read=must_read).state
-        see = lambda entry: _events(seen_as, cast(Entry, entry), alone)  # noqa: E731
-        later = (log, read)
-        return self.cursor_cache.load(key, seen_as, see, committed=committed, later=later, must_read=must_read).state
-
-    def state_anew(self, key: tuple[int, int], log: LogReader, *, committed: int) -> PartitionState:
-        """The channel state that is left when nothing says what it was: every channel will begin where the log does."""
-        self.cursor_cache.forget(key)
-        state = PartitionState()
-        for entry in log.entries(log.start.log_id, committed):
-            state.apply(entry, log.events(entry) if entry.flags & NEEDS_LOOK else b"")
-        return state
-
-    def remove(self, name: str, uid: int) -> bool:
-        """Unlink some of what is left of a deleted topic; whether there is more. If not, it is gone durably: its
-        tombstone goes next. Safe to repeat."""
-        return self._remove(self.folder(name, uid), within=True)
-
-    def has_files(self, record: TopicRecord, number: int) -> bool:
-        """Whether anything of a partition is here."""
-        return self._storage.exists(f"{self.folder(record.name, record.uid)}/{number}")
-
-    def remove_partition(self, record: TopicRecord, number: int) -> bool:
-        """The same of one partition: the journal forgets it too."""
-        return self._remove(f"{self.folder(record.name, record.uid)}/{number}", within=False)
-
-    def _remove(self, folder: str, *, within: bool) -> bool:
-        storage = self._storage
-        here = storage.exists(folder)
-        for directory in [f"{folder}/{name}" for name in storage.list_dir(folder)] if here and within else [folder]:
-            if self._unlink_some(directory):
-                return True
-        storage.remove_tree(folder)
-        if storage.exists(above := parent(folder)):
-            storage.sync_dir(above)
-        return False
-
-    def _unlink_some(self, directory: str) -> bool:
-        try:
-            return unlink_some(self._storage, directory, UNLINKED_AT_ONCE)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return False  # nothing of ours; it goes with the folder
-
     def sync_of(self, record: TopicRecord) -> str:
         return "none" if ids.is_ephemeral(record.name) else record.settings.sync or self._options.sync
-
-    def _storage_of(self, record: TopicRecord) -> Storage:
-        return MemStorage() if ids.is_ephemeral(record.name) else self._storage
-
-    def _tell(self, partition: str, report: RecoveryReport) -> None:
-        """Say what recovery found, once each, under stable names."""
-        if report.clean:
-            return
-        for cut in report.cuts:
-            logger.warning("log_cut", "%s: the log was cut at offset %d (%s)", partition, cut.at.offset, cut.why)
-            self.measures.log_events["log_cut"] += 1
-        for damage in report.damage:
-            self._tell_damage(partition, damage)
-        for position in report.unreadable:
-            text = "%s: the files at position %d can not be used, and were set aside as %020d.*.unreadable"
-            logger.error("log_damaged", text, partition, position, position)
-            self.measures.log_events["log_damaged"] += 1
-        if report.restored_anchors:
-            text = "%s: anchors that were lost are written anew: %d"
-            logger.error("log_damaged", text, partition, report.restored_anchors)
-            self.measures.log_events["log_damaged"] += 1
-        if report.verdict.alarm and not report.damage:
-            text = "%s: from log id %d on nothing is left of what was synced to this disk"
-            logger.error("log_damaged", text, partition, report.verdict.bad)
-            self.measures.log_events["log_damaged"] += 1
-        if report.possible_loss:
-            logger.warning("possible_loss", "%s: messages acknowledged before their fsync may be gone", partition)
-            self.measures.log_events["possible_loss"] += 1
-
-    def _tell_damage(self, partition: str, damage: CorruptRange) -> None:
-        text = "%s: offsets [%d, %d) did not verify: %s"
-        logger.error("log_damaged", text, partition, damage.first.offset, damage.end.offset, damage.what)
-        self.measures.log_events["log_damaged"] += 1
 
     # ---- memory, on the loop
 
@@ -371,9 +272,9 @@ class PartitionOpener:
         alone = {node, *meta.replicas, *meta.isr} == {node}
         partition.local_repair = LocalRepair(
             partition,
-            told=lambda damage: self._tell_damage(f"{record.name}/{number}", damage),
+            told=lambda damage: self._news.damaged(f"{record.name}/{number}", damage),
             mended=lambda *mended: self.on_mended(*mended),
-            alone=lambda: alone,  # for as long as nobody has a newer record: `Damage.leads`
+            alone=lambda: alone,  # for as long as there is no newer record: `CorruptRanges.leads`
         )
         partition.on_damage = partition.local_repair.found
         return partition
@@ -411,33 +312,8 @@ class PartitionOpener:
         self.cursor_cache.forget(key)
 
 
-def _events(log: LogReader, entry: Entry, alone: bool) -> bytes | bytearray:
-    try:
-        return log.events(entry)
-    except BatchCorrupt as error:
-        if not alone:
-            raise
-        text = "%s: what its channels did in a batch is lost: %s; messages may come again, deferred ones may not"
-        logger.error("events_lost", text, log.directory, error)
-        return b""
-
-
-def durable_everywhere(log: LogReader) -> int:
-    """The end of what the last batches call durable on every replica that was in sync: it is committed."""
-    end = log.end.log_id
-    try:
-        return max((entry.durable for entry in log.entries(end - DURABLE_ENTRIES, end)), default=0)
-    except LogCorrupt:
-        return 0
-
-
-def trimmed_for(log: LogReader, must_read: int) -> int:
-    """The end of the checkpoint that a log which begins in the middle begins there for; 0: none can be told."""
-    return first_checkpoint_end(log, lambda entry: log.events(cast(Entry, entry)), must_read)
-
-
 def abandoned_of(record: TopicRecord) -> AbandonedPolicy:
-    """The topic's policy for channels that nobody reads."""
+    """The topic's policy for channels that are not read."""
     settings = record.settings
     after_ms = settings.abandoned_after_ms
     return AbandonedPolicy(None if after_ms is None else after_ms * 1_000_000, settings.abandoned_over_bytes)

@@ -119,7 +119,7 @@ class LeaderRoles:
             text = "%s: nothing is left that says where its channels were: they begin where the log does"
             damage_logger.error("channels_lost", text, log.directory)
             opener, disk = self._runtime.opener, self._runtime.disk
-            follower.applier.know(await disk.run(lambda: opener.state_anew(key, log, committed=end)))
+            follower.applier.know(await disk.run(lambda: opener.states.without_history(key, log, committed=end)))
 
     async def _promise_to_lead(
         self, fresh: Versioned[TopicRecord], number: int, follower: Follower

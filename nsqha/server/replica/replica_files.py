@@ -211,7 +211,7 @@ class ReplicaFiles:
         log_uid = self._opener.new_log_uid()
         self._journal.stage(key, log_uid=log_uid, local_durable=anchor.log_id + 1)
         await self._journal_writer.promise()
-        await self._half_way(self._disk.removed(lambda: self._opener.remove_partition(record, key[1])))
+        await self._half_way(self._disk.removed(lambda: self._opener.folders.remove_partition(record, key[1])))
         log = await self._half_way(self._disk.run(lambda: self._opener.begin_at(record, key[1], anchor)))
         self._forget_doubts(key)
         follower.restart_with(log, log_uid)
@@ -254,7 +254,7 @@ class ReplicaFiles:
             committed, snapshot = min(applier.committed, log.end.log_id), log.snapshot()
             try:
                 state, damage = await self._disk.run(
-                    lambda: self._opener.state_vouched_for(key, log, committed=committed, seen_as=snapshot)
+                    lambda: self._opener.states.vouched_for(key, log, committed=committed, seen_as=snapshot)
                 )
                 applier.tried = known
             finally:

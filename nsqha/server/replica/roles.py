@@ -148,7 +148,7 @@ class Replicas:
         for number, meta in topic.record.partitions.items():
             key = (topic.record.uid, number)
             if self._runtime.node not in meta.replicas and self._runtime.node not in meta.isr:
-                if await self._runtime.disk.run(lambda n=number: self._runtime.opener.has_files(topic.record, n)):  # type: ignore[misc]
+                if await self._runtime.disk.run(lambda n=number: self._runtime.opener.folders.exists(topic.record, n)):  # type: ignore[misc]
                     self.removal.strays.add(key)
             else:
                 async with self.table.changing(key):
@@ -340,7 +340,7 @@ class ReplicaRemoval:
             await follower.close()
         self._runtime.opener.forget_partition(key)
         self._forget(key)
-        await self._runtime.disk.removed(lambda: self._runtime.opener.remove_partition(record, number))
+        await self._runtime.disk.removed(lambda: self._runtime.opener.folders.remove_partition(record, number))
         self.strays.discard(key)
 
     async def drop(self, uid: int, numbers: Iterable[int]) -> None:

@@ -104,7 +104,7 @@ class SingleNodePlacement:
         """What can not go now goes, by its tombstone, at the next start."""
         try:
             if not ids.is_ephemeral(record.name):
-                await self._disk.removed(lambda: self._opener.remove(record.name, record.uid))
+                await self._disk.removed(lambda: self._opener.folders.remove(record.name, record.uid))
             self._opener.forget(record)  # only now: whoever sees the tombstone later asks whether there is anything
             await self._metadata.write(lambda: self._store.forget_tombstone(record.uid))
         except (StorageError, OSError) as error:
@@ -159,6 +159,6 @@ class SingleNodePlacement:
     def _create(self, record: TopicRecord, log_uids: Mapping[int, int]) -> Any:
         """On the disk thread, in empty folders."""
         for number in log_uids:
-            while self._opener.remove_partition(record, number):
+            while self._opener.folders.remove_partition(record, number):
                 pass
         return self._opener.create(record, log_uids)

@@ -61,7 +61,7 @@ class Topics(Mapping[str, Topic]):
         """Finish deletions, then recover everything that the metadata names; promises of its epochs are staged."""
         for tombstone in self._store.tombstones().values():
             try:
-                await self._disk.removed(lambda t=tombstone: self._opener.remove(t.name, t.uid))  # type: ignore[misc]
+                await self._disk.removed(lambda t=tombstone: self._opener.folders.remove(t.name, t.uid))  # type: ignore[misc]
                 for number in range(tombstone.partitions):
                     self._opener.forget_partition((tombstone.uid, number))
                 self._store.forget_tombstone(tombstone.uid)
@@ -127,7 +127,7 @@ class Topics(Mapping[str, Topic]):
         await self.placement.drop(tombstone.uid, numbers)
         named = self._node_uid in tombstone.nodes  # a journal that was damaged may not know its files any more
         if named or any(self._opener.knows((tombstone.uid, number)) for number in numbers):
-            await self._disk.removed(lambda: self._opener.remove(tombstone.name, tombstone.uid))
+            await self._disk.removed(lambda: self._opener.folders.remove(tombstone.name, tombstone.uid))
             for number in numbers:
                 self._opener.forget_partition((tombstone.uid, number))
         if named:

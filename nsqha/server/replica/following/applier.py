@@ -20,7 +20,7 @@ from nsqha.commitlog.entry import BatchCorrupt, Entry
 from nsqha.cursor.state import PartitionState
 from nsqha.errors import LogCorrupt
 from nsqha.nsqlog import Logger
-from nsqha.server.opening.opener import MUST_READ
+from nsqha.server.opening.state_loader import MUST_READ
 
 if TYPE_CHECKING:
     from nsqha.commitlog.log import PartitionLog

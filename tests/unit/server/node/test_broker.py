@@ -19,7 +19,7 @@ from nsqha.commitlog.storage import OsStorage
 from nsqha.cursor.seek import SeekPlan
 from nsqha.errors import AppendFailed, LogCorrupt, NotFound, OutcomeUnknown, Poisoned, Unavailable
 from nsqha.server.node.broker import Broker
-from nsqha.server.opening.opener import PartitionOpener
+from nsqha.server.opening.log_folders import LogFolders
 from nsqha.server.partition.topic import Topic
 from tests.unit.commitlog.logs import roll
 from tests.unit.server.broker_rig import Gate, consumer, led, on_a_broker, running, start, subscribed, until
@@ -89,7 +89,7 @@ def test_a_topic_whose_tombstone_could_not_be_forgotten_can_be_made_again(tmp_pa
 
 
 def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def stays(opener: PartitionOpener, name: str, uid: int) -> None:
+    def stays(folders: LogFolders, name: str, uid: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     async def story() -> None:
@@ -97,10 +97,10 @@ def test_what_can_not_be_removed_of_a_deleted_topic_hinders_no_start(tmp_path: P
             await broker.publishing.publish("t", ONE)
             await broker.publishing.publish("gone", ONE)
             with monkeypatch.context() as patch:
-                patch.setattr(PartitionOpener, "remove", stays)
+                patch.setattr(LogFolders, "remove", stays)
                 await broker.topics.delete_topic("gone")
         with monkeypatch.context() as patch:
-            patch.setattr(PartitionOpener, "remove", stays)
+            patch.setattr(LogFolders, "remove", stays)
             async with running(tmp_path) as broker:
                 assert led(broker).log.end.offset == 1
                 assert [tombstone.name for tombstone in broker.store.tombstones().values()] == ["gone"]

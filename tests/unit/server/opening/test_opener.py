@@ -30,7 +30,7 @@ def test_a_log_that_the_disk_forgot_is_told_of(others: tuple[int, ...], caplog: 
         opened = rig.opener.create(record, {0: 9})[0]
         opened.log.close()
         rig.journal.stage(KEY, promise=1, log_uid=9, local_durable=5)
-        rig.storage.remove_tree(f"{rig.opener.folder(record.name, UID)}/0")
+        rig.storage.remove_tree(f"{rig.opener.folders.topic(record.name, UID)}/0")
         assert rig.opener.recover(record)[0].log_uid != 9
         assert rig.opener.measures.log_events == {"log_damaged": 1}
         assert "from log id 1 on" in caplog.text

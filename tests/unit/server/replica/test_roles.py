@@ -113,9 +113,9 @@ def test_files_of_a_replica_that_was_moved_away_while_its_node_was_down_go() -> 
         await rig.replicas.followers.pop(KEY).close()  # as if this process had begun now
         moved = rig.record(leader=A, epoch=1, isr={A: 5}, replicas=(A, B))
         await rig.replicas.recover(moved)
-        assert not rig.replicas.followers and rig.opener.has_files(moved.record, 0), "by a linearizable read only"
+        assert not rig.replicas.followers and rig.opener.folders.exists(moved.record, 0), "by a linearizable read only"
         await rig.settle(moved)
-        assert not rig.opener.has_files(moved.record, 0) and not rig.opener.knows(KEY)
+        assert not rig.opener.folders.exists(moved.record, 0) and not rig.opener.knows(KEY)
 
     run(scenario)
 
@@ -132,9 +132,9 @@ def test_files_that_can_not_go_when_their_replica_was_moved_away_go_later(monkey
         with monkeypatch.context() as patched:
             patched.setattr(rig.storage, "remove", busy)
             await rig.settle(moved)
-        assert rig.opener.has_files(moved.record, 0)
+        assert rig.opener.folders.exists(moved.record, 0)
         await pause(2)
-        assert not rig.opener.has_files(moved.record, 0) and not rig.errors
+        assert not rig.opener.folders.exists(moved.record, 0) and not rig.errors
 
     run(scenario)
 
