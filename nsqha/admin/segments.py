@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nsqha.server.node.broker import Broker
     from nsqha.server.partition.partition import Partition
     from nsqha.server.partition.topic import Topic
-    from nsqha.server.topics.channels import Channels
+    from nsqha.server.topics.reader_channels import ReaderChannels
 
 LEADER_SECONDS = 2.0  # for leaders to be found, while they are elected
 AGAIN_SECONDS = 0.05
@@ -197,17 +197,17 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
         if not ids.valid_name(request.channel) or ids.is_ephemeral(request.channel):
             raise ValueError(f"{request.channel!r} is not a name for a reader channel")
         topic = topic_of(self._broker, request)
-        channels = self._broker.channels
+        readers = self._broker.channels.readers
         if not request.HasField("here"):
-            channels.life(request.topic, request.topic_uid)
+            readers.topic_of_life(request.topic, request.topic_uid)
         there = topic.record.partitions
         wrong = [n for n in request.offsets if n not in there]
         if wrong:
             raise NotFound(f"topic {topic.name} has no partition {wrong[0]}, only {len(there)}")
         if not request.HasField("here"):
-            await channels.ensure_reader(request.topic, request.channel)
+            await readers.ensure(request.topic, request.channel)
 
-        work = CommitFloors(channels, topic, request)
+        work = CommitFloors(readers, topic, request)
         floors = await self._fan_out.answers(work, sorted(request.offsets))
         return segments_pb2.CommitReaderResponse(floors=[floors[n] for n in sorted(floors)])
 
@@ -216,13 +216,13 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
 class CommitFloors:
     """A CommitReader: move a reader channel's floor, in each partition. A `TopicRequest`."""
 
-    channels: Channels
+    readers: ReaderChannels
     topic: Topic
     message: Any
 
     async def here(self, numbers: list[int]) -> dict[int, Any]:
         wanted = {p.number: self.message.offsets[p.number] for p in serving(self.topic, numbers)}
-        done = await self.channels.commit_reader(
+        done = await self.readers.commit(
             self.topic.name,
             self.message.channel,
             wanted,

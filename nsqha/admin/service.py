@@ -153,7 +153,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         channels = self._broker.channels
         if channels.has(request.topic, request.channel):
             raise Conflict(f"channel {request.channel} of topic {request.topic} exists already")
-        await (channels.ensure_reader if request.reader else channels.create)(request.topic, request.channel)
+        await (channels.readers.ensure if request.reader else channels.create)(request.topic, request.channel)
         wanted = admin_pb2.DescribeChannelRequest(topic=request.topic, channel=request.channel)
         return admin_pb2.CreateChannelResponse(channel=(await self._describer.channel(wanted)).channel)
 

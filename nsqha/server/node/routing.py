@@ -18,6 +18,7 @@ from nsqha.server.routing.forward_client import Forwarder
 from nsqha.server.routing.forward_server import ForwardService
 from nsqha.server.routing.relay_client import Relaying
 from nsqha.server.routing.relay_server import RelayService
+from nsqha.server.topics.channel_leaders import ClusterLeaders
 
 if TYPE_CHECKING:
     from nsqha.clock import Now
@@ -79,14 +80,14 @@ class Routing:
             peers,
             loop=loop,
             seconds=wait_seconds,
-            follow=channels.follow,
-            carry_out=channels.carry_out,
-            led_elsewhere=channels.led_elsewhere,
+            follow=channels.led.follow,
+            carry_out=channels.led.carry_out,
+            led_elsewhere=channels.led.led_elsewhere,
             known_channels=topics.known_channels,
         )
         node.publishing.forwarder = self.forwarder
         node.subscriptions.relaying = self.relaying
-        channels.reconciler = self.reconciler
+        channels.leaders = ClusterLeaders(topics, channels.led, self.reconciler)
         self._unwatch = leaders.when_changed(node.subscriptions.leaders_changed)
 
     def serve(self, server: PeerServer) -> None:

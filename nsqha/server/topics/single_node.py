@@ -16,7 +16,7 @@ from nsqha.election.rules import changed_settings
 from nsqha.errors import NsqhaError, StorageError, Unavailable
 from nsqha.nsqlog import Logger
 from nsqha.server.partition.topic import Topic
-from nsqha.server.topics.channels import Change, add_channel
+from nsqha.server.topics.channel_list import Change, add_channel
 from nsqha.server.topics.settings import remarks_alone
 from nsqha.server.topics.topics import files_remain
 

@@ -29,7 +29,7 @@ from nsqha.server.routing.relay_client import Relaying
 from nsqha.server.routing.relay_server import RelayService
 from nsqha.server.runtime.budget import PublishBudget
 from nsqha.server.runtime.measures import Measures
-from nsqha.server.topics.channels import wrong_kind
+from nsqha.server.topics.channel_list import wrong_kind
 from tests.sim.net import Network
 from tests.unit.server.routing_rig import TOPIC_UID, FakeLeaders, Nodes
 from tests.unit.server.shell_rig import FakeWire, Outcome

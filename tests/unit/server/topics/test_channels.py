@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,11 +12,9 @@ import pytest
 from nsqha.election.model import NodeInfo, PartitionMeta, TopicRecord, TopicSettings, Versioned
 from nsqha.election.store import MemoryStore
 from nsqha.errors import NotFound, Unavailable
-from nsqha.options import Options
 from nsqha.server.routing.leaders import Administration
 from nsqha.server.runtime.metadata import NodeMetadata as RealMetadata
-from nsqha.server.runtime.tasks import Changes
-from nsqha.server.topics.channels import Channels
+from nsqha.server.topics.channel_leaders import LedChannels
 from tests.unit.server.replica_rig import run
 
 
@@ -37,17 +34,11 @@ def test_leaders_of_other_nodes_are_those_of_the_record_as_it_is_now() -> None:
     nodes = {n: NodeInfo(n, grpc_address=f"n{n}", peer_address=f"n{n}") for n in (1, 2, 3)}
 
     async def scenario() -> None:
-        channels = Channels(
-            cast(Any, None),  # no topic is looked at here
-            Options(),
-            node_uid=1,
-            rng=random.Random(1),
-            metadata=cast(Any, NodeMetadata(TopicRecord("t", 7, 3, partitions=metas), nodes)),
-            changes=Changes(asyncio.get_running_loop()),
-        )
-        assert await channels.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
+        metadata = cast(Any, NodeMetadata(TopicRecord("t", 7, 3, partitions=metas), nodes))
+        led = LedChannels(cast(Any, None), metadata, node_uid=1, wait_seconds=5)  # no topic is looked at here
+        assert await led.led_elsewhere("t", 7) == {1: "n2", 4: "n2"}
         with pytest.raises(NotFound):
-            await channels.led_elsewhere("t", 8)
+            await led.led_elsewhere("t", 8)
 
     run(scenario)
 
@@ -76,14 +67,8 @@ def test_what_is_in_no_record_is_done_and_reported_for_each_asked_partition() ->
     async def scenario() -> None:
         led = [Emptied(0), Emptied(1), Emptied(2, Unavailable("closed")), Emptied(5)]
         topic = SimpleNamespace(led=led, name="t", record=SimpleNamespace(uid=7), wake=lambda channel: None)
-        channels = Channels(
-            cast(Any, SimpleNamespace(of_uid=lambda name, uid: topic)),
-            Options(),
-            node_uid=1,
-            rng=random.Random(1),
-            metadata=cast(Any, None),
-            changes=Changes(asyncio.get_running_loop()),
-        )
+        topics = cast(Any, SimpleNamespace(of_uid=lambda name, uid: topic))
+        channels = LedChannels(topics, cast(Any, None), node_uid=1, wait_seconds=5)
 
         async def empty(numbers: list[int] | None = None) -> list[int]:
             return await channels.carry_out("t", 7, Administration.EMPTY_TOPIC, "", numbers)

@@ -14,7 +14,7 @@ from nsqha.server.node.broker import Broker
 from nsqha.server.partition.retention import AbandonedPolicy
 from nsqha.server.runtime.tasks import StillUnderWay
 from nsqha.server.safe_mode.rebuilding import channels_of
-from nsqha.server.topics import channels
+from nsqha.server.topics import channel_list, reader_channels
 from tests.unit.server.broker_rig import consumer, led, on_a_broker, running, subscribed, until
 from tests.unit.server.node.test_broker import ONE
 from tests.unit.server.partition.test_retention import fill, keep_house
@@ -27,7 +27,7 @@ async def published(broker: Broker, count: int = 5) -> None:
 
 
 async def commit(broker: Broker, offset: int, *, back: bool = False) -> object:
-    return (await broker.channels.commit_reader("t", "spark", {0: offset}, back=back))[0]
+    return (await broker.channels.readers.commit("t", "spark", {0: offset}, back=back))[0]
 
 
 @on_a_broker
@@ -63,18 +63,18 @@ async def test_only_partitions_led_here_are_moved_and_one_without_an_epoch_says_
     await published(broker)
     await commit(broker, 1)
     led(broker).life.serving = False
-    moved = await broker.channels.commit_reader("t", "spark", {0: 2, 9: 4}, back=False)
+    moved = await broker.channels.readers.commit("t", "spark", {0: 2, 9: 4}, back=False)
     assert list(moved) == [0] and isinstance(moved[0], Unavailable)
 
 
 @on_a_broker
 async def test_a_partition_that_commits_nothing_keeps_nobody_from_the_others(broker: Broker, monkeypatch: Any) -> None:
-    monkeypatch.setattr(channels, "MOVE_SECONDS", 0.1)
+    monkeypatch.setattr(reader_channels, "MOVE_SECONDS", 0.1)
     topic = await broker.topics.ensure_topic("t", TopicSettings(partitions=2))
     while not all(partition.log.end.offset for partition in topic.led):
         await broker.publishing.publish("t", ONE)
-    await broker.channels.ensure_reader("t", "spark")
-    await broker.channels.commit_reader("t", "spark", {0: 0, 1: 0}, back=True)
+    await broker.channels.readers.ensure("t", "spark")
+    await broker.channels.readers.commit("t", "spark", {0: 0, 1: 0}, back=True)
     stuck, events = topic.led[0], topic.led[0].commit_events
     calls: list[asyncio.Future[None]] = []
 
@@ -83,16 +83,16 @@ async def test_a_partition_that_commits_nothing_keeps_nobody_from_the_others(bro
         return calls[-1]
 
     monkeypatch.setattr(stuck, "commit_events", never)
-    waiting = [asyncio.create_task(broker.channels.commit_reader("t", "spark", {0: 1}, back=False)) for _ in range(3)]
+    waiting = [asyncio.create_task(broker.channels.readers.commit("t", "spark", {0: 1}, back=False)) for _ in range(3)]
     while not calls:
         await asyncio.sleep(0)
-    assert await broker.channels.commit_reader("t", "spark", {1: 1}, back=False) == {1: 1}
+    assert await broker.channels.readers.commit("t", "spark", {1: 1}, back=False) == {1: 1}
     outcomes = [(await task)[0] for task in waiting]
     assert [type(outcome) for outcome in outcomes] == [OutcomeUnknown, StillUnderWay, StillUnderWay]
     assert len(calls) == 1, "of those who come back none queues another move"
     monkeypatch.setattr(stuck, "commit_events", events)
     calls[0].set_result(None)
-    assert await broker.channels.commit_reader("t", "spark", {0: 1, 1: 1}, back=False) == {0: 1, 1: 1}
+    assert await broker.channels.readers.commit("t", "spark", {0: 1, 1: 1}, back=False) == {0: 1, 1: 1}
 
 
 @on_a_broker
@@ -102,24 +102,24 @@ async def test_another_life_of_the_topic_is_not_moved(broker: Broker) -> None:
     await broker.topics.delete_topic("t")
     await published(broker)
     with pytest.raises(WrongKind, match=f"deleted and made anew: .* {uid:016x} is meant"):
-        await broker.channels.commit_reader("t", "spark", {0: 2}, back=True, topic_uid=uid)
+        await broker.channels.readers.commit("t", "spark", {0: 2}, back=True, topic_uid=uid)
     assert not broker.topics.topic("t").has_channel("spark")
     now = broker.topics.topic("t").record.uid
-    assert await broker.channels.commit_reader("t", "spark", {0: 2}, back=True, topic_uid=now) == {0: 2}
+    assert await broker.channels.readers.commit("t", "spark", {0: 2}, back=True, topic_uid=now) == {0: 2}
 
 
 @on_a_broker
 async def test_a_topic_has_so_many_reader_channels_and_no_more(broker: Broker, monkeypatch: Any) -> None:
-    monkeypatch.setattr(channels, "READERS_MAX", 2)
+    monkeypatch.setattr(channel_list, "READERS_MAX", 2)
     await published(broker)
     await broker.channels.create("t", "consumers")
     for name in ("a", "b", "a"):
-        await broker.channels.ensure_reader("t", name)
+        await broker.channels.readers.ensure("t", name)
     with pytest.raises(LimitReached, match="topic t has 2 reader channels, as many as there may be"):
-        await broker.channels.commit_reader("t", "c", {0: 0}, back=False)
+        await broker.channels.readers.commit("t", "c", {0: 0}, back=False)
     await broker.channels.create("t", "more-consumers")
     await broker.channels.delete("t", "b")
-    await broker.channels.ensure_reader("t", "c")
+    await broker.channels.readers.ensure("t", "c")
 
 
 @on_a_broker
@@ -134,7 +134,7 @@ async def test_a_channel_of_consumers_is_not_moved_by_readers(broker: Broker) ->
 @on_a_broker
 async def test_consumers_get_no_place_at_a_readers_channel(broker: Broker) -> None:
     await published(broker)
-    await broker.channels.ensure_reader("t", "spark")
+    await broker.channels.readers.ensure("t", "spark")
     why = "channel spark of topic t is a reader's: it is moved by nsqha spark, not by consumers"
     for asked in (
         broker.subscriptions.subscribe(consumer("t", "spark")),
@@ -151,7 +151,7 @@ async def test_consumers_get_no_place_at_a_readers_channel(broker: Broker) -> No
 @on_a_broker
 async def test_of_two_who_make_a_channel_of_either_kind_at_once_one_is_refused(broker: Broker) -> None:
     await published(broker)
-    asked = [broker.channels.ensure_reader("t", "spark"), broker.channels.create("t", "spark")]
+    asked = [broker.channels.readers.ensure("t", "spark"), broker.channels.create("t", "spark")]
     done = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(outcome) for outcome in done] == [type(None), WrongKind]
 
@@ -162,7 +162,7 @@ async def test_who_makes_a_channel_that_another_node_made_for_a_reader_hears_of_
     await published(broker)
     topic = broker.topics.topic("t")
     before = topic.versioned
-    await broker.channels.ensure_reader("t", "spark")
+    await broker.channels.readers.ensure("t", "spark")
     topic.versioned = before
     led(broker).cursors.channels.clear()
     led(broker).deliveries.clear()
@@ -187,7 +187,7 @@ async def test_readers_channels_are_not_announced(broker: Broker) -> None:
     """A node that hears of a channel makes it for consumers, and nobody would read it there."""
     await published(broker)
     await broker.channels.create("t", "consumers")
-    await broker.channels.ensure_reader("t", "spark")
+    await broker.channels.readers.ensure("t", "spark")
     assert broker.topics.registrations() == {"t": ["consumers"]}
 
 
@@ -197,7 +197,7 @@ async def test_what_is_ephemeral_keeps_nothing_for_a_reader(broker: Broker) -> N
     await published(broker)
     for topic, channel in (("t#ephemeral", "spark"), ("t", "spark#ephemeral")):
         with pytest.raises(ValueError, match="keeps nothing for a reader"):
-            await broker.channels.ensure_reader(topic, channel)
+            await broker.channels.readers.ensure(topic, channel)
 
 
 @on_a_broker
@@ -225,7 +225,7 @@ def test_the_first_channel_of_consumers_begins_where_the_log_does_after_restarts
         async with running(tmp_path) as broker:
             await published(broker, 3)
             await commit(broker, 3)
-            await broker.channels.ensure_reader("t", "lake")
+            await broker.channels.readers.ensure("t", "lake")
             assert led(broker).cursors.channels["lake"].depth(3) == 3
         async with running(tmp_path) as broker:
             await published(broker, 2)

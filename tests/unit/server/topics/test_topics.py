@@ -16,6 +16,7 @@ from nsqha.errors import Conflict, NotFound, OutcomeUnknown, Unavailable
 from nsqha.options import Options
 from nsqha.server.node.placement import ClusterPlacement
 from nsqha.server.runtime.tasks import Changes
+from nsqha.server.topics.channel_leaders import ClusterLeaders
 from nsqha.server.topics.channels import Channels
 from nsqha.server.topics.placement import TopicContext
 from nsqha.server.topics.topics import Topics
@@ -382,7 +383,8 @@ def test_settings_changed_elsewhere_just_before_a_channel_is_made_are_followed(s
             metadata=cast(Any, rig.metadata),
             changes=Changes(asyncio.get_running_loop()),
         )
-        channels.reconciler = cast(Any, SimpleNamespace(others_follow=lambda topic: asyncio.sleep(0)))
+        others = cast(Any, SimpleNamespace(others_follow=lambda topic: asyncio.sleep(0)))
+        channels.leaders = ClusterLeaders(rig.topics, channels.led, others)
         await channels.create("t", "c")
         rig.topics.adopt(both)
         assert applied == (["none"] if seen_first else ["always"])
