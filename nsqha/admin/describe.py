@@ -69,7 +69,7 @@ class Describer:
 
     async def topics(self, request: Any) -> Any:
         broker = self._broker
-        names = broker.topics.topic_names()
+        names = sorted(broker.topics)
         if request.HasField("here"):
             return admin_pb2.ListTopicsResponse(topics=[self.topic_here(broker.topics.topic(n)) for n in names])
         told = await self._ask("ListTopics", admin_pb2.ListTopicsRequest(here=admin_pb2.Here()))
@@ -113,7 +113,7 @@ class Describer:
         return admin_pb2.Topic(
             name=topic.name,
             uid=record.uid,
-            paused=topic.paused,
+            paused=topic.record.channels.paused,
             settings=admin_pb2.TopicSettings(
                 sync=SYNC[settings.sync or self._broker.options.sync],
                 partitions=settings.partitions,

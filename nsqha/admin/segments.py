@@ -127,7 +127,7 @@ class SegmentsService(segments_pb2_grpc.SegmentsServicer):
                 pattern = re2.compile(request.pattern)
             except re2.error as error:
                 raise ValueError(f"pattern {request.pattern!r} is no regular expression (RE2): {error}") from None
-            names = [n for n in topics.topic_names() if pattern.fullmatch(n) and not ids.is_ephemeral(n)]
+            names = [n for n in sorted(topics) if pattern.fullmatch(n) and not ids.is_ephemeral(n)]
             return [topic for n in names if (topic := topics.get(n)) is not None and not topic.deleting]
         found = []
         for name in dict.fromkeys(request.topics):

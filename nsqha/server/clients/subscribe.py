@@ -106,15 +106,15 @@ class Subscriptions:
         """A partition may be led here now whose #ephemeral channels ended with its last leader."""
         topic = self._topics.get(name)
         if topic is not None and not self._exiting():
-            for channel in [channel for channel in topic.consumers if ids.is_ephemeral(channel)]:
-                if any(topic.places_missing(consumer) for consumer in topic.consumers[channel]):
+            for channel in [channel for channel in topic.consumers.here if ids.is_ephemeral(channel)]:
+                if any(topic.places_missing(consumer) for consumer in topic.consumers.here[channel]):
                     self._spawn(self._make_again(topic, channel))
 
     async def _make_again(self, topic: Topic, channel: str) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds
         while loop.time() < deadline and not topic.deleting and not self._exiting():
-            if not any(topic.places_missing(consumer) for consumer in topic.consumers.get(channel, ())):
+            if not any(topic.places_missing(consumer) for consumer in topic.consumers.here.get(channel, ())):
                 return
             with suppress(NotFound, Unavailable, OutcomeUnknown):  # led elsewhere again, or it goes on
                 await self._channels.ensure(topic, channel)
@@ -122,7 +122,7 @@ class Subscriptions:
 
     def _check_consumers(self, topic: Topic, consumer: Consumer) -> None:
         limit = self._consumers_max
-        if limit and len(topic.consumers.get(consumer.channel, ())) >= limit:
+        if limit and len(topic.consumers.here.get(consumer.channel, ())) >= limit:
             raise Unavailable(f"consumers for {consumer.topic}:{consumer.channel} exceeds limit of {limit}")
 
     def unsubscribe(self, consumer: Consumer) -> None:
@@ -135,7 +135,7 @@ class Subscriptions:
 
     def unsubscribe_all(self) -> None:
         """The node stops."""
-        for consumer in [c for topic in self._topics.values() for c in topic.all_consumers()]:
+        for consumer in [c for topic in self._topics.values() for c in topic.consumers.all()]:
             self.unsubscribe(consumer)
 
     def _release(self, topic: str, channel: str) -> None:

@@ -64,8 +64,6 @@ class TopicsApi(Protocol):
 
     def __contains__(self, topic: object) -> bool: ...
 
-    def topic_names(self) -> Sequence[str]: ...
-
 
 class ChannelsApi(Protocol):
     """Channels, and what is done to all channels of a topic."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from nsqha.server.partition.topic import Topic
     from nsqha.server.topics.placement import TopicContext
     from nsqha.server.topics.topics import Topics
+
+BEGUN_POLL_SECONDS = 0.005
 
 logger = Logger("topics")
 
@@ -48,7 +51,7 @@ class ClusterPlacement:
         async with self._changes.of(name):
             # In its first record: whoever leads a partition may take messages as soon as that is stored.
             channels = ChannelList()
-            for channel in await topics.known_channels(name):
+            for channel in await topics.announcer.known_channels(name):
                 channels = channels.with_channel(channel, ids.new_uid(self._rng))
             log_uid = cluster.replicas.logs.draw_log_uid()
             try:
@@ -68,7 +71,7 @@ class ClusterPlacement:
             topic = topics.take(versioned)
             await cluster.replicas.settle(versioned)
             logger.info("topic_created", "TOPIC(%s): created", name)
-        await topic.begun(self._options.publish_wait_ns / 1e9)
+        await _begun(topic, self._options.publish_wait_ns / 1e9)
         return topic
 
     async def change(self, topic: Topic, changes: Mapping[str, Any]) -> None:
@@ -95,3 +98,11 @@ class ClusterPlacement:
 
     def remarks(self, settings: TopicSettings) -> list[str]:
         return topic_settings.remarks(settings, self._cluster.nodes())
+
+
+async def _begun(topic: Topic, seconds: float) -> None:
+    """Wait until what is led here serves, but no longer than that: its epochs begin when enough replicas are in."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not all(p.serving or p.closed for p in topic.led) and not topic.deleting and loop.time() < deadline:
+        await asyncio.sleep(BEGUN_POLL_SECONDS)

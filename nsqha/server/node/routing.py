@@ -83,7 +83,7 @@ class Routing:
             follow=channels.led.follow,
             carry_out=channels.led.carry_out,
             led_elsewhere=channels.led.led_elsewhere,
-            known_channels=topics.known_channels,
+            known_channels=lambda topic: topics.announcer.known_channels(topic),  # whichever it is by then
         )
         node.publishing.forwarder = self.forwarder
         node.subscriptions.relaying = self.relaying

@@ -5,7 +5,6 @@ Taken only when somebody asks. Figures of a channel are the sums over the partit
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -184,9 +183,9 @@ def topic_stats(topic: Topic, now: Now, clients: bool, cluster: Membership | Non
         channels=channels,
         depth=unhanded,
         backend_depth=0 if topic.ephemeral else unhanded,
-        message_count=sum(p.batches.publishes.message_count for p in topic.led) + topic.ended["message_count"],
-        message_bytes=sum(p.batches.publishes.message_bytes for p in topic.led) + topic.ended["message_bytes"],
-        paused=topic.paused,
+        message_count=sum(p.batches.publishes.message_count for p in topic.led) + topic.ended.topic["message_count"],
+        message_bytes=sum(p.batches.publishes.message_bytes for p in topic.led) + topic.ended.topic["message_bytes"],
+        paused=topic.record.channels.paused,
         e2e_processing_latency=merged(windows, now.mono) if windows else NOTHING,
         partitions=tuple(partition_stats(p, topic, cluster) for p in topic.led),
     )
@@ -253,9 +252,9 @@ def channel_stats(topic: Topic, name: str, now: Now, clients: bool) -> ChannelSt
                 finish_count=channel.finished_count,
             )
         )
-    consumers = topic.consumers.get(name, [])
+    consumers = topic.consumers.here.get(name, [])
     depth = sum(c.depth for c in cursors)
-    ended = topic.ended_channels.get(name, Counter[str]())
+    ended = topic.ended.channel(name)
     return ChannelStats(
         channel_name=name,
         depth=depth,

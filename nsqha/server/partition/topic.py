@@ -6,8 +6,7 @@ read. A change of the channel list goes: compare-and-set in the store (`Metadata
 
 Owner of which partitions this node leads (`led`): publishes, consumers, statistics and administration ask nowhere else.
 Invariants: each led partition has one delivery for each of its channels; a consumer has a subscription at every led
-partition that serves its channel. Clients of other nodes (`relayed`) stand by while clients connected here read the
-channel.
+partition that serves its channel.
 """
 
 from __future__ import annotations
@@ -27,11 +26,81 @@ from nsqha.nsqlog import Logger
 from nsqha.server.partition.delivery import Consumer, Delivery
 from nsqha.server.partition.partition import Partition
 
-BEGUN_POLL_SECONDS = 0.005
-
 logger = Logger("topic")
 
 NewDelivery = Callable[[Partition, Channel], Delivery]
+
+
+class TopicConsumers:
+    """The consumers of one topic, whatever partitions they are served from.
+
+    Clients of other nodes (`relayed`) stand by while clients connected here read the channel.
+    """
+
+    def __init__(self) -> None:
+        self.here: dict[str, list[Consumer]] = {}  # connected here, by channel
+        self.relayed: dict[str, list[Consumer]] = {}  # connected elsewhere
+
+    def add(self, consumer: Consumer) -> None:
+        self._group(consumer).setdefault(consumer.channel, []).append(consumer)
+
+    def remove(self, consumer: Consumer) -> bool:
+        """False if it is not there."""
+        group = self._group(consumer)
+        remaining = group.get(consumer.channel, [])
+        if consumer not in remaining:
+            return False
+        remaining.remove(consumer)
+        if not remaining:
+            del group[consumer.channel]
+        return True
+
+    def _group(self, consumer: Consumer) -> dict[str, list[Consumer]]:
+        return self.here if consumer.only is None else self.relayed
+
+    def reads(self, channel: str) -> bool:
+        """Whether a consumer reads the channel from here."""
+        return bool(self.here.get(channel) or self.relayed.get(channel))
+
+    def set_standby(self, channel: str) -> None:
+        """Say to relayed consumers of the channel whether they stand by now."""
+        for consumer in self.relayed.get(channel, ()):
+            consumer.set_standby(channel in self.here)
+
+    def all(self) -> list[Consumer]:
+        return [c for group in (self.here, self.relayed) for consumers in group.values() for c in consumers]
+
+
+class EndedCounts:
+    """What was counted for one topic and its channels in partitions that are not led here any more.
+
+    Counters never go back, whatever is led here: who draws differences would see everything once more.
+    """
+
+    def __init__(self) -> None:
+        self.topic = Counter[str]()
+        self._channels: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def channel(self, name: str) -> Counter[str]:
+        """Those of one channel; empty if nothing was counted."""
+        return self._channels.get(name, Counter[str]())
+
+    def keep(self, partition: Partition) -> None:
+        """The partition is not led here any more."""
+        published = partition.batches.publishes
+        self.topic.update(message_count=published.message_count, message_bytes=published.message_bytes)
+        for name, delivery in partition.deliveries.items():
+            channel = delivery.channel
+            self._channels[name].update(
+                message_count=channel.message_count,
+                requeue_count=channel.requeue_count,
+                timeout_count=channel.timeout_count,
+                finish_count=channel.finished_count,
+            )
+
+    def forget(self, channel: str) -> None:
+        """The channel was deleted: another one of its name begins at nothing."""
+        self._channels.pop(channel, None)
 
 
 class Topic:
@@ -45,12 +114,10 @@ class Topic:
     ) -> None:
         self.versioned = record
         self.led: tuple[Partition, ...] = ()  # by number; replaced, never changed: who walks it may await
-        self.consumers: dict[str, list[Consumer]] = {}  # connected here, by channel
-        self.relayed: dict[str, list[Consumer]] = {}  # connected elsewhere
+        self.consumers = TopicConsumers()
         self.deleting = False
         self.leaving: set[str] = set()  # channels that are being deleted
-        self.ended = Counter[str]()  # what was counted in partitions that are not led here any more
-        self.ended_channels: defaultdict[str, Counter[str]] = defaultdict(Counter)  # the same by channel
+        self.ended = EndedCounts()
         self._new_delivery = new_delivery
         for partition in partitions:
             self.add_led(partition)
@@ -105,10 +172,6 @@ class Topic:
         there = ids.is_ephemeral(name) or name in self.record.channels.channels
         return there and name not in self.leaving and all(not p.serving or name in p.deliveries for p in self.led)
 
-    def used(self, channel: str) -> bool:
-        """Whether somebody reads it from here."""
-        return bool(self.consumers.get(channel) or self.relayed.get(channel))
-
     @contextmanager
     def leaves(self, channel: str) -> Iterator[None]:
         """It is being deleted: who comes meanwhile gets his place when that is over, however it ends."""
@@ -119,10 +182,6 @@ class Topic:
             self.leaving.discard(channel)
             for partition in self.led:
                 self._give_places(partition)
-
-    @property
-    def paused(self) -> bool:
-        return self.record.channels.paused
 
     def wake(self, channel: str) -> None:
         """Deliveries of the channel may go on."""
@@ -144,7 +203,7 @@ class Topic:
         """This node does not lead it any more. Who came here because it did looks for the leader anew; clients of other
         nodes are sent on; the others read on from the next leader (`relay_client`)."""
         self.led = tuple(led for led in self.led if led is not partition)
-        self._keep_counts(partition)
+        self.ended.keep(partition)
         now = partition.now()
         for delivery in partition.deliveries.values():
             for consumer in delivery.consumers:
@@ -155,19 +214,6 @@ class Topic:
                         consumer.moved(why)
                 except Exception as error:  # the others would wait here, with what they have in flight, for ever
                     logger.error("consumer_not_told", "%s/%d", self.name, partition.number, error=error)
-
-    def _keep_counts(self, partition: Partition) -> None:
-        """Counters never go back, whatever is led here: who draws differences would see everything once more."""
-        published = partition.batches.publishes
-        self.ended.update(message_count=published.message_count, message_bytes=published.message_bytes)
-        for name, delivery in partition.deliveries.items():
-            channel = delivery.channel
-            self.ended_channels[name].update(
-                message_count=channel.message_count,
-                requeue_count=channel.requeue_count,
-                timeout_count=channel.timeout_count,
-                finish_count=channel.finished_count,
-            )
 
     # ---- channels come and go with committed events
 
@@ -193,7 +239,7 @@ class Topic:
         for name, delivery in list(partition.deliveries.items()):
             if channels.get(name) is not delivery.channel:
                 del partition.deliveries[name]
-                self.ended_channels.pop(name, None)
+                self.ended.forget(name)
                 for consumer in delivery.consumers:
                     consumer.wire.close()
         for name, channel in channels.items():
@@ -204,30 +250,22 @@ class Topic:
 
     def attach(self, consumer: Consumer) -> None:
         """Give the consumer its place at each partition that serves the channel; at others when they do."""
-        self._group(consumer).setdefault(consumer.channel, []).append(consumer)
+        self.consumers.add(consumer)
         for partition in self.led:
             self._give_place(partition, consumer)
-        self._set_standby(consumer.channel)
+        self.consumers.set_standby(consumer.channel)
 
     def detach(self, consumer: Consumer, now: Now) -> bool:
         """The consumer is gone. True if it was the last of its channel."""
         for subscription in list(consumer.subscriptions.values()):
             subscription.delivery.detach(subscription, now)
-        group = self._group(consumer)
-        remaining = group.get(consumer.channel, [])
-        if consumer not in remaining:
+        if not self.consumers.remove(consumer):
             return False
-        remaining.remove(consumer)
-        if not remaining:
-            del group[consumer.channel]
-        self._set_standby(consumer.channel)
-        return not self.used(consumer.channel)
-
-    def _group(self, consumer: Consumer) -> dict[str, list[Consumer]]:
-        return self.consumers if consumer.only is None else self.relayed
+        self.consumers.set_standby(consumer.channel)
+        return not self.consumers.reads(consumer.channel)
 
     def _give_places(self, partition: Partition) -> None:
-        for consumer in self.all_consumers():
+        for consumer in self.consumers.all():
             self._give_place(partition, consumer)
 
     def _give_place(self, partition: Partition, consumer: Consumer) -> None:
@@ -250,21 +288,7 @@ class Topic:
         """Partitions led here that do not serve this consumer yet."""
         return [partition.number for partition in self.led if partition.number not in consumer.subscriptions]
 
-    def _set_standby(self, channel: str) -> None:
-        for consumer in self.relayed.get(channel, ()):
-            consumer.set_standby(channel in self.consumers)
-
-    def all_consumers(self) -> list[Consumer]:
-        return [c for group in (self.consumers, self.relayed) for consumers in group.values() for c in consumers]
-
     # ---- the logs follow the record
-
-    async def begun(self, seconds: float) -> None:
-        """Wait until what is led here serves, but no longer than that: its epochs begin when enough replicas are in."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while not all(p.serving or p.closed for p in self.led) and not self.deleting and loop.time() < deadline:
-            await asyncio.sleep(BEGUN_POLL_SECONDS)
 
     async def reconcile(self) -> None:
         """Bring the log of every led partition in line with the record; returns when that is committed."""

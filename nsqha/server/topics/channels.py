@@ -121,7 +121,7 @@ class Channels:
     async def _delete(self, topic: str, channel: str, *, unless_used: bool = False) -> None:
         async with self._changes.of(topic):
             found = self._existing(topic, channel)
-            if unless_used and found.used(channel):
+            if unless_used and found.consumers.reads(channel):
                 return
             with found.leaves(channel):  # a SUB that comes now waits for the lock, and makes it anew
                 if ids.is_ephemeral(channel):

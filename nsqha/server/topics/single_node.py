@@ -74,7 +74,7 @@ class SingleNodePlacement:
                 topic = Topic(versioned, partitions, self._new_delivery)
                 for partition in partitions:
                     await partition.start_epoch()
-                for channel in await self._topics.known_channels(name):
+                for channel in await self._topics.announcer.known_channels(name):
                     await add_channel(self._change_channels, self._rng, topic, channel)
                 await topic.reconcile()
             except (NsqhaError, OSError) as error:

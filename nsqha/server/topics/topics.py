@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields as dataclass_fields
+from functools import partial
 from typing import Any
 
 from nsqha.election.model import Tombstone, TopicRecord, TopicSettings, Versioned
@@ -121,7 +122,7 @@ class Topics(Mapping[str, Topic]):
         """A topic of the cluster was deleted: everything of it that is here goes."""
         topic = self._topics.get(tombstone.name)
         if topic is not None and topic.record.uid == tombstone.uid:
-            await self._end_in_turn(topic)
+            await self.vanished(topic)
         numbers = range(tombstone.partitions)
         # Also where the name has a new topic already, whose record took this one's place here.
         await self.placement.drop(tombstone.uid, numbers)
@@ -134,11 +135,7 @@ class Topics(Mapping[str, Topic]):
             await self._metadata.write(lambda: self._store.forget_tombstone(tombstone.uid, node=self._node_uid))
 
     async def vanished(self, topic: Topic) -> None:
-        """The record of an #ephemeral topic is gone."""
-        await self._end_in_turn(topic)
-
-    async def _end_in_turn(self, topic: Topic) -> None:
-        """A change under way may wait for a commit, and nobody follows a topic that is gone: it hears so before."""
+        """The record of the topic is gone. A change under way may wait for a commit, which will not come: it ends."""
         topic.deleting = True
         for partition in topic.led:
             partition.abandon("the topic was deleted")
@@ -160,13 +157,10 @@ class Topics(Mapping[str, Topic]):
         topic.deleting = True
         del self._topics[topic.name]
         self._forget_targets()
-        for consumer in topic.all_consumers():
+        for consumer in topic.consumers.all():
             consumer.wire.close()
 
     # ---- topics
-
-    def topic_names(self) -> list[str]:
-        return sorted(self._topics)
 
     def topic(self, name: str) -> Topic:
         found = self._topics.get(name)
@@ -215,20 +209,12 @@ class Topics(Mapping[str, Topic]):
                     continue  # the deletion has ended
             if self._ending():
                 raise Unavailable("exiting")
-            return await self._changes.once(
-                name, lambda: self.placement.create(name, settings or self._default_settings())
-            )
-
-    def _default_settings(self) -> TopicSettings:
-        return TopicSettings(partitions=self._options.topic_partitions)
+            default = TopicSettings(partitions=self._options.topic_partitions)
+            return await self._changes.once(name, partial(self.placement.create, name, settings or default))
 
     def add(self, topic: Topic) -> None:
         """A topic that was made here can take messages from now on."""
         self._topics[topic.name] = topic
-
-    async def known_channels(self, name: str) -> list[str]:
-        """What this node's lookup daemons know of a brand-new topic, as nsqd asks them."""
-        return await self.announcer.known_channels(name)
 
     async def delete_topic(self, name: str) -> None:
         self.topic(name)

@@ -61,9 +61,6 @@ class FakeTopics(dict[str, FakeTopic]):
         if self.refusal is not None:
             raise self.refusal
 
-    def topic_names(self) -> Sequence[str]:
-        return list(self)
-
 
 class FakeChannels:
     def __init__(self, topics: FakeTopics) -> None:

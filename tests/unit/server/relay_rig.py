@@ -196,7 +196,7 @@ class RelayNode:
 
     async def leave(self, topic: str, channel: str) -> None:
         found = self.topics[topic]
-        if not found.used(channel):
+        if not found.consumers.reads(channel):
             with found.leaves(channel):
                 for partition in found.led:
                     partition.cursors.requests.delete_ephemeral(channel)

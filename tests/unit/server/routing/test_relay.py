@@ -21,7 +21,7 @@ def test_messages_of_a_leader_elsewhere_reach_the_client_and_fins_come_back():
     async def story(nodes: Any) -> None:
         nodes.elect(2)
         client = nodes[1].subscribe(rdy=100)
-        await until(lambda: nodes[2].topic.relayed)
+        await until(lambda: nodes[2].topic.consumers.relayed)
         nodes[2].publish(*bodies(0, 50))
         await until(lambda: len(client.bodies) == 50)
         assert client.bodies == bodies(0, 50)
@@ -39,7 +39,7 @@ def test_the_window_is_kept_and_used():
     async def story(nodes: Any) -> None:
         nodes.elect(2)
         client = nodes[1].subscribe(rdy=5)
-        await until(lambda: nodes[2].topic.relayed)
+        await until(lambda: nodes[2].topic.consumers.relayed)
         nodes[2].publish(*bodies(0, 40))
         await until(lambda: len(client.bodies) == 5)
         await asyncio.sleep(1)
@@ -62,7 +62,7 @@ def test_rdy_0_stops_and_a_leaving_client_gives_back_what_it_had():
         await asyncio.sleep(1)
         assert len(client.bodies) == 3
         client.leave()
-        await until(lambda: not nodes[2].topic.relayed)
+        await until(lambda: not nodes[2].topic.consumers.relayed)
         other = nodes[1].subscribe(rdy=10)
         await until(lambda: len(other.bodies) == 4)
         assert sorted(other.bodies) == bodies(1, 5)
@@ -263,7 +263,7 @@ def test_who_comes_while_an_ephemeral_channel_goes_gets_the_next_one(goes: bool)
         first.leave()
         await until(lambda: topic.leaving)
         second = nodes[1].subscribe("e#ephemeral", rdy=10)
-        await until(lambda: topic.used("e#ephemeral"))
+        await until(lambda: topic.consumers.reads("e#ephemeral"))
         await asyncio.sleep(0.2)
         partition.hand_over(False)
         await until(lambda: second.consumer.lent_credit == 10)
@@ -334,7 +334,7 @@ def test_a_lost_connection_between_nodes_is_a_pause():
         await until(lambda: client.consumer.lent_credit == 0)
         nodes[2].publish(b"b")
         await until(lambda: b"b" in client.bodies)
-        assert len(nodes[2].topic.relayed["c"]) == 1
+        assert len(nodes[2].topic.consumers.relayed["c"]) == 1
         assert not client.closed
 
     RelayNodes().run(story)
