@@ -65,6 +65,11 @@ class PartitionLifecycle:
         self.stopped: str | None = None  # which broken invariant ended it; shown in the health checks
         self.why = "the partition is closed"
 
+    @property
+    def delivers(self) -> bool:
+        """Whether messages may be delivered."""
+        return self.serving and not self.handing_over
+
     def close(self, why: str) -> None:
         """Take nothing more."""
         if not self.closed:

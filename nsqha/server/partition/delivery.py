@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nsqha.commitlog.reader import Batch
     from nsqha.cursor.channel import Channel
     from nsqha.cursor.partition import PartitionCursors
+    from nsqha.server.partition.context import PartitionLifecycle
 
 logger = Logger("delivery")
 
@@ -56,15 +57,12 @@ class DeliveredPartition(Protocol):
     log: PartitionLog
     cursors: PartitionCursors
     deliveries: Deliveries
+    life: PartitionLifecycle
     on_damage: Callable[[int, int], object]
 
     @property
     def closed(self) -> bool:
         """Whether it takes nothing more."""
-
-    @property
-    def hands_out(self) -> bool:
-        """Whether messages may be delivered."""
 
     @property
     def held_up(self) -> bool:
@@ -281,7 +279,7 @@ class Delivery:
     def pump(self, now: Now) -> None:
         """Hand out as much as windows and backlog allow."""
         channel = self.channel
-        if not self._order or channel.paused or self.stuck is not None or not self.partition.hands_out:
+        if not self._order or channel.paused or self.stuck is not None or not self.partition.life.delivers:
             return
         try:
             if channel.next_read >= self.partition.cursors.state.pump and channel.redelivery(now) is None:
@@ -315,7 +313,7 @@ class Delivery:
     def has_backlog(self, now: Now) -> bool:
         """Whether a consumer with room would get something."""
         channel = self.channel
-        if channel.paused or self.stuck is not None or not self.partition.hands_out:
+        if channel.paused or self.stuck is not None or not self.partition.life.delivers:
             return False
         return channel.has_redelivery(now) or channel.next_run(self.partition.cursors.state.pump, 1) is not None
 

@@ -115,11 +115,6 @@ class Partition:
         return self.leader.waits_for or "the leader has only just been elected"
 
     @property
-    def hands_out(self) -> bool:
-        """Whether messages may be delivered."""
-        return self.life.serving and not self.life.handing_over
-
-    @property
     def held_up(self) -> bool:
         """Whether events can not be written just now, however urgent they are: by a roll, or a disk that refused."""
         life = self.life
