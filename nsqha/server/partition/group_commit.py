@@ -77,7 +77,7 @@ class PendingEvents:
         self._waiters.append(future)
 
     def want(self) -> None:
-        """All that are due are to be written soon; nobody waits."""
+        """All that are due are to be written soon; no caller waits."""
         self._wanted = True
 
     def forced(self) -> bool:

@@ -1,7 +1,7 @@
 """When the log of a led partition goes to the disk, at the sync setting of its topic.
 
     always    each batch asks for a disk round: publishers wait for it
-    interval  a patient round after so many messages or seconds (`LazySync`)
+    interval  a patient round after a number of messages or seconds (`LazySync`)
     none      the operating system decides
 
 What a round has synced is the acknowledgement of this node's own disk, and may move the commit point.
@@ -62,7 +62,7 @@ class LogSync:
         self._disk.request(self)
 
     def wrote(self, count: int) -> None:
-        """A batch with so many messages is in the page cache."""
+        """A batch with `count` messages is in the page cache."""
         if self.setting == "always":
             self._disk.request(self)
         elif self.setting == "interval":

@@ -162,7 +162,7 @@ class Linger:
             self._for_last = self._last.tries()
 
     def stop(self) -> None:
-        """The next flush waits for nobody."""
+        """The next flush waits for no publisher."""
         self._turns = 0
 
     def waits(self, runs: int, size: int) -> bool:

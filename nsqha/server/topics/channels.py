@@ -87,7 +87,7 @@ class Channels:
 
     async def ensure_here(self, topic: Topic, channel: str) -> None:
         """A client of another node reads a channel of what is led here. NotFound: the record does not have it.
-        WrongKind: nobody reads it, it is a reader's."""
+        WrongKind: it is a reader's, which consumers do not read."""
         if ids.is_ephemeral(channel):
             await self.ensure(topic, channel)
         elif not topic.knows(channel):
