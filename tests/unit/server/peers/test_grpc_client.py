@@ -123,10 +123,11 @@ def test_two_streams_of_one_channel_are_both_served() -> None:
     """The second one waits until the first has ended, and then has another connection."""
 
     async def talk(channel: aio.Channel) -> None:
-        first, second = (channel.stream_stream(PUSH)() for _ in range(2))
-        waiting = asyncio.create_task(second.write(push(2).SerializeToString()))
+        first = channel.stream_stream(PUSH)()
         await first.write(push(1).SerializeToString())
         assert pb.PushReply.FromString(await first.read()).hello.registration == 1
+        second = channel.stream_stream(PUSH)()
+        waiting = asyncio.create_task(second.write(push(2).SerializeToString()))
         await first.done_writing()
         assert await first.code() is grpc.StatusCode.UNAVAILABLE
         await waiting
