@@ -404,7 +404,7 @@ def test_a_certificate_that_does_not_work_changes_nothing(cluster: TlsCluster, t
     path = cluster.files.folder / f"{node.name}.crt"
     good = path.read_bytes()
     path.write_bytes(b"half a certificate")
-    wait_until(lambda: "the set from before stays in use" in node.log(), "it says so")
+    wait_until(lambda: "the previous certificates stay in use" in node.log(), "it says so")
     assert isinstance(node, TlsMember)
     with node.channel_to() as channel:
         stub(channel).ListTopics(admin_pb2.ListTopicsRequest(), timeout=5)

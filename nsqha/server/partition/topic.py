@@ -160,8 +160,8 @@ class Topic:
         return any(channel.reader for channel in logged) if logged else None
 
     def announced(self) -> list[str]:
-        """The channels that lookup daemons hear of. No reader's: a node that makes one from there makes it for consumers
-        only."""
+        """The channels that lookup daemons hear of. No reader's: a node that makes a channel from there makes it for
+        consumers."""
         return [name for name in self.channel_names() if not self.is_reader(name)]
 
     def serves(self, name: str) -> bool:

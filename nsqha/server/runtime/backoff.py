@@ -14,7 +14,7 @@ class Backoff:
         self._max = max
 
     def next_pause(self) -> float:
-        """The pause before the next try; each call says that one more try has failed."""
+        """The pause before the next try; each call counts one more failed try."""
         pause = self._next
         self._next = min(2 * pause, self._max)
         return pause

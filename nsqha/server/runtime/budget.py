@@ -1,11 +1,12 @@
 """How many bytes of publishes a node holds that are not committed: the bound between its sockets and its disk.
 
-Counted from the moment a publish is queued until its batch is committed or refused, over all partitions: a disk that
-stalls holds written batches as surely as waiting ones. Beyond the bound publishers are not read. They are woken one by
-one, in the order in which they came, as long as there is room; so what all of them had read already can not flood it.
+A publish counts from the moment it is queued until its batch is committed or refused, over all partitions: a disk that
+stalls holds written batches as well as waiting ones. Beyond the bound no publisher's socket is read. Publishers are
+woken one by one, in the order in which they came, as long as there is room; so what all of them have already read
+cannot exceed the bound at once.
 
-HTTP has a second budget of the same size for the large bodies that it reads (`http.server`): its senders, however
-slow, take nothing from other publishers.
+HTTP has a second budget of the same size for the large bodies that it reads (`http.server`): slow senders take nothing
+from other publishers.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections.abc import Callable
 from nsqha.errors import Unavailable
 
 WAITING_MAX = 256
-"""Who waits to enter has sent something already."""
+"""The most callers that may wait to enter: each of them has already sent something, which takes memory."""
 NO_ROOM = "too many publishes are waiting for the disk"
 _CROWDED = "too many large requests are being read: try again"
 
 
 class PublishBudget:
-    """Bytes of publishes under way in the whole node."""
+    """Counts the bytes of publishes under way in the whole node."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -59,7 +60,7 @@ class PublishBudget:
             callback()
 
     async def enter(self, size: int, seconds: float) -> None:
-        """Take so much when there is room, in the order in which this was asked; Unavailable if none comes in time."""
+        """Take `size` bytes when there is room, in the order of the calls; Unavailable if there is none in time."""
         if not self.full and not self._waiting:
             self.take(size)
             return
@@ -84,12 +85,12 @@ class PublishBudget:
             raise
 
     async def wait(self, seconds: float) -> None:
-        """Return when there is room, as long as nothing else is awaited; Unavailable if there is none in time."""
+        """Return when there is room; it may be gone after the caller's next await. Unavailable if none in time."""
         if not self.full:
             return
         try:
             async with asyncio.timeout(seconds):
-                while self.full:  # again: all who wait are woken at once, and some took it
+                while self.full:  # again: all waiting callers are woken at once, and some took the room
                     await self._woken()
         except TimeoutError:
             raise Unavailable(NO_ROOM) from None

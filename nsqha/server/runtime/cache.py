@@ -1,6 +1,6 @@
 """Keeps the cache of channel state on disk about a second behind: rows on the loop, the rest on the disk thread.
 
-A write is not a task: it belongs to nobody who could be cancelled, and the end of the node waits for it.
+A write is not a task: no caller owns it whose cancellation could end it, and the node's stop waits for it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class CacheWriter:
             self.write()
 
     async def close(self, *, write: bool) -> None:
-        """Let what runs end, write the last (unless the disk is not to be written any more), close the cache."""
+        """Wait for a running write, write the last changes (only if `write`), close the cache."""
         await self._ended()
         if write:
             self.write(force=True)
         self._closed = True
         await self._ended()
-        await self._disk.run(lambda: None)  # a state that is being looked for reads the cache, and may write to it
+        await self._disk.run(lambda: None)  # a job that searches for a state reads the cache, and may write to it
         self.cache.close()
 
     async def _ended(self) -> None:

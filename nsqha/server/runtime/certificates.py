@@ -1,11 +1,11 @@
 """Certificate files, read again when they change: nothing is restarted or signalled.
 
-    CertificateFiles    of the port between nodes; whoever connects or accepts asks `tls` each time
-    ClientCertificate   what clients see by TCP and HTTPS; its `context` answers each handshake with the newest
+    CertificateFiles    for the port between nodes; each connect and each accept reads `tls`
+    ClientCertificate   what clients see over TCP and HTTPS; its `context` answers each handshake with the newest
 
-Every LOOK_SECONDS the files are looked at. A new set counts from the next connection on, in both directions;
-connections that stand are left alone. A set that can not be used (half replaced, expired, another key's) changes
-nothing, and is said once it has stayed so for two looks. `generation` rises with each set.
+The files are checked every LOOK_SECONDS. A new set is used from the next connection on, in both directions;
+established connections keep theirs. A set that cannot be used (half replaced, expired, with another key) changes
+nothing, and is logged once two checks in a row have found it. `generation` rises with each set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Stamps = tuple[tuple[int, int, int], ...]
 
 
 class ClusterTlsFlags(Protocol):
-    """The part of the options that names the files; of `Options` and `LookupdOptions`."""
+    """The options that name the files; `Options` and `LookupdOptions` have them."""
 
     @property
     def cluster_tls_cert(self) -> str: ...
@@ -43,10 +43,10 @@ class ClusterTlsFlags(Protocol):
 
 
 class Renewed(ABC, Generic[T]):
-    """The last good set. `look` is called in one thread at a time, the rest is read from any."""
+    """Keeps the last usable set. `look` is called by one thread at a time; any thread may read the rest."""
 
     def __init__(self, *paths: str) -> None:
-        """ConfigError: they can not be used."""
+        """ConfigError if the files cannot be used."""
         self._paths = paths
         self._stamps = self._stat()
         self._bad: _Stamps | None = None  # files that could not be used, seen once
@@ -55,7 +55,7 @@ class Renewed(ABC, Generic[T]):
 
     @abstractmethod
     def _load(self) -> T:
-        """What the files have now. ConfigError, OSError."""
+        """Read the files as they are now. ConfigError or OSError if they cannot be used."""
 
     @property
     def newest(self) -> T:
@@ -63,11 +63,11 @@ class Renewed(ABC, Generic[T]):
 
     @property
     def generation(self) -> int:
-        """1, 2, ..: of the set that is `newest` now."""
+        """The number of the set that is `newest` now: 1, 2, .."""
         return self._set[0]
 
     def look(self) -> bool:
-        """Whether there is a new set. Reads files, raises nothing."""
+        """Read the files if they changed; returns whether there is a new set. Raises nothing."""
         stamps = self._stat()
         if stamps in (self._stamps, self._said):
             return False
@@ -76,7 +76,7 @@ class Renewed(ABC, Generic[T]):
         except (ConfigError, OSError) as error:
             if stamps == self._bad:
                 self._said = stamps
-                logger.error("certificates_unusable", "the set from before stays in use: %s", error)
+                logger.error("certificates_unusable", "the previous certificates stay in use: %s", error)
             self._bad = stamps
             return False
         self._stamps, self._bad, self._said = stamps, None, None
@@ -89,7 +89,7 @@ class Renewed(ABC, Generic[T]):
 
 
 class CertificateFiles(Renewed[ClusterTls]):
-    """Of the port between nodes."""
+    """The certificate files of the port between nodes."""
 
     @classmethod
     def of(cls, options: ClusterTlsFlags) -> CertificateFiles | None:
@@ -107,13 +107,13 @@ class CertificateFiles(Renewed[ClusterTls]):
 
 
 class ClientCertificate(Renewed[ssl.SSLContext]):
-    """Of the ports for clients: --tls-cert, --tls-key and, for those who show one too, --tls-root-ca-file."""
+    """The certificate of the client ports: --tls-cert, --tls-key and, to check clients' own, --tls-root-ca-file."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         super().__init__(*filter(None, (options.tls_cert, options.tls_key, options.tls_root_ca_file)))
         self.context = self.newest
-        # The context is with listeners and connections already. It is asked once per handshake, name or no name.
+        # Listeners and connections already hold the context. It is asked once per handshake, with or without a name.
         self.context.sni_callback = self._choose
 
     def _load(self) -> ssl.SSLContext:
@@ -126,7 +126,7 @@ class ClientCertificate(Renewed[ssl.SSLContext]):
 
 
 async def watch(files: Sequence[Renewed[Any]]) -> None:
-    """Look again and again; a task that is cancelled when the process ends."""
+    """Check the files every LOOK_SECONDS; the task is cancelled when the process ends."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         for each in files:
@@ -134,7 +134,7 @@ async def watch(files: Sequence[Renewed[Any]]) -> None:
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
-    """Differs when a file was written, replaced, or is another one behind a link."""
+    """A value that differs when the file was written or replaced, or a link leads to another one."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,14 +1,14 @@
 """Disk rounds: fdatasync for all partitions that want it, off the loop.
 
 A round takes one `SyncTicket` of each partition that asked since the last round began, syncs their files on a few
-threads side by side (the file system merges the journal commits), and tells each partition. While a round runs, new
+threads in parallel (the file system merges the journal commits), and notifies each partition. While a round runs, new
 requests gather for the next one; that is the group commit of `sync=always`.
 
-Publishers wait for the rounds of `sync=always`, and their files are synced side by side. Nobody waits for those of
-`sync=interval`: what such a round costs in CPU is the same for a thousand messages and for ten thousand, so they begin
-at most every `PATIENT_SECONDS`, on one thread, and go with any other round.
+Publishers wait for the rounds of `sync=always`, so the files of these are synced in parallel. No publisher waits for
+the rounds of `sync=interval`: such a round costs the same CPU for a thousand messages and for ten thousand, so they
+begin at most every `PATIENT_SECONDS`, on one thread, and join any other round.
 
-A failed fsync is never retried: which pages were lost is unknowable afterwards. It poisons the node (`on_failure`).
+A failed fsync is never retried: afterwards it is not known which pages were lost. It poisons the node (`on_failure`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nsqha.quantile import SECONDS_BOUNDS, Histogram
 
 SYNC_THREADS = 4
 READ_THREADS = 2
-PATIENT_SECONDS = 0.05  # from the beginning of one round to that of the next, if nobody waits for it
+PATIENT_SECONDS = 0.05  # from the beginning of one round to that of the next, if no publisher waits for it
 
 logger = Logger("disk")
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class WantsSync(Protocol):
-    """A log whose writes go to the disk in rounds."""
+    """A log whose writes reach the disk in rounds."""
 
     def sync_ticket(self) -> SyncTicket | None:
         """What has to reach the disk now; None if nothing."""
@@ -62,7 +62,7 @@ class DiskRounds:
         self._journal = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._removals = ThreadPoolExecutor(1, thread_name_prefix="disk removals")
         self._wanting: dict[WantsSync, None] = {}
-        self._urgent = False  # somebody waits for one of them
+        self._urgent = False  # a publisher waits for one of them
         self._running = False
         self._failed = False
         self._started = -PATIENT_SECONDS
@@ -73,11 +73,11 @@ class DiskRounds:
 
     @property
     def running(self) -> int:
-        """The number of the round whose files are being synced; 0: none is."""
+        """The number of the round whose files are being synced; 0 if there is none."""
         return self._rounds if self._syncing else 0
 
     def request(self, partition: WantsSync, *, patient: bool = False) -> None:
-        """Sync what `partition` has written, in the next round; that one may be late if all who want it are patient."""
+        """Sync what `partition` has written in the next round, which may be late if all its requests are patient."""
         self._wanting[partition] = None
         if not patient:
             self._urgent = True
@@ -135,7 +135,7 @@ class DiskRounds:
             try:
                 self._loop.call_soon_threadsafe(done, error)
             except RuntimeError:
-                pass  # the loop is closed: the process is ending and nobody waits for the round
+                pass  # the loop is closed: the process is ending and no publisher waits for the round
 
         for share in shares:
             self._pool.submit(sync, share)
@@ -149,8 +149,8 @@ class DiskRounds:
             try:
                 partition.synced(ticket)
             except Exception as error:
-                # One partition's trouble is not that of the others in the round.
-                logger.error("round_failed", "a partition could not take in its disk round", error=error)
+                # A failure of one partition does not concern the others in the round.
+                logger.error("round_failed", "a partition failed to process the end of its disk round", error=error)
         if self._urgent and not self._running:
             self._running = True
             self._start_round()
@@ -162,18 +162,18 @@ class DiskRounds:
         return self._loop.run_in_executor(self._jobs, job)
 
     def journal(self, write: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a write of the node's journal after those before it, and after no other job: promises are in it, and a
-        partition has no leader while they wait for the cache's sync, a roll or a state that is looked for."""
+        """Run a write of the node's journal after the earlier writes, but behind no other job: it holds promises, and
+        a partition has no leader while they wait for the cache's sync, a roll or the search for a state."""
         return self._loop.run_in_executor(self._journal, write)
 
     def read(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Run a blocking job that changes nothing, and that no sync, roll or write of the journal has to wait for."""
+        """Run a blocking job that changes nothing; no sync, roll or write of the journal waits for it."""
         return self._loop.run_in_executor(self._reads, job)
 
     async def removed(self, step: Callable[[], bool]) -> None:
-        """Have files unlinked that nobody looks at any more: `step` unlinks some, and says whether there are more.
+        """Unlink files that are not used any more: `step` unlinks some, and returns whether there are more.
 
-        Hundreds of segments take minutes. No other job waits for them, and the end of the node for one step at most."""
+        Hundreds of segments take minutes. No other job waits for them; the node's stop waits for one step at most."""
         while await self._loop.run_in_executor(self._removals, step):
             pass
 
@@ -188,7 +188,7 @@ class DiskRounds:
 
 
 class LazySync:
-    """`sync=interval` of one log: a patient round after so many messages or so many seconds, whichever comes first."""
+    """Requests the patient rounds of one `sync=interval` log: after `messages` or `seconds`, whichever comes first."""
 
     __slots__ = ("_disk", "_loop", "_messages", "_seconds", "_timer", "_wants", "unsynced")
 
@@ -204,7 +204,7 @@ class LazySync:
         self._timer: asyncio.TimerHandle | None = None
 
     def wrote(self, messages: int) -> None:
-        """These are in the page cache."""
+        """Count messages that are in the page cache now."""
         self.unsynced += messages
         if self.unsynced >= self._messages:
             self.unsynced = 0
@@ -213,7 +213,7 @@ class LazySync:
             self._timer = self._loop.call_later(self._seconds, self._due)
 
     def cancel(self) -> None:
-        """Ask for no more rounds on account of the time."""
+        """Stop the timer: no more rounds are requested because time has passed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,14 +1,14 @@
-"""What is staged in the node's journal reaches the disk: at once where something depends on it, else some time.
+"""Writes what is staged in the node's journal to the disk: at once where something depends on it, else later.
 
     stage(..), promise() --.
     stage(..), promise() --+--> one round, after the one under way --> journal thread: one record, one fdatasync
 
-Promises are made durable before anything is done on their account (`promise`); those of many partitions, as when a node
-died that led them, share a round. The rest, such as how far each log is on this disk, may lag (`write`): a full disk is
-tried again, as nothing staged is lost by it; any other failure closes the node.
+A promise is durable before anything relies on it (`promise`); the promises of many partitions, as when the node that
+led them died, share a round. The rest, such as how far each log is on this disk, may lag (`write`): after a full disk
+the write is retried, as nothing staged is lost by it; any other failure closes the node.
 
-Rounds have a thread of their own. A recovery on the disk thread writes its cuts itself; the journal's locks keep the
-two apart.
+Rounds have a thread of their own. A recovery on the disk thread writes its truncations itself; the journal's locks
+separate the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JournalWriter:
     """Writes one node's journal."""
 
     def __init__(self, journal: NodeJournal, disk: DiskRounds, fail: Callable[[BaseException], None]) -> None:
-        self.writing = False  # by `write`
+        self.writing = False  # while `write` runs
         self._journal = journal
         self._disk = disk
         self._fail = fail
@@ -37,7 +37,7 @@ class JournalWriter:
         self._ended = False
 
     async def promise(self) -> None:
-        """Make what is staged durable before anything is done on its account."""
+        """Return when what is staged is durable, so that the caller may rely on it."""
         if self._gathering is None:
             self._gathering = asyncio.get_running_loop().create_task(self._round())
             self._gathering.add_done_callback(_seen)
@@ -52,7 +52,7 @@ class JournalWriter:
             await self._disk.journal(self._journal.write)
 
     async def write(self) -> None:
-        """Make what is staged durable some time."""
+        """Make durable what is staged and may lag; a full disk is logged, and the caller tries again."""
         self.writing = True
         try:
             await self.promise()
@@ -61,18 +61,18 @@ class JournalWriter:
         except StorageError as error:
             self._fail(error)
         except Unavailable:
-            pass  # the last write has it
+            pass  # the last write of `end` includes it
         finally:
             self.writing = False
 
     async def end(self, last: Callable[[], None]) -> None:
-        """The node stops: `last` is what is written, and nothing after it."""
+        """The node stops: run `last` as the last write; every later one is refused."""
         async with self._turn:
             self._ended = True
             await self._disk.journal(last)
 
 
 def _seen(round_: asyncio.Task[None]) -> None:
-    """Whoever waited may be gone."""
+    """Retrieve the error, as the caller that waited for it may be gone."""
     if not round_.cancelled():
         round_.exception()

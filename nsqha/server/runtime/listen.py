@@ -1,4 +1,4 @@
-"""Listening sockets with nsqd's idea of an address, and the text of a peer's address.
+"""Listening sockets with nsqd's syntax of addresses, and the text of a peer's address.
 
 `host:port` or, without a colon, the path of a unix socket. A wildcard (`:4150`, `0.0.0.0:4150`) takes IPv4 and IPv6,
 as nsqd's does; the log then says `[::]:4150`. Peers that came over IPv4 are shown as IPv4.
@@ -6,8 +6,8 @@ as nsqd's does; the log then says `[::]:4150`. Peers that came over IPv4 are sho
 Accepted sockets inherit from the listener: keep-alive probes every 15 s, and TCP_USER_TIMEOUT, so that a peer that
 vanished or stopped reading costs its memory for half a minute and not for hours.
 
-The last descriptors of the process are not for clients: without any, files of the log could not be opened, and what is
-stored could be neither read nor gone on with.
+The last descriptors of the process are kept from clients: without any, files of the log could not be opened, and the
+log could be neither read nor appended to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ADVICE = {
 
 
 def listen(address: str, *, flag: str) -> socket.socket:
-    """A bound, listening, non-blocking socket. ConfigError names `flag` when that can not be."""
+    """Returns a bound, listening, non-blocking socket. ConfigError, with the name of `flag`, if that fails."""
     try:
         return _tcp(*split_host_port(address)) if is_tcp(address) else _unix(address)
     except (OSError, ValueError) as error:
@@ -46,8 +46,8 @@ def listen(address: str, *, flag: str) -> socket.socket:
 
 
 def check_free(address: str, *, flag: str) -> None:
-    """Whether somebody else could listen there now. ConfigError as `listen`; of those with a colon, addresses it does
-    not know pass."""
+    """Check that another process could listen there now. ConfigError as `listen`, and for an address without a colon;
+    an address with one that is not host:port passes."""
     if not is_tcp(address):
         raise ConfigError(f'--{flag}={address}: "{address}" is not host:port')
     with suppress(ValueError):
@@ -60,7 +60,7 @@ def is_tcp(address: str) -> bool:
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """`host:port`, `[v6]:port`, `:port`. ValueError if it is none of them."""
+    """Parse `host:port`, `[v6]:port` or `:port`. ValueError if it is none of them."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f'"{address}" is not host:port')
@@ -83,17 +83,17 @@ def next_port(address: str, *, flag: str) -> str:
 
 
 def bound_address(sock: socket.socket) -> str:
-    """Where it listens, for the log: `127.0.0.1:4150`, `[::]:4150` or a path."""
+    """Where the socket listens, for log lines: `127.0.0.1:4150`, `[::]:4150` or a path."""
     return address_text(sock.getsockname())
 
 
 def bound_port(sock: socket.socket) -> int:
-    """The port, or -1 for a unix socket (what /info then says)."""
+    """The port, or -1 for a unix socket (as /info shows it)."""
     return -1 if sock.family == socket.AF_UNIX else int(sock.getsockname()[1])
 
 
 def address_text(name: object) -> str:
-    """`1.2.3.4:5`, `[::1]:5`, or the path of a unix socket (`@` for a peer without name)."""
+    """Format a peer's address: `1.2.3.4:5`, `[::1]:5`, or the path of a unix socket (`@` for a peer without name)."""
     if not isinstance(name, tuple):
         return str(name) if name else "@"
     host, port = str(name[0]), name[1]
@@ -103,17 +103,17 @@ def address_text(name: object) -> str:
 
 
 def raise_open_files_limit() -> None:
-    """Take the file descriptors that the system would give us: the soft limit is often 1024, below our connections."""
+    """Raise the soft limit of open files to the hard one: it is often 1024, fewer than the connections of a node."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            pass  # macOS names a hard limit that it then refuses; the soft one stays
+            pass  # macOS reports a hard limit that it then refuses; the soft one stays
 
 
 def too_many_files(transport: asyncio.BaseTransport) -> bool:
-    """Whether an accepted socket took one of the descriptors that are spared: the system gives the lowest one."""
+    """Whether an accepted socket took one of the spare descriptors: the system always assigns the lowest free one."""
     sock = transport.get_extra_info("socket")
     return sock is not None and is_spare(sock.fileno())
 
@@ -124,13 +124,13 @@ def is_spare(descriptor: int) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong with a socket, in the system's words and without Python's."""
+    """The system's text for a socket's error, without Python's additions."""
     if isinstance(error, socket.gaierror):
         return str(error.strerror)
     if not isinstance(error, OSError):
         return str(error)
-    # Not strerror: asyncio and socket.create_server say there what they were doing, in words of their own. With several
-    # addresses asyncio gives all their errors as one text: the first says enough.
+    # Not strerror: asyncio and socket.create_server write there what they were doing. With several addresses asyncio
+    # joins all their errors into one text: the first is enough.
     number = error.errno or int((re.search(r"\[Errno (\d+)\]", str(error)) or [0, 0])[1])
     return os.strerror(number) if number else str(error)
 

@@ -1,9 +1,9 @@
-"""Where the node's figures come from: what it gathers while it runs, what its disk has room for, what its process uses.
+"""Where the node's figures come from: what it counts while it runs, the free space of its disk, what its process uses.
 
 Measures are counted per batch or per second, never per message.
 
-What the process uses is told in the terms of nsqd's memory statistics as far as Python has them. heap_objects is the
-number of allocated blocks, heap_in_use_bytes the resident memory; Python keeps no figure for idle, released or
+What the process uses is shown in the fields of nsqd's memory statistics, as far as Python has them. heap_objects is
+the number of allocated blocks, heap_in_use_bytes the resident memory; Python keeps no figure for idle, released or
 next-collection bytes, so these are 0. The collector pauses are those of full collections only: the younger generations
 are scanned in microseconds.
 """
@@ -37,20 +37,20 @@ class Measures:
 
 
 class Space(NamedTuple):
-    """The room that one file system has."""
+    """The free and the total space of one file system."""
 
     free_bytes: int
     total_bytes: int
 
 
 def disk_space(path: str) -> Space:
-    """The room on the file system that `path` is on; free is what an ordinary user may still write."""
+    """The space of the file system that `path` is on; free is what an unprivileged user may still write."""
     found = os.statvfs(path)
     return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
 class MemoryStats(NamedTuple):
-    """nsqd's nine figures, in its order."""
+    """nsqd's nine memory figures, in its order."""
 
     heap_objects: int = 0
     heap_idle_bytes: int = 0
@@ -93,14 +93,14 @@ class CollectorWatch:
 
 
 collector = CollectorWatch()
-"""The process has one collector; whoever starts a node starts the watch."""
+"""The process has one collector; the start of a node starts the watch."""
 
 
 def keep_large_blocks() -> None:
     """Have the C library reuse blocks of batch size instead of giving each back to the kernel.
 
-    glibc maps every block above 128 KiB anew, so each large batch would be paid for in page faults: half of what
-    making frames and stamping them costs otherwise. Elsewhere than on glibc nothing happens.
+    glibc maps every block above 128 KiB again for each allocation, so each large batch would cost page faults: half of
+    what making frames and stamping them costs otherwise. Without glibc the call does nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -111,7 +111,7 @@ def keep_large_blocks() -> None:
 
 
 def resident_bytes() -> int:
-    """Resident memory now; 0 where the system does not say."""
+    """Resident memory now; 0 where the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * _PAGE
@@ -120,7 +120,7 @@ def resident_bytes() -> int:
 
 
 def open_files() -> int:
-    """File descriptors in use; 0 where the system does not say."""
+    """File descriptors in use; 0 where the system does not report them."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

@@ -1,9 +1,9 @@
 """The metadata store as the loop sees it: every write goes to the disk thread, in order of submission.
 
-Owner of a topic's record is the store; others hold the version they last read. A change of a channel list is a
-compare-and-set on that version and knows nothing of logs: bringing the logs of this node in line with the record that
-comes back is `Topic.reconcile`. The revision of each write is remembered in the journal, so that a store which was put
-back to an older state is noticed at the next start. A store that can not be trusted any more closes the node.
+The store owns a topic's record; others hold the version they last read. A change of a channel list is a compare-and-set
+on that version and does not touch logs: `Topic.reconcile` brings the logs of this node in line with the record that is
+returned. The revision of each write is recorded in the journal, so that the next start notices a store that was
+put back to an older state. A store that cannot be trusted any more closes the node.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ T = TypeVar("T")
 
 
 class RunBlocking(Protocol):
-    """Runs a blocking call elsewhere."""
+    """Runs a blocking call off the loop."""
 
     def __call__(self, call: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class NodeMetadata:
-    """What one node reads and writes in the metadata store."""
+    """Reads and writes the metadata store for one node."""
 
     def __init__(
         self, store: MetadataStore, run: RunBlocking, journal: NodeJournal, fail: Callable[[BaseException], None]
     ) -> None:
-        """`run` carries a blocking call out in a worker thread; an embedded store's is that of the disk."""
+        """`run` executes a blocking call in a worker thread; for an embedded store it is the disk thread."""
         self.store = store
         self._run = run
         self._journal = journal
         self._fail = fail
 
     async def write(self, change: Callable[[], T]) -> T:
-        """One write to the store; its revision is remembered."""
+        """Write to the store once and stage its revision in the journal. Poisoned closes the node."""
         try:
             result = await self._run(change)
         except Poisoned as error:
@@ -52,7 +52,7 @@ class NodeMetadata:
         return result
 
     async def read(self, read: Callable[[], T]) -> T:
-        """One linearizable read; what was seen is remembered."""
+        """Read the store once, linearizably, and stage the revision that was seen in the journal."""
         result = await self._run(read)
         self._journal.stage_revision(self.store.revision)
         return result
@@ -60,7 +60,7 @@ class NodeMetadata:
     async def change_channels(
         self, known: Versioned[TopicRecord], change: Callable[[ChannelList], ChannelList]
     ) -> Versioned[TopicRecord]:
-        """Compare-and-set of a topic's channel list; lost races are tried again on what is there now.
+        """Compare-and-set a topic's channel list; after a lost race it is retried on the current record.
 
         Returns the record with the change in it. NotFound if the topic is gone, Unavailable if too many races are lost.
         """
@@ -73,9 +73,9 @@ class NodeMetadata:
                 with contextlib.suppress(Conflict):
                     return await self.write(lambda v=known, r=record: self.store.replace(name, v.version, r))  # type: ignore[misc]
             elif fresh:
-                return known  # else somebody may have changed it back, and this node has not heard of it
+                return known  # not fresh: another node may have changed it back, and this node has not seen that yet
             current = await self.read(lambda: self.store.topic(name))
             if current is None or current.record.uid != uid:
                 raise NotFound(f"there is no topic {name}")
             known, fresh = current, True
-        raise Unavailable(f"topic {name} is being changed by too many at once")
+        raise Unavailable(f"topic {name} is being changed by too many requests at once; try again")

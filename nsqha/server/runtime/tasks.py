@@ -1,23 +1,23 @@
-"""Tasks whose work goes on whatever becomes of their callers.
+"""Tasks whose work continues when their callers are cancelled or gone.
 
-    whole       one piece of work to its end; a cancellation of its caller is passed on when it has ended
-    Background  tasks that no caller waits for: what fails in one is logged
-    Unfinished  work that may take for ever: one piece at most for each thing, and callers wait only as long as asked
-    Changes     changes of topics: one at a time for each topic, and to their end
+    whole       runs one piece of work to its end; a cancellation of its caller is passed on when it has ended
+    Background  runs tasks that no caller waits for: an error in one is logged
+    Unfinished  runs work that may take for ever: at most one piece per key, and callers wait for a bounded time
+    Changes     runs changes of topics: one at a time per topic, each to its end
 
-Changes of files and of the journal belong together in steps; a task that is cancelled between two of them would leave
-a log that is neither the one nor the other (`whole`).
+A change of files and of the journal has several steps that belong together; a task that is cancelled between two of
+them would leave the log in neither the old nor the new state (`whole`).
 
-Work such as a commit that waits for replicas may take for ever, and nobody waits so long for it. Whoever wants the next
-one waits for the one under way first, so callers that come back do not pile up behind a partition that commits nothing
-(`Unfinished`).
+Work such as a commit that waits for replicas may take for ever, and callers wait for a bounded time only. A caller that
+wants the next piece first waits for the one under way, so callers that retry do not pile up behind a partition that
+commits nothing (`Unfinished`).
 
 A change of a topic awaits the metadata and the logs several times. Two changes of one topic must not interleave there:
-each holds the topic's lock (`Changes.of`), and looks at the world again once it has it, as a topic may have come or
-gone meanwhile. Half a change would leave metadata and logs apart, so one that began ends, whoever goes away meanwhile
-(`Changes.whole`). That may take as long as a disk is full, or an ISR too small. Whoever asked waits a while and is told
-that nobody knows; who asks for the same again waits for the change that is under way (`Changes.once`), so that they do
-not pile up.
+each holds the topic's lock (`Changes.of`), and reads the state again once it has the lock, as the topic may have been
+created or deleted meanwhile. Half a change would leave metadata and logs inconsistent, so a change that began runs to
+its end, even if its caller goes away (`Changes.whole`). That may take as long as the disk is full or the ISR too small.
+The caller waits for a bounded time and is then answered that the outcome is unknown; a caller that asks for the same
+again waits for the change that is under way (`Changes.once`), so that they do not pile up.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
             cancelled = True
     if cancelled:
         if not task.cancelled():
-            task.exception()  # seen: whoever was cancelled does not want it
+            task.exception()  # retrieved: the cancelled caller does not want it
         raise asyncio.CancelledError
     return task.result()
 
 
 class Background:
-    """The background tasks of one owner. Without it the loop would hold them by weak references alone."""
+    """Holds the background tasks of one owner: the loop itself holds only weak references to them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -71,66 +71,66 @@ class Background:
             logger.error("task_failed", "a background task failed", error=error)
 
     def cancel(self) -> None:
-        """The owner stops."""
+        """The owner stops: cancel its tasks."""
         for task in list(self._tasks):
             task.cancel()
 
 
 class StillUnderWay(Unavailable):
-    """What was asked for before has not ended; this has not begun."""
+    """The earlier work for the same key has not ended; the new work has not begun."""
 
 
 class Unfinished(Generic[K]):
-    """The work under way, by what it is for."""
+    """Runs at most one piece of work per key."""
 
     def __init__(self) -> None:
         self._tasks: dict[K, asyncio.Task[Any]] = {}
 
     def keys(self) -> list[K]:
-        """What has work under way."""
+        """The keys that have work under way."""
         return list(self._tasks)
 
     async def do(
         self, key: K, work: Callable[[], Coroutine[Any, Any, T]], seconds: float, waits_for: Callable[[], str]
     ) -> T:
-        """What comes of `work`, within so long. `waits_for` says in an error what it hangs on.
+        """The result of `work`, if it ends within `seconds`. `waits_for` says in an error what the work waits for.
 
-        StillUnderWay. OutcomeUnknown: it goes on. Else what `work` raises.
+        StillUnderWay: `work` did not begin. OutcomeUnknown: it has not ended and continues. Else what `work` raises.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while (earlier := self._tasks.get(key)) is not None:
             await asyncio.wait([earlier], timeout=max(deadline - loop.time(), 0))
             if not earlier.done():
-                raise StillUnderWay(f"what was asked for before has not ended: {waits_for()}; try again")
+                raise StillUnderWay(f"an earlier request of this kind has not ended: {waits_for()}; try again")
             self._ended(key, earlier)
         task = loop.create_task(work())
         self._tasks[key] = task
         task.add_done_callback(lambda done: self._ended(key, done))
         await asyncio.wait([task], timeout=max(deadline - loop.time(), 0))
         if not task.done():
-            raise OutcomeUnknown(f"not committed within {seconds:g} s: {waits_for()}; it goes on")
+            raise OutcomeUnknown(f"not committed within {seconds:g} s: {waits_for()}; the work continues")
         return task.result()
 
     def _ended(self, key: K, task: asyncio.Task[Any]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # whoever asked may be gone; if not, he has heard of it
+            task.exception()  # retrieved: the caller may be gone; if it is not, it got the error
 
 
 class Locks(Generic[K]):
-    """A lock for each key that somebody holds or waits for, and for no other."""
+    """Locks by key; a lock exists only while a task holds it or waits for it."""
 
     def __init__(self) -> None:
-        self._locks: dict[K, tuple[asyncio.Lock, int]] = {}  # with how many hold it or wait
+        self._locks: dict[K, tuple[asyncio.Lock, int]] = {}  # with the number of tasks that hold it or wait
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._locks)
 
     @asynccontextmanager
     async def held(self, key: K) -> AsyncIterator[None]:
-        """One at a time, in the order in which they came."""
+        """Hold the lock of `key`; tasks get it one at a time, in the order in which they came."""
         lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
         self._locks[key] = lock, users + 1
         try:
@@ -145,10 +145,10 @@ class Locks(Generic[K]):
 
 
 class Changes:
-    """The changes under way on one node."""
+    """Runs the changes of topics on one node."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wait_seconds: float | None = None) -> None:
-        """`wait_seconds`: whoever asks for a change from now on waits so long for it; None: to its end."""
+        """`wait_seconds`: how long a caller waits for its change; None: until it has ended."""
         self._loop = loop
         self.wait_seconds = wait_seconds
         self._topics = Locks[str]()
@@ -159,11 +159,11 @@ class Changes:
         return len(self._under_way)
 
     def of(self, topic: str) -> AbstractAsyncContextManager[None]:
-        """One change of a topic at a time."""
+        """The lock that lets one change of `topic` run at a time."""
         return self._topics.held(topic)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a change that nobody's leaving may interrupt."""
+        """Start a change that continues when its caller goes away."""
         task = self._loop.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._ended)
@@ -172,14 +172,14 @@ class Changes:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever asked may be gone; if not, he has heard of it
+            task.exception()  # retrieved: the caller may be gone; if it is not, it got the error
 
     async def whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a change to its end, also if whoever asked for it goes away meanwhile."""
+        """Run a change to its end, also if its caller goes away meanwhile."""
         return await self.outcome(self.begin(work))
 
     async def once(self, what: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """As `whole`; all who ask for the same at once wait for one change."""
+        """As `whole`; callers that ask for the same `what` at once wait for one change."""
         task = self._same.get(what)
         if task is None or task.done():
             task = self._same[what] = self.begin(work())
@@ -191,18 +191,18 @@ class Changes:
             del self._same[what]
 
     async def outcome(self, change: asyncio.Task[T]) -> T:
-        """What comes of a change that was begun. OutcomeUnknown if it takes too long; it goes on."""
+        """The result of a change that was begun. OutcomeUnknown after `wait_seconds`; the change continues."""
         await asyncio.wait([change], timeout=self.wait_seconds)
         if not change.done():
-            raise OutcomeUnknown("the change is not committed yet; it goes on")
+            raise OutcomeUnknown("the change is not committed yet; it continues")
         return change.result()
 
     async def wait(self, seconds: float) -> None:
-        """Let what is under way end, for so long."""
+        """Wait for the changes under way, at most `seconds`."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=seconds)
 
     def cancel(self) -> None:
-        """The node ends: give up what has not ended by now."""
+        """The node ends: cancel the changes that have not ended."""
         for task in list(self._under_way):
             task.cancel()

@@ -1,27 +1,28 @@
-"""TLS from nsqd's flags, and nsqd's words for what was negotiated.
+"""TLS from nsqd's flags, and nsqd's names for what was negotiated.
 
 Certificates of test suites and of old installations (signed with SHA-1, keys of 1024 bits, TLS 1.0) work: with the
 default --tls-min-version=tls1.0 the security level of OpenSSL is lowered, as without that neither the version nor such
-a certificate is possible. From tls1.2 on OpenSSL's own judgement stands, unless the operator's certificate fails it.
+a certificate is possible. From tls1.2 on OpenSSL's own security level stays, unless it refuses the operator's
+certificate.
 
---tls-client-auth-policy=require wants a certificate but looks at nothing in it (require-verify does). Python's ssl
+--tls-client-auth-policy=require asks for a certificate but does not verify it (require-verify does). Python's ssl
 always verifies what it asks for, so the verification callback of the context is replaced below it, through ctypes;
-where that is not possible the start fails with a ConfigError instead of checking less or more than was asked for.
+where that is not possible the start fails with a ConfigError instead of checking less or more than configured.
 
-Between nodes (--cluster-tls-cert, -key, -ca; all or none) it is stricter: with them the gRPC port, administration
-included, and the peer port speak TLS 1.2 or later only and want a certificate of that CA from everybody. A node's
+Between nodes (--cluster-tls-cert, -key, -ca; all or none) TLS is stricter: with them the gRPC port, administration
+included, and the peer port speak TLS 1.2 or later only and require a certificate of that CA from every peer. A node's
 certificate carries in its subjectAltName
 
-- the addresses that other nodes dial (DNS or IP): whoever connects checks them;
-- who the node is: `URI:nsqha:node/<node uid, 16 hex digits>`, or, where uids are not known before the first start, the
-  DNS name that its metadata record has as broadcast address. A URI, if there is one, decides alone.
+- the addresses that other nodes dial (DNS or IP): the connecting side checks them;
+- the node's identity: `URI:nsqha:node/<node uid, 16 hex digits>`, or, where uids are not known before the first start,
+  the DNS name that its metadata record has as broadcast address. If there is a URI, only the URI counts.
 
-A lookup daemon's has its DNS name; it may ask, but speaks for no node. An administrator's says so
-(`URI:nsqha:administrator`), and can not append or promise an epoch. A reader's (`URI:nsqha:reader`) may read segments,
-which administrators and nodes may too, and nothing else. Any other certificate of this CA, such as one with an IP
-address only, is refused everything. The CA is for this cluster only. Identities are compared in
-`nsqha.server.peers.api.PeerIdentity`, what they may do is in `nsqha.server.peers.identity`, files that are replaced are
-noticed by `nsqha.server.runtime.certificates`.
+The certificate of a lookup daemon has its DNS name; the daemon may query, but acts for no node. That of an
+administrator has `URI:nsqha:administrator`, and cannot append or promise an epoch. That of a reader
+(`URI:nsqha:reader`) may read segments, which administrators and nodes may too, and nothing else. Any other certificate
+of this CA, such as one with an IP address only, is refused everything. The CA is for this cluster only.
+`nsqha.server.peers.api.PeerIdentity` compares identities, `nsqha.server.peers.identity` says what each may do,
+`nsqha.server.runtime.certificates` notices files that are replaced.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _accept_any = _VerifyCallback(lambda _verified, _store: 1)
 
 
 def server_context(options: Options) -> ssl.SSLContext | None:
-    """For the TCP and HTTPS listeners; None without a certificate. ConfigError names the flag that does not work."""
+    """The context of the TCP and HTTPS listeners; None without a certificate. ConfigError names the unusable flag."""
     if not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -73,7 +74,7 @@ def server_context(options: Options) -> ssl.SSLContext | None:
 
 
 def client_context(options: Options) -> ssl.SSLContext | None:
-    """For https to an auth server; None means the system's certificates and defaults."""
+    """The context for https to an auth server; None means the system's certificates and defaults."""
     if not options.tls_root_ca_file:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -146,7 +147,7 @@ HTTP2_ALPN = "h2"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClusterTls:
-    """PEM texts, as gRPC wants them. Not shown in a repr: one is a private key."""
+    """The PEM texts that gRPC takes. They are not shown in a repr: one is a private key."""
 
     certificate: bytes
     key: bytes
@@ -154,14 +155,14 @@ class ClusterTls:
 
 
 def cluster_tls(options: Options) -> ClusterTls | None:
-    """Of a broker; None without the flags, ConfigError if they can not be used."""
+    """The broker's files for TLS between nodes; None without the flags, ConfigError if they cannot be used."""
     if not options.cluster_tls_cert:
         return None
     return load_cluster_tls(options.cluster_tls_cert, options.cluster_tls_key, options.cluster_tls_ca)
 
 
 def load_cluster_tls(cert: str, key: str, ca: str) -> ClusterTls:
-    """The files; ConfigError names what does not work together, before gRPC would only say "handshake failed"."""
+    """Read the files. ConfigError names what does not work together; gRPC would only say "handshake failed"."""
     contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for context in contexts:
         context.check_hostname = False
@@ -191,14 +192,14 @@ def load_cluster_tls(cert: str, key: str, ca: str) -> ClusterTls:
 
 
 def cluster_client_context(tls: ClusterTls) -> ssl.SSLContext:
-    """For streams to another node; its certificate must name the address that is dialled."""
+    """The context for streams to another node; its certificate must contain the address that is dialled."""
     context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), tls)
     context.set_alpn_protocols([HTTP2_ALPN])
     return context
 
 
 def cluster_stream_context(tls: ClusterTls) -> ssl.SSLContext:
-    """For streams from other nodes: they show a certificate of the cluster's CA."""
+    """The context for streams from other nodes: they need a certificate of the cluster's CA."""
     context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols([HTTP2_ALPN])
@@ -206,7 +207,7 @@ def cluster_stream_context(tls: ClusterTls) -> ssl.SSLContext:
 
 
 def cluster_reader_context(tls: ClusterTls) -> ssl.SSLContext:
-    """For readers of segments over HTTPS: they show a certificate of the cluster's CA, too."""
+    """The context for readers of segments over HTTPS: they need a certificate of the cluster's CA, too."""
     context = _cluster_context(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["http/1.1"])
@@ -224,7 +225,7 @@ def _cluster_context(context: ssl.SSLContext, tls: ClusterTls) -> ssl.SSLContext
 
 @contextmanager
 def _file(content: bytes) -> Iterator[str]:
-    """OpenSSL reads what may stand in such a file from files only: one in memory, else one for this moment."""
+    """The path of a file with `content`, as OpenSSL loads certificates from files only: in memory, else temporary."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("nsqha"), "wb", buffering=0) as file:
             file.write(content)
@@ -237,7 +238,7 @@ def _file(content: bytes) -> Iterator[str]:
 
 def _encrypted(flag: str, path: str) -> str:
     # An encrypted key would make OpenSSL ask on the terminal; refuse instead.
-    raise ConfigError(f"{flag}={path}: the key is encrypted")
+    raise ConfigError(f"{flag}={path}: the key is encrypted; use a key file without a password")
 
 
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
@@ -259,7 +260,7 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TlsInfo:
-    """As /stats shows it."""
+    """What was negotiated, as /stats shows it."""
 
     cipher_suite: str = ""
     version: str = ""
@@ -274,12 +275,12 @@ _KEY_EXCHANGES = (("ECDHE-ECDSA", "ECDHE_ECDSA"), ("ECDHE-RSA", "ECDHE_RSA"), ("
 
 
 def describe(tls: ssl.SSLObject | ssl.SSLSocket | None) -> TlsInfo:
-    """After the handshake; NO_TLS for a connection in clear."""
+    """What the handshake negotiated; NO_TLS for a connection without TLS."""
     if tls is None:
         return NO_TLS
     cipher = tls.cipher()
     version = tls.version() or ""
-    # Go calls it mutual whenever it is a server; the field is a relic.
+    # Go's server always says mutual; the field is obsolete.
     return TlsInfo(
         cipher_suite(cipher[0]) if cipher else "",
         _VERSIONS.get(version, version),
@@ -289,7 +290,7 @@ def describe(tls: ssl.SSLObject | ssl.SSLSocket | None) -> TlsInfo:
 
 
 def cipher_suite(openssl: str) -> str:
-    """The standard's name: ECDHE-RSA-AES128-GCM-SHA256 -> TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256."""
+    """The IANA name of a suite: ECDHE-RSA-AES128-GCM-SHA256 -> TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256."""
     if openssl.startswith("TLS_"):
         return openssl
     exchange, rest = "RSA", openssl
@@ -305,7 +306,7 @@ def cipher_suite(openssl: str) -> str:
 
 
 def common_name(tls: ssl.SSLObject | ssl.SSLSocket | None) -> str:
-    """Of the client's certificate, for the auth server; empty without one."""
+    """The common name in the client's certificate, for the auth server; empty without one."""
     certificate: Any = tls.getpeercert() if tls is not None else None
     subject = certificate.get("subject", ()) if certificate else ()
     return next((value for names in subject for name, value in names if name == "commonName"), "")

@@ -86,10 +86,10 @@ def test_a_set_that_is_half_replaced_waits_and_is_said_once(
     before = files.tls
     rotated.write("node.crt", Path(certificates.cert("second")).read_bytes())  # its key is still the first one's
     assert not files.look()
-    assert "stays in use" not in caplog.text, "it may be whole at the next look"
+    assert "stay in use" not in caplog.text, "it may be whole at the next look"
     for _ in range(3):
         assert not files.look() and files.tls is before
-    assert caplog.text.count("stays in use") == 1
+    assert caplog.text.count("stay in use") == 1
     rotated.write("node.key", Path(certificates.key("second")).read_bytes())
     assert files.look() and files.generation == 2
 
@@ -301,7 +301,7 @@ def test_a_certificate_for_clients_that_can_not_be_used_changes_nothing(
         server.close()
 
     uvloop.run(story())
-    assert "stays in use" in caplog.text and "--tls-cert=" in caplog.text
+    assert "stay in use" in caplog.text and "--tls-cert=" in caplog.text
 
 
 def test_clients_show_certificates_of_the_authority_that_is_trusted_now(

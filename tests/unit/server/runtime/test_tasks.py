@@ -40,7 +40,7 @@ class Works:
 def test_what_does_not_end_in_time_goes_on_and_the_next_has_not_begun() -> None:
     async def story() -> None:
         works = Works()
-        with pytest.raises(OutcomeUnknown, match=r"not committed within 0\.02 s: node 3; it goes on"):
+        with pytest.raises(OutcomeUnknown, match=r"not committed within 0\.02 s: node 3; the work continues"):
             await works.do("a", "first", SHORT)
         with pytest.raises(StillUnderWay, match="node 3"):
             await works.do("a", "second", SHORT)
