@@ -1,9 +1,9 @@
-"""Safe mode: a node that doubts its metadata decides nothing, tells what it has, and waits for an operator.
+"""Safe mode: a node whose metadata are in doubt decides nothing, reports what it has, and waits for an operator.
 
 Downwards:
 
-    monitor     a node that runs and finds its metadata in doubt
-    hold        a node that is held at its start
-    inventory   what a node can say of itself: its logs, topics and channels
-    rebuilding  a single node's metadata, put together again from its logs
+    monitor     watches the metadata of a running node
+    hold        keeps a node in safe mode at its start
+    inventory   what a node reports of itself: its logs, topics and channels
+    rebuilding  rebuilds a single node's metadata from its logs
 """

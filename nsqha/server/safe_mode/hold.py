@@ -1,15 +1,14 @@
-"""A node whose metadata are in doubt, at start: it recovers its logs, tells what it has, and waits for an operator.
+"""A node whose metadata are in doubt at its start: it recovers its logs, reports what it has, waits for an operator.
 
     in doubt --recover, serve Evidence, announce--> held --accepted names this node--> an ordinary start
 
-Nothing is led, followed or served to clients; only the gRPC port answers, only with evidence, and only to those who
-may ask a node that runs (`nsqha.server.peers.identity`), as far as any record known here tells who that is. What ends
-it:
+Nothing is led, followed or served to clients; only the gRPC port answers, only with evidence, and only to peers that
+may query a running node (`nsqha.server.peers.identity`), as far as any record known here identifies them. It ends when
 
 - `accepted` of a later generation names this node: the journal follows it, durably, before anything else;
-- the doubt was not about the past: this is the right etcd again (another one had answered), or only a hold is over.
+- the doubt was not about an older state: the right etcd answers again, or only a hold was in place and is removed.
 
-Killed anywhere here, the node finds the same doubt at its next start.
+A node that is killed anywhere here has the same doubt at its next start.
 """
 
 from __future__ import annotations
@@ -47,26 +46,28 @@ logger = Logger("held")
 
 @dataclass
 class SafeMode:
-    """What a held node works with."""
+    """What a node in safe mode works with."""
 
     options: Options
     journal: NodeJournal
     clock: Clock
     disk: DiskRounds
     opener: PartitionOpener
-    stop: asyncio.Event  # set: the process is to end
-    certificates: CertificateFiles | None = None  # of the gRPC port, read again while we wait
+    stop: asyncio.Event  # set: the process shall end
+    certificates: CertificateFiles | None = None  # of the gRPC port, read again during the wait
 
 
 async def until_accepted(safe_mode: SafeMode, why: str) -> bool:
-    """Returns when the node may start; False: the process is to end instead.
+    """Wait until the node may start; False: the process shall end instead.
 
-    ConfigError: this etcd has another cluster under our name."""
+    ConfigError: etcd has another cluster under this cluster's name."""
     options, journal = safe_mode.options, safe_mode.journal
     loop = asyncio.get_running_loop()
     acceptance = open_acceptance(options, safe_mode.clock)
     logger.error(
-        "metadata_in_doubt", "%s: nothing is led or followed until nsqha cluster accept-metadata, run on any host", why
+        "metadata_in_doubt",
+        "%s: nothing is led or followed until nsqha cluster accept-metadata is run on any host",
+        why,
     )
     server: _InventoryServer | None = None
     said = ""
@@ -85,7 +86,7 @@ async def until_accepted(safe_mode: SafeMode, why: str) -> bool:
                 if isinstance(error, ConfigError):
                     raise
                 if str(error) != said:
-                    logger.warning("not_announced", "etcd does not answer; asking again: %s", error)
+                    logger.warning("not_announced", "etcd does not answer; trying again: %s", error)
                     said = str(error)
             try:
                 await asyncio.wait_for(safe_mode.stop.wait(), POLL_SECONDS)
@@ -93,7 +94,7 @@ async def until_accepted(safe_mode: SafeMode, why: str) -> bool:
                 continue
             return False
         await safe_mode.disk.run(lambda: follow(journal, look, options.data_path))
-        logger.info("metadata_believed", "starting with the metadata as they are now, generation %d",
+        logger.info("metadata_believed", "starting with the current metadata, generation %d",
                  journal.identity.generation)  # fmt: skip
         return True
     finally:
@@ -103,7 +104,7 @@ async def until_accepted(safe_mode: SafeMode, why: str) -> bool:
 
 
 def may_start(look: EtcdSnapshot, journal: NodeJournal) -> bool:
-    """Whether nothing keeps this node from believing what it finds. ConfigError: it is another cluster's."""
+    """Whether this node may trust the metadata in etcd. ConfigError: they are another cluster's."""
     mine = journal.identity
     if look.cluster_id not in (0, mine.cluster_id) and mine.cluster_id:
         raise ConfigError(
@@ -118,13 +119,13 @@ def may_start(look: EtcdSnapshot, journal: NodeJournal) -> bool:
 
 
 def accepts(look: EtcdSnapshot, journal: NodeJournal) -> bool:
-    """Whether an operator let this node follow these metadata, since it last did."""
+    """Whether an operator accepted metadata for this node that are newer than what it last followed."""
     accepted, mine = look.accepted.record, journal.identity
     return accepted.generation > mine.generation and mine.node_uid in accepted.nodes
 
 
 def doubt_about(look: EtcdSnapshot, journal: NodeJournal) -> str:
-    """What the journal has against this etcd; empty: nothing."""
+    """Why the journal contradicts this etcd; empty: it does not."""
     mine = journal.identity
     if mine.etcd_cluster_id not in (0, look.etcd_cluster_id):
         return f"etcd is cluster {look.etcd_cluster_id:016x}, this node belongs to {mine.etcd_cluster_id:016x}"
@@ -134,10 +135,10 @@ def doubt_about(look: EtcdSnapshot, journal: NodeJournal) -> str:
 
 
 def broken_promise(journal: NodeJournal, topics: Mapping[str, Versioned[TopicRecord]]) -> str:
-    """Why metadata of such epochs can not be as new as this node; empty: nothing is known.
+    """Why metadata with these epochs must be older than what this node has seen; empty: no promise shows it.
 
-    A promise is made only of an epoch that was read. A revision that went back is not seen any more when others have
-    made enough changes since; this still is."""
+    A node promises only epochs that it has read. A revision that went back is hidden once other nodes have made enough
+    changes since; a promise above the epoch is not."""
     for name, topic in topics.items():
         for number, meta in topic.record.partitions.items():
             known = journal.record((topic.record.uid, number))
@@ -150,13 +151,13 @@ def broken_promise(journal: NodeJournal, topics: Mapping[str, Versioned[TopicRec
 
 
 def warn_of_unknown(data_path: str, view: View) -> None:
-    """Say which logs are here of topics that the metadata neither have nor deleted. They stay."""
+    """Log which topics have logs here although the metadata neither have nor deleted them. The logs stay."""
     known = {topic.record.uid for topic in view.topics.values()} | set(view.tombstones)
     for name, uid, numbers in inventory.folders(data_path):
         if uid not in known:
             logger.warning(
                 "logs_unknown",
-                "the metadata know nothing of topic %s with uid %016x, of which %d partitions are here; they stay",
+                "topic %s with uid %016x is not in the metadata; its %d partitions on this node stay",
                 name,
                 uid,
                 len(numbers),
@@ -164,13 +165,13 @@ def warn_of_unknown(data_path: str, view: View) -> None:
 
 
 def remember_doubt(journal: NodeJournal) -> None:
-    """Durably: this etcd may look newer at the next start. One that is another is another one also then."""
+    """Write the doubt to the journal: this etcd may look newer at the next start. A foreign one is noticed anyway."""
     journal.doubt_metadata()
     journal.commit()
 
 
 def follow(journal: NodeJournal, look: EtcdSnapshot, data_path: str) -> None:
-    """From now on these are the metadata that this node has seen; on the disk thread."""
+    """Write to the journal that this node has seen and follows these metadata. Runs on the disk thread."""
     generation = look.accepted.record.generation if accepts(look, journal) else journal.identity.generation
     journal.accept_metadata(
         cluster_id=look.cluster_id,
@@ -183,14 +184,14 @@ def follow(journal: NodeJournal, look: EtcdSnapshot, data_path: str) -> None:
 
 
 def open_acceptance(options: Options, clock: Clock) -> EtcdAcceptance:
-    """Nothing is sent yet."""
+    """Create the access to etcd's records of the acceptance; nothing is sent yet."""
     return EtcdAcceptance(
         etcd_options(options), options.cluster_name, clock, lambda text: logger.warning("etcd", "%s", text)
     )
 
 
 def waiting_node(options: Options, journal: NodeJournal, grpc_address: str, *, held: bool, why: str) -> WaitingNode:
-    """How this node is found by whoever accepts."""
+    """What this node announces, so that the operator's accept-metadata finds it."""
     mine = journal.identity
     host, _, port = grpc_address.rpartition(":")
     if host in ("0.0.0.0", "[::]", ""):
@@ -207,7 +208,7 @@ def waiting_node(options: Options, journal: NodeJournal, grpc_address: str, *, h
 
 
 class _InventoryServer:
-    """The gRPC port of a held node."""
+    """The gRPC port of a node in safe mode."""
 
     def __init__(self, server: Any, peers: Any, address: str) -> None:
         self._server = server
@@ -216,7 +217,7 @@ class _InventoryServer:
 
     @classmethod
     async def start(cls, safe_mode: SafeMode) -> _InventoryServer:
-        """Recover every log, then answer. Unavailable: the port can not be had, or etcd can not be read."""
+        """Recover every log, then listen. Unavailable: the port cannot be opened, or etcd cannot be read."""
         options, journal = safe_mode.options, safe_mode.journal
         stored = await asyncio.get_running_loop().run_in_executor(None, stored_topics, options, safe_mode.clock)
         seen = await safe_mode.disk.run(lambda: inventory.read_seen(options.data_path))
@@ -248,7 +249,7 @@ class _InventoryServer:
         nodes: View,
         certificates: CertificateFiles | None,
     ) -> _InventoryServer:
-        """Answer members of `nodes` and lookup daemons. Unavailable: the port can not be had."""
+        """Answer members of `nodes` and lookup daemons. Unavailable: the port cannot be opened."""
         from grpc import aio
 
         from nsqha.server.peers import calls as peer_grpc
@@ -271,7 +272,7 @@ class _InventoryServer:
 
 
 def members(records: Iterable[TopicRecord]) -> View:
-    """The nodes of the cluster, as far as records name them; registered are those that believe another etcd."""
+    """The nodes of the cluster that records name: registrations are in the etcd that is in doubt."""
     metas = (meta for record in records for meta in record.partitions.values())
     return View(nodes={uid: NodeInfo(uid) for meta in metas for uid in (*meta.replicas, *meta.isr)})
 

@@ -1,14 +1,15 @@
-"""What a node can say of itself when its metadata store was put back to an older state.
+"""What a node can report of itself when its metadata store was put back to an older state.
 
-    metadata.seen   what the node had seen of the metadata when it stopped to believe them: settings are in no log
-    Held            its logs, recovered and closed again, and what they tell of topics that nobody else describes
-    live            the same of a node that still leads and follows
+    metadata.seen       the metadata that the node had seen when it stopped to trust them: settings are in no log
+    RecoveredInventory  its logs, recovered and closed again, and what they say of topics that nothing else describes
+
+A node that still leads and follows reports the same from its status (`StaleMetadataMonitor`).
 
 `RecoveredInventory` recovers as if every partition had other replicas, whatever the metadata say of it now: nothing is
-guessed and nothing is given up that another replica may have. What recovery found stays in the journal, so that
-recovering once more, when the metadata are accepted, finds the same: the plan counts on a log by the name and the end
-that were told, so a damaged one is told by the name that it goes by when it is mended, and nothing of it is ever taken
-for a torn end.
+guessed, and nothing is given up that another replica may have. The result of the recovery stays in the journal, so that
+another recovery, when the metadata are accepted, finds the same: the plan identifies a log by the reported name and
+end. A damaged log is therefore reported by the name that it has once it is repaired, and no part of it is ever treated
+as a torn end.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ logger = Logger("evidence")
 
 @dataclass(frozen=True)
 class Seen:
-    """All topics at one revision; revision 0: nothing was seen."""
+    """All topics that were seen at one revision; revision 0: nothing was seen."""
 
     revision: int = 0
     topics: tuple[Known, ...] = ()
 
 
 def seen_of(view: View) -> Seen:
-    """What the watch brought, as far as it outlives processes."""
+    """What the watch has delivered, without ephemeral topics."""
     topics = [topic for topic in view.topics.values() if not ids.is_ephemeral(topic.record.name)]
     return Seen(view.revision, tuple(Known(topic.record, topic.version) for topic in topics))
 
 
 def write_seen(folder: str, seen: Seen) -> None:
-    """Durably, whole or not at all. OSError."""
+    """Write the file durably and atomically. OSError."""
     topics = [{"version": topic.version, "record": to_plain(topic.record)} for topic in seen.topics]
     data = msgspec.json.encode({"format": _FORMAT, "revision": seen.revision, "topics": topics})
     path = f"{folder}/{SEEN}"
@@ -72,7 +73,7 @@ def write_seen(folder: str, seen: Seen) -> None:
 
 
 def read_seen(folder: str) -> Seen:
-    """Nothing, if there is no such file or it can not be read: logs tell less, but enough."""
+    """Read the file; an empty `Seen` if there is none or it cannot be read: the logs contain less, but enough."""
     path = f"{folder}/{SEEN}"
     try:
         with open(path, "rb") as file:
@@ -83,13 +84,13 @@ def read_seen(folder: str) -> Seen:
     except FileNotFoundError:
         return Seen()
     except (OSError, msgspec.MsgspecError, LogCorrupt, ConfigError) as error:
-        logger.warning("seen_unreadable", "%s is left alone: %s", path, error)
+        logger.warning("seen_unreadable", "%s cannot be read and is ignored: %s", path, error)
         return Seen()
     return Seen(plain.revision, topics)
 
 
 def forget_seen(folder: str) -> None:
-    """The metadata are believed again; durably, or a later doubt would be decided by what was true long before."""
+    """Remove the file when the metadata are trusted again; durably, or a later doubt would use outdated metadata."""
     try:
         os.unlink(f"{folder}/{SEEN}")
     except FileNotFoundError:
@@ -108,12 +109,12 @@ class _SeenFormat(msgspec.Struct):
     topics: list[_SeenTopic]
 
 
-# ---- what the logs tell
+# ---- what the logs say
 
 
 @dataclass
 class RecoveredInventory:
-    """What a node has that leads and follows nothing."""
+    """The replicas and topics of a node that leads and follows nothing."""
 
     replicas: list[pb.ReplicaStatus] = field(default_factory=list)
     topics: list[Known] = field(default_factory=list)  # that `Seen` does not have
@@ -127,7 +128,7 @@ class RecoveredInventory:
         seen: Seen,
         stored: Mapping[str, Versioned[TopicRecord]],
     ) -> RecoveredInventory:
-        """Recover every log of the data folder. Blocks. `stored`: the metadata as they are now, for settings only."""
+        """Recover every log of the data folder. Blocks. `stored`: the current metadata, for settings only."""
         held = cls()
         records = {topic.record.uid: topic.record for topic in stored.values()}
         records |= {topic.record.uid: topic.record for topic in seen.topics}
@@ -170,10 +171,11 @@ class RecoveredInventory:
             if report is not None and damaged and can_be_whole(opened.log, report):
                 goes_by = good_name(journal, key, record.partitions[number].sync or opener.sync_of(record)) or goes_by
             if known is None or known.promise_trusted or goes_by != known.log_uid:
-                # Also of a promise that may be lost: the plan goes above everything that anybody has.
+                # Also a promise that may be lost: the plan uses an epoch above all that any node reports.
                 opener.stage_promise(key, status.promise, opened.log, goes_by)
             if damaged and known is not None and (now := journal.record(key)) is not None:
-                # As before, by whatever name: of less more is read, and cut; of more the frames are not looked at.
+                # As before, under whichever name: a lower value would read more, and cut it; with a higher one the
+                # frames above the old value would not be verified.
                 journal.stage(key, local_durable=max(now.local_durable, min(known.local_durable, end)))
             last = opened.log.entry_before(end)
             status.log_uid = goes_by
@@ -186,7 +188,7 @@ class RecoveredInventory:
 
 
 def folders(data_path: str) -> Iterator[tuple[str, int, list[int]]]:
-    """(topic, uid, partitions) of each topic that has logs here."""
+    """Yield (topic, uid, partitions) of each topic that has logs here."""
     root = f"{data_path}/topics"
     for folder in sorted(os.listdir(root)) if os.path.isdir(root) else ():
         match = _FOLDER.fullmatch(folder)
@@ -201,7 +203,7 @@ def _bare(name: str, uid: int) -> TopicRecord:
 
 
 def _with_others(record: TopicRecord, numbers: Iterable[int], node: int) -> TopicRecord:
-    """The same topic, each partition with another replica, whoever that is."""
+    """The same topic, with an unnamed other replica (0) in each partition."""
     others = {number: record.partitions.get(number, PartitionMeta()) for number in numbers}
     return replace(
         record, partitions={n: replace(meta, replicas=(*meta.replicas, node, 0)) for n, meta in others.items()}
@@ -209,7 +211,7 @@ def _with_others(record: TopicRecord, numbers: Iterable[int], node: int) -> Topi
 
 
 def _told(record: TopicRecord, opened: dict[int, OpenedLog]) -> TopicRecord:
-    """What logs tell of a topic: its salt and its channels, not its settings and replicas."""
+    """What the logs say of a topic: its salt and its channels, not its settings and replicas."""
     states = [found.state for found in opened.values() if found.state is not None]
     channels = ChannelList()
     if states:
@@ -232,7 +234,7 @@ def reply(
     view_revision: int = 0,
     topics: Iterable[Known] = (),
 ) -> pb.EvidenceReply:
-    """As it goes to whoever asks."""
+    """The answer to an Evidence call."""
     answer = pb.EvidenceReply(status=status, name=name, held=held, generation=generation, view_revision=view_revision)
     for topic in topics:
         answer.topics.add(record=encode(topic.record), version=topic.version)
@@ -240,5 +242,5 @@ def reply(
 
 
 def known_of(topic: pb.KnownTopic) -> Known:
-    """The inverse, where it is read. LogCorrupt, ConfigError."""
+    """Decode one topic of a `reply`. LogCorrupt, ConfigError."""
     return Known(decode(TopicRecord, topic.record), topic.version)

@@ -1,10 +1,10 @@
-"""A node that runs and finds its metadata in doubt: it goes on with what needs no decision, and says so.
+"""A running node whose metadata are in doubt: it continues what needs no decision, and announces the doubt.
 
-    etcd foreign or older --> remembered on disk, announced under `waiting/`; publishing under a full ISR goes on
-    `hold` is put          --> this life of the node ends here; it starts again as a held one (`hold`)
+    etcd foreign or older --> recorded on disk, announced under `waiting/`; publishing with a full ISR continues
+    `hold` appears        --> the node stops and starts again in safe mode (`hold`), in the same process
 
-The second also where nothing is in doubt: an acceptance is decided on what no node can change meanwhile. The process
-goes on, its clients are closed and connect again when the metadata are accepted.
+The second also without a doubt: an acceptance is decided on a state that no node can change meanwhile. The process
+continues; its clients are closed and connect again when the metadata are accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = Logger("doubt")
 
 
 class RunningNode(Protocol):
-    """The node whose metadata are watched, as far as the watch needs it."""
+    """The parts of the node that the monitor uses."""
 
     options: Options
     clock: Clock
@@ -47,7 +47,7 @@ class RunningNode(Protocol):
 
 
 class StaleMetadataMonitor:
-    """Of one running node. Owner of whether it believes its metadata."""
+    """Decides for one running node whether its metadata are in doubt (`why`)."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class StaleMetadataMonitor:
         cluster_id: int,
         status: Callable[[PeerIdentity, pb.StatusRequest], Awaitable[pb.StatusReply]],
     ) -> None:
-        """`status`: what the node tells of its replicas."""
-        self.why = ""  # empty: the metadata are believed
+        """`status` answers with the state of the node's replicas."""
+        self.why = ""  # empty: the metadata are trusted
         self._node = node
         self._store = store
         self._cluster_id = cluster_id
@@ -69,11 +69,11 @@ class StaleMetadataMonitor:
         self._unwatch: Callable[[], None] = lambda: None
 
     def serve(self, server: PeerServer) -> None:
-        """Be asked what this node has."""
+        """Answer Evidence calls on `server`."""
         server.on_call("Evidence", self._evidence)
 
     async def run(self) -> None:
-        """Until the node has to begin again."""
+        """Watch the metadata until the node has to start again."""
         loop = asyncio.get_running_loop()
         acceptance = open_acceptance(self._node.options, self._node.clock)
         self._unwatch = self._store.watch(lambda name: self._hint(loop, name))
@@ -82,13 +82,13 @@ class StaleMetadataMonitor:
             while True:
                 try:
                     if await self._looked(loop, acceptance):
-                        logger.warning("begins_again", "an operator decides on the metadata: this node waits for that")
+                        logger.warning("begins_again", "an operator decides on the metadata: this node waits for it")
                         self._begin_again()
                         return
                 except (NsqhaError, OSError) as error:
                     logger.info("doubt_delayed", "%s", error)
                     await asyncio.sleep(POLL_SECONDS)
-                    self._look.set()  # what was hinted at was not seen
+                    self._look.set()  # the hint is not handled yet
                     continue
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._look.wait(), POLL_SECONDS)
@@ -97,7 +97,7 @@ class StaleMetadataMonitor:
             await loop.run_in_executor(None, acceptance.close)
 
     async def _looked(self, loop: asyncio.AbstractEventLoop, acceptance: EtcdAcceptance) -> bool:
-        """Look after the metadata, if there is a reason; whether this life of the node is to end."""
+        """Check the metadata, if there is a reason; returns whether the node has to start again."""
         if self._store.doubt and not self.why:
             await self._begin()
         if not self.why and not self._look.is_set():
@@ -114,7 +114,7 @@ class StaleMetadataMonitor:
         return False
 
     def _hint(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
-        """On the store's thread."""
+        """Wake `run`; called on the store's thread."""
         if name in ("", "hold"):
             try:
                 loop.call_soon_threadsafe(self._look.set)
@@ -122,26 +122,27 @@ class StaleMetadataMonitor:
                 pass  # the loop is closed: the process ends
 
     async def _begin(self) -> None:
-        """The metadata are doubted from now on, also by the next life of this node."""
+        """Record the doubt, so that it also holds at the next start of this node."""
         node = self._node
         seen = inventory.seen_of(self._store.view())
         await node.disk.run(lambda: inventory.write_seen(node.options.data_path, seen))
         identity = self._store.identity()
         node.journal.stage_revision(identity.revision)
-        if not self._store.foreign:  # another etcd is another one also tomorrow; this one may look newer by then
+        if not self._store.foreign:  # a foreign etcd is noticed at any start; this one may look newer by then
             node.journal.doubt_metadata()
         await node.journal_writer.promise()
         self.why = self._store.doubt
         logger.error(
             "metadata_in_doubt",
-            "%s: no leader and no replica is changed here until then; publishing needs the others in sync",
+            "%s: no leader or replica is changed here until nsqha cluster accept-metadata is run on any host; "
+            "publishing needs the other replicas in sync",
             self.why,
         )
 
     async def _evidence(self, peer: PeerIdentity, request: pb.EvidenceRequest) -> pb.EvidenceReply:
         check_cluster(request, self._cluster_id)
         status = await self._status(peer, pb.StatusRequest(cluster_id=request.cluster_id))
-        # What a node that believes knows is what the metadata say.
+        # A node without doubt has seen nothing that the metadata do not contain.
         seen = inventory.seen_of(self._store.view()) if self.why else inventory.Seen()
         return inventory.reply(
             status,

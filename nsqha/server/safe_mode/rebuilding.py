@@ -1,8 +1,8 @@
-"""The metadata of a single node, put together again from its logs: for a folder whose metadata file is gone.
+"""Rebuilds the metadata of a single node from its logs, for a data folder whose metadata file is gone.
 
-A folder name has topic and uid, an id has the salt, channel events have the channels. The topic's settings are not in
-the logs: they begin again at their defaults, which is logged. Without the metadata file a topic that was being deleted
-at that moment may come back.
+The folder name has topic and uid, a message id the salt, channel events the channels. The topic's settings are not in
+the logs: they get their defaults, which is logged. A topic that was being deleted when the metadata file was lost may
+come back.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ def records(storage: Storage, opener: PartitionOpener, journal: NodeJournal, dat
     for folder in storage.list_dir(root) if storage.exists(root) else ():
         match = _FOLDER.fullmatch(folder)
         if match is None or not ids.valid_name(match["name"]):
-            logger.warning("stray_folder", "%s/%s is no topic's folder and is left alone", root, folder)
+            logger.warning("stray_folder", "%s/%s is not a topic's folder and is ignored", root, folder)
             continue
         numbers = sorted(int(name) for name in storage.list_dir(f"{root}/{folder}") if name.isdigit())
         if not numbers or numbers != list(range(len(numbers))):
-            logger.error("partitions_missing", "%s/%s has partitions %s: it is left alone", root, folder, numbers)
+            logger.error(
+                "partitions_missing", "%s/%s is ignored: it needs partitions 0 to n, it has %s", root, folder, numbers
+            )
             continue
         yield _record(opener, journal, match["name"], int(match["uid"], 16), len(numbers))
 
@@ -53,7 +55,7 @@ def _record(opener: PartitionOpener, journal: NodeJournal, name: str, uid: int, 
             epoch = max(promised.promise if promised else 0, last.epoch if last else 0) + 1
             metas[number] = PartitionMeta(epoch=epoch).led_by(journal.identity.node_uid, found.log_uid)
         logger.warning(
-            "topic_rebuilt", "topic %s was put together from its log; its settings begin at the defaults", name
+            "topic_rebuilt", "topic %s was rebuilt from its log; its settings have their default values", name
         )
         return TopicRecord(name, uid, salt_of(opened), settings, channels_of(newest), metas)
     finally:
@@ -62,13 +64,13 @@ def _record(opener: PartitionOpener, journal: NodeJournal, name: str, uid: int, 
 
 
 def channels_of(state: PartitionState) -> ChannelList:
-    """The channel list that a log says, newer than the log's."""
+    """The channel list in a log's state, with a version above the log's."""
     channels = {c.name: ChannelInfo(c.uid, c.paused, c.reader) for c in state.channels.values() if not c.ephemeral}
     return ChannelList(state.version, state.paused, channels).above(state.version)
 
 
 def salt_of(opened: dict[int, OpenedLog]) -> int:
-    """The salt in the ids of the topic's messages; 0 if it has none, which then collides with nothing."""
+    """The salt in the ids of the topic's messages; 0 without messages, as then nothing can collide."""
     for number, found in opened.items():
         message = _first_message(found.log)
         if message is not None:
@@ -78,7 +80,7 @@ def salt_of(opened: dict[int, OpenedLog]) -> int:
 
 
 def _first_message(log: PartitionLog) -> tuple[int, int] | None:
-    """(number behind the wire id, offset) of the oldest message."""
+    """(number in the wire id, offset) of the oldest message; None without messages."""
     batch = log.batch_at(log.start.offset) if log.start.offset < log.end.offset else None
     if batch is None:
         return None
